@@ -1,0 +1,1 @@
+"""Deep Bregman divergences for contrastive learning of visual representations."""

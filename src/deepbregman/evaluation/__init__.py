@@ -1,0 +1,1 @@
+"""Judging a frozen encoder: features once, then kNN and linear protocols."""

@@ -1,0 +1,1 @@
+"""Compositions of runs and evaluations: quickstart, and later searches and ablations."""

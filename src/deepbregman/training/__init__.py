@@ -1,0 +1,1 @@
+"""Pretraining: assembly, loop, optimisers, checkpoints, diagnostics."""
