@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class UserError(Exception):
-    """Bad input: the message names the value, the rule and the fix; the command line exits with 2."""
+    """Bad input: the message names the value, the rule and the fix; the command exits with 2."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

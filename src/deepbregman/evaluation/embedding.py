@@ -1,0 +1,64 @@
+"""Features of any source, written to a file."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from deepbregman.data import open_source
+from deepbregman.errors import UserError
+from deepbregman.runs import replacing
+from deepbregman.training.checkpoints import load_model
+from deepbregman.training.processes import pick_device
+
+from .features import features_of
+
+
+def embed(
+    run: Path | str, out: Path | str, *, data: str | None = None, accelerator: str = "auto"
+) -> dict[str, tuple[int, ...]]:
+    """Write the features of a source's images, with labels, names and scores where there are any.
+
+    Args:
+        run: folder of the run.
+        out: an ``.npz`` file; must not exist.
+        data: a source; the run's own when None.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+
+    Returns:
+        The name and shape of every array in the file: ``train_features``, ``train_scores``,
+        ``train_labels``, ``train_names``, and the same for ``test`` and ``unlabelled``.
+    """
+    out = Path(out)
+    if out.suffix != ".npz":
+        raise UserError(f"--out {out}: features are written as .npz; name a file that ends so")
+    if out.exists():
+        raise UserError(f"--out {out} exists: name another file, or remove it")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist; make it first")
+    device = pick_device(accelerator)
+    model, config = load_model(run, device)
+    source = open_source(
+        data or config.data.source,
+        root=Path(config.data.root),
+        image_size=config.data.image_size,
+        skip_unreadable=config.data.skip_unreadable,
+    )
+    arrays: dict[str, Any] = {}
+    for name in ("train", "test", "unlabelled"):
+        split = getattr(source, name)
+        if split is None:
+            continue
+        features = features_of(model, split.images, config.data.image_size, device)
+        parts: dict[str, torch.Tensor | None] = {
+            "features": features.representation,
+            "scores": features.scores,
+            "labels": split.labels,
+        }
+        arrays |= {f"{name}_{k}": v.cpu().numpy() for k, v in parts.items() if v is not None}
+        if split.names is not None:
+            arrays[f"{name}_names"] = np.array(split.names)
+    with replacing(out) as file:
+        np.savez(file, **arrays)
+    return {name: array.shape for name, array in arrays.items()}

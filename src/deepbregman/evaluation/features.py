@@ -1,0 +1,80 @@
+"""Features of a frozen encoder, computed once and handed to every protocol."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.data import Batches, Images, open_batches
+from deepbregman.method.model import Model
+from deepbregman.method.transformation import centre_view
+
+BATCH_SIZE = 512
+
+
+class Features(NamedTuple):
+    """What the networks make of a set of images, in its order."""
+
+    representation: Tensor  # (N, d), the encoder's output
+    scores: Tensor | None  # (N, K), the subnetworks' outputs, or None without divergence
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Run a block in which a module must stay as it is: evaluation mode, no gradient, no change.
+
+    Parameters and buffers (running statistics of batch normalisation among them) are compared
+    afterwards; a difference is an error, since every number measured in the block would be wrong.
+    """
+    was_training = module.training
+    module.eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    try:
+        with torch.no_grad():
+            yield
+        training = [name for name, part in module.named_modules() if part.training]
+        changed = [
+            name
+            for name, tensor in module.state_dict().items()
+            if not torch.equal(tensor, before[name])
+        ]
+        if training or changed:
+            raise RuntimeError(
+                f"a frozen network was touched: in training mode {training}, changed {changed}"
+            )
+    finally:
+        module.train(was_training)
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """Mixed precision for inference where the device has it, full precision elsewhere."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+
+
+def compute_features(model: Model, batches: Batches, image_size: int) -> Features:
+    """Pass every image, resized and centre-cropped, through the frozen networks.
+
+    Args:
+        model: of a run.
+        batches: the images.
+        image_size: side of the view.
+
+    Returns:
+        In the order of the images, float32, on their device.
+    """
+    representation, scores = [], []
+    with frozen(model):
+        for batch in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
+            with autocast(batch.images.device):
+                h, _, o = model(centre_view(batch.images, batch.sizes, image_size))
+            representation.append(h.float())
+            if o is not None:
+                scores.append(o.float())
+    return Features(torch.cat(representation), torch.cat(scores) if scores else None)
+
+
+def features_of(model: Model, images: Images, image_size: int, device: torch.device) -> Features:
+    """Compute the features of images that are not on the device yet."""
+    return compute_features(model, open_batches(images, device), image_size)

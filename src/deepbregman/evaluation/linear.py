@@ -1,0 +1,300 @@
+"""Linear classification of features: a convex problem, so an accuracy that needs no seed.
+
+The objective is the mean cross-entropy plus ``l2 / 2 * ||weight||^2`` on standardised features, the
+bias free: scikit-learn's LogisticRegression with ``C = 1 / (l2 * n)``, for 3 classes or more.
+"""
+
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+# Up to here (1 GiB) float64 is affordable, and only float64 reaches the optimum when l2 is small.
+_FLOAT64_ELEMENTS = 2**27
+# torch's L-BFGS discards curvature below 1e-10, all there is near the optimum: scale the objective.
+_SCALE = 2.0**20
+
+
+class LinearClassifier(NamedTuple):
+    """An affine map of standardised features.
+
+    Attributes:
+        weight: (C, d); zero for a class that the training labels lack.
+        bias: (C,); minus infinity for a class that the training labels lack.
+        mean: (d,), of the training features.
+        deviation: (d,), of the training features; 1 for a constant one.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def predict(self, features: Tensor) -> Tensor:
+        """Return the logits (n, C) of features (n, d)."""
+        standardised = (features.to(self.weight) - self.mean) / self.deviation
+        return standardised @ self.weight.T + self.bias
+
+
+class LinearResult(NamedTuple):
+    """Test accuracy in per cent, top 1 and top 5 (None below 6 classes), and how l2 was chosen."""
+
+    accuracy: float
+    top5: float | None
+    l2: float
+    validation: dict[float, float]
+
+
+class FewLabelResult(NamedTuple):
+    """Test accuracies in per cent; ``deviation`` is the sample's, None for a single value."""
+
+    mean: float
+    deviation: float | None
+    values: tuple[float, ...]
+
+
+def fit_linear(
+    features: Tensor,
+    labels: Tensor,
+    *,
+    num_classes: int,
+    l2: float = 1e-3,
+    max_iterations: int = 2000,
+    start: LinearClassifier | None = None,
+) -> LinearClassifier:
+    """Fit multinomial logistic regression by full-batch L-BFGS, on the features' device.
+
+    Args:
+        features: (n, d).
+        labels: (n,), integers in [0, num_classes).
+        num_classes: Number of classes, C.
+        l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
+        max_iterations: A limit; stopping short of the optimum gives a RuntimeWarning.
+        start: Where to start, to save iterations; the optimum does not depend on it.
+
+    Returns:
+        The classifier, in float64 unless the features are too many.
+    """
+    if not l2 > 0:
+        raise ValueError(f"l2 is {l2}, but a unique optimum needs it positive: try 1e-6")
+    if len(features) == 0 or not features.isfinite().all():
+        raise ValueError("features are empty or not finite, but a fit needs numbers: check them")
+    # What the caller computed in inference mode cannot be differentiated through; a copy can.
+    with torch.inference_mode(False), torch.enable_grad():
+        present, targets = torch.unique(labels.to(features.device).long(), return_inverse=True)
+        if present[0] < 0 or present[-1] >= num_classes:
+            raise ValueError(
+                f"labels run from {present[0]} to {present[-1]}, but num_classes is {num_classes}: "
+                "number the classes from 0 and count them all"
+            )
+        wide = features.numel() <= _FLOAT64_ELEMENTS and features.device.type != "mps"
+        values = features.detach().to(torch.float64 if wide else torch.float32, copy=True)
+        mean, deviation = values.mean(dim=0), values.std(dim=0, correction=0)
+        # Constant up to the rounding of the float32 in which features are cached.
+        constant = deviation <= torch.finfo(torch.float32).eps * mean.abs()
+        deviation = deviation.masked_fill(constant, 1.0)
+        design = values.sub_(mean).div_(deviation)  # (n, d)
+        # An absent class would send its bias to minus infinity: solve without it, then say so.
+        weight, bias = design.new_zeros(len(present), design.shape[1]), mean.new_zeros(len(present))
+        if start is not None:
+            weight.copy_(start.weight[present])
+            bias.copy_(start.bias[present].nan_to_num(neginf=0.0))
+        _minimise(design, targets, weight, bias, l2, max_iterations)
+        all_weight = weight.new_zeros(num_classes, weight.shape[1])
+        all_bias = bias.new_full((num_classes,), -math.inf)
+        all_weight[present], all_bias[present] = weight.detach(), bias.detach()
+        return LinearClassifier(all_weight, all_bias, mean, deviation)
+
+
+def choose_l2(
+    features: Tensor,
+    labels: Tensor,
+    held_out: Tensor,
+    *,
+    num_classes: int,
+    grid: Sequence[float] = L2_GRID,
+) -> tuple[float, dict[float, float]]:
+    """Choose the penalty by the accuracy on a part held out of the training set.
+
+    Args:
+        features: (n, d), all of the training set.
+        labels: (n,).
+        held_out: (m,), indices of the held-out part; the fits see the other n - m rows only.
+        num_classes: Number of classes.
+        grid: The penalties to try.
+
+    Returns:
+        The best penalty (the strongest among equals) and every penalty's held-out accuracy in per
+        cent, from the strongest to the weakest.
+    """
+    held_out, labels = held_out.to(features.device), labels.to(features.device)
+    kept = torch.ones(len(features), dtype=torch.bool, device=features.device)
+    kept[held_out] = False
+    if len(grid) == 0 or kept.all() or not kept.any():
+        raise ValueError(
+            f"{len(held_out)} of {len(features)} rows are held out for {len(grid)} penalties, but "
+            "both parts and the grid must not be empty: pass a proper subset and a grid"
+        )
+    validation: dict[float, float] = {}
+    fit: LinearClassifier | None = None
+    for l2 in sorted(grid, reverse=True):
+        fit = fit_linear(features[kept], labels[kept], num_classes=num_classes, l2=l2, start=fit)
+        validation[l2] = _top(fit.predict(features[held_out]), labels[held_out])
+    # max keeps the first of equals, and the strongest comes first.
+    return max(validation, key=lambda l2: validation[l2]), validation
+
+
+def linear_accuracy(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    *,
+    num_classes: int,
+    held_out: Tensor,
+    grid: Sequence[float] = L2_GRID,
+) -> LinearResult:
+    """Choose l2 on the held-out part, refit on all of the training set, test once.
+
+    Args:
+        train_features: (n, d).
+        train_labels: (n,).
+        test_features: (t, d).
+        test_labels: (t,).
+        num_classes: Number of classes.
+        held_out: (m,), indices into the training set.
+        grid: The penalties to try.
+    """
+    train = (train_features, train_labels)
+    l2, validation = choose_l2(*train, held_out, num_classes=num_classes, grid=grid)
+    logits = fit_linear(*train, num_classes=num_classes, l2=l2).predict(test_features)  # (t, C)
+    top5 = _top(logits, test_labels, 5) if num_classes > 5 else None
+    return LinearResult(_top(logits, test_labels), top5, l2, validation)
+
+
+def few_label_accuracy(
+    train_features: Tensor,
+    train_labels: Tensor,
+    test_features: Tensor,
+    test_labels: Tensor,
+    subsets: Sequence[Tensor],
+    *,
+    num_classes: int,
+    l2: float,
+) -> FewLabelResult:
+    """Fit on each small subset of the training set and test.
+
+    Args:
+        train_features: (n, d).
+        train_labels: (n,).
+        test_features: (t, d).
+        test_labels: (t,).
+        subsets: Indices into the training set, (m,) each.
+        num_classes: Number of classes.
+        l2: The penalty of every fit; chosen elsewhere, since a small subset cannot be split.
+    """
+    if len(subsets) == 0:
+        raise ValueError("subsets is empty, but a mean needs a value: pass at least one subset")
+    train_labels, values = train_labels.to(train_features.device), []
+    for rows in (subset.to(train_features.device) for subset in subsets):
+        fit = fit_linear(train_features[rows], train_labels[rows], num_classes=num_classes, l2=l2)
+        values.append(_top(fit.predict(test_features), test_labels))
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return FewLabelResult(statistics.fmean(values), deviation, tuple(values))
+
+
+def fit_linear_sgd(
+    batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]],
+    *,
+    in_features: int,
+    num_classes: int,
+    epochs: int,
+    learning_rate: float,
+    weight_decay: float,
+    seed: int,
+    device: torch.device | str,
+    mean: Tensor,
+    deviation: Tensor,
+    momentum: float = 0.9,
+) -> LinearClassifier:
+    """Fit by SGD on features that change every epoch; the host never waits inside an epoch.
+
+    Args:
+        batches: Maps an epoch to its (features (b, d), labels (b,)), of augmented images.
+        in_features: Number of features, d.
+        num_classes: Number of classes, C.
+        epochs: Passes over ``batches``.
+        learning_rate: Of the first epoch; a cosine over the epochs takes it towards 0.
+        weight_decay: On the weights, not on the bias.
+        seed: Of the initial weights.
+        device: Where to train.
+        mean: (d,), subtracted from the features.
+        deviation: (d,), divides the features; nowhere zero.
+        momentum: Of SGD.
+    """
+    # Drawn on the host, so that every device starts from the same weights.
+    initial = torch.randn(num_classes, in_features, generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode(False):
+        weight = (0.01 * initial).to(device).requires_grad_()
+        bias = torch.zeros(num_classes, device=device, requires_grad=True)
+        mean, deviation = mean.to(weight, copy=True), deviation.to(weight, copy=True)
+    optimiser = torch.optim.SGD([weight], learning_rate, momentum, weight_decay=weight_decay)
+    optimiser.add_param_group({"params": [bias], "weight_decay": 0.0})
+    for epoch in range(epochs):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
+        for features, labels in batches(epoch):
+            # A generator that yields inside no_grad or inference_mode would switch ours off too.
+            with torch.inference_mode(False), torch.enable_grad():
+                inputs = (features.detach().to(weight) - mean) / deviation  # (b, d)
+                targets = labels.to(device, torch.long, copy=True)
+                loss = functional.cross_entropy(inputs @ weight.T + bias, targets)
+                weight.grad, bias.grad = torch.autograd.grad(loss, [weight, bias])
+                optimiser.step()
+    return LinearClassifier(weight.detach(), bias.detach(), mean, deviation)
+
+
+def _minimise(
+    design: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, l2: float, max_iterations: int
+) -> None:
+    """Move weight (C, d) and bias (C,) in place to the optimum for design (n, d), targets (n,)."""
+    # The distance to the optimum is at most the slope over l2, so a small l2 asks for more.
+    tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
+    parameters = [weight.requires_grad_(), bias.requires_grad_()]
+    optimiser: torch.optim.Optimizer = torch.optim.LBFGS(
+        parameters,
+        max_iter=max_iterations,
+        max_eval=2 * max_iterations,
+        tolerance_grad=_SCALE * tolerance,
+        tolerance_change=torch.finfo(design.dtype).eps,
+        history_size=20,
+        line_search_fn="strong_wolfe",
+    )
+
+    def objective() -> float:
+        loss = functional.cross_entropy(design @ weight.T + bias, targets)
+        loss = _SCALE * (loss + l2 / 2 * weight.square().sum())
+        weight.grad, bias.grad = torch.autograd.grad(loss, parameters)
+        return loss.item()
+
+    optimiser.step(objective)
+    objective()  # the line search may have left the gradient of another point
+    slope = max(float(p.grad.abs().max()) for p in parameters if p.grad is not None) / _SCALE
+    if not slope <= 100 * tolerance:
+        message = (
+            f"L-BFGS stopped at slope {slope:.1e}, above {100 * tolerance:.0e}, after at most "
+            f"{max_iterations} iterations: raise max_iterations or l2"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _top(logits: Tensor, labels: Tensor, k: int = 1) -> float:
+    """Return how often the label is among the k largest logits (n, C), in per cent."""
+    hits = logits.topk(k, dim=1).indices == labels.to(logits.device)[:, None]  # (n, k)
+    return 100.0 * hits.any(dim=1).double().mean().item()

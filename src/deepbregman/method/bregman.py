@@ -1,0 +1,180 @@
+"""Scores to divergences to similarities: the only copy of each formula.
+
+Symbols, as in the paper. ``p`` and ``q`` are rows of scores, one score for each of the K
+subnetworks: ``p[i, k] = w_k(z_i) + b_k``. A row may also stand for an empirical distribution, a set
+of S samples; its scores are then the mean of its samples' scores, ``E_p[w_k] + b_k``. In every
+matrix below ``D[i, j]`` is D(p_i || q_j): the first argument is the row.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Generator = Callable[[Tensor], Tensor]
+"""A convex function phi: (..., d) -> (...)."""
+
+Number = float | Tensor
+
+
+def of_distribution(samples: Tensor) -> Tensor:
+    """Reduce sets of samples to the rows that stand for them.
+
+    Args:
+        samples: (N, K) points, or (N, S, K) sets of S samples each.
+
+    Returns:
+        (N, K), in float32 or wider: a difference of two close scores means nothing in bfloat16.
+    """
+    if samples.ndim not in (2, 3):
+        raise ValueError(
+            f"scores of shape {tuple(samples.shape)}: expected (N, K) for points or (N, S, K) for "
+            "sets of S samples; add or flatten dimensions until it is one of the two"
+        )
+    samples = samples.to(torch.promote_types(samples.dtype, torch.float32))
+    return samples.mean(dim=1) if samples.ndim == 3 else samples
+
+
+def divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Functional Bregman divergence of the max generator (Eq. 6): the gap at q's winner.
+
+    ``D(p, q) = max_k p_k - p_{k*}`` with ``k* = argmax_k q_k``. Never negative, zero where both
+    pick the same subnetwork (and there without gradient), not symmetric. Memory is O(NM + NK).
+
+    Args:
+        p: (N, K) scores, or (N, S, K) sets.
+        q: (M, K) scores, or (M, S, K) sets.
+
+    Returns:
+        (N, M)
+    """
+    p, q = of_distribution(p), of_distribution(q)
+    # Column j of p at q_j's winner, as a product with one-hot rows: exact, and unlike a gather its
+    # backward pass adds in a fixed order, so that a resumed run repeats to the bit on a GPU too.
+    winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(p.dtype)  # (M, K)
+    best = p.max(dim=1, keepdim=True).values  # (N, 1)
+    with torch.autocast(p.device.type, enabled=False):
+        return best - p @ winner.T  # (N, M)
+
+
+def soft_divergence(p: Tensor, q: Tensor, temperature: Number = 1.0) -> Tensor:
+    """Functional Bregman divergence of the log-sum-exp generator: Eq. 6 made smooth.
+
+    ``phi_T(p) = T log sum_k exp(p_k / T)`` is convex in p and generates
+    ``D_T(p, q) = T KL(softmax(q / T) || softmax(p / T))``, which tends to :func:`divergence` as
+    T tends to 0 and sends gradient through every pair and every subnetwork.
+
+    Args:
+        p: (N, K) scores, or (N, S, K) sets.
+        q: (M, K) scores, or (M, S, K) sets.
+        temperature: T > 0, the width of the smoothing, in units of the scores.
+
+    Returns:
+        (N, M)
+    """
+    p, q = of_distribution(p), of_distribution(q)
+    log_p = F.log_softmax(p / temperature, dim=1)  # (N, K)
+    log_q = F.log_softmax(q / temperature, dim=1)  # (M, K)
+    prob_q = log_q.exp()
+    with torch.autocast(p.device.type, enabled=False):
+        cross = log_p @ prob_q.T  # (N, M)
+    # Rounding can leave a difference of two equal entropies a hair below zero.
+    return (temperature * ((prob_q * log_q).sum(dim=1) - cross)).clamp_min(0.0)
+
+
+def moment_divergence(p: Tensor, q: Tensor) -> Tensor:
+    """Symmetric divergence of Deep Divergence Learning: ``||E_p f - E_q f||^2``.
+
+    Args:
+        p: (N, F) features, or (N, S, F) sets.
+        q: (M, F) features, or (M, S, F) sets.
+
+    Returns:
+        (N, M)
+    """
+    p, q = of_distribution(p), of_distribution(q)
+    centre = q.mean(dim=0, keepdim=True).detach()  # far from the origin the squares would cancel
+    p, q = p - centre, q - centre
+    with torch.autocast(p.device.type, enabled=False):
+        cross = p @ q.T  # (N, M)
+    squared = p.square().sum(dim=1, keepdim=True) + q.square().sum(dim=1) - 2.0 * cross
+    return squared.clamp_min(0.0)
+
+
+def bregman(phi: Generator, x: Tensor, y: Tensor) -> Tensor:
+    """Bregman divergence of any convex generator, its gradient by autograd (Eq. 3).
+
+    ``D_phi(x, y) = phi(x) - phi(y) - <x - y, grad phi(y)>``, row by row; leading dimensions
+    broadcast, so ``bregman(phi, x[:, None], y[None])`` is the matrix of all pairs.
+
+    Args:
+        phi: convex, maps (..., d) to (...), each row by itself.
+        x: (..., d)
+        y: (..., d)
+
+    Returns:
+        (...)
+    """
+    slope: Tensor = torch.func.grad(lambda point: phi(point).sum())(y)  # (..., d)
+    return phi(x) - phi(y) - ((x - y) * slope).sum(dim=-1)
+
+
+def squared_euclidean(x: Tensor) -> Tensor:
+    """Generator of half the squared Euclidean distance: ``||x||^2 / 2``."""
+    return 0.5 * x.square().sum(dim=-1)
+
+
+def kl(x: Tensor) -> Tensor:
+    """Generator of the (generalised) Kullback-Leibler divergence: ``sum_i x_i log x_i``, x > 0."""
+    return (x * x.log()).sum(dim=-1)
+
+
+def itakura_saito(x: Tensor) -> Tensor:
+    """Generator of the Itakura-Saito distance: ``-sum_i log x_i``, x > 0."""
+    return -x.log().sum(dim=-1)
+
+
+def log_sum_exp(x: Tensor, temperature: Number = 1.0) -> Tensor:
+    """Generator of :func:`soft_divergence`, as a function of scores."""
+    return temperature * torch.logsumexp(x / temperature, dim=-1)
+
+
+def _sqrt(distance: Tensor) -> Tensor:
+    """Compute ``sqrt(1 - D)`` for D < 1 and 0 beyond, with a finite gradient on both sides."""
+    room = 1.0 - distance
+    inside = room > 0.0
+    return torch.where(inside, torch.where(inside, room, 1.0).sqrt(), 0.0)
+
+
+KERNELS: dict[str, Callable[[Tensor, Number, Number], Tensor]] = {
+    "gaussian": lambda d, sigma, alpha: torch.exp(-d / (2.0 * sigma**2)),
+    "inverse": lambda d, sigma, alpha: 1.0 / (1.0 + d),
+    "sqrt": lambda d, sigma, alpha: _sqrt(d),
+    "linear": lambda d, sigma, alpha: 1.0 - d / d.max().clamp_min(torch.finfo(d.dtype).tiny),
+    "arccot": lambda d, sigma, alpha: torch.pi / 2.0 - torch.atan(alpha * d),
+    "negative": lambda d, sigma, alpha: -d,
+}
+
+
+def similarity(
+    distance: Tensor, kernel: str = "gaussian", sigma: Number = 1.5, alpha: Number = 1.0
+) -> Tensor:
+    """Turn divergences into similarities psi, strictly decreasing in D.
+
+    The paper's five, and ``negative``, which keeps its gradient for far pairs. ``sqrt`` takes
+    D >= 1 as 1; ``linear`` divides by the largest D of the matrix, so it depends on the batch.
+
+    Args:
+        distance: divergences >= 0 of any shape.
+        kernel: ``gaussian`` exp(-D / 2 sigma^2), ``inverse`` 1 / (1 + D), ``sqrt`` sqrt(1 - D),
+            ``linear`` 1 - D / max D, ``arccot`` arccot(alpha D) or ``negative`` -D.
+        sigma: width of ``gaussian``.
+        alpha: slope of ``arccot``.
+
+    Returns:
+        The shape of ``distance``.
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel {kernel!r} is not one of {', '.join(KERNELS)}")
+    return KERNELS[kernel](distance, sigma, alpha)

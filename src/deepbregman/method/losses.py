@@ -1,0 +1,264 @@
+"""Box 4 of the figure: the contrastive loss, the divergence loss and their sum.
+
+Each takes its views as separate arguments: ``z1`` and ``z2`` hold the two views of the same N
+images in the same order, so row i of one is the positive of row i of the other.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .bregman import Number, divergence, of_distribution, similarity, soft_divergence
+
+Pairs = Literal["views", "all"]
+
+
+def _cosines(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """Cosine similarity of every sample to every other, and where the positives and the self are.
+
+    Args:
+        views: M tensors (N, d).
+
+    Returns:
+        (MN, MN) similarities, (MN, MN) mask of the other views of the same image, (MN, MN) mask of
+        the diagonal.
+    """
+    if len(views) < 2 or any(view.shape != views[0].shape for view in views):
+        raise ValueError(
+            f"{len(views)} views of shapes {[tuple(view.shape) for view in views]}: at least two "
+            "views of one shape (N, d) are needed"
+        )
+    z = torch.cat(views)
+    z = F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)  # (MN, d)
+    with torch.autocast(z.device.type, enabled=False):
+        cosines = z @ z.T  # (MN, MN)
+    image = torch.arange(len(z), device=z.device) % len(views[0])
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    return cosines, (image[:, None] == image) & ~itself, itself
+
+
+def nt_xent(*views: Tensor, temperature: Number = 0.1) -> Tensor:
+    """Normalised-temperature cross-entropy (Eq. 1 and 2).
+
+    The mean over all anchors of the cross-entropy of the positive among every other sample. With
+    more than two views each of the others is a positive in turn.
+
+    Args:
+        views: two or more tensors (N, d).
+        temperature: tau.
+
+    Returns:
+        A scalar.
+    """
+    cosines, positive, itself = _cosines(views)
+    logits = (cosines / temperature).masked_fill(itself, -torch.inf)
+    log_likelihood = cosines / temperature - torch.logsumexp(logits, dim=1, keepdim=True)
+    return -(log_likelihood * positive).sum() / (len(cosines) * (len(views) - 1))
+
+
+def nt_logistic(*views: Tensor, temperature: Number = 0.1) -> Tensor:
+    """Normalised-temperature logistic loss: every pair judged by itself.
+
+    For each anchor, the mean over its positives of ``-log sigmoid(s / tau)`` plus the mean over its
+    negatives of ``-log sigmoid(-s / tau)``; then the mean over the anchors.
+
+    Args:
+        views: two or more tensors (N, d), N >= 2.
+        temperature: tau.
+
+    Returns:
+        A scalar.
+    """
+    cosines, positive, itself = _cosines(views)
+    scaled = cosines / temperature
+    negative = ~(positive | itself)
+    attract = -(F.logsigmoid(scaled) * positive).sum() / (len(scaled) * (len(views) - 1))
+    repel = -(F.logsigmoid(-scaled) * negative).sum() / (len(scaled) * (len(scaled) - len(views)))
+    return attract + repel
+
+
+def divergence_loss(
+    o1: Tensor,
+    o2: Tensor,
+    *,
+    kernel: str = "gaussian",
+    sigma: Number = 1.5,
+    alpha: Number = 1.0,
+    pairs: Pairs = "views",
+    temperature: Number | None = None,
+    smoothing: Number | None = None,
+) -> Tensor:
+    """Cross-entropy of the positive among similarities of divergences (Eq. 7 and 8).
+
+    Args:
+        o1: (N, K) scores of the first view, or (N, S, K): each image's S views as a distribution.
+        o2: the same of the second view.
+        kernel: psi, see :func:`~deepbregman.method.bregman.similarity`.
+        sigma: width of the Gaussian kernel.
+        alpha: slope of the arccot kernel.
+        pairs: ``views``: rows of view 1 against columns of view 2, N x N (the paper); ``all``:
+            every sample against every other, 2N x 2N without the diagonal (the authors' code).
+        temperature: tau_div, divides psi. Without one the loss hardly moves: psi of at most 1
+            bounds it between log N - 1 and log N + 1.
+        smoothing: T of the smooth form; ``None`` takes the hard one (Eq. 6).
+
+    Returns:
+        A scalar.
+    """
+    o1, o2 = of_distribution(o1), of_distribution(o2)
+    if pairs == "views":
+        rows, columns = o1, o2
+        target = torch.arange(len(o1), device=o1.device)
+    elif pairs == "all":
+        rows = columns = torch.cat([o1, o2])  # (2N, K)
+        target = torch.arange(len(rows), device=o1.device).roll(len(o1))
+    else:
+        raise ValueError(f"pairs {pairs!r} is not one of views, all")
+    if smoothing is None:
+        distance = divergence(rows, columns)
+    else:
+        distance = soft_divergence(rows, columns, smoothing)
+    logits = similarity(distance, kernel, sigma, alpha)
+    if temperature is not None:
+        logits = logits / temperature
+    if pairs == "all":
+        itself = torch.eye(len(rows), dtype=torch.bool, device=o1.device)
+        logits = logits.masked_fill(itself, -torch.inf)
+    return F.cross_entropy(logits, target)
+
+
+def usage_entropy(scores: Tensor, temperature: Number = 1.0) -> Tensor:
+    """Entropy of the batch's mean assignment to subnetworks, as a share of its maximum.
+
+    1 when the batch uses all K subnetworks alike, 0 when one takes everything. As a bonus it keeps
+    subnetworks from dying; nothing of the paper, off by default.
+
+    Args:
+        scores: (N, K)
+        temperature: of the assignment softmax(o / T).
+
+    Returns:
+        A scalar in [0, 1].
+    """
+    if scores.shape[1] == 1:
+        return scores.new_ones(())
+    usage = F.softmax(of_distribution(scores) / temperature, dim=1).mean(dim=0)  # (K,)
+    entropy: Tensor = torch.special.entr(usage).sum()
+    return entropy / math.log(scores.shape[1])
+
+
+CONTRASTIVE: dict[str, Callable[..., Tensor]] = {"nt_xent": nt_xent, "nt_logistic": nt_logistic}
+
+
+class Losses(NamedTuple):
+    """The total and its terms, each a scalar; terms that are off are zero."""
+
+    total: Tensor
+    contrastive: Tensor
+    divergence: Tensor
+    usage: Tensor
+
+
+class TotalLoss(nn.Module):
+    """``lambda * contrastive + weight * divergence - usage_bonus * usage`` (Eq. 9 and ours).
+
+    Every number is a buffer (sigma a parameter when learnable), so that a compiled step serves all
+    their values.
+
+    Args:
+        contrastive: ``nt_xent`` or ``nt_logistic``.
+        temperature: tau of the contrastive loss.
+        contrastive_weight: lambda, a constant: minimising over it would send it to 0.
+        divergence_weight: of the divergence loss; 0 leaves it out, which is SimCLR.
+        kernel: psi.
+        sigma: width of the Gaussian kernel.
+        alpha: slope of the arccot kernel.
+        learn_sigma: train sigma, as exp of a parameter so that it stays positive.
+        pairs: ``views`` or ``all``.
+        divergence_temperature: tau_div; 1 is the paper's none.
+        smoothing: T of the smooth form; 0 takes the hard form.
+        usage_bonus: weight of :func:`usage_entropy`; 0 leaves it out.
+        sets: with more than two views, take the first and the second half of an image's views as
+            two empirical distributions; otherwise average the loss over every pair of views.
+    """
+
+    numbers: Tensor
+
+    def __init__(
+        self,
+        *,
+        contrastive: str = "nt_xent",
+        temperature: float = 0.1,
+        contrastive_weight: float = 5.0,
+        divergence_weight: float = 1.0,
+        kernel: str = "gaussian",
+        sigma: float = 1.5,
+        alpha: float = 1.0,
+        learn_sigma: bool = False,
+        pairs: Pairs = "views",
+        divergence_temperature: float = 1.0,
+        smoothing: float = 0.0,
+        usage_bonus: float = 0.0,
+        sets: bool = False,
+    ) -> None:
+        super().__init__()
+        self.contrastive = CONTRASTIVE[contrastive]
+        self.kernel, self.pairs, self.sets = kernel, pairs, sets
+        self.is_smooth = smoothing > 0.0
+        self.has_divergence = divergence_weight > 0.0
+        self.has_usage = self.has_divergence and usage_bonus > 0.0
+        self.log_sigma = nn.Parameter(torch.tensor(sigma).log()) if learn_sigma else None
+        values = [
+            *(temperature, contrastive_weight, divergence_weight, sigma, alpha),
+            *(divergence_temperature, smoothing, usage_bonus),
+        ]
+        self.register_buffer("numbers", torch.tensor(values), persistent=False)
+
+    def forward(self, z: Tensor, scores: Tensor | None) -> Losses:
+        """Compute the loss of a batch.
+
+        Args:
+            z: (M, N, d) embeddings of M views.
+            scores: (M, N, K), or None when the divergence is off.
+
+        Returns:
+            The total and its terms.
+        """
+        (tau, contrastive_weight, divergence_weight, sigma, alpha, tau_div, smoothing, bonus) = (
+            self.numbers.unbind()
+        )
+        zero = torch.zeros((), device=z.device)
+        contrastive = self.contrastive(*z.unbind(), temperature=tau)
+        total, divergent, usage = contrastive_weight * contrastive, zero, zero
+        if self.has_divergence and scores is not None:
+            terms = [
+                divergence_loss(
+                    first,
+                    second,
+                    kernel=self.kernel,
+                    sigma=sigma if self.log_sigma is None else self.log_sigma.exp(),
+                    alpha=alpha,
+                    pairs=self.pairs,
+                    temperature=tau_div,
+                    smoothing=smoothing if self.is_smooth else None,
+                )
+                for first, second in self._compared(scores)
+            ]
+            divergent = torch.stack(terms).mean()
+            total = total + divergence_weight * divergent
+            if self.has_usage:
+                usage = usage_entropy(scores.flatten(0, 1))
+                total = total - bonus * usage
+        return Losses(total, contrastive, divergent, usage)
+
+    def _compared(self, scores: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """List what is compared: two distributions per image, or every pair of views."""
+        num_views = len(scores)
+        if self.sets:
+            first, second = scores.transpose(0, 1).tensor_split(2, dim=1)  # (N, M / 2, K) each
+            return [(first, second)]
+        return [(scores[a], scores[b]) for a in range(num_views) for b in range(a + 1, num_views)]

@@ -1,0 +1,83 @@
+"""Rules for configuration fields: what an annotation promises, checked on construction."""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from .errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Range:
+    """The rule for a number, or for each number of a tuple."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf
+    increasing: bool = False
+    """A (low, high) pair must be in that order."""
+
+    def broken_by(self, value: Any) -> str | None:
+        """Say which part of the rule the value breaks, or None."""
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(math.isnan(number) or math.isinf(number) for number in numbers):
+            return "it must be finite"
+        if any(number <= self.above for number in numbers):
+            return f"it must be above {self.above:g}"
+        if any(not self.low <= number <= self.high for number in numbers):
+            bound = f"{self.low:g} or more" if self.high == math.inf else ""
+            return f"it must be {bound or f'between {self.low:g} and {self.high:g}'}"
+        if self.increasing and list(numbers) != sorted(numbers):
+            return "it must go from low to high"
+        return None
+
+
+def matches(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of its field; a whole number will do for a float."""
+    if get_origin(hint) is Annotated:
+        return matches(value, get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        if not isinstance(value, tuple):
+            return False
+        if items[-1] is Ellipsis:
+            return all(matches(item, items[0]) for item in value)
+        return len(value) == len(items) and all(map(matches, value, items))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def described(hint: Any) -> str:
+    """Name a type for the reader of an error."""
+    if get_origin(hint) is Annotated:
+        return described(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        if items[-1] is Ellipsis:
+            return f"a list, each item {described(items[0])}"
+        return f"a list of {len(items)} items, each {described(items[0])}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+
+
+class Section:
+    """A part of the configuration that checks its own fields by their annotations."""
+
+    def __post_init__(self) -> None:
+        """Check every field; the subclass's name in lower case is the section's."""
+        section = type(self).__name__.lower()
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            value, where = getattr(self, name), f"{section}.{name}"
+            if not matches(value, hint):
+                guess = nearest(str(value), map(str, get_args(hint)))
+                raise UserError(f"{where} is {value!r}: it must be {described(hint)}{guess}")
+            for rule in hint.__metadata__ if get_origin(hint) is Annotated else ():
+                broken = rule.broken_by(value) if isinstance(rule, Range) else None
+                if broken:
+                    raise UserError(f"{where} is {value!r}: {broken}")

@@ -1,0 +1,197 @@
+"""The run folder: what a run leaves behind, written so that a crash never leaves half a file.
+
+::
+
+    RUN/
+      config.toml        the complete configuration; a recipe like any other
+      provenance.json    command, commit, versions, device, times
+      metrics.jsonl      one JSON object per epoch
+      result.json        what pretraining ended with, and each evaluation
+      checkpoints/       last.pt, and epoch-0010.pt ... where asked for
+      tensorboard/
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from .config import Config, from_toml, to_toml
+from .errors import UserError
+
+Record = dict[str, Any]
+RECORDED_VERSIONS = ("torch", "torchvision", "numpy", "deepbregman")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of ``path`` only once it is complete and on disk."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, record: Record) -> None:
+    """Write a record as readable JSON, atomically."""
+    with replacing(path) as file:
+        file.write(json.dumps(record, indent=2).encode() + b"\n")
+
+
+def now() -> str:
+    """Return the time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _commit() -> str | None:
+    """Return the commit of the source tree the package runs from, marked if it was changed."""
+    here = Path(__file__).parent
+    if not any((folder / ".git").exists() for folder in here.parents):
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    return answer.stdout.strip() or None
+
+
+def provenance(device: str) -> Record:
+    """Collect what is needed to know where a number came from."""
+    versions: Record = {"python": platform.python_version()}
+    for package in RECORDED_VERSIONS:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "started": now(),
+        "commit": _commit(),
+        "versions": versions,
+        "platform": platform.platform(),
+        "device": device,
+    }
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder that exists."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path, config: Config, record: Record) -> "Run":
+        """Make a new run folder, whole or not at all.
+
+        Args:
+            path: must not exist, or be an empty folder.
+            config: of the run.
+            record: its provenance.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"run folder {path} exists: a run never overwrites another; continue it with "
+                f"--resume {path}, name another with --run, or remove it"
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        try:
+            (temporary / "config.toml").write_text(to_toml(config))
+            (temporary / "checkpoints").mkdir()
+            (temporary / "metrics.jsonl").touch()
+            write_json(temporary / "provenance.json", record)
+            temporary.chmod(0o755)
+            temporary.replace(path)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> "Run":
+        """Open a run folder that was made before."""
+        if not (path / "config.toml").is_file():
+            raise UserError(
+                f"{path} is not a run folder: it has no config.toml; name the folder that "
+                "`deepbregman pretrain` printed"
+            )
+        return cls(path)
+
+    @property
+    def config(self) -> Config:
+        """The configuration the run was made with."""
+        path = self.path / "config.toml"
+        return from_toml(path.read_text(), str(path))
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def last_checkpoint(self) -> Path:
+        """The checkpoint a run resumes from and is judged by."""
+        return self.checkpoints / "last.pt"
+
+    def metrics(self) -> list[Record]:
+        """Read the metrics of every epoch so far."""
+        lines = (self.path / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def append_metrics(self, record: Record) -> None:
+        """Add one epoch's metrics."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def truncate_metrics(self, epochs: int) -> None:
+        """Keep the metrics of the first ``epochs`` epochs: what a resumed run will write again."""
+        path = self.path / "metrics.jsonl"
+        kept = []
+        for line in path.read_text().splitlines():
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:  # cut short by a crash
+                break
+            if record["epoch"] > epochs:
+                break
+            kept.append(line + "\n")
+        with replacing(path) as file:
+            file.write("".join(kept).encode())
+
+    def result(self) -> Record:
+        """Read what the run and its evaluations ended with; empty before that."""
+        path = self.path / "result.json"
+        record: Record = json.loads(path.read_text()) if path.is_file() else {}
+        return record
+
+    def add_result(self, **parts: Any) -> None:
+        """Write parts of the result, leaving the others."""
+        write_json(self.path / "result.json", {**self.result(), **parts})
+
+    def provenance(self) -> Record:
+        """Read where the run came from."""
+        record: Record = json.loads((self.path / "provenance.json").read_text())
+        return record

@@ -1,0 +1,99 @@
+"""The main job: a recipe and images in, a pretrained run out, watched by the kNN monitor."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data import ArrayImages, Images, Source, open_source
+from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+from deepbregman.runs import Run
+from deepbregman.training.loop import Pretraining
+from deepbregman.training.processes import launch
+
+
+def pretrain(
+    recipe: str | Config,
+    *,
+    data: str | None = None,
+    run: Path | str | None = None,
+    changes: Mapping[str, Any] | None = None,
+    accelerator: str = "auto",
+    console: Console | None = None,
+) -> Run:
+    """Pretrain an encoder.
+
+    Args:
+        recipe: a recipe's name, a ``.toml`` file, or a configuration.
+        data: a source, in place of the recipe's: ``digits``, ``cifar10``, a folder, an ``.npz``.
+        run: folder of the run, which must not exist; by default a new one under ``runs/``.
+        changes: fields by their dotted names, such as ``{"training.epochs": 10}``.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        console: to draw progress on; quiet when None.
+
+    Returns:
+        The run, complete; its ``path`` is what :func:`load_encoder` takes.
+    """
+    config = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    if data is not None:
+        config = override(config, {"data.source": data})
+    config = override(config, changes or {})
+    if run is None:
+        name = Path(recipe).stem if isinstance(recipe, str) else "run"
+        run = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    return _pretrain(config, Path(run), False, accelerator, console)
+
+
+def resume(run: Path | str, *, accelerator: str = "auto", console: Console | None = None) -> Run:
+    """Go on with a run that was interrupted, exactly where its last checkpoint is.
+
+    Args:
+        run: folder of the run.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        console: to draw progress on; quiet when None.
+    """
+    opened = Run.open(Path(run))
+    return _pretrain(opened.config, opened.path, True, accelerator, console)
+
+
+def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
+    """Join the training images that are not held out with a source's unlabelled ones."""
+    images = source.train.images if len(kept) == len(source.train) else None
+    images = source.train.images.select(kept) if images is None else images
+    extra = None if source.unlabelled is None else source.unlabelled.images
+    if isinstance(images, ArrayImages) and isinstance(extra, ArrayImages):
+        return ArrayImages(torch.cat([images.pixels, extra.pixels]))
+    return images
+
+
+def _pretrain(
+    config: Config, folder: Path, resuming: bool, accelerator: str, console: Console | None
+) -> Run:
+    console = console or Console(quiet=True)
+    source = open_source(
+        config.data.source,
+        root=Path(config.data.root),
+        image_size=config.data.image_size,
+        seed=config.seed,
+        skip_unreadable=config.data.skip_unreadable,
+    )
+    if source.num_skipped:
+        console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
+    kept, held_out = split_for_monitor(source.train, config)
+    images = images_to_pretrain_on(source, kept)
+    fabric = launch(config, accelerator)
+    job = Pretraining(config, images, fabric, folder, resuming)
+    console.print(
+        f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {len(images):,} "
+        f"images of {config.data.source} ({len(held_out):,} held out), "
+        f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
+        f"{folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    monitor = knn_monitor(source.train, config, fabric.device)
+    return job.fit(monitor, console)

@@ -1,0 +1,158 @@
+"""The one place where the configuration meets the method."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import Config
+from deepbregman.method.base_network import build_encoder, build_projection
+from deepbregman.method.divergence_network import BregmanNetwork
+from deepbregman.method.losses import Losses, TotalLoss
+from deepbregman.method.model import Model
+from deepbregman.method.transformation import Views
+
+
+def build_views(config: Config) -> Views:
+    """Build box 1."""
+    views = config.views
+    return Views(
+        config.data.image_size,
+        num_views=views.num_views,
+        crop_area=views.crop_area,
+        crop_aspect=views.crop_aspect,
+        flip=views.flip,
+        jitter=views.jitter,
+        jitter_probability=views.jitter_probability,
+        greyscale=views.greyscale,
+        blur=views.blur,
+        blur_sigma=views.blur_sigma,
+        rotation=views.rotation,
+        without=views.without,
+    )
+
+
+def build_model(
+    config: Config,
+    mean: Sequence[float] = (0.0, 0.0, 0.0),
+    deviation: Sequence[float] = (1.0, 1.0, 1.0),
+) -> Model:
+    """Build boxes 2 and 3, untrained.
+
+    Args:
+        config: of the run.
+        mean: of the training pixels, by channel; without effect when pixels are not normalised.
+        deviation: likewise.
+    """
+    pixels = (mean, deviation) if config.encoder.normalise_pixels else ()
+    encoder = build_encoder(
+        config.encoder.name, config.data.image_size, config.encoder.stem, *pixels
+    )
+    projection = build_projection(
+        encoder.num_features,
+        config.encoder.projection_hidden,
+        config.encoder.embedding,
+        config.encoder.projection_norm,
+    )
+    divergence = config.divergence
+    network = None
+    if divergence.weight > 0.0:
+        network = BregmanNetwork(
+            config.encoder.embedding,
+            divergence.num_subnetworks,
+            divergence.hidden,
+            norm=divergence.norm,
+            activation="relu" if divergence.activation == "relu" else None,
+            dropout=divergence.dropout,
+            normalise_input=divergence.normalise_input,
+        )
+    return Model(encoder, projection, network)
+
+
+def build_loss(config: Config) -> TotalLoss:
+    """Build box 4."""
+    divergence = config.divergence
+    return TotalLoss(
+        contrastive=config.contrastive.loss,
+        temperature=config.contrastive.temperature,
+        contrastive_weight=config.contrastive.weight,
+        divergence_weight=divergence.weight,
+        kernel=divergence.kernel,
+        sigma=divergence.sigma,
+        alpha=divergence.alpha,
+        learn_sigma=divergence.learn_sigma,
+        pairs=divergence.pairs,
+        divergence_temperature=divergence.temperature,
+        smoothing=divergence.smoothing,
+        usage_bonus=divergence.usage_bonus,
+        sets=divergence.sets,
+    )
+
+
+class StepOutputs(NamedTuple):
+    """What one step hands to the loop: losses to descend, and detached tensors to diagnose."""
+
+    losses: Losses
+    representation: Tensor  # (M, N, d) of this process
+    embedding: Tensor  # (M, N, 128) of every process
+    scores: Tensor | None  # (M, N, K) of every process
+
+
+class Objective(nn.Module):
+    """Algorithm 1 of the paper: views, networks, losses.
+
+    Args:
+        views: box 1.
+        model: boxes 2 and 3.
+        loss: box 4.
+        gather: joins (M, n, d) tensors of all processes to (M, N, d), with gradient; the loss of
+            several processes is then the loss of their joint batch.
+    """
+
+    def __init__(
+        self,
+        views: Views,
+        model: Model,
+        loss: TotalLoss,
+        gather: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        self.views = views
+        self.model = model
+        self.loss = loss
+        self.gather = gather
+
+    def forward(self, images: Tensor, sizes: Tensor | None, uniforms: Tensor) -> StepOutputs:
+        """Compute the losses of a batch.
+
+        Args:
+            images: (N, 3, H, W) uint8.
+            sizes: (N, 2) true sizes of padded images, or None.
+            uniforms: (M, N, R), the randomness of the views.
+        """
+        views = self.views(images, sizes, uniforms)  # (M, N, 3, S, S)
+        grid = views.shape[:2]
+        h, z, scores = self.model(views.flatten(0, 1))  # one forward pass for all views
+        h, z = h.unflatten(0, grid), z.unflatten(0, grid)  # (M, N, d)
+        scores = None if scores is None else scores.unflatten(0, grid)  # (M, N, K)
+        if self.gather is not None:
+            z = self.gather(z)
+            scores = None if scores is None else self.gather(scores)
+        losses = self.loss(z, scores)
+        return StepOutputs(
+            losses, h.detach(), z.detach(), None if scores is None else scores.detach()
+        )
+
+
+def build_objective(
+    config: Config,
+    mean: Sequence[float],
+    deviation: Sequence[float],
+    gather: Callable[[Tensor], Tensor] | None = None,
+) -> Objective:
+    """Build everything that is trained, its initial weights drawn from the configuration's seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build_model(config, mean, deviation)
+    return Objective(build_views(config), model, build_loss(config), gather)

@@ -1,0 +1,96 @@
+"""Checkpoints: written whole, read without executing anything, loaded strictly."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import Config
+from deepbregman.errors import UserError
+from deepbregman.method.base_network import Encoder
+from deepbregman.method.model import Model
+from deepbregman.runs import Run, replacing
+
+from .assembly import build_model
+
+FORMAT = 1
+State = dict[str, Any]
+
+
+def save(path: Path, state: State) -> None:
+    """Write a checkpoint so that ``path`` always holds a complete one."""
+    with replacing(path) as file:
+        torch.save({"format": FORMAT, **state}, file)
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> State:
+    """Read a checkpoint; nothing in it is executed."""
+    if not path.is_file():
+        raise UserError(
+            f"{path} does not exist: the run has no checkpoint yet; let it finish an epoch, or "
+            "continue it with --resume"
+        )
+    try:
+        state: State = torch.load(path, map_location=device, weights_only=True)
+        number = state["format"]
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError) as why:
+        reason = str(why).splitlines()[0] if str(why) else type(why).__name__
+        raise UserError(
+            f"{path} is not a checkpoint that can be read ({reason}): it is damaged or comes from "
+            "another program; use another checkpoint of the run, or train it again"
+        ) from None
+    if number != FORMAT:
+        raise UserError(
+            f"{path} has checkpoint format {number}, this version reads {FORMAT}: use the version "
+            "of deepbregman that wrote it"
+        )
+    return state
+
+
+def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
+    """Load a state that must fit in every name and shape.
+
+    Args:
+        module: to load into.
+        state: name -> tensor.
+        origin: what the state came from, for the error.
+    """
+    expected = module.state_dict()
+    problems = [f"{name} is missing" for name in expected if name not in state]
+    problems += [f"{name} is not expected" for name in state if name not in expected]
+    problems += [
+        f"{name} has shape {tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    if problems:
+        shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" * (len(problems) > 4))
+        raise UserError(
+            f"{origin} does not fit the configuration beside it: {shown}; use the config.toml that "
+            "the checkpoint was trained with"
+        )
+    module.load_state_dict(state)
+
+
+def load_model(run: Run | Path | str, device: torch.device | str = "cpu") -> tuple[Model, Config]:
+    """Load the networks of a run from its last checkpoint, in evaluation mode."""
+    run = run if isinstance(run, Run) else Run.open(Path(run))
+    config = run.config
+    model = build_model(config)
+    load_strictly(model, load(run.last_checkpoint)["model"], str(run.last_checkpoint))
+    return model.to(memory_format=torch.channels_last).to(device).eval(), config
+
+
+def load_encoder(run: Path | str, device: torch.device | str = "cpu") -> Encoder:
+    """Load the encoder of a run: an ``nn.Module`` from images to features.
+
+    Args:
+        run: folder of the run.
+        device: where to put it.
+
+    Returns:
+        In evaluation mode; takes (N, 3, H, W) images, uint8 or floats in [0, 1].
+    """
+    return load_model(run, device)[0].encoder

@@ -1,0 +1,82 @@
+"""What a user sees while a run trains."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from deepbregman.runs import Record
+
+SHOWN = (
+    ("total", "loss", "{:.4f}"),
+    ("contrastive", "contrastive", "{:.4f}"),
+    ("divergence", "divergence", "{:.4f}"),
+    ("learning_rate", "lr", "{:.2e}"),
+    ("active_subnetworks", "active", "{:.0f}"),
+    ("effective_rank", "rank", "{:.1f}"),
+    ("knn", "kNN", "{:.2f} %"),
+    ("images_per_second", "images/s", "{:,.0f}"),
+)
+
+
+class Display:
+    """A progress bar for people, and a line per reported epoch that also suits a log file.
+
+    Args:
+        console: to draw on.
+        epochs: of the whole run.
+        steps_per_epoch: optimiser steps.
+        report_every: print a line every so many epochs, and for the last.
+    """
+
+    def __init__(
+        self, console: Console, epochs: int, steps_per_epoch: int, report_every: int
+    ) -> None:
+        self.console = console
+        self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
+        self.report_every = max(1, report_every)
+        self.progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self.task = self.progress.add_task(
+            "", total=epochs * steps_per_epoch, epoch=1, epochs=epochs, status=""
+        )
+
+    def __enter__(self) -> "Display":
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.progress.stop()
+
+    def step(self, step: int) -> None:
+        """Show that so many steps are done."""
+        epoch = min(self.epochs, step // self.steps_per_epoch + 1)
+        self.progress.update(self.task, completed=step, epoch=epoch)
+
+    def epoch(self, record: Record) -> None:
+        """Show the metrics of an epoch."""
+        words = "  ".join(
+            f"{label} {pattern.format(record[name])}"
+            for name, label, pattern in SHOWN
+            if name in record
+        )
+        self.progress.update(self.task, status=words)
+        epoch = record["epoch"]
+        if epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0:
+            self.console.print(f"epoch {epoch:>4}  {words}", highlight=False, soft_wrap=True)
+
+    def warn(self, message: str) -> None:
+        """Show something that the user should look at."""
+        self.console.print(f"warning: {message}", style="yellow", highlight=False, soft_wrap=True)

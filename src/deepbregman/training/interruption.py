@@ -1,0 +1,44 @@
+"""Stopping on request: a signal lets the step end, saves, and says how to go on."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop, and it has saved itself.
+
+    Args:
+        folder: of the run.
+        number: of the signal.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(
+            f"stopped by {signal.Signals(number).name}; everything is saved, continue with: "
+            f"deepbregman pretrain --resume {folder}"
+        )
+        self.number = number
+
+
+@contextmanager
+def watch_signals() -> Iterator[list[int]]:
+    """Collect SIGTERM and the first Ctrl-C in a list; a second Ctrl-C stops at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # only the main thread may set handlers
+        return
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

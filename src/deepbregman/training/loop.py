@@ -1,0 +1,267 @@
+"""The pretraining loop: one straight line from images to a trained encoder."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from lightning_fabric import Fabric
+from rich.console import Console
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from deepbregman.config import Config
+from deepbregman.data import Batch, Images, channel_statistics, open_batches
+from deepbregman.errors import UserError
+from deepbregman.method.losses import Losses
+from deepbregman.method.model import Model
+from deepbregman.runs import Record, Run, now, provenance
+
+from . import checkpoints, diagnostics
+from .assembly import StepOutputs, build_objective
+from .display import Display
+from .interruption import Interrupted, watch_signals
+from .optimisers import build_optimiser, learning_rate
+from .processes import device_name, gathering
+from .seeds import derived, epoch_order
+
+Monitor = Callable[[Model], dict[str, float]]
+"""Judges the networks between epochs; what it returns joins the metrics."""
+
+
+def steps_in_epoch(config: Config, num_images: int, world_size: int = 1) -> int:
+    """Count the optimiser steps of an epoch; the images of a last, short batch are left out."""
+    settings = config.training
+    if settings.batch_size % world_size:
+        raise UserError(
+            f"training.batch_size is {settings.batch_size}: it is the batch of all {world_size} "
+            "processes together and must be a multiple of their number"
+        )
+    needed = settings.batch_size * settings.accumulate
+    if num_images < needed:
+        raise UserError(
+            f"training.batch_size {settings.batch_size} (times training.accumulate "
+            f"{settings.accumulate}) needs {needed} images for a step, but there are {num_images} "
+            "to pretrain on: lower it, or give more images"
+        )
+    return num_images // needed
+
+
+class Pretraining:
+    """A run under way: what it trains, where it stands, and its folder.
+
+    Args:
+        config: everything the run depends on.
+        images: to pretrain on.
+        fabric: launched.
+        folder: of the run; new, or an interrupted run's when resuming.
+        resume: go on from the folder's last checkpoint.
+    """
+
+    def __init__(
+        self, config: Config, images: Images, fabric: Fabric, folder: Path, resume: bool = False
+    ) -> None:
+        self.config, self.fabric = config, fabric
+        self.steps_per_epoch = steps_in_epoch(config, len(images), fabric.world_size)
+        saved = checkpoints.load(Run.open(folder).last_checkpoint) if resume else None
+        self.batches = open_batches(
+            images,
+            fabric.device,
+            resident=config.data.resident,
+            num_workers=config.data.workers,
+            skip_unreadable=config.data.skip_unreadable,
+        )
+        gather = gathering(fabric) if fabric.world_size > 1 else None
+        self.objective = build_objective(config, *channel_statistics(images), gather)
+        self.objective.to(memory_format=torch.channels_last)
+        self.objective.to(fabric.device)
+        optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
+        compiling = config.training.compile == "yes" or (
+            config.training.compile == "auto" and fabric.device.type == "cuda"
+        )
+        if compiling:
+            self.objective.compile()
+        self.step_module, self.optimiser = fabric.setup(self.objective, optimiser)
+        self.generator = torch.Generator(fabric.device)
+        self.step = 0
+        self.sums = torch.zeros(len(Losses._fields), device=fabric.device)  # of the epoch so far
+        self.seconds_before = 0.0
+        self.started = self.last_saved = time.monotonic()
+        if saved is not None:
+            self.run = Run.open(folder)
+            self._restore(saved)
+        elif fabric.is_global_zero:
+            self.run = Run.create(folder, config, provenance(device_name(fabric.device)))
+        fabric.barrier()
+        self.run = Run.open(folder)
+
+    def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
+        """Train to the end.
+
+        Args:
+            monitor: judges the networks every ``training.knn_every`` epochs and at the end.
+            console: to draw on.
+
+        Returns:
+            The run, complete.
+        """
+        settings = self.config.training
+        writer = self._event_writer() if settings.tensorboard else None
+        display = Display(
+            console or Console(quiet=True),
+            settings.epochs,
+            self.steps_per_epoch,
+            settings.knn_every,
+        )
+        record: Record = {}
+        with display, watch_signals() as received:
+            while self.step < settings.epochs * self.steps_per_epoch:
+                record = self._run_epoch(display, received)
+                epoch = record["epoch"]
+                is_last = epoch == settings.epochs
+                due = settings.knn_every and epoch % settings.knn_every == 0
+                if monitor is not None and (is_last or due):
+                    self.objective.eval()
+                    record |= monitor(self.objective.model)
+                if self.fabric.is_global_zero:
+                    self._keep(record, is_last)
+                    display.epoch(record)
+                    for words in diagnostics.warnings(record, self.config.divergence):
+                        display.warn(words)
+                    if writer is not None:
+                        for name, value in record.items():
+                            writer.add_scalar(name, value, self.step)
+        if writer is not None:
+            writer.close()
+        if self.fabric.is_global_zero and record:
+            self.run.add_result(pretrain={**record, "seconds": self._seconds(), "finished": now()})
+        return self.run
+
+    def _run_epoch(self, display: Display, received: list[int]) -> Record:
+        """Train until the end of the epoch; until then the host never waits for the device."""
+        settings = self.config.training
+        epoch, offset = divmod(self.step, self.steps_per_epoch)
+        self.objective.train()
+        started = time.monotonic()
+        feed = self._feed(epoch, offset)
+        outputs: StepOutputs | None = None
+        rate = 0.0
+        for _ in range(offset, self.steps_per_epoch):
+            rate = learning_rate(
+                self.config.optimiser, self.step, self.steps_per_epoch, settings.epochs
+            )
+            for group in self.optimiser.param_groups:
+                group["lr"] = rate
+            for part in range(settings.accumulate):
+                batch = next(feed)
+                uniforms = self._uniforms(self.step * settings.accumulate + part)
+                more = part < settings.accumulate - 1
+                with self.fabric.no_backward_sync(self.step_module, enabled=more):
+                    outputs = self.step_module(batch.images, batch.sizes, uniforms)
+                    self.fabric.backward(outputs.losses.total / settings.accumulate)
+                self.sums += torch.stack(outputs.losses).detach() / settings.accumulate
+            self.optimiser.step()
+            self.optimiser.zero_grad()
+            self.step += 1
+            display.step(self.step)
+            if received:
+                self.save("last.pt")
+                raise Interrupted(self.run.path, received[0])
+        assert outputs is not None  # an epoch has at least one step
+        means = (self.sums / self.steps_per_epoch).tolist()
+        self.sums.zero_()
+        seconds = time.monotonic() - started
+        images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
+        return {
+            "epoch": epoch + 1,
+            "step": self.step,
+            **dict(zip(Losses._fields, means, strict=True)),
+            "learning_rate": rate,
+            **self._diagnose(outputs, means[0]),
+            "images_per_second": images * self.config.views.num_views / seconds,
+        }
+
+    def _feed(self, epoch: int, offset: int) -> Iterator[Batch]:
+        """Iterate over this process's share of the batches of an epoch, from a step on."""
+        settings, fabric = self.config.training, self.fabric
+        order = epoch_order(self.batches.num_images, self.config.seed, epoch)
+        chunks = self.steps_per_epoch * settings.accumulate
+        local = settings.batch_size // fabric.world_size
+        order = order[: chunks * settings.batch_size].view(chunks, fabric.world_size, local)
+        mine = order[offset * settings.accumulate :, fabric.global_rank].flatten()
+        return self.batches.iterate(mine, local)
+
+    def _uniforms(self, draw: int) -> Tensor:
+        """Draw the views' randomness of the joint batch and take this process's share (M, n, R)."""
+        self.generator.manual_seed(derived(self.config.seed, "views", draw))
+        joint = self.objective.views.draw(
+            self.config.training.batch_size,
+            device=self.fabric.device,
+            generator=self.generator,
+        )
+        return joint.chunk(self.fabric.world_size, dim=1)[self.fabric.global_rank]
+
+    def _diagnose(self, outputs: StepOutputs, loss: float) -> dict[str, float]:
+        """Look at the epoch's last batch, and stop a run that has diverged."""
+        if not torch.isfinite(torch.tensor(loss)):
+            raise UserError(
+                f"the loss is {loss} in the epoch that ends at step {self.step}: training has "
+                f"diverged; the last good checkpoint of {self.run.path} is kept; lower "
+                f"optimiser.learning_rate ({self.config.optimiser.learning_rate}) or lengthen "
+                "optimiser.warmup_epochs"
+            )
+        return diagnostics.diagnose(
+            outputs.representation,
+            outputs.embedding,
+            outputs.scores,
+            self.config.divergence.smoothing,
+        )
+
+    def _keep(self, record: Record, is_last: bool) -> None:
+        """Write an epoch's metrics and, where due, checkpoints."""
+        settings = self.config.training
+        self.run.append_metrics(record)
+        if is_last or time.monotonic() - self.last_saved >= settings.save_seconds:
+            self.save("last.pt")
+            self.last_saved = time.monotonic()
+        if settings.checkpoint_every and record["epoch"] % settings.checkpoint_every == 0:
+            self.save(f"epoch-{record['epoch']:04d}.pt")
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def save(self, name: str) -> None:
+        """Write a checkpoint from which the run goes on to the bit."""
+        if not self.fabric.is_global_zero:
+            return
+        state = {
+            "model": self.objective.model.state_dict(),
+            "loss": self.objective.loss.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "sums": self.sums,
+            "seconds": self._seconds(),
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+        checkpoints.save(self.run.checkpoints / name, state)
+
+    def _restore(self, saved: checkpoints.State) -> None:
+        origin = str(self.run.last_checkpoint)
+        checkpoints.load_strictly(self.objective.model, saved["model"], origin)
+        checkpoints.load_strictly(self.objective.loss, saved["loss"], origin)
+        self.optimiser.load_state_dict(saved["optimiser"])
+        self.step = saved["step"]
+        self.sums.copy_(saved["sums"])
+        self.seconds_before = saved["seconds"]
+        torch.set_rng_state(saved["random"])
+        if torch.cuda.is_available() and len(saved["random_cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(saved["random_cuda"])
+        if self.fabric.is_global_zero:
+            self.run.truncate_metrics(self.step // self.steps_per_epoch)
+
+    def _event_writer(self) -> SummaryWriter | None:
+        if not self.fabric.is_global_zero:
+            return None
+        folder = self.run.path / "tensorboard"
+        return SummaryWriter(str(folder), purge_step=self.step + 1)

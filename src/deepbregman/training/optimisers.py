@@ -1,0 +1,110 @@
+"""Optimisers, what they decay, and the learning rate as a function of the step."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from deepbregman.config import Optimiser
+
+
+class Lars(Optimizer):
+    """SGD with momentum and a learning rate adapted to each weight's norm (You et al. 2017).
+
+    Parameters of one dimension (biases, normalisation) are not adapted.
+
+    Args:
+        params: parameters or groups of them.
+        lr: learning rate.
+        momentum: of the velocity.
+        weight_decay: L2 penalty.
+        trust: the local rate is ``trust * ||w|| / ||g + decay * w||``.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._move(weight, weight.grad, group)
+        return loss
+
+    def _move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        update = grad.add(weight, alpha=group["weight_decay"])
+        if weight.ndim > 1:
+            size, change = weight.norm(), update.norm()
+            # Chosen on the device: reading the norms here would make the host wait.
+            local = torch.where((size > 0) & (change > 0), group["trust"] * size / change, 1.0)
+            update.mul_(local)
+        state = self.state[weight]
+        if "velocity" not in state:
+            state["velocity"] = torch.zeros_like(weight)
+        velocity = state["velocity"].mul_(group["momentum"]).add_(update)
+        weight.add_(velocity, alpha=-group["lr"])
+
+
+def parameter_groups(
+    module: nn.Module, weight_decay: float, decay_all: bool
+) -> list[dict[str, Any]]:
+    """Split parameters into those that decay and, unless all do, those that do not.
+
+    Biases, normalisation parameters and sigma are those of at most one dimension.
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if decay_all:
+        return [{"params": parameters, "weight_decay": weight_decay}]
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+
+
+def build_optimiser(config: Optimiser, module: nn.Module, device: torch.device) -> Optimizer:
+    """Build the optimiser; on a GPU its fused form."""
+    groups = parameter_groups(module, config.weight_decay, config.decay_all)
+    fused = device.type == "cuda"
+    if config.name == "adam":
+        return torch.optim.Adam(groups, config.learning_rate, betas=config.betas, fused=fused)
+    if config.name == "adamw":
+        return torch.optim.AdamW(groups, config.learning_rate, betas=config.betas, fused=fused)
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, config.learning_rate, momentum=config.momentum, fused=fused)
+    return Lars(groups, config.learning_rate, momentum=config.momentum)
+
+
+def learning_rate(config: Optimiser, step: int, steps_per_epoch: int, epochs: int) -> float:
+    """Return the learning rate of a step, counted from 0.
+
+    Warm-up rises linearly and reaches the full rate at its end; the cosine then falls from the full
+    rate to 0 at the end of training.
+    """
+    warmup = round(config.warmup_epochs * steps_per_epoch)
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    if config.schedule == "cosine":
+        progress = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
+        return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
+    if config.schedule == "step":
+        passed = sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
+        return config.learning_rate * config.step_factor**passed
+    return config.learning_rate

@@ -1,0 +1,58 @@
+"""Devices and processes, through Lightning Fabric."""
+
+import platform
+from collections.abc import Callable
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from deepbregman.config import Config
+from deepbregman.errors import UserError
+
+
+def pick_device(accelerator: str = "auto") -> torch.device:
+    """Return the device for work of one process: ``cpu``, ``cuda``, or a GPU if there is one."""
+    if accelerator not in ("auto", "cpu", "cuda"):
+        raise UserError(f"accelerator {accelerator!r} is not one of auto, cpu, cuda")
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise UserError("accelerator 'cuda': this machine has no CUDA device; use auto or cpu")
+    on_gpu = accelerator != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if on_gpu else "cpu")
+
+
+def launch(config: Config, accelerator: str = "auto") -> Fabric:
+    """Start a run's process, or join those that torchrun started, and pick the precision.
+
+    Args:
+        config: of the run.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+    """
+    kind = pick_device(accelerator).type
+    precision = config.training.precision
+    if precision == "auto":
+        precision = "bf16-mixed" if kind == "cuda" else "32-true"
+    fabric = Fabric(accelerator=kind, devices=1, precision=precision)
+    fabric.launch()
+    if fabric.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+    return fabric
+
+
+def gathering(fabric: Fabric) -> Callable[[Tensor], Tensor]:
+    """Return a function that joins (M, n, d) of every process to (M, N, d), with gradient."""
+
+    def gather(mine: Tensor) -> Tensor:
+        every = fabric.all_gather(mine, sync_grads=True)  # (W, M, n, d)
+        assert isinstance(every, Tensor)
+        return every.transpose(0, 1).flatten(1, 2)  # (M, W * n, d)
+
+    return gather
+
+
+def device_name(device: torch.device) -> str:
+    """Name the hardware for the record."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"

@@ -1,0 +1,289 @@
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from deepbregman.evaluation.linear import (
+    L2_GRID,
+    LinearClassifier,
+    choose_l2,
+    few_label_accuracy,
+    fit_linear,
+    fit_linear_sgd,
+    linear_accuracy,
+)
+
+DIGITS = load_digits()
+FEATURES = torch.tensor(DIGITS.data, dtype=torch.float32)  # (1797, 64); some are constant
+LABELS = torch.tensor(DIGITS.target)
+TRAIN, TEST = slice(0, 1300), slice(1300, None)
+HELD_OUT = torch.arange(1000, 1300)
+
+
+@pytest.fixture(autouse=True)
+def single_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine cost far more than these fits do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def accuracy(classifier: LinearClassifier, features: Tensor, labels: Tensor) -> float:
+    predictions = classifier.predict(features).argmax(1)
+    return float(100 * np.mean(predictions.numpy() == labels.numpy()))
+
+
+def gradient(
+    classifier: LinearClassifier, features: Tensor, labels: Tensor, l2: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The slope of the objective at a classifier, by its closed form, in numpy float64."""
+    x = StandardScaler().fit_transform(features.double().numpy())
+    weight, bias = classifier.weight.numpy(), classifier.bias.numpy()
+    logits = x @ weight.T + bias
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    residual = exponentials / exponentials.sum(1, keepdims=True)
+    residual[np.arange(len(x)), labels.numpy()] -= 1
+    return residual.T @ x / len(x) + l2 * weight, residual.mean(0)
+
+
+@pytest.mark.parametrize("l2", [1e-1, 1e-3, 1e-6])
+def test_agrees_with_scikit_learn(l2: float) -> None:
+    classifier = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=l2)
+    scaler = StandardScaler().fit(DIGITS.data[TRAIN])
+    # Its default solver stops too early for a small l2 (off by 0.04 at 1e-6); Newton's does not.
+    reference = LogisticRegression(C=1 / (l2 * 1300), tol=1e-10, solver="newton-cg")
+    reference.fit(scaler.transform(DIGITS.data[TRAIN]), DIGITS.target[TRAIN])
+    expected = reference.predict_proba(scaler.transform(DIGITS.data[TEST]))
+    actual = classifier.predict(FEATURES[TEST]).softmax(1).numpy()
+    np.testing.assert_allclose(actual, expected, atol=1e-3, rtol=0)
+    score = reference.score(scaler.transform(DIGITS.data[TEST]), DIGITS.target[TEST])
+    assert accuracy(classifier, FEATURES[TEST], LABELS[TEST]) == pytest.approx(100 * score)
+    assert 80 < 100 * score < 99
+
+
+@pytest.mark.parametrize("l2", [1e-1, 1e-3, 1e-6])
+def test_the_slope_vanishes_at_the_optimum(l2: float) -> None:
+    classifier = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=l2)
+    by_weight, by_bias = gradient(classifier, FEATURES[TRAIN], LABELS[TRAIN], l2)
+    tiny = 2 * min(1e-7, 1e-3 * l2)
+    assert np.abs(by_weight).max() < tiny
+    assert np.abs(by_bias).max() < tiny
+    # The check sees a classifier that is slightly off.
+    moved = classifier._replace(weight=classifier.weight * 1.01)
+    assert np.abs(gradient(moved, FEATURES[TRAIN], LABELS[TRAIN], l2)[0]).max() > 4 * tiny
+
+
+def test_neither_the_start_nor_the_scale_of_the_features_matters() -> None:
+    plain = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-2)
+    other = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1.0)
+    warm = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-2, start=other)
+    torch.testing.assert_close(warm.weight, plain.weight, atol=5e-5, rtol=0)
+    affine = torch.linspace(0.01, 100, 64) * FEATURES[TRAIN] + 5
+    scaled = fit_linear(affine, LABELS[TRAIN], num_classes=10, l2=1e-2)
+    torch.testing.assert_close(
+        scaled.predict(affine), plain.predict(FEATURES[TRAIN]), atol=1e-3, rtol=0
+    )
+    assert (plain.weight - other.weight).abs().max() > 0.1
+
+
+def test_stopping_short_is_said() -> None:
+    with pytest.warns(RuntimeWarning, match="raise max_iterations or l2"):
+        fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, max_iterations=3)
+
+
+def test_constant_features_are_harmless() -> None:
+    constant = torch.full((1300, 3), 0.1) * torch.tensor([0.0, 1.0, 1e6])
+    widened = torch.cat([FEATURES[TRAIN], constant], dim=1)
+    classifier = fit_linear(widened, LABELS[TRAIN], num_classes=10)
+    reference = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10)
+    assert all(field.isfinite().all() for field in classifier)
+    assert classifier.deviation[-3:].tolist() == [1.0, 1.0, 1.0]
+    torch.testing.assert_close(
+        classifier.predict(widened), reference.predict(FEATURES[TRAIN]), atol=1e-3, rtol=0
+    )
+
+
+def test_an_absent_class_is_never_predicted() -> None:
+    rows = (LABELS[TRAIN] != 4).nonzero()[:, 0]
+    classifier = fit_linear(FEATURES[rows], LABELS[rows], num_classes=10)
+    logits = classifier.predict(FEATURES[TEST])
+    assert logits[:, 4].tolist() == [-math.inf] * len(logits)
+    dense = LABELS[rows] - (LABELS[rows] > 4).long()
+    without = fit_linear(FEATURES[rows], dense, num_classes=9).predict(FEATURES[TEST])
+    assert logits[:, [0, 1, 2, 3, 5, 6, 7, 8, 9]].equal(without)
+
+
+def test_inference_mode_and_no_grad_are_no_obstacle() -> None:
+    expected = fit_linear(FEATURES[:50], LABELS[:50], num_classes=10)
+    with torch.inference_mode():
+        inside = fit_linear(FEATURES[:50] + 0, LABELS[:50] + 0, num_classes=10)
+    assert inside.weight.equal(expected.weight)
+    assert not inside.weight.requires_grad
+
+
+def test_choose_l2_picks_what_brute_force_picks() -> None:
+    best, validation = choose_l2(FEATURES[TRAIN], LABELS[TRAIN], HELD_OUT, num_classes=10)
+    brute = {}
+    for l2 in L2_GRID:
+        classifier = fit_linear(FEATURES[:1000], LABELS[:1000], num_classes=10, l2=l2)
+        brute[l2] = accuracy(classifier, FEATURES[HELD_OUT], LABELS[HELD_OUT])
+    assert validation == pytest.approx(brute)
+    assert best == max(l2 for l2 in brute if brute[l2] == max(brute.values()))
+    assert len(set(brute.values())) > 2
+
+
+def test_equal_accuracies_prefer_the_stronger_penalty() -> None:
+    features = torch.tensor([[-1.0], [1.0], [-1.1], [1.1], [-0.9], [0.9]])
+    labels = torch.tensor([0, 1, 0, 1, 0, 1])
+    best, validation = choose_l2(
+        features, labels, torch.tensor([4, 5]), num_classes=2, grid=(1e-3, 1e-1, 1e-2)
+    )
+    assert best == 1e-1
+    assert validation == {1e-1: 100.0, 1e-2: 100.0, 1e-3: 100.0}
+
+
+def test_linear_accuracy_chooses_without_the_test_set_and_refits_on_all() -> None:
+    train, test = (FEATURES[TRAIN], LABELS[TRAIN]), (FEATURES[TEST], LABELS[TEST])
+    grid = (1e-1, 1e-3)
+    result = linear_accuracy(*train, *test, num_classes=10, held_out=HELD_OUT, grid=grid)
+    best, validation = choose_l2(*train, HELD_OUT, num_classes=10, grid=grid)
+    assert (result.l2, result.validation) == (best, validation)
+    classifier = fit_linear(*train, num_classes=10, l2=best)
+    assert result.accuracy == pytest.approx(accuracy(classifier, *test))
+    ranks = classifier.predict(test[0]).argsort(1, descending=True)[:, :5].tolist()
+    hits = [label in row for row, label in zip(ranks, test[1].tolist(), strict=True)]
+    assert result.top5 == pytest.approx(100 * np.mean(hits))
+    assert result.top5 > result.accuracy
+    # Other test labels change the accuracy alone.
+    wrong = linear_accuracy(
+        *train, test[0], (test[1] + 1) % 10, num_classes=10, held_out=HELD_OUT, grid=grid
+    )
+    assert (wrong.l2, wrong.validation) == (best, validation)
+    assert wrong.accuracy < 10
+
+
+def test_top5_needs_six_classes() -> None:
+    few = LABELS[:300] < 5
+    features, labels = FEATURES[:300][few], LABELS[:300][few]
+    held_out, grid = torch.arange(20), (1e-1,)
+    for num_classes, defined in ((5, False), (6, True)):
+        result = linear_accuracy(
+            features,
+            labels,
+            features,
+            labels,
+            num_classes=num_classes,
+            held_out=held_out,
+            grid=grid,
+        )
+        assert (result.top5 is not None) == defined
+
+
+def test_few_label_mean_and_deviation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    subsets = [torch.randperm(1300, generator=generator)[:50] for _ in range(5)]
+    data = (FEATURES[TRAIN], LABELS[TRAIN], FEATURES[TEST], LABELS[TEST])
+    result = few_label_accuracy(*data, subsets, num_classes=10, l2=1e-2)
+    values = [
+        accuracy(fit_linear(FEATURES[s], LABELS[s], num_classes=10, l2=1e-2), *data[2:])
+        for s in subsets
+    ]
+    assert result.values == pytest.approx(values)
+    assert len(set(values)) > 1
+    assert result.mean == pytest.approx(np.mean(values))
+    assert result.deviation == pytest.approx(np.std(values, ddof=1))
+    assert few_label_accuracy(*data, subsets[:1], num_classes=10, l2=1e-2).deviation is None
+
+
+def sgd(seed: int = 0, epochs: int = 100, learning_rate: float = 0.2) -> LinearClassifier:
+    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(1300, generator=torch.Generator().manual_seed(epoch))
+        with torch.inference_mode():  # as a caller's frozen encoder would
+            for rows in order.split(130):
+                yield FEATURES[rows], LABELS[rows]
+
+    scaler = StandardScaler().fit(DIGITS.data[TRAIN])
+    return fit_linear_sgd(
+        batches,
+        in_features=64,
+        num_classes=10,
+        epochs=epochs,
+        learning_rate=learning_rate,
+        weight_decay=1e-3,
+        seed=seed,
+        device="cpu",
+        mean=torch.tensor(scaler.mean_),
+        deviation=torch.tensor(scaler.scale_),
+    )
+
+
+def test_sgd_comes_close_to_the_optimum_and_repeats() -> None:
+    optimum = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-3)
+    classifier = sgd()
+    expected = accuracy(optimum, FEATURES[TEST], LABELS[TEST])
+    assert accuracy(classifier, FEATURES[TEST], LABELS[TEST]) == pytest.approx(expected, abs=1)
+    assert accuracy(sgd(epochs=1, learning_rate=1e-6), FEATURES[TEST], LABELS[TEST]) < 50
+    assert sgd().weight.equal(classifier.weight)
+    assert not sgd(seed=1).weight.equal(classifier.weight)
+
+
+def test_sgd_follows_the_cosine_and_spares_the_bias() -> None:
+    # Two opposite examples cancel in the bias; zero features leave only the decay of the weights.
+    def batches(epoch: int) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.zeros(2, 1), torch.tensor([0, 1]))]
+
+    start, ended = (
+        fit_linear_sgd(
+            batches,
+            in_features=1,
+            num_classes=2,
+            epochs=epochs,
+            learning_rate=0.5,
+            weight_decay=0.1,
+            seed=3,
+            device="cpu",
+            mean=torch.zeros(1),
+            deviation=torch.ones(1),
+            momentum=0.0,
+        )
+        for epochs in (0, 4)
+    )
+    rates = [0.5 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(4)]
+    shrinkage = math.prod(1 - 0.1 * rate for rate in rates)
+    torch.testing.assert_close(ended.weight, shrinkage * start.weight)
+    assert ended.bias.abs().max() < 1e-7
+
+
+def test_bad_values_are_named() -> None:
+    features, labels = FEATURES[:50], LABELS[:50]
+    with pytest.raises(ValueError, match="l2 is 0"):
+        fit_linear(features, labels, num_classes=10, l2=0.0)
+    with pytest.raises(ValueError, match="from 0 to 9, but num_classes is 9"):
+        fit_linear(features, labels, num_classes=9)
+    with pytest.raises(ValueError, match="not finite"):
+        fit_linear(features.masked_fill(features > 15, math.nan), labels, num_classes=10)
+    for held_out, grid in (
+        (torch.arange(0), (1.0,)),
+        (torch.arange(50), (1.0,)),
+        (HELD_OUT[:0], ()),
+    ):
+        with pytest.raises(ValueError, match="rows are held out"):
+            choose_l2(features, labels, held_out, num_classes=10, grid=grid)
+    with pytest.raises(ValueError, match="subsets is empty"):
+        few_label_accuracy(features, labels, features, labels, [], num_classes=10, l2=1.0)
+
+
+@pytest.mark.gpu
+def test_cuda_agrees_with_the_cpu() -> None:
+    expected = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-3)
+    actual = fit_linear(FEATURES[TRAIN].cuda(), LABELS[TRAIN], num_classes=10, l2=1e-3)
+    torch.testing.assert_close(actual.weight.cpu(), expected.weight, atol=1e-3, rtol=0)
+    best, _ = choose_l2(FEATURES[TRAIN].cuda(), LABELS[TRAIN], HELD_OUT, num_classes=10)
+    assert best == choose_l2(FEATURES[TRAIN], LABELS[TRAIN], HELD_OUT, num_classes=10)[0]
