@@ -60,6 +60,11 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def default_folder(name: str) -> Path:
+    """Name a new run folder by what it is and when it began."""
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
 def _commit() -> str | None:
     """Return the commit of the source tree the package runs from, marked if it was changed."""
     here = Path(__file__).parent

@@ -126,6 +126,7 @@ def _augmented(subject: Subject) -> float:
         subject.config.data.image_size,
         num_views=1,
         crop_area=subject.config.views.crop_area,
+        flip=subject.config.views.flip,
         without=("rotation", "jitter", "greyscale", "blur"),
     )
     encoder = subject.model.encoder

@@ -1,7 +1,6 @@
 """The main job: a recipe and images in, a pretrained run out, watched by the kNN monitor."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Images, Source, open_source
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
-from deepbregman.runs import Run
+from deepbregman.runs import Run, default_folder
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
@@ -42,10 +41,9 @@ def pretrain(
     if data is not None:
         config = override(config, {"data.source": data})
     config = override(config, changes or {})
-    if run is None:
-        name = Path(recipe).stem if isinstance(recipe, str) else "run"
-        run = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    return _pretrain(config, Path(run), False, accelerator, console)
+    name = Path(recipe).stem if isinstance(recipe, str) else "run"
+    folder = default_folder(name) if run is None else Path(run)
+    return _pretrain(config, folder, False, accelerator, console)
 
 
 def resume(run: Path | str, *, accelerator: str = "auto", console: Console | None = None) -> Run:

@@ -1,5 +1,6 @@
 """Checkpoints: written whole, read without executing anything, loaded strictly."""
 
+import io
 import pickle
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ State = dict[str, Any]
 
 def save(path: Path, state: State) -> None:
     """Write a checkpoint so that ``path`` always holds a complete one."""
+    buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
+    torch.save({"format": FORMAT, **state}, buffer)
     with replacing(path) as file:
-        torch.save({"format": FORMAT, **state}, file)
+        file.write(buffer.getbuffer())
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> State:

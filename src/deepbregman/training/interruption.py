@@ -21,7 +21,7 @@ class Interrupted(Exception):
             f"stopped by {signal.Signals(number).name}; everything is saved, continue with: "
             f"deepbregman pretrain --resume {folder}"
         )
-        self.number = number
+        self.signal_number = number
 
 
 @contextmanager

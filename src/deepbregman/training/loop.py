@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from deepbregman.config import Config
 from deepbregman.data import Batch, Images, channel_statistics, open_batches
@@ -24,6 +24,9 @@ from .interruption import Interrupted, watch_signals
 from .optimisers import build_optimiser, learning_rate
 from .processes import device_name, gathering
 from .seeds import derived, epoch_order
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 Monitor = Callable[[Model], dict[str, float]]
 """Judges the networks between epochs; what it returns joins the metrics."""
@@ -260,8 +263,10 @@ class Pretraining:
         if self.fabric.is_global_zero:
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
-    def _event_writer(self) -> SummaryWriter | None:
+    def _event_writer(self) -> "SummaryWriter | None":
         if not self.fabric.is_global_zero:
             return None
+        from torch.utils.tensorboard import SummaryWriter  # two seconds to import
+
         folder = self.run.path / "tensorboard"
         return SummaryWriter(str(folder), purge_step=self.step + 1)

@@ -1,0 +1,253 @@
+"""The command line: verb -> function. It parses, calls, prints, and turns errors into words."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+from rich.table import Table
+
+from .config import Config, load_recipe, recipes
+from .errors import UserError, nearest
+from .runs import default_folder
+
+Accelerator = Literal["auto", "cpu", "cuda"]
+PROGRAM = "deepbregman"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PretrainOptions:
+    """Options of a new run."""
+
+    config: Annotated[Config, tyro.conf.arg(name="")]
+    run: Path | None = None
+    """Folder of the run, which must not exist; by default a new one under runs/."""
+    accelerator: Accelerator = "auto"
+    """Where to train; auto takes a GPU if there is one."""
+
+
+def _pretrain(arguments: list[str]) -> None:
+    """Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN."""
+    from .studies.pretraining import pretrain, resume
+
+    console = Console()
+    if any(word == "--resume" or word.startswith("--resume=") for word in arguments):
+
+        def resumed(resume: Path, accelerator: Accelerator = "auto") -> tuple[Path, Accelerator]:
+            """Go on with an interrupted run, exactly where it stopped; takes no other field.
+
+            Args:
+                resume: Folder of the run.
+                accelerator: Where to train; auto takes a GPU if there is one.
+            """
+            return resume, accelerator
+
+        folder, accelerator = _parse(resumed, "pretrain", arguments)
+        run = resume(folder, accelerator=accelerator, console=console)
+    else:
+        named = bool(arguments) and not arguments[0].startswith("-")
+        if not named and not {"-h", "--help"} & set(arguments):
+            raise UserError(
+                f"pretrain needs a recipe first: one of {', '.join(recipes())}, or a .toml file; "
+                "for example `deepbregman pretrain digits`"
+            )
+        recipe = arguments[0] if named else "paper"
+        options = tyro.cli(
+            PretrainOptions,
+            default=PretrainOptions(load_recipe(recipe)),
+            args=arguments[named:],
+            prog=f"{PROGRAM} pretrain {recipe if named else 'RECIPE'}",
+            description=(
+                "Pretrain an encoder. Defaults are the recipe's"
+                + ("." if named else " (here: paper's).")
+                + " To go on with an interrupted run: deepbregman pretrain --resume RUN"
+            ),
+        )
+        folder = options.run or default_folder(Path(recipe).stem)
+        run = pretrain(options.config, run=folder, accelerator=options.accelerator, console=console)
+    console.print(f"run: {run.path}", soft_wrap=True, highlight=False)
+    console.print(
+        f"next: {PROGRAM} evaluate {run.path}", soft_wrap=True, highlight=False, style="dim"
+    )
+
+
+def _evaluate(arguments: list[str]) -> None:
+    """Judge a run's frozen encoder by kNN and linear classification."""
+
+    def options(
+        run: tyro.conf.Positional[Path],
+        protocol: tuple[Literal["knn", "linear"], ...] = ("knn", "linear"),
+        data: str | None = None,
+        epochs: int = 50,
+        seed: int = 0,
+        accelerator: Accelerator = "auto",
+    ) -> None:
+        """Judge a run's frozen encoder; the rows also go into RUN/result.json.
+
+        Args:
+            run: Folder of the run.
+            protocol: knn: by cosine and by the learned divergence. linear: on cached features, and
+                on features of random crops.
+            data: A labelled source in place of the run's own.
+            epochs: Of the linear classifier on random crops; 0 leaves it out.
+            seed: Of splits and crops.
+            accelerator: Where to compute; auto takes a GPU if there is one.
+        """
+        from .evaluation.protocols import evaluate
+        from .reporting.tables import evaluation_table
+
+        rows = evaluate(
+            run, protocols=protocol, data=data, epochs=epochs, seed=seed, accelerator=accelerator
+        )
+        Console().print(evaluation_table(rows, f"{run} on {rows[0]['data']}"))
+
+    _parse(options, "evaluate", arguments)
+
+
+def _embed(arguments: list[str]) -> None:
+    """Write the features of images to an .npz file."""
+
+    def options(
+        run: tyro.conf.Positional[Path],
+        out: Path,
+        data: str | None = None,
+        accelerator: Accelerator = "auto",
+    ) -> None:
+        """Write the features of every image of a source to an .npz file.
+
+        Args:
+            run: Folder of the run.
+            out: File to write; must not exist.
+            data: A source in place of the run's own; labels are not needed.
+            accelerator: Where to compute; auto takes a GPU if there is one.
+        """
+        from .evaluation.embedding import embed
+
+        for name, shape in embed(run, out, data=data, accelerator=accelerator).items():
+            print(f"{name:<20} {' x '.join(map(str, shape))}")
+
+    _parse(options, "embed", arguments)
+
+
+def _recipes(arguments: list[str]) -> None:
+    """List the recipes, or print one: deepbregman recipes [NAME]."""
+
+    def options(name: Annotated[str | None, tyro.conf.Positional] = None) -> None:
+        """List the recipes, or print one as a complete .toml file to copy and change.
+
+        Args:
+            name: Which to print.
+        """
+        known = recipes()
+        console = Console()
+        if name is not None:
+            load_recipe(name)  # an unknown name is an error that lists the known ones
+            text = known[name] if name in known else Path(name).read_text()
+            if console.is_terminal:
+                console.print(Syntax(text, "toml"))
+            else:
+                print(text, end="")
+            return
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for recipe, text in known.items():
+            header = [line[2:] for line in text.splitlines() if line.startswith("# ")]
+            words = " ".join(line for line in header if not line.startswith("Command:"))
+            table.add_row(f"[bold]{recipe}[/bold]", escape(words))
+        console.print(table)
+
+    _parse(options, "recipes", arguments)
+
+
+def _quickstart(arguments: list[str]) -> None:
+    """Pretrain on digits, under 3 minutes on a CPU, and see what it was good for."""
+
+    def options(run: Path | None = None, epochs: int | None = None) -> None:
+        """Pretrain on scikit-learn's digits and compare with raw pixels and an untrained encoder.
+
+        Args:
+            run: Folder of the run, which must not exist; by default a new one under runs/.
+            epochs: In place of the recipe's.
+        """
+        from .studies.quickstart import quickstart
+
+        quickstart(run=run, epochs=epochs, console=Console())
+
+    _parse(options, "quickstart", arguments)
+
+
+VERBS: dict[str, Callable[[list[str]], None]] = {
+    "quickstart": _quickstart,
+    "pretrain": _pretrain,
+    "evaluate": _evaluate,
+    "embed": _embed,
+    "recipes": _recipes,
+}
+
+
+def _parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
+    """Call a function with the options that its signature and docstring describe."""
+    return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}")
+
+
+def _overview() -> None:
+    """Print the verbs, a line each."""
+    console = Console()
+    console.print(f"usage: {PROGRAM} VERB ...\n", highlight=False)
+    console.print("Self-supervised visual representations with deep Bregman divergences.\n")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for verb, function in VERBS.items():
+        table.add_row(f"[bold]{verb}[/bold]", escape((function.__doc__ or "").strip()))
+    console.print(table)
+    console.print(f"\n{PROGRAM} VERB --help says what each takes.", highlight=False)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _overview()
+    elif arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(version(PROGRAM))
+    elif arguments[0] in VERBS:
+        VERBS[arguments[0]](arguments[1:])
+    else:
+        raise UserError(
+            f"verb {arguments[0]!r} is not one of {', '.join(VERBS)}{nearest(arguments[0], VERBS)}"
+        )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a user's error is one paragraph on stderr and exit code 2."""
+    try:
+        _dispatch(sys.argv[1:] if arguments is None else arguments)
+    except UserError as error:
+        _fail(str(error), 2)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left
+        sys.exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(
+            f"{where}{error.strerror or error}; free space there or choose another folder; nothing "
+            "that was complete is lost",
+            2,
+        )
+    except KeyboardInterrupt:
+        _fail("stopped", 130)
+    except Exception as error:
+        number = getattr(error, "signal_number", None)
+        if number is None:
+            raise
+        _fail(str(error), 128 + number)
+
+
+def _fail(message: str, code: int) -> None:
+    Console(stderr=True).print(f"error: {message}", soft_wrap=True, highlight=False, markup=False)
+    sys.exit(code)

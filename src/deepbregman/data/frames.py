@@ -1,0 +1,209 @@
+"""One image file to one uint8 frame, and many at once with threads."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from deepbregman.data.images import Progress
+from deepbregman.errors import UserError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Pixels = npt.NDArray[np.uint8]
+
+# Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
+_MAX_PIXELS = 89_478_485  # Pillow's own limit, a quarter of a GiB at three bytes a pixel
+_DRAFT_MARGIN = 2  # a JPEG is decoded at no less than twice the wanted size, then resampled
+_CHUNK = 4096  # files handed to the threads at a time, so that a million need no million futures
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class UnreadableImage(UserError):
+    """A file that cannot be read as an image; the message names it."""
+
+
+class Frame(NamedTuple):
+    """A decoded image in its frame."""
+
+    pixels: Pixels
+    """(3, side, side), the image top left, zeros elsewhere."""
+    size: tuple[int, int]
+    """Height and width of the image inside the frame."""
+
+
+def fitted_size(height: int, width: int, side: int) -> tuple[int, int]:
+    """Return the size shrunk, never enlarged, so that its longer side is at most ``side``."""
+    longer = max(height, width)
+    if longer <= side:
+        return height, width
+    return max(1, round(height * side / longer)), max(1, round(width * side / longer))
+
+
+def read_size(path: Path) -> tuple[int, int]:
+    """Return an image's height and width from its header, before any EXIF rotation.
+
+    Raises:
+        UnreadableImage: When the file is missing, not an image, or too large.
+    """
+    with _opened(path) as image:
+        return image.height, image.width
+
+
+def decode_frame(path: Path, side: int) -> Frame:
+    """Decode a file to RGB in a ``side`` by ``side`` frame.
+
+    The EXIF orientation is applied. Transparency is laid over white, 16-bit greys are scaled to
+    8 bits, and an image of several pages or frames gives its first.
+
+    Raises:
+        UnreadableImage: When the file cannot be decoded in full.
+    """
+    with _opened(path) as image:
+        target = fitted_size(image.height, image.width, side)
+        box: tuple[float, float, float, float] | None = None
+        if target != (image.height, image.width):
+            wanted = (target[1] * _DRAFT_MARGIN, target[0] * _DRAFT_MARGIN)
+            draft = image.draft(None, wanted)
+            box = None if draft is None else draft[1]
+        image.load()
+        if box is None:  # loading may rotate (TIFF), so the header's size may not be the image's
+            target = fitted_size(image.height, image.width, side)
+        colour = _to_rgb(image)
+        if box is not None or target != (colour.height, colour.width):
+            colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)
+        method = _TRANSPOSE.get(_orientation(image))
+        if method is not None:
+            colour = colour.transpose(method)
+        pixels = np.zeros((3, side, side), dtype=np.uint8)
+        pixels[:, : colour.height, : colour.width] = np.asarray(colour).transpose(2, 0, 1)
+        return Frame(pixels, (colour.height, colour.width))
+
+
+def decode_into(
+    paths: Sequence[Path], pixels: Pixels, progress: Progress | None = None
+) -> list[tuple[int, int] | UnreadableImage]:
+    """Decode files with a pool of threads into ``pixels``, (len(paths), 3, side, side).
+
+    Returns:
+        For each file its size in the frame, or why it could not be read (its frame is untouched).
+    """
+
+    def decode(position: int) -> tuple[int, int]:
+        frame = decode_frame(paths[position], pixels.shape[-1])
+        pixels[position] = frame.pixels
+        return frame.size
+
+    return map_files(decode, range(len(paths)), progress)
+
+
+def map_files(
+    function: Callable[[Item], Result], items: Sequence[Item], progress: Progress | None = None
+) -> list[Result | UnreadableImage]:
+    """Apply ``function`` to every item with a pool of threads, in order.
+
+    Returns:
+        For each item its result, or the UnreadableImage that it raised.
+    """
+
+    def attempt(item: Item) -> Result | UnreadableImage:
+        try:
+            return function(item)
+        except UnreadableImage as error:
+            return error
+
+    results: list[Result | UnreadableImage] = []
+    with quiet_pillow(), ThreadPoolExecutor() as pool:
+        for start in range(0, len(items), _CHUNK):
+            results.extend(pool.map(attempt, items[start : start + _CHUNK]))
+            if progress is not None:
+                progress(len(results), len(items))
+    return results
+
+
+def replace_unreadable(pixels: Pixels, sizes: npt.NDArray[np.int64], broken: Sequence[int]) -> None:
+    """Put the nearest following readable image in the place of each broken one, in place.
+
+    Args:
+        pixels: (N, 3, side, side).
+        sizes: (N, 2).
+        broken: Positions without an image; after the last image the first follows. Fewer than N.
+    """
+    num_images, missing = len(pixels), set(broken)
+    for position in broken:
+        donor = (position + 1) % num_images
+        while donor in missing:
+            donor = (donor + 1) % num_images
+        pixels[position], sizes[position] = pixels[donor], sizes[donor]
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Silence Pillow's warnings about odd metadata; what matters is raised as an error here.
+
+    Entered once around many files, by the thread that owns the pool: the filters are global.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image for the body, and turn whatever fails in there into UnreadableImage."""
+    try:
+        with Image.open(path, formats=_FORMATS) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                raise Image.DecompressionBombError(
+                    f"{image.width} x {image.height} pixels, more than {_MAX_PIXELS:,} are refused"
+                )
+            yield image
+    except Exception as error:  # decoders of damaged files raise nearly everything there is
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, UnidentifiedImageError):
+            reason = "not an image, or damaged from its first bytes"
+        raise UnreadableImage(
+            f"image file {str(path)!r}: cannot be read ({reason}); replace or remove the file, "
+            "or go on without such files with --skip-unreadable"
+        ) from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to RGB, transparency over white."""
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range; save it with 8 or 16 bits")
+    if image.mode.startswith("I"):  # 16 bits in one of several byte orders, or in 32 bits
+        values = np.asarray(image).astype(np.int64)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError("grey values outside 0..65535; save it with 8 or 16 bits")
+        return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        colour = image.convert("RGBA")
+        colour = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)
+        return colour.convert("RGB")
+    return image.convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 where there is none or where the EXIF block is damaged."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # the pixels are fine: a broken note about them is no reason to refuse them
+        return 1

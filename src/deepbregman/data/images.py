@@ -1,0 +1,124 @@
+"""What a source of images holds: pixels or files, their labels, and their names."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deepbregman.errors import UserError
+
+Progress = Callable[[int, int], None]
+"""Called now and then with the number of images done and the number in all."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayImages:
+    """Decoded images, all in frames of one size."""
+
+    pixels: Tensor
+    """uint8 (N, 3, H, W)."""
+    sizes: Tensor | None = None
+    """int64 (N, 2): each true height and width, top left in zeros; None: all fill the frame."""
+
+    def __post_init__(self) -> None:
+        shape = tuple(self.pixels.shape)
+        if self.pixels.dtype != torch.uint8 or len(shape) != 4 or shape[1] != 3:
+            raise UserError(
+                f"pixels are {self.pixels.dtype} of shape {shape}: images are uint8 (N, 3, H, W)"
+            )
+        if self.sizes is not None and tuple(self.sizes.shape) != (shape[0], 2):
+            raise UserError(
+                f"sizes of shape {tuple(self.sizes.shape)} for {shape[0]} images: give one "
+                f"(height, width) for each, so ({shape[0]}, 2)"
+            )
+
+    def __len__(self) -> int:
+        return int(self.pixels.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pixels."""
+        return self.pixels.numel()
+
+    def select(self, indices: Tensor) -> "ArrayImages":
+        """Return a copy of the images at ``indices``, int64 (M,), in that order."""
+        sizes = None if self.sizes is None else self.sizes[indices]
+        return ArrayImages(self.pixels[indices], sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class FileImages:
+    """Image files, decoded when asked for into square frames."""
+
+    paths: tuple[Path, ...]
+    side: int
+    """Side of the frame; an image longer than this is shrunk to it, none is enlarged."""
+    fills_frame: bool = False
+    """Whether every image is known to fill its frame, so that sizes need not be carried."""
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pixels once they are decoded."""
+        return len(self.paths) * 3 * self.side * self.side
+
+    def select(self, indices: Tensor) -> "FileImages":
+        """Return the files at ``indices``, int64 (M,), in that order."""
+        return replace(self, paths=tuple(self.paths[i] for i in indices.tolist()))
+
+
+Images = ArrayImages | FileImages
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images of one split, with labels and names where there are any."""
+
+    images: Images
+    labels: Tensor | None = None
+    """int64 (N,)."""
+    names: tuple[str, ...] | None = None
+    """File names relative to the folder that was opened."""
+
+    def __post_init__(self) -> None:
+        num_images = len(self.images)
+        parts: list[tuple[str, Sequence[str] | Tensor | None]] = [
+            ("labels", self.labels),
+            ("names", self.names),
+        ]
+        for part, values in parts:
+            if values is not None and len(values) != num_images:
+                raise UserError(
+                    f"{len(values)} {part} for {num_images} images: give one for each image"
+                )
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def select(self, indices: Tensor) -> "Split":
+        """Return the images at ``indices``, int64 (M,), with their labels and names."""
+        return Split(
+            self.images.select(indices),
+            None if self.labels is None else self.labels[indices],
+            None if self.names is None else tuple(self.names[i] for i in indices.tolist()),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A data set: a training split and whatever else came with it."""
+
+    name: str
+    train: Split
+    test: Split | None = None
+    unlabelled: Split | None = None
+    """STL-10's 100,000 images without labels; None for every other source."""
+    classes: tuple[str, ...] | None = None
+    num_skipped: int = 0
+    """Unreadable image files that were left out."""
+    num_ignored: int = 0
+    """Files in the folder that are not images by their extension."""

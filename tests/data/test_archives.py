@@ -1,0 +1,140 @@
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deepbregman.data import Source, open_source
+from deepbregman.data import archives as archives_module
+from deepbregman.errors import UserError
+
+GREY = np.random.default_rng(0).integers(0, 256, (5, 4, 6), dtype=np.uint8)
+COLOUR = np.random.default_rng(1).integers(0, 256, (5, 4, 6, 3), dtype=np.uint8)
+LABELS = np.array([0, 2, 1, 1, 0], dtype=np.uint8)
+
+
+def _open(path: Path, compressed: bool = False, **arrays: Any) -> Source:
+    (np.savez_compressed if compressed else np.savez)(path, **arrays)
+    return open_source(str(path), image_size=4)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_colour_images_and_column_labels(tmp_path: Path, compressed: bool) -> None:
+    source = _open(
+        tmp_path / "blood.npz",
+        compressed,
+        train_images=COLOUR,
+        train_labels=LABELS[:, None],
+        test_images=COLOUR[:2],
+        test_labels=np.array([[3], [0]]),
+        val_images=COLOUR[2:3],
+    )
+    assert source.name == "blood"
+    assert source.test is not None
+    assert source.train.labels is not None
+    assert source.test.labels is not None
+    assert np.array_equal(source.train.images.pixels.numpy(), COLOUR.transpose(0, 3, 1, 2))
+    assert np.array_equal(source.test.images.pixels.numpy(), COLOUR[:2].transpose(0, 3, 1, 2))
+    assert source.train.labels.tolist() == LABELS.tolist()
+    assert source.test.labels.tolist() == [3, 0]
+    assert source.classes == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize("images", [GREY, GREY[..., None]])
+def test_grey_is_repeated_and_labels_are_optional(tmp_path: Path, images: np.ndarray) -> None:
+    source = _open(tmp_path / "grey.npz", train_images=images)
+    expected = np.stack([GREY] * 3, axis=1)
+    assert np.array_equal(source.train.images.pixels.numpy(), expected)
+    assert (source.train.labels, source.test, source.classes) == (None, None, None)
+
+
+def test_validation_split_stands_in_for_a_missing_test_split(tmp_path: Path) -> None:
+    source = _open(tmp_path / "a.npz", train_images=GREY, val_images=GREY[3:])
+    assert source.test is not None
+    assert np.array_equal(source.test.images.pixels[:, 0].numpy(), GREY[3:])
+
+
+def test_reading_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives_module, "_CHUNK_BYTES", 2 * 4 * 6 * 3)  # two images and a rest
+    source = _open(tmp_path / "a.npz", train_images=COLOUR)
+    assert np.array_equal(source.train.images.pixels.numpy(), COLOUR.transpose(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "parts"),
+    [
+        ({"images": GREY, "labels": LABELS}, ["train_images", "images, labels"]),
+        ({"train_images": GREY.astype(np.float32)}, ["train_images", "float32", "uint8"]),
+        ({"train_images": COLOUR.transpose(0, 3, 1, 2)}, ["(5, 3, 4, 6)", "(N, H, W, 3)"]),
+        ({"train_images": GREY[0]}, ["(4, 6)"]),
+        ({"train_images": GREY[:0]}, ["(0, 4, 6)", "no image"]),
+        ({"train_images": np.asfortranarray(GREY)}, ["Fortran"]),
+        ({"train_images": np.array([GREY, None], dtype=object)}, ["train_images", "pickled"]),
+        (
+            {"train_images": GREY, "train_labels": LABELS[:3]},
+            ["train_labels", "3 labels", "5 images"],
+        ),
+        ({"train_images": GREY, "train_labels": LABELS.astype(float)}, ["float64", "integers"]),
+        ({"train_images": GREY, "train_labels": np.ones((5, 14), int)}, ["(5, 14)"]),
+        ({"train_images": GREY, "train_labels": np.full(5, -1)}, ["-1", "numbered from 0"]),
+        (
+            {"train_images": GREY, "train_labels": np.array([None] * 5, dtype=object)},
+            ["train_labels", "pickled"],
+        ),
+        ({"train_images": GREY, "test_images": GREY.astype(int)}, ["test_images", "int64"]),
+    ],
+)
+def test_bad_arrays_are_named(tmp_path: Path, arrays: dict[str, Any], parts: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        _open(tmp_path / "bad.npz", **arrays)
+    for part in ["data.source", "bad.npz", *parts]:
+        assert part in str(caught.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.npz.*no such file"):
+        open_source(str(tmp_path / "gone.npz"), image_size=4)
+
+
+def test_not_a_zip(tmp_path: Path) -> None:
+    path = tmp_path / "text.npz"
+    path.write_text("not a zip")
+    with pytest.raises(UserError, match=r"text\.npz.*not a readable \.npz"):
+        open_source(str(path), image_size=4)
+
+
+def test_truncated_copy(tmp_path: Path) -> None:
+    path = tmp_path / "cut.npz"
+    np.savez(path, train_images=GREY)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"cut\.npz.*not a readable \.npz"):
+        open_source(str(path), image_size=4)
+
+
+def test_flipped_bits_are_found_by_the_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "flip.npz"
+    np.savez(path, train_images=COLOUR)
+    content = bytearray(path.read_bytes())
+    at = content.index(COLOUR.tobytes()[:16])
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"flip\.npz.*not a readable \.npz"):
+        open_source(str(path), image_size=4)
+
+
+def test_member_shorter_than_its_header_says(tmp_path: Path) -> None:
+    path, good = tmp_path / "short.npz", tmp_path / "good.npy"
+    np.save(good, GREY)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("train_images.npy", good.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"train_images has shape \(5, 4, 6\) but 113 bytes"):
+        open_source(str(path), image_size=4)
+
+
+def test_member_that_is_no_array(tmp_path: Path) -> None:
+    path = tmp_path / "odd.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("train_images.npy", b"hello there")
+    with pytest.raises(UserError, match="train_images is not a NumPy array"):
+        open_source(str(path), image_size=4)

@@ -1,0 +1,235 @@
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deepbregman.data import (
+    ArrayImages,
+    Batch,
+    FileImages,
+    ResidentBatches,
+    StreamingBatches,
+    open_batches,
+    open_source,
+)
+from deepbregman.data import batches as batches_module
+from deepbregman.errors import UserError
+
+CPU = torch.device("cpu")
+ORDER = torch.tensor([6, 0, 3, 3, 5, 1, 2])
+
+
+@pytest.fixture
+def files(tmp_path: Path, save_picture: Callable[..., np.ndarray]) -> FileImages:
+    """Seven pictures of different shapes in frames of 12."""
+    for i in range(7):
+        suffix = ".jpg" if i % 2 else ".png"
+        save_picture(tmp_path / f"{i}{suffix}", height=5 + 3 * i, width=20 - i, seed=i)
+    return FileImages(tuple(sorted(tmp_path.iterdir())), 12)
+
+
+def _marked(num_images: int, padded: bool) -> ArrayImages:
+    """Image i is filled with the value i, so that a batch tells which images it holds."""
+    pixels = torch.arange(num_images, dtype=torch.uint8)[:, None, None, None].repeat(1, 3, 2, 4)
+    sizes = torch.stack([torch.arange(num_images), torch.arange(num_images) + 1], 1)
+    return ArrayImages(pixels, sizes if padded else None)
+
+
+def _same(first: Iterator[Batch], second: Iterator[Batch]) -> bool:
+    pairs = list(zip(first, second, strict=True))
+    return bool(pairs) and all(
+        torch.equal(a.images, b.images)
+        and ((a.sizes is None and b.sizes is None) or torch.equal(a.sizes, b.sizes))
+        for a, b in pairs
+    )
+
+
+@pytest.mark.parametrize("kind", [ResidentBatches, StreamingBatches])
+@pytest.mark.parametrize("padded", [False, True])
+def test_arrays_come_in_the_order_asked_for(
+    kind: type[ResidentBatches] | type[StreamingBatches], padded: bool
+) -> None:
+    batches = kind(_marked(8, padded), CPU)
+    got = list(batches.iterate(ORDER, 3))
+    assert [batch.images[:, 2, 1, 3].tolist() for batch in got] == [[6, 0, 3], [3, 5, 1], [2]]
+    assert all(batch.images.dtype == torch.uint8 for batch in got)
+    if padded:
+        assert [b.sizes.tolist() for b in got if b.sizes is not None][2] == [[2, 3]]
+        assert got[0].sizes is not None
+        assert got[0].sizes[0].tolist() == [6, 7]
+    else:
+        assert all(batch.sizes is None for batch in got)
+    assert batches.num_images == 8
+    assert batches.resident is (kind is ResidentBatches)
+    assert list(batches.iterate(torch.empty(0, dtype=torch.int64), 3)) == []
+
+
+def test_resident_and_streaming_agree_bit_for_bit(files: FileImages) -> None:
+    resident = ResidentBatches(files, CPU)
+    for num_workers in (0, 2):
+        streaming = StreamingBatches(files, CPU, num_workers=num_workers)
+        for order in (ORDER, ORDER.flip(0)):  # the second pass reuses the workers
+            assert _same(resident.iterate(order, 3), streaming.iterate(order, 3))
+
+
+def test_frames_hold_what_pillow_reads(
+    tmp_path: Path, save_picture: Callable[..., np.ndarray]
+) -> None:
+    tall = save_picture(tmp_path / "0.png", height=7, width=3, seed=1)
+    wide = save_picture(tmp_path / "1.png", height=2, width=5, seed=2)
+    images = open_source(str(tmp_path), image_size=32).train.images
+    (batch,) = ResidentBatches(images, CPU).iterate(torch.tensor([1, 0]), 2)
+    assert batch.sizes is not None
+    assert batch.sizes.tolist() == [[2, 5], [7, 3]]
+    assert batch.images.shape == (2, 3, 7, 7)
+    assert np.array_equal(batch.images[0, :, :2, :5].numpy(), wide.transpose(2, 0, 1))
+    assert np.array_equal(batch.images[1, :, :7, :3].numpy(), tall.transpose(2, 0, 1))
+    assert int(batch.images[0].sum()) == int(wide.sum())  # so the rest is zero
+
+
+def test_sizes_are_left_out_when_every_image_fills_its_frame(
+    tmp_path: Path, save_picture: Callable[..., np.ndarray]
+) -> None:
+    for i in range(3):
+        save_picture(tmp_path / f"{i}.png", 6, 6, seed=i)
+    images = open_source(str(tmp_path), image_size=32).train.images
+    for batches in (ResidentBatches(images, CPU), StreamingBatches(images, CPU, num_workers=0)):
+        assert all(batch.sizes is None for batch in batches.iterate(torch.arange(3), 2))
+
+
+def test_a_pass_can_be_left_early_and_the_next_is_whole(files: FileImages) -> None:
+    streaming = StreamingBatches(files, CPU, num_workers=2)
+    expected = list(StreamingBatches(files, CPU, num_workers=0).iterate(ORDER, 2))
+    abandoned = streaming.iterate(ORDER.flip(0), 1)
+    next(abandoned)
+    assert _same(streaming.iterate(ORDER, 2), iter(expected))
+    with pytest.raises(RuntimeError, match="another pass"):
+        next(abandoned)
+
+
+def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(files: FileImages) -> None:
+    streaming = StreamingBatches(files, CPU, num_workers=2)
+    next(streaming.iterate(ORDER, 1))
+    streaming.itself = streaming  # type: ignore[attr-defined]
+    del streaming
+    before = time.monotonic()
+    gc.collect()
+    assert time.monotonic() - before < 4  # torch waits five seconds for each one that hangs
+
+
+def test_global_random_state_is_left_alone(files: FileImages) -> None:
+    before = torch.get_rng_state()
+    list(StreamingBatches(files, CPU, num_workers=0).iterate(ORDER, 2))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_broken_image_while_streaming(
+    files: FileImages, truncate: Callable[[Path], None], num_workers: int
+) -> None:
+    good = next(StreamingBatches(files, CPU, num_workers=0).iterate(torch.arange(7), 7))
+    truncate(files.paths[3])
+    files.paths[4].write_bytes(b"")
+    strict = StreamingBatches(files, CPU, num_workers=num_workers)
+    with pytest.raises(UserError) as caught:
+        list(strict.iterate(torch.arange(7), 4))
+    assert str(files.paths[3]) in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert strict.num_skipped == 0
+
+    lenient = StreamingBatches(files, CPU, num_workers=num_workers, skip_unreadable=True)
+    for _ in range(2):  # the second pass meets the same two files
+        got = list(lenient.iterate(torch.tensor([2, 3, 4, 6, 0, 1, 4]), 4))
+        assert torch.equal(got[0].images, good.images[[2, 6, 6, 6]])
+        assert torch.equal(got[1].images, good.images[[0, 1, 0]])  # after the last comes the first
+        assert got[0].sizes is not None
+        assert good.sizes is not None
+        assert torch.equal(got[0].sizes, good.sizes[[2, 6, 6, 6]])
+        assert lenient.num_skipped == 2
+    with pytest.raises(UserError, match="cannot be read"):  # nothing to put in their place
+        list(lenient.iterate(torch.tensor([3, 4]), 2))
+
+
+def test_broken_image_when_resident(files: FileImages, truncate: Callable[[Path], None]) -> None:
+    good = ResidentBatches(files, CPU)
+    truncate(files.paths[3])
+    with pytest.raises(UserError, match=files.paths[3].name):
+        ResidentBatches(files, CPU)
+    lenient = ResidentBatches(files, CPU, skip_unreadable=True)
+    assert (lenient.num_skipped, lenient.num_images) == (1, 7)
+    replaced = torch.tensor([0, 1, 2, 4, 4, 5, 6])
+    assert _same(lenient.iterate(torch.arange(7), 7), good.iterate(replaced, 7))
+
+
+def test_decoding_in_pieces(files: FileImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ResidentBatches(files, CPU)
+    monkeypatch.setattr(batches_module, "_CHUNK", 3)
+    calls: list[tuple[int, int]] = []
+    pieces = ResidentBatches(files, CPU, progress=lambda done, total: calls.append((done, total)))
+    assert _same(whole.iterate(ORDER, 7), pieces.iterate(ORDER, 7))
+    assert calls == [(3, 7), (6, 7), (7, 7)]
+
+
+def test_residence_follows_free_memory(files: FileImages, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {"bytes": files.nbytes * 10 // 4}
+    monkeypatch.setattr(batches_module, "_free_memory", lambda device: free["bytes"])
+    assert open_batches(files, CPU).resident
+    free["bytes"] -= 4
+    assert not open_batches(files, CPU, num_workers=0).resident
+    assert open_batches(files, CPU, resident="yes").resident
+    assert open_batches(_marked(200, False), CPU).resident  # it is there already
+    assert not open_batches(_marked(4, False), CPU, resident="no").resident
+    free["bytes"] = files.nbytes - 1
+    with pytest.raises(UserError, match=r"data\.resident 'yes'.*GB free"):
+        open_batches(files, CPU, resident="yes")
+
+
+def test_free_memory_of_this_machine_is_sane() -> None:
+    assert 1 << 20 < batches_module._free_memory(CPU) < 1 << 50
+
+
+def test_wrong_arguments_are_refused(files: FileImages) -> None:
+    with pytest.raises(UserError, match=r"data\.resident 'atuo'.*did you mean 'auto'\?"):
+        open_batches(files, CPU, resident="atuo")
+    with pytest.raises(UserError, match=r"data\.num_workers -1"):
+        StreamingBatches(files, CPU, num_workers=-1)
+    for batches in (ResidentBatches(_marked(4, True), CPU), StreamingBatches(files, CPU)):
+        for order in (torch.tensor([0, batches.num_images]), torch.tensor([-1])):
+            with pytest.raises(IndexError):
+                list(batches.iterate(order, 2))
+        with pytest.raises(ValueError, match="batch size 0"):
+            list(batches.iterate(torch.tensor([0]), 0))
+        with pytest.raises(ValueError, match="int32"):
+            list(batches.iterate(torch.tensor([0], dtype=torch.int32), 1))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_same_bits_arrive_without_a_wait(files: FileImages) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    device = torch.device("cuda")
+    expected = list(ResidentBatches(files, CPU).iterate(ORDER, 3))
+    arrays = ArrayImages(*next(ResidentBatches(files, CPU).iterate(torch.arange(7), 7)))
+    makers = [
+        ResidentBatches(files, device),
+        ResidentBatches(arrays, device),
+        StreamingBatches(files, device, num_workers=2),
+        StreamingBatches(arrays, device),
+    ]
+    for batches in makers:
+        got = [
+            Batch(b.images.cpu(), b.sizes.cpu())
+            for b in batches.iterate(ORDER, 3)
+            if b.sizes is not None
+        ]
+        assert _same(iter(got), iter(expected))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        list(makers[0].iterate(ORDER, 3))
+        list(makers[3].iterate(ORDER, 3))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

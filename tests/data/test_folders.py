@@ -1,0 +1,240 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman.data import FileImages, Source, open_source
+from deepbregman.data import folders as folders_module
+from deepbregman.errors import UserError
+
+Save = Callable[..., np.ndarray]
+
+
+def _names(source: Source) -> tuple[set[str], set[str] | None]:
+    assert source.train.names is not None
+    if source.test is None:
+        return set(source.train.names), None
+    assert source.test.names is not None
+    return set(source.train.names), set(source.test.names)
+
+
+def _label_of(source: Source) -> dict[str, str]:
+    """Map each file's name to the name of its class."""
+    found = {}
+    for split in (source.train, source.test):
+        if split is not None and split.labels is not None:
+            assert split.names is not None
+            assert source.classes is not None
+            for name, label in zip(split.names, split.labels.tolist(), strict=True):
+                found[name] = source.classes[label]
+    return found
+
+
+def test_flat_folder_with_odd_names(tmp_path: Path, save_picture: Save) -> None:
+    names = ["a b.JPG", "été.png", "日本 語.jpeg", "x.y.TIFF", "p.ppm", "b.bmp", "w.webp"]
+    for name in names:
+        save_picture(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("not an image")
+    (tmp_path / "noext").write_text("")
+    (tmp_path / ".hidden.png").write_bytes(b"broken, but never looked at")
+    source = open_source(str(tmp_path), image_size=32)
+    assert source.name == tmp_path.name
+    assert source.train.names == tuple(sorted(names))
+    assert (source.train.labels, source.test, source.classes) == (None, None, None)
+    assert (source.num_ignored, source.num_skipped) == (2, 0)
+    assert isinstance(source.train.images, FileImages)
+    assert [path.name for path in source.train.images.paths] == sorted(names)
+
+
+def test_class_folders_set_a_stratified_fifth_aside(tmp_path: Path, save_picture: Save) -> None:
+    for i in range(10):
+        save_picture(tmp_path / "cats" / f"{i}.png")
+        save_picture(tmp_path / "dogs" / "deep" / f"{i}.png")
+    (tmp_path / "empty").mkdir()
+    source = open_source(str(tmp_path), image_size=32)
+    train, test = _names(source)
+    assert test is not None
+    assert source.classes == ("cats", "dogs")
+    assert not train & test
+    assert len(train | test) == 20
+    assert sorted(name.split("/")[0] for name in test) == ["cats"] * 2 + ["dogs"] * 2
+    assert all(name.startswith(label) for name, label in _label_of(source).items())
+    assert _names(open_source(str(tmp_path), image_size=32)) == (train, test)
+    others = [_names(open_source(str(tmp_path), image_size=32, seed=s))[1] for s in range(1, 6)]
+    assert any(other != test for other in others)
+
+
+@pytest.mark.parametrize("test_name", ["test", "val"])
+def test_train_and_test_folders(tmp_path: Path, save_picture: Save, test_name: str) -> None:
+    save_picture(tmp_path / "train" / "a" / "1.png")
+    save_picture(tmp_path / "train" / "b" / "2.png")
+    save_picture(tmp_path / test_name / "b" / "3.png", height=9)
+    source = open_source(str(tmp_path), image_size=32)
+    assert _names(source) == ({"train/a/1.png", "train/b/2.png"}, {f"{test_name}/b/3.png"})
+    assert _label_of(source) == {
+        "train/a/1.png": "a",
+        "train/b/2.png": "b",
+        f"{test_name}/b/3.png": "b",
+    }
+    assert source.test is not None
+    assert source.train.images.side == source.test.images.side == 9
+
+
+def test_test_wins_over_val(tmp_path: Path, save_picture: Save) -> None:
+    for split in ("train", "test", "val"):
+        for label in ("a", "b"):
+            save_picture(tmp_path / split / label / "1.png")
+    assert _names(open_source(str(tmp_path), image_size=32))[1] == {"test/a/1.png", "test/b/1.png"}
+
+
+def test_unlabelled_training_folder_with_a_labelled_test_folder(
+    tmp_path: Path, save_picture: Save
+) -> None:
+    save_picture(tmp_path / "train" / "1.png")
+    save_picture(tmp_path / "test" / "a" / "2.png")
+    save_picture(tmp_path / "test" / "b" / "3.png")
+    source = open_source(str(tmp_path), image_size=32)
+    assert source.train.labels is None
+    assert _label_of(source) == {"test/a/2.png": "a", "test/b/3.png": "b"}
+
+
+def test_a_class_may_be_called_train(tmp_path: Path, save_picture: Save) -> None:
+    for name in ("bus", "car", "train"):
+        save_picture(tmp_path / name / "1.png")
+        save_picture(tmp_path / name / "2.png")
+    assert open_source(str(tmp_path), image_size=32).classes == ("bus", "car", "train")
+
+
+def test_single_sub_folder_has_no_labels(tmp_path: Path, save_picture: Save) -> None:
+    save_picture(tmp_path / "images" / "1.png")
+    source = open_source(str(tmp_path), image_size=32)
+    assert source.train.names == ("images/1.png",)
+    assert (source.train.labels, source.test) == (None, None)
+
+
+def test_links_are_followed_and_loops_are_not(tmp_path: Path, save_picture: Save) -> None:
+    save_picture(tmp_path / "elsewhere" / "1.png")
+    (tmp_path / "data").mkdir()
+    save_picture(tmp_path / "data" / "b" / "2.png")
+    (tmp_path / "data" / "a").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data" / "b" / "again").symlink_to(tmp_path / "data")
+    source = open_source(str(tmp_path / "data"), image_size=32)
+    assert source.train.names == ("a/1.png", "b/2.png")
+
+
+@pytest.mark.parametrize(
+    ("files", "parts"),
+    [
+        ([], ["no image in it"]),
+        (["notes.txt"], ["no image in it", "1 other files", ".jpeg"]),
+        (["1.png", "cats/2.png"], ["1 images beside sub-folders", "'cats'"]),
+        (["train/a/1.png", "train/b/1.png", "extra/c/1.png"], ["'extra'", "move the rest"]),
+        (["train/a/1.png", "train/b/1.png", "test/c/1.png"], ["'c'", "training split has not"]),
+        (["train/a/1.png", "train/1.png"], ["beside sub-folders", "'a'"]),
+    ],
+)
+def test_layouts_that_are_refused(
+    tmp_path: Path, save_picture: Save, files: list[str], parts: list[str]
+) -> None:
+    for name in files:
+        if name.endswith(".txt"):
+            (tmp_path / name).write_text("text")
+        else:
+            save_picture(tmp_path / name)
+    with pytest.raises(UserError) as caught:
+        open_source(str(tmp_path), image_size=32)
+    for part in [str(tmp_path), *parts]:
+        assert part in str(caught.value)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path, save_picture: Save, truncate: Callable[[Path], None]) -> Path:
+    """Two classes of four good images and one that is truncated; one empty file; one text."""
+    for label in ("a", "b"):
+        for i in range(5):
+            save_picture(tmp_path / label / f"{i}.jpg", 40, 40, seed=i)
+        truncate(tmp_path / label / "2.jpg")
+    (tmp_path / "a" / "empty.png").write_bytes(b"")
+    (tmp_path / "b" / "text.jpg").write_text("hello")
+    return tmp_path
+
+
+def test_first_unreadable_image_stops_with_its_name(damaged: Path) -> None:
+    for expected in ("a/empty.png", "b/text.jpg", "a/2.jpg", "b/2.jpg"):  # headers come first
+        with pytest.raises(UserError) as caught:
+            open_source(str(damaged), image_size=32)
+        assert str(damaged / expected) in str(caught.value)
+        assert "--skip-unreadable" in str(caught.value)
+        (damaged / expected).unlink()
+    open_source(str(damaged), image_size=32)
+
+
+def test_unreadable_images_are_left_out_and_counted(damaged: Path) -> None:
+    source = open_source(str(damaged), image_size=32, skip_unreadable=True)
+    train, test = _names(source)
+    assert test is not None
+    assert train | test == {f"{label}/{i}.jpg" for label in "ab" for i in (0, 1, 3, 4)}
+    assert source.num_skipped == 4
+    assert all(name.startswith(label) for name, label in _label_of(source).items())
+
+
+def test_large_folders_are_checked_by_their_headers(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folders_module, "FULL_DECODE_LIMIT", 11)  # there are twelve
+    calls = []
+    source = open_source(
+        str(damaged),
+        image_size=32,
+        skip_unreadable=True,
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    assert source.num_skipped == 2  # the truncated ones still have whole headers
+    assert calls[-1] == (12, 12)
+
+
+def test_nothing_readable(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(UserError, match="none of its 1 images can be read"):
+        open_source(str(tmp_path), image_size=32, skip_unreadable=True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "image_size", "side", "fills"),
+    [
+        ([(6, 6), (6, 6)], 32, 6, True),
+        ([(6, 6), (6, 5)], 32, 6, False),
+        ([(6, 6), (5, 5)], 32, 6, False),
+        ([(40, 30), (10, 10)], 11, 17, False),  # ceil(1.5 * 11)
+        ([(40, 40), (20, 20)], 11, 17, True),  # both are shrunk to fill it
+        ([(200, 199), (30, 30)], 11, 17, True),  # by rounding
+        ([(40, 40), (16, 16)], 11, 17, False),
+    ],
+)
+@pytest.mark.parametrize("limit", [20_000, 0])
+def test_frame_side(
+    tmp_path: Path,
+    save_picture: Save,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: list[tuple[int, int]],
+    image_size: int,
+    side: int,
+    fills: bool,
+    limit: int,
+) -> None:
+    monkeypatch.setattr(folders_module, "FULL_DECODE_LIMIT", limit)
+    for i, (height, width) in enumerate(sizes):
+        save_picture(tmp_path / f"{i}.png", height, width)
+    images = open_source(str(tmp_path), image_size=image_size).train.images
+    assert isinstance(images, FileImages)
+    assert (images.side, images.fills_frame) == (side, fills)
+
+
+def test_bomb_in_a_folder_is_named_without_a_warning(tmp_path: Path, save_picture: Save) -> None:
+    save_picture(tmp_path / "good.png")
+    Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
+    with pytest.raises(UserError, match=r"bomb\.png.*10000 x 10000 pixels"):
+        open_source(str(tmp_path), image_size=32)
+    assert open_source(str(tmp_path), image_size=32, skip_unreadable=True).num_skipped == 1

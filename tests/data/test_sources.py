@@ -1,0 +1,70 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepbregman.data import ArrayImages, FileImages, Split, open_source
+from deepbregman.errors import UserError
+
+
+def test_unknown_source_suggests_the_nearest() -> None:
+    with pytest.raises(UserError) as caught:
+        open_source("digit", image_size=8)
+    for part in ("'digit'", "digits, cifar10, cifar100, stl10", "did you mean 'digits'?"):
+        assert part in str(caught.value)
+
+
+def test_empty_source_is_not_the_working_folder() -> None:
+    with pytest.raises(UserError, match=r"data\.source ''"):
+        open_source("", image_size=8)
+
+
+def test_file_of_another_kind(tmp_path: Path) -> None:
+    path = tmp_path / "images.tar"
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match=r"images\.tar.*not an \.npz"):
+        open_source(str(path), image_size=8)
+
+
+def test_image_size_must_be_positive() -> None:
+    with pytest.raises(UserError, match=r"data\.image_size 0"):
+        open_source("digits", image_size=0)
+
+
+def test_selection_keeps_everything_aligned() -> None:
+    pixels = torch.arange(4, dtype=torch.uint8)[:, None, None, None].expand(4, 3, 2, 2)
+    sizes = torch.tensor([[1, 1], [1, 2], [2, 1], [2, 2]])
+    split = Split(ArrayImages(pixels, sizes), torch.tensor([5, 6, 7, 8]), ("a", "b", "c", "d"))
+    chosen = split.select(torch.tensor([3, 1]))
+    assert chosen.images.pixels[:, 0, 0, 0].tolist() == [3, 1]
+    assert chosen.images.sizes.tolist() == [[2, 2], [1, 2]]
+    assert chosen.labels is not None
+    assert chosen.labels.tolist() == [8, 6]
+    assert chosen.names == ("d", "b")
+    assert (len(chosen), chosen.images.nbytes) == (2, 2 * 3 * 2 * 2)
+
+
+def test_files_are_counted_as_if_decoded() -> None:
+    files = FileImages((Path("a"), Path("b"), Path("c")), side=10, fills_frame=True)
+    assert files.nbytes == 3 * 3 * 10 * 10
+    chosen = files.select(torch.tensor([2, 0]))
+    assert chosen == chosen
+    assert (chosen.paths, chosen.side, chosen.fills_frame) == ((Path("c"), Path("a")), 10, True)
+
+
+@pytest.mark.parametrize(
+    ("build", "part"),
+    [
+        (lambda: ArrayImages(torch.zeros(2, 3, 4, 4)), "float32"),
+        (lambda: ArrayImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8)), r"\(2, 1, 4, 4\)"),
+        (
+            lambda: ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.ones(1, 2)),
+            "sizes",
+        ),
+        (lambda: Split(FileImages((Path("a"),), 4), torch.zeros(2)), "2 labels for 1 images"),
+        (lambda: Split(FileImages((Path("a"),), 4), None, ("a", "b")), "2 names for 1 images"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(build, part: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=part):
+        build()

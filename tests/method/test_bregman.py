@@ -1,0 +1,256 @@
+"""Every formula of the divergences against loops, closed forms and autograd."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from deepbregman.method.bregman import (
+    KERNELS,
+    bregman,
+    divergence,
+    itakura_saito,
+    kl,
+    log_sum_exp,
+    moment_divergence,
+    similarity,
+    soft_divergence,
+    squared_euclidean,
+)
+
+PAPER_KERNELS = ("gaussian", "inverse", "sqrt", "linear", "arccot")
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@st.composite
+def score_pairs(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    rows, columns, subnetworks = (draw(st.integers(1, 6)) for _ in range(3))
+    scale = draw(st.sampled_from([1e-3, 1.0, 30.0]))
+    seed = draw(st.integers(0, 2**31))
+    return (
+        scale * normal(rows, subnetworks, seed=seed),
+        scale * normal(columns, subnetworks, seed=seed + 1),
+    )
+
+
+def by_loops(p: Tensor, q: Tensor) -> Tensor:
+    """Eq. 6, one pair at a time, by Python's own max."""
+    rows = []
+    for a in p.tolist():
+        row = []
+        for b in q.tolist():
+            winner = b.index(max(b))
+            row.append(max(a) - a[winner])
+        rows.append(row)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+class TestHardDivergence:
+    @given(score_pairs())
+    def test_equals_the_loop(self, scores: tuple[Tensor, Tensor]) -> None:
+        torch.testing.assert_close(divergence(*scores), by_loops(*scores), rtol=0, atol=1e-12)
+
+    @given(score_pairs())
+    def test_is_never_negative_and_zero_to_itself(self, scores: tuple[Tensor, Tensor]) -> None:
+        p, q = scores
+        assert (divergence(p, q) >= 0).all()
+        assert (divergence(p, p).diagonal() == 0).all()
+
+    @given(score_pairs(), st.floats(-50, 50))
+    def test_does_not_see_a_shift_of_all_scores(
+        self, scores: tuple[Tensor, Tensor], shift: float
+    ) -> None:
+        p, q = scores
+        torch.testing.assert_close(
+            divergence(p + shift, q - shift), divergence(p, q), rtol=0, atol=1e-10
+        )
+
+    @given(score_pairs(), st.randoms(use_true_random=False))
+    def test_permuting_the_batch_permutes_it(
+        self, scores: tuple[Tensor, Tensor], random: object
+    ) -> None:
+        p, q = scores
+        order = torch.randperm(len(p), generator=torch.Generator().manual_seed(1))
+        assert torch.equal(divergence(p[order], q), divergence(p, q)[order])
+
+    def test_is_not_symmetric_pinned(self) -> None:
+        p = torch.tensor([[3.0, 1.0, 0.0]])
+        q = torch.tensor([[0.0, 2.0, 5.0]])
+        assert divergence(p, q).item() == 3.0  # p: 3 at its own winner, 0 at q's
+        assert divergence(q, p).item() == 5.0  # q: 5 at its own winner, 0 at p's
+
+    def test_the_first_argument_is_the_row(self) -> None:
+        assert divergence(normal(2, 5), normal(3, 5)).shape == (2, 3)
+
+    def test_one_subnetwork_gives_zero(self) -> None:
+        assert (divergence(normal(4, 1), normal(3, 1, seed=1)) == 0).all()
+
+    def test_gradient_away_from_ties(self) -> None:
+        p, q = normal(3, 4).requires_grad_(), normal(2, 4, seed=1)
+        assert torch.autograd.gradcheck(lambda x: divergence(x, q), (p,))
+
+    def test_equal_winners_send_no_gradient_and_others_touch_two_scores(self) -> None:
+        """The dead gradient of the hard form, which the smooth form is there for."""
+        p = torch.tensor([[3.0, 1.0, 0.0, 0.5]], requires_grad=True)
+        same, other = torch.tensor([[9.0, 1.0, 2.0, 3.0]]), torch.tensor([[0.0, 1.0, 2.0, 0.5]])
+        (dead,) = torch.autograd.grad(divergence(p, same).sum(), p)
+        assert dead.tolist() == [[0.0, 0.0, 0.0, 0.0]]
+        (alive,) = torch.autograd.grad(divergence(p, other).sum(), p)
+        assert alive.tolist() == [[1.0, 0.0, -1.0, 0.0]]
+
+    def test_never_sends_gradient_to_its_second_argument(self) -> None:
+        q = normal(2, 4).requires_grad_()
+        assert not divergence(normal(3, 4), q).requires_grad
+
+    def test_bfloat16_scores_are_compared_in_float32(self) -> None:
+        assert divergence(normal(3, 4).bfloat16(), normal(2, 4).bfloat16()).dtype == torch.float32
+
+
+class TestDistributions:
+    @pytest.mark.parametrize("form", [divergence, soft_divergence, moment_divergence])
+    def test_a_set_of_one_is_a_point(self, form: object) -> None:
+        p, q = normal(3, 5), normal(4, 5, seed=1)
+        assert torch.equal(form(p[:, None], q[:, None]), form(p, q))  # type: ignore[operator]
+
+    def test_a_set_has_the_mean_of_its_samples_scores(self) -> None:
+        p, q = normal(3, 6, 5), normal(4, 2, 5, seed=1)
+        mean_p = torch.stack([sum(samples) / 6 for samples in p])
+        mean_q = torch.stack([sum(samples) / 2 for samples in q])
+        torch.testing.assert_close(divergence(p, q), by_loops(mean_p, mean_q))
+
+    def test_other_shapes_are_refused_by_name(self) -> None:
+        with pytest.raises(ValueError, match=r"\(5,\).*\(N, K\)"):
+            divergence(normal(5), normal(2, 5))
+
+    def test_moment_form_against_a_loop(self) -> None:
+        p, q = normal(3, 6, 5) + 100.0, normal(4, 2, 5, seed=1) + 100.0
+        expected = [[((a.mean(0) - b.mean(0)) ** 2).sum() for b in q] for a in p]
+        torch.testing.assert_close(moment_divergence(p, q), torch.tensor(expected).double())
+
+
+class TestSmoothDivergence:
+    @given(score_pairs(), st.sampled_from([0.1, 1.0, 7.0]))
+    def test_is_the_bregman_divergence_of_log_sum_exp(
+        self, scores: tuple[Tensor, Tensor], temperature: float
+    ) -> None:
+        p, q = scores
+        by_autograd = bregman(lambda x: log_sum_exp(x, temperature), p[:, None], q[None])
+        torch.testing.assert_close(
+            soft_divergence(p, q, temperature), by_autograd, rtol=1e-9, atol=1e-9
+        )
+
+    def test_is_the_kl_divergence_of_q_from_p(self) -> None:
+        p, q = normal(3, 5), normal(4, 5, seed=1)
+        expected = torch.empty(3, 4, dtype=torch.float64)
+        for i in range(3):
+            for j in range(4):
+                a, b = (p[i] / 0.7).softmax(0), (q[j] / 0.7).softmax(0)
+                expected[i, j] = 0.7 * sum(b[k] * math.log(b[k] / a[k]) for k in range(5))
+        torch.testing.assert_close(soft_divergence(p, q, 0.7), expected)
+
+    @given(score_pairs(), st.sampled_from([1e-3, 1.0, 100.0]))
+    def test_is_never_negative(self, scores: tuple[Tensor, Tensor], temperature: float) -> None:
+        p, q = (side.float() for side in scores)
+        assert (soft_divergence(p, q, temperature) >= 0).all()
+        assert soft_divergence(p, p, temperature).diagonal().abs().max() < 1e-4 * max(
+            1.0, temperature
+        )
+
+    def test_tends_to_the_hard_form(self) -> None:
+        p, q = normal(6, 5), normal(7, 5, seed=1)
+        gaps = [(soft_divergence(p, q, t) - divergence(p, q)).abs().max() for t in (1, 0.1, 1e-3)]
+        assert gaps[0] > gaps[1] > gaps[2]
+        assert gaps[2] < 1e-2
+
+    def test_every_pair_and_every_subnetwork_gets_gradient(self) -> None:
+        p, q = normal(3, 4).requires_grad_(), normal(2, 4, seed=1).requires_grad_()
+        for entry in soft_divergence(p, q).flatten():
+            grad_p, grad_q = torch.autograd.grad(entry, (p, q), retain_graph=True)
+            assert (grad_p.abs().sum(0) > 0).all()
+            assert (grad_q.abs().sum(0) > 0).all()
+
+    def test_gradient(self) -> None:
+        p, q = normal(3, 4).requires_grad_(), normal(2, 4, seed=1).requires_grad_()
+        assert torch.autograd.gradcheck(soft_divergence, (p, q))
+
+
+class TestGenericDivergence:
+    @pytest.fixture
+    def points(self) -> tuple[Tensor, Tensor]:
+        return normal(6, 4).abs() + 0.1, normal(6, 4, seed=1).abs() + 0.1
+
+    def test_squared_euclidean(self, points: tuple[Tensor, Tensor]) -> None:
+        x, y = points
+        expected = 0.5 * ((x - y) ** 2).sum(1)
+        torch.testing.assert_close(bregman(squared_euclidean, x, y), expected)
+
+    def test_kl(self, points: tuple[Tensor, Tensor]) -> None:
+        x, y = points
+        expected = (x * (x / y).log() - x + y).sum(1)
+        torch.testing.assert_close(bregman(kl, x, y), expected)
+
+    def test_itakura_saito(self, points: tuple[Tensor, Tensor]) -> None:
+        x, y = points
+        expected = (x / y - (x / y).log() - 1).sum(1)
+        torch.testing.assert_close(bregman(itakura_saito, x, y), expected)
+
+    def test_gradients_reach_both_points_and_the_generator(self) -> None:
+        x, y = normal(3, 4).requires_grad_(), normal(3, 4, seed=1).requires_grad_()
+        weight = torch.ones(4, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(
+            lambda a, b, w: bregman(lambda point: (w * point**4).sum(-1), a, b), (x, y, weight)
+        )
+
+    def test_without_gradients_there_is_no_graph(self) -> None:
+        assert not bregman(kl, torch.rand(3) + 1, torch.rand(3) + 1).requires_grad
+
+
+class TestSimilarity:
+    @pytest.mark.parametrize("kernel", KERNELS)
+    @given(values=st.lists(st.floats(0, 0.99), min_size=2, max_size=8, unique=True))
+    def test_is_strictly_decreasing(self, kernel: str, values: list[float]) -> None:
+        distance = torch.tensor(sorted(values), dtype=torch.float64)
+        if (distance.diff() < 1e-6).any():
+            return
+        assert (similarity(distance, kernel).diff() < 0).all()
+
+    def test_closed_forms(self) -> None:
+        d = torch.tensor([0.0, 0.5, 0.8], dtype=torch.float64)
+        expected = {
+            "gaussian": [math.exp(-x / (2 * 0.7**2)) for x in d.tolist()],
+            "inverse": [1 / (1 + x) for x in d.tolist()],
+            "sqrt": [math.sqrt(1 - x) for x in d.tolist()],
+            "linear": [1 - x / 0.8 for x in d.tolist()],
+            "arccot": [math.atan2(1, 3 * x) for x in d.tolist()],
+            "negative": [-x for x in d.tolist()],
+        }
+        assert set(expected) == set(KERNELS)
+        for kernel, values in expected.items():
+            found = similarity(d, kernel, sigma=0.7, alpha=3.0)
+            torch.testing.assert_close(found, torch.tensor(values).double())
+
+    def test_sqrt_takes_larger_divergences_as_one_with_a_finite_gradient(self) -> None:
+        d = torch.tensor([0.5, 1.0, 3.0], requires_grad=True)
+        psi = similarity(d, "sqrt")
+        assert psi[1:].tolist() == [0.0, 0.0]
+        (grad,) = torch.autograd.grad(psi.sum(), d)
+        assert grad.isfinite().all()
+
+    def test_linear_of_nothing_but_zeros_is_one(self) -> None:
+        assert similarity(torch.zeros(3, 3), "linear").tolist() == [[1.0] * 3] * 3
+
+    @pytest.mark.parametrize("kernel", PAPER_KERNELS)
+    def test_the_papers_kernels_are_positive_and_highest_at_zero(self, kernel: str) -> None:
+        psi = similarity(torch.linspace(0, 0.9, 10), kernel)
+        assert (psi >= 0).all()
+        assert psi.argmax() == 0
+
+    def test_unknown_kernel_is_named(self) -> None:
+        with pytest.raises(ValueError, match="'cubic' is not one of gaussian"):
+            similarity(torch.zeros(1), "cubic")

@@ -1,0 +1,231 @@
+"""The losses against naive loops and batches small enough to do by hand."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from deepbregman.method.bregman import divergence, similarity, soft_divergence
+from deepbregman.method.losses import (
+    Losses,
+    TotalLoss,
+    divergence_loss,
+    nt_logistic,
+    nt_xent,
+    usage_entropy,
+)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return (a @ b / (a.norm() * b.norm())).item()
+
+
+def xent_by_loops(views: list[Tensor], tau: float) -> float:
+    """Eq. 1 and 2: every anchor, every positive, every other sample."""
+    samples = [(m, i, view[i]) for m, view in enumerate(views) for i in range(len(view))]
+    terms = []
+    for m, i, a in samples:
+        others = [(n, j, b) for n, j, b in samples if (n, j) != (m, i)]
+        total = sum(math.exp(cosine(a, b) / tau) for _, _, b in others)
+        terms += [-math.log(math.exp(cosine(a, b) / tau) / total) for _, j, b in others if j == i]
+    return sum(terms) / len(terms)
+
+
+def logistic_by_loops(views: list[Tensor], tau: float) -> float:
+    samples = [(m, i, view[i]) for m, view in enumerate(views) for i in range(len(view))]
+    per_anchor = []
+    for m, i, a in samples:
+        attract = [
+            math.log(1 + math.exp(-cosine(a, b) / tau)) for n, j, b in samples if j == i and n != m
+        ]
+        repel = [math.log(1 + math.exp(cosine(a, b) / tau)) for n, j, b in samples if j != i]
+        per_anchor.append(sum(attract) / len(attract) + sum(repel) / len(repel))
+    return sum(per_anchor) / len(per_anchor)
+
+
+@given(st.integers(2, 5), st.integers(2, 3), st.sampled_from([0.1, 0.5, 1.0]), st.integers(0, 99))
+def test_contrastive_losses_equal_their_loops(
+    num_images: int, num_views: int, tau: float, seed: int
+) -> None:
+    views = list(normal(num_views, num_images, 3, seed=seed))
+    assert nt_xent(*views, temperature=tau).item() == pytest.approx(xent_by_loops(views, tau))
+    found = nt_logistic(*views, temperature=tau).item()
+    assert found == pytest.approx(logistic_by_loops(views, tau))
+
+
+def test_nt_xent_by_hand() -> None:
+    """Two images on the axes, views identical: the positive at 1, two negatives at 0."""
+    z = torch.eye(2, dtype=torch.float64)
+    expected = -math.log(math.exp(1 / 0.5) / (math.exp(1 / 0.5) + 2))
+    assert nt_xent(z, z, temperature=0.5).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss", [nt_xent, nt_logistic])
+def test_contrastive_losses_ignore_scale_and_permutation(loss: object) -> None:
+    z1, z2, order = normal(6, 4), normal(6, 4, seed=1), torch.tensor([3, 1, 5, 0, 2, 4])
+    reference = loss(z1, z2, temperature=0.2)  # type: ignore[operator]
+    for other in ((3 * z1, 0.1 * z2), (z1[order], z2[order]), (z2, z1)):
+        torch.testing.assert_close(loss(*other, temperature=0.2), reference)  # type: ignore[operator]
+    broken = loss(z1[order], z2, temperature=0.2)  # type: ignore[operator]
+    assert not torch.isclose(broken, reference)  # positives matter
+
+
+@pytest.mark.parametrize("loss", [nt_xent, nt_logistic])
+def test_contrastive_gradients(loss: object) -> None:
+    inputs = (normal(3, 4).requires_grad_(), normal(3, 4, seed=1).requires_grad_())
+    assert torch.autograd.gradcheck(lambda a, b: loss(a, b, temperature=0.3), inputs)  # type: ignore[operator]
+
+
+def test_views_that_do_not_match_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        nt_xent(normal(3, 4))
+    with pytest.raises(ValueError, match=r"\(3, 4\), \(2, 4\)"):
+        nt_xent(normal(3, 4), normal(2, 4))
+
+
+def test_divergence_loss_by_hand() -> None:
+    """Eq. 7 on two images and two subnetworks: D = [[0, 2], [3, 0]]."""
+    o1 = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64)
+    o2 = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+    assert divergence(o1, o2).tolist() == [[0.0, 2.0], [3.0, 0.0]]
+    psi = [[1.0, math.exp(-2 / 4.5)], [math.exp(-3 / 4.5), 1.0]]
+    rows = [
+        -math.log(math.exp(psi[i][i]) / (math.exp(psi[i][0]) + math.exp(psi[i][1]))) for i in (0, 1)
+    ]
+    expected = sum(rows) / 2
+    assert divergence_loss(o1, o2).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("pairs", ["views", "all"])
+@pytest.mark.parametrize("smoothing", [None, 0.8])
+@pytest.mark.parametrize("kernel", ["gaussian", "negative"])
+def test_divergence_loss_equals_its_loop(pairs: str, smoothing: float | None, kernel: str) -> None:
+    o1, o2, tau = normal(4, 6), normal(4, 6, seed=1), 0.3
+
+    def psi(a: Tensor, b: Tensor) -> float:
+        d = (
+            divergence(a[None], b[None])
+            if smoothing is None
+            else soft_divergence(a[None], b[None], smoothing)
+        )
+        return similarity(d, kernel, sigma=0.9).item()
+
+    terms = []
+    if pairs == "views":
+        for i in range(4):
+            logits = [psi(o1[i], o2[j]) / tau for j in range(4)]
+            terms.append(math.log(sum(map(math.exp, logits))) - logits[i])
+    else:
+        samples = [*o1, *o2]
+        for i, a in enumerate(samples):
+            logits = {j: psi(a, b) / tau for j, b in enumerate(samples) if j != i}
+            terms.append(math.log(sum(map(math.exp, logits.values()))) - logits[(i + 4) % 8])
+    found = divergence_loss(
+        o1,
+        o2,
+        kernel=kernel,
+        sigma=0.9,
+        pairs=pairs,  # type: ignore[arg-type]
+        temperature=tau,
+        smoothing=smoothing,
+    )
+    assert found.item() == pytest.approx(sum(terms) / len(terms))
+
+
+@pytest.mark.parametrize("num_images", [8, 64])
+def test_without_a_temperature_the_loss_can_hardly_move(num_images: int) -> None:
+    """psi in (0, 1] pins the paper's loss between about log N - 1 and log N + 1."""
+    perfect = 100.0 * torch.eye(num_images, dtype=torch.float64)
+    worst = divergence_loss(perfect, perfect.roll(1, 0))
+    best = divergence_loss(perfect, perfect)
+    assert best.item() == pytest.approx(math.log(1 + (num_images - 1) / math.e), abs=1e-3)
+    assert worst.item() < math.log(num_images) + 1
+    assert divergence_loss(perfect, perfect, temperature=0.1).item() < 0.1
+
+
+def test_sets_are_reduced_before_they_are_compared() -> None:
+    sets = normal(4, 3, 6), normal(4, 3, 6, seed=1)
+    points = (sets[0].mean(1), sets[1].mean(1))
+    assert torch.equal(divergence_loss(*sets, pairs="all"), divergence_loss(*points, pairs="all"))
+
+
+def test_unknown_pairs_are_refused() -> None:
+    with pytest.raises(ValueError, match="'both' is not one of views, all"):
+        divergence_loss(normal(2, 3), normal(2, 3), pairs="both")  # type: ignore[arg-type]
+
+
+def test_usage_entropy_spans_zero_to_one() -> None:
+    one_winner = torch.zeros(5, 4)
+    one_winner[:, 2] = 100.0
+    assert usage_entropy(one_winner).item() == pytest.approx(0.0, abs=1e-6)
+    assert usage_entropy(100.0 * torch.eye(4)).item() == pytest.approx(1.0, abs=1e-6)
+    assert usage_entropy(torch.zeros(3, 1)).item() == 1.0
+
+
+class TestTotal:
+    def test_is_equation_9(self) -> None:
+        z, scores = normal(2, 4, 3), normal(2, 4, 6, seed=1)
+        found: Losses = TotalLoss(contrastive_weight=5.0, sigma=1.5)(z, scores)
+        contrastive = nt_xent(z[0], z[1], temperature=0.1)
+        divergent = divergence_loss(scores[0], scores[1], sigma=1.5)
+        torch.testing.assert_close(found.total, 5 * contrastive + divergent, rtol=1e-6, atol=0)
+        torch.testing.assert_close(found.divergence, divergent, rtol=1e-6, atol=0)
+
+    def test_weight_zero_is_simclr(self) -> None:
+        z = normal(2, 4, 3)
+        loss = TotalLoss(divergence_weight=0.0, contrastive_weight=1.0, temperature=0.5)
+        torch.testing.assert_close(
+            loss(z, None).total, nt_xent(z[0], z[1], temperature=0.5), rtol=1e-6, atol=0
+        )
+
+    def test_numbers_of_the_divergence_reach_it(self) -> None:
+        z, scores = normal(2, 4, 3), normal(2, 4, 6, seed=1)
+        loss = TotalLoss(
+            divergence_weight=0.5,
+            contrastive_weight=0.0,
+            kernel="arccot",
+            alpha=2.0,
+            pairs="all",
+            divergence_temperature=0.2,
+            smoothing=0.7,
+            usage_bonus=0.1,
+        )
+        expected = 0.5 * divergence_loss(
+            scores[0],
+            scores[1],
+            kernel="arccot",
+            alpha=2.0,
+            pairs="all",
+            temperature=0.2,
+            smoothing=0.7,
+        ) - 0.1 * usage_entropy(scores.flatten(0, 1))
+        torch.testing.assert_close(loss(z, scores).total, expected, rtol=1e-6, atol=0)
+
+    def test_four_views_as_two_distributions(self) -> None:
+        z, scores = normal(4, 3, 2), normal(4, 3, 5, seed=1)
+        found = TotalLoss(sets=True)(z, scores).divergence
+        expected = divergence_loss(scores[:2].mean(0), scores[2:].mean(0))
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+    def test_three_views_as_points_average_over_pairs(self) -> None:
+        z, scores = normal(3, 4, 2), normal(3, 4, 5, seed=1)
+        pairs = [(0, 1), (0, 2), (1, 2)]
+        expected = sum(divergence_loss(scores[a], scores[b]) for a, b in pairs) / 3
+        torch.testing.assert_close(TotalLoss()(z, scores).divergence, expected, rtol=1e-6, atol=0)
+
+    def test_learnable_sigma_starts_at_its_value_and_gets_gradient(self) -> None:
+        z, scores = normal(2, 4, 3), normal(2, 4, 6, seed=1)
+        fixed, learnt = TotalLoss(sigma=0.8), TotalLoss(sigma=0.8, learn_sigma=True)
+        total = learnt(z, scores).total
+        torch.testing.assert_close(total, fixed(z, scores).total, rtol=1e-6, atol=0)
+        total.backward()
+        assert learnt.log_sigma is not None
+        assert learnt.log_sigma.grad is not None
+        assert learnt.log_sigma.grad.abs() > 0

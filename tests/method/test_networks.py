@@ -1,0 +1,155 @@
+"""The networks: K subnetworks in one operation, the encoders' stems, the projection."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepbregman.method.base_network import TRUNKS, Encoder, build_encoder, build_projection
+from deepbregman.method.divergence_network import BregmanNetwork
+from deepbregman.method.model import Model
+
+
+def one_by_one(network: BregmanNetwork, z: Tensor) -> Tensor:
+    """Evaluate each subnetwork as two nn.Linear layers, without its output normalisation."""
+    columns = []
+    for k in range(network.num_subnetworks):
+        first = nn.Linear(z.shape[1], network.weight2.shape[1]).double()
+        second = nn.Linear(network.weight2.shape[1], 1).double()
+        with torch.no_grad():
+            first.weight.copy_(network.weight1[:, k].T)
+            first.bias.copy_(network.bias1[k])
+            second.weight.copy_(network.weight2[k][None])
+            second.bias.copy_(network.bias2[k][None])
+        hidden = first(z)
+        columns.append(second(hidden.relu() if network.activation == "relu" else hidden))
+    return torch.cat(columns, dim=1)
+
+
+class TestSubnetworks:
+    @pytest.mark.parametrize("activation", [None, "relu"])
+    def test_equal_separate_linear_layers(self, activation: object) -> None:
+        network = BregmanNetwork(6, 5, 4, norm="none", activation=activation).double()  # type: ignore[arg-type]
+        z = torch.randn(7, 6, dtype=torch.float64)
+        torch.testing.assert_close(network(z), one_by_one(network, z))
+
+    def test_composing_the_layers_keeps_their_gradients(self) -> None:
+        network = BregmanNetwork(6, 5, 4, norm="none").double()
+        z = torch.randn(7, 6, dtype=torch.float64)
+        weights = (network.weight1, network.weight2, network.bias1, network.bias2)
+        composed = torch.autograd.grad(network(z).square().sum(), weights)
+        network.is_affine = False
+        layered = torch.autograd.grad(network(z).square().sum(), weights)
+        for a, b in zip(composed, layered, strict=True):
+            torch.testing.assert_close(a, b)
+
+    def test_output_is_batch_normalised(self) -> None:
+        scores = BregmanNetwork(6, 5, 4).train()(torch.randn(64, 6))
+        torch.testing.assert_close(scores.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
+        torch.testing.assert_close(scores.std(0, correction=0), torch.ones(5), atol=1e-2, rtol=0)
+
+    def test_hidden_is_batch_normalised(self) -> None:
+        network = BregmanNetwork(6, 5, 4, norm="hidden").train().double()
+        z = torch.randn(64, 6, dtype=torch.float64)
+        hidden = torch.einsum("nd,dkh->nkh", z, network.weight1) + network.bias1
+        hidden = (hidden - hidden.mean(0)) / (hidden.var(0, correction=0) + 1e-5).sqrt()
+        expected = (hidden * network.weight2).sum(2) + network.bias2
+        torch.testing.assert_close(network(z), expected)
+
+    def test_input_is_normalised_by_choice(self) -> None:
+        network = BregmanNetwork(6, 5, 4, norm="none", normalise_input=True)
+        z = torch.randn(7, 6)
+        torch.testing.assert_close(network(z), network(10 * z))
+
+    def test_subnetworks_start_different(self) -> None:
+        network = BregmanNetwork(6, 5, 4)
+        assert len({tuple(network.weight1[:, k].flatten().tolist()) for k in range(5)}) == 5
+
+    def test_dropout_acts_in_training_only(self) -> None:
+        network = BregmanNetwork(6, 5, 4, norm="none", activation="relu", dropout=0.5)
+        z = torch.randn(7, 6)
+        assert not torch.equal(network.train()(z), network(z))
+        assert torch.equal(network.eval()(z), network(z))
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            ({"num_subnetworks": 0}, "num_subnetworks is 0"),
+            ({"hidden_features": -1}, "hidden_features is -1"),
+            ({"norm": "layer"}, "norm 'layer'"),
+            ({"activation": "gelu"}, "activation 'gelu'"),
+        ],
+    )
+    def test_bad_arguments_are_named(self, arguments: dict[str, object], words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            BregmanNetwork(**arguments)  # type: ignore[arg-type]
+
+
+class TestEncoders:
+    @pytest.mark.parametrize(
+        ("name", "width"),
+        [("resnet18", 512), ("resnet34", 512), ("resnet50", 2048), ("small", 128)],
+    )
+    def test_widths(self, name: str, width: int) -> None:
+        encoder = build_encoder(name, 32).eval()
+        assert encoder.num_features == width
+        assert encoder(torch.rand(2, 3, 32, 32)).shape == (2, width)
+
+    def test_every_trunk_can_be_built(self) -> None:
+        for name in TRUNKS:
+            assert build_encoder(name, 32).num_features > 0
+
+    def test_stem_keeps_the_resolution_of_thumbnails_only(self) -> None:
+        small, large = build_encoder("resnet18", 64).trunk, build_encoder("resnet18", 65).trunk
+        assert (small.conv1.kernel_size, small.conv1.stride) == ((3, 3), (1, 1))  # type: ignore[union-attr]
+        assert isinstance(small.maxpool, nn.Identity)
+        assert (large.conv1.kernel_size, large.conv1.stride) == ((7, 7), (2, 2))  # type: ignore[union-attr]
+        assert isinstance(large.maxpool, nn.MaxPool2d)
+
+    def test_standard_stem_is_torchvisions_network(self) -> None:
+        import torchvision
+
+        ours = build_encoder("resnet18", 224).eval()
+        theirs = torchvision.models.resnet18(weights=None).eval()
+        state = {k: v for k, v in theirs.state_dict().items() if not k.startswith("fc.")}
+        ours.trunk.load_state_dict(state)
+        theirs.fc = nn.Identity()
+        images = torch.rand(2, 3, 96, 96)
+        torch.testing.assert_close(ours(images), theirs(images))
+
+    def test_uint8_and_float_images_give_the_same(self) -> None:
+        encoder = build_encoder("small", 8, mean=(0.1, 0.2, 0.3), deviation=(0.5, 0.6, 0.7)).eval()
+        images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+        torch.testing.assert_close(encoder(images), encoder(images / 255.0))
+
+    def test_pixels_are_normalised_by_mean_and_deviation(self) -> None:
+        class Mean(nn.Module):
+            def forward(self, images: Tensor) -> Tensor:
+                return images.mean(dim=(2, 3))
+
+        encoder = Encoder(Mean(), 3, mean=(0.1, 0.2, 0.3), deviation=(0.5, 0.5, 2.0))
+        found = encoder(torch.full((1, 3, 2, 2), 0.5))
+        torch.testing.assert_close(found, torch.tensor([[0.8, 0.6, 0.1]]))
+
+    def test_unknown_names_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="'vgg' is not one of resnet18"):
+            build_encoder("vgg", 32)
+        with pytest.raises(ValueError, match="'big' is not one of auto"):
+            build_encoder("resnet18", 32, stem="big")
+
+
+def test_projection_is_the_papers() -> None:
+    layers = build_projection(512)
+    assert [type(layer) for layer in layers] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
+    assert layers(torch.rand(4, 512)).shape == (4, 128)
+
+
+def test_model_passes_h_to_z_to_scores() -> None:
+    encoder, projection = build_encoder("small", 8), build_projection(128, 16, 8)
+    model = Model(encoder, projection, BregmanNetwork(8, 5, 4)).eval()
+    images = torch.rand(3, 3, 8, 8)
+    h, z, scores = model(images)
+    torch.testing.assert_close(h, encoder(images))
+    torch.testing.assert_close(z, projection(h))
+    assert model.divergence_network is not None
+    torch.testing.assert_close(scores, model.divergence_network(z))
+    assert Model(encoder, projection, None)(images).scores is None
