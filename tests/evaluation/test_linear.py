@@ -15,9 +15,9 @@ from deepbregman.evaluation.linear import (
     choose_l2,
     few_label_accuracy,
     fit_linear,
-    fit_linear_sgd,
     linear_accuracy,
 )
+from deepbregman.evaluation.linear_sgd import fit_linear_sgd
 
 DIGITS = load_digits()
 FEATURES = torch.tensor(DIGITS.data, dtype=torch.float32)  # (1797, 64); some are constant
@@ -192,7 +192,9 @@ def test_few_label_mean_and_deviation() -> None:
     data = (FEATURES[TRAIN], LABELS[TRAIN], FEATURES[TEST], LABELS[TEST])
     result = few_label_accuracy(*data, subsets, num_classes=10, l2=1e-2)
     values = [
-        accuracy(fit_linear(FEATURES[s], LABELS[s], num_classes=10, l2=1e-2), *data[2:])
+        accuracy(
+            fit_linear(FEATURES[s], LABELS[s], num_classes=10, l2=1e-2, one_scale=True), *data[2:]
+        )
         for s in subsets
     ]
     assert result.values == pytest.approx(values)
@@ -290,3 +292,14 @@ def test_cuda_agrees_with_the_cpu() -> None:
     torch.testing.assert_close(actual.weight.cpu(), expected.weight, atol=1e-3, rtol=0)
     best, _ = choose_l2(FEATURES[TRAIN].cuda(), LABELS[TRAIN], HELD_OUT, num_classes=10)
     assert best == choose_l2(FEATURES[TRAIN], LABELS[TRAIN], HELD_OUT, num_classes=10)[0]
+
+
+def test_one_scale_is_logistic_regression_on_centred_features() -> None:
+    """scikit-learn on features that are centred and divided by one number."""
+    features, labels = FEATURES[:200], LABELS[:200]
+    found = fit_linear(features, labels, num_classes=10, l2=1e-2, one_scale=True)
+    design = features.double() - features.double().mean(0)
+    design = design / design.square().mean().sqrt()
+    reference = LogisticRegression(C=1 / (1e-2 * 200), solver="newton-cg", tol=1e-8, max_iter=1000)
+    expected = torch.tensor(reference.fit(design.numpy(), labels.numpy()).predict_proba(design))
+    torch.testing.assert_close(found.predict(features).softmax(1), expected, rtol=0.0, atol=1e-3)

@@ -7,7 +7,7 @@ bias free: scikit-learn's LogisticRegression with ``C = 1 / (l2 * n)``, for 3 cl
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -59,6 +59,16 @@ class FewLabelResult(NamedTuple):
     values: tuple[float, ...]
 
 
+def standardisation(features: Tensor, one_scale: bool = False) -> tuple[Tensor, Tensor]:
+    """Return the mean and the deviation, (d,) each, of features (n, d); a constant one has 1."""
+    mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0)
+    if one_scale:
+        deviation = deviation.square().mean().sqrt().expand_as(deviation)
+    # Constant up to the rounding of the float32 in which features are cached.
+    constant = deviation <= torch.finfo(torch.float32).eps * mean.abs()
+    return mean, deviation.masked_fill(constant, 1.0)
+
+
 def fit_linear(
     features: Tensor,
     labels: Tensor,
@@ -67,6 +77,7 @@ def fit_linear(
     l2: float = 1e-3,
     max_iterations: int = 2000,
     start: LinearClassifier | None = None,
+    one_scale: bool = False,
 ) -> LinearClassifier:
     """Fit multinomial logistic regression by full-batch L-BFGS, on the features' device.
 
@@ -77,6 +88,8 @@ def fit_linear(
         l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
         max_iterations: A limit; stopping short of the optimum gives a RuntimeWarning.
         start: Where to start, to save iterations; the optimum does not depend on it.
+        one_scale: Divide all features by one deviation, so that a handful of rows cannot blow up
+            the features that happen to be nearly constant among them.
 
     Returns:
         The classifier, in float64 unless the features are too many.
@@ -95,10 +108,7 @@ def fit_linear(
             )
         wide = features.numel() <= _FLOAT64_ELEMENTS and features.device.type != "mps"
         values = features.detach().to(torch.float64 if wide else torch.float32, copy=True)
-        mean, deviation = values.mean(dim=0), values.std(dim=0, correction=0)
-        # Constant up to the rounding of the float32 in which features are cached.
-        constant = deviation <= torch.finfo(torch.float32).eps * mean.abs()
-        deviation = deviation.masked_fill(constant, 1.0)
+        mean, deviation = standardisation(values, one_scale)
         design = values.sub_(mean).div_(deviation)  # (n, d)
         # An absent class would send its bias to minus infinity: solve without it, then say so.
         weight, bias = design.new_zeros(len(present), design.shape[1]), mean.new_zeros(len(present))
@@ -203,61 +213,11 @@ def few_label_accuracy(
         raise ValueError("subsets is empty, but a mean needs a value: pass at least one subset")
     train_labels, values = train_labels.to(train_features.device), []
     for rows in (subset.to(train_features.device) for subset in subsets):
-        fit = fit_linear(train_features[rows], train_labels[rows], num_classes=num_classes, l2=l2)
+        few = train_features[rows], train_labels[rows]
+        fit = fit_linear(*few, num_classes=num_classes, l2=l2, one_scale=True)
         values.append(_top(fit.predict(test_features), test_labels))
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return FewLabelResult(statistics.fmean(values), deviation, tuple(values))
-
-
-def fit_linear_sgd(
-    batches: Callable[[int], Iterable[tuple[Tensor, Tensor]]],
-    *,
-    in_features: int,
-    num_classes: int,
-    epochs: int,
-    learning_rate: float,
-    weight_decay: float,
-    seed: int,
-    device: torch.device | str,
-    mean: Tensor,
-    deviation: Tensor,
-    momentum: float = 0.9,
-) -> LinearClassifier:
-    """Fit by SGD on features that change every epoch; the host never waits inside an epoch.
-
-    Args:
-        batches: Maps an epoch to its (features (b, d), labels (b,)), of augmented images.
-        in_features: Number of features, d.
-        num_classes: Number of classes, C.
-        epochs: Passes over ``batches``.
-        learning_rate: Of the first epoch; a cosine over the epochs takes it towards 0.
-        weight_decay: On the weights, not on the bias.
-        seed: Of the initial weights.
-        device: Where to train.
-        mean: (d,), subtracted from the features.
-        deviation: (d,), divides the features; nowhere zero.
-        momentum: Of SGD.
-    """
-    # Drawn on the host, so that every device starts from the same weights.
-    initial = torch.randn(num_classes, in_features, generator=torch.Generator().manual_seed(seed))
-    with torch.inference_mode(False):
-        weight = (0.01 * initial).to(device).requires_grad_()
-        bias = torch.zeros(num_classes, device=device, requires_grad=True)
-        mean, deviation = mean.to(weight, copy=True), deviation.to(weight, copy=True)
-    optimiser = torch.optim.SGD([weight], learning_rate, momentum, weight_decay=weight_decay)
-    optimiser.add_param_group({"params": [bias], "weight_decay": 0.0})
-    for epoch in range(epochs):
-        for group in optimiser.param_groups:
-            group["lr"] = learning_rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
-        for features, labels in batches(epoch):
-            # A generator that yields inside no_grad or inference_mode would switch ours off too.
-            with torch.inference_mode(False), torch.enable_grad():
-                inputs = (features.detach().to(weight) - mean) / deviation  # (b, d)
-                targets = labels.to(device, torch.long, copy=True)
-                loss = functional.cross_entropy(inputs @ weight.T + bias, targets)
-                weight.grad, bias.grad = torch.autograd.grad(loss, [weight, bias])
-                optimiser.step()
-    return LinearClassifier(weight.detach(), bias.detach(), mean, deviation)
 
 
 def _minimise(

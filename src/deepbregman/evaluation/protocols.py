@@ -20,7 +20,8 @@ from deepbregman.training.seeds import derived, epoch_order
 
 from .features import BATCH_SIZE, Features, autocast, compute_features, frozen
 from .knn import Neighbours, cosine_neighbours, nearest_by, vote
-from .linear import fit_linear_sgd, linear_accuracy
+from .linear import linear_accuracy, standardisation
+from .linear_sgd import fit_linear_sgd
 
 NEIGHBOURS = (20, 200)
 VOTE_TEMPERATURE = 0.1
@@ -81,7 +82,10 @@ def knn(subject: Subject) -> list[Record]:
     rows = _votes("cosine", found, subject)
     if test.features.scores is None or train.features.scores is None:
         return rows
-    bank, settings = train.features.scores, subject.config.divergence
+    # Equal winners are at divergence 0, many of them; the first of equals is taken, so the bank
+    # must not be in the order of its classes.
+    order = epoch_order(len(train.labels), subject.seed, 0).to(train.labels.device)
+    bank, settings = train.features.scores[order], subject.config.divergence
 
     def learned(queries: Tensor) -> Tensor:
         distance = (
@@ -95,7 +99,7 @@ def knn(subject: Subject) -> list[Record]:
 
     found = nearest_by(learned, test.features.scores, k)
     psi = similarity(-found.similarities, "gaussian", settings.sigma)
-    return rows + _votes("divergence", Neighbours(psi, found.indices), subject)
+    return rows + _votes("divergence", Neighbours(psi, order[found.indices]), subject)
 
 
 def linear(subject: Subject) -> list[Record]:
@@ -130,6 +134,7 @@ def _augmented(subject: Subject) -> float:
         without=("rotation", "jitter", "greyscale", "blur"),
     )
     encoder = subject.model.encoder
+    mean, deviation = standardisation(features)
 
     def epoch_features(epoch: int) -> Iterable[tuple[Tensor, Tensor]]:
         order = epoch_order(len(train.labels), subject.seed, epoch)
@@ -154,8 +159,8 @@ def _augmented(subject: Subject) -> float:
             weight_decay=1e-5,
             seed=subject.seed,
             device=device,
-            mean=features.mean(dim=0),
-            deviation=features.std(dim=0),
+            mean=mean,
+            deviation=deviation,
         )
     predicted = classifier.predict(subject.test.features.representation).argmax(dim=1)
     return _accuracy(predicted, subject.test.labels)
