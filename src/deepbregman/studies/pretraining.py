@@ -83,7 +83,7 @@ def _pretrain(
         console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
     kept, held_out = split_for_monitor(source.train, config)
     images = images_to_pretrain_on(source, kept)
-    fabric = launch(config, accelerator)
+    fabric = launch(accelerator)
     job = Pretraining(config, images, fabric, folder, resuming)
     console.print(
         f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {len(images):,} "

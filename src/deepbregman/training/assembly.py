@@ -108,6 +108,7 @@ class Objective(nn.Module):
         loss: box 4.
         gather: joins (M, n, d) tensors of all processes to (M, N, d), with gradient; the loss of
             several processes is then the loss of their joint batch.
+        mixed: run the networks, and nothing else, in bfloat16 where it is safe to.
     """
 
     def __init__(
@@ -116,12 +117,14 @@ class Objective(nn.Module):
         model: Model,
         loss: TotalLoss,
         gather: Callable[[Tensor], Tensor] | None = None,
+        mixed: bool = False,
     ) -> None:
         super().__init__()
         self.views = views
         self.model = model
         self.loss = loss
         self.gather = gather
+        self.mixed = mixed
 
     def forward(self, images: Tensor, sizes: Tensor | None, uniforms: Tensor) -> StepOutputs:
         """Compute the losses of a batch.
@@ -133,7 +136,8 @@ class Objective(nn.Module):
         """
         views = self.views(images, sizes, uniforms)  # (M, N, 3, S, S)
         grid = views.shape[:2]
-        h, z, scores = self.model(views.flatten(0, 1))  # one forward pass for all views
+        with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=self.mixed):
+            h, z, scores = self.model(views.flatten(0, 1))  # one forward pass for all views
         h, z = h.unflatten(0, grid), z.unflatten(0, grid)  # (M, N, d)
         scores = None if scores is None else scores.unflatten(0, grid)  # (M, N, K)
         if self.gather is not None:
@@ -150,9 +154,18 @@ def build_objective(
     mean: Sequence[float],
     deviation: Sequence[float],
     gather: Callable[[Tensor], Tensor] | None = None,
+    mixed: bool = False,
 ) -> Objective:
-    """Build everything that is trained, its initial weights drawn from the configuration's seed."""
+    """Build everything that is trained, its initial weights drawn from the configuration's seed.
+
+    Args:
+        config: of the run.
+        mean: of the training pixels, by channel.
+        deviation: likewise.
+        gather: see :class:`Objective`.
+        mixed: see :class:`Objective`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = build_model(config, mean, deviation)
-    return Objective(build_views(config), model, build_loss(config), gather)
+    return Objective(build_views(config), model, build_loss(config), gather, mixed)

@@ -22,7 +22,7 @@ from .assembly import StepOutputs, build_objective
 from .display import Display
 from .interruption import Interrupted, watch_signals
 from .optimisers import build_optimiser, learning_rate
-from .processes import device_name, gathering
+from .processes import compile_step, device_name, gathering, is_mixed
 from .seeds import derived, epoch_order
 
 if TYPE_CHECKING:
@@ -75,15 +75,13 @@ class Pretraining:
             skip_unreadable=config.data.skip_unreadable,
         )
         gather = gathering(fabric) if fabric.world_size > 1 else None
-        self.objective = build_objective(config, *channel_statistics(images), gather)
+        self.objective = build_objective(
+            config, *channel_statistics(images), gather, is_mixed(config, fabric.device)
+        )
         self.objective.to(memory_format=torch.channels_last)
         self.objective.to(fabric.device)
         optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
-        compiling = config.training.compile == "yes" or (
-            config.training.compile == "auto" and fabric.device.type == "cuda"
-        )
-        if compiling:
-            self.objective.compile()
+        compile_step(self.objective, config, fabric)
         self.step_module, self.optimiser = fabric.setup(self.objective, optimiser)
         self.generator = torch.Generator(fabric.device)
         self.step = 0

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepbregman.config import Config
 from deepbregman.errors import UserError
@@ -21,23 +21,40 @@ def pick_device(accelerator: str = "auto") -> torch.device:
     return torch.device("cuda" if on_gpu else "cpu")
 
 
-def launch(config: Config, accelerator: str = "auto") -> Fabric:
-    """Start a run's process, or join those that torchrun started, and pick the precision.
+def launch(accelerator: str = "auto") -> Fabric:
+    """Start a run's process, or join those that torchrun started.
+
+    Precision is not Fabric's business here: it would cast every input of the step, the views'
+    random numbers among them, to bfloat16.
 
     Args:
-        config: of the run.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
     """
     kind = pick_device(accelerator).type
-    precision = config.training.precision
-    if precision == "auto":
-        precision = "bf16-mixed" if kind == "cuda" else "32-true"
-    fabric = Fabric(accelerator=kind, devices=1, precision=precision)
-    fabric.launch()
-    if fabric.device.type == "cuda":
+    if kind == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
+    fabric = Fabric(accelerator=kind, devices=1)
+    fabric.launch()
     return fabric
+
+
+def is_mixed(config: Config, device: torch.device) -> bool:
+    """Whether the networks run in bfloat16 mixed precision: by choice, or on a GPU."""
+    wanted = config.training.precision
+    return wanted == "bf16-mixed" or (wanted == "auto" and device.type == "cuda")
+
+
+def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
+    """Compile a step in place, by choice or on a GPU.
+
+    On one GPU its kernels are replayed as CUDA graphs: a step of a small network is over before the
+    host could launch them one by one.
+    """
+    wanted, on_gpu = config.training.compile, fabric.device.type == "cuda"
+    if wanted == "yes" or (wanted == "auto" and on_gpu):
+        graphs = on_gpu and fabric.world_size == 1
+        step.compile(mode="reduce-overhead" if graphs else "default")
 
 
 def gathering(fabric: Fabric) -> Callable[[Tensor], Tensor]:
