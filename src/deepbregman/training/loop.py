@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from lightning_fabric import Fabric
@@ -132,6 +132,8 @@ class Pretraining:
                     if writer is not None:
                         for name, value in record.items():
                             writer.add_scalar(name, value, self.step)
+                if received and not is_last:
+                    self._stop(received[0])
         if writer is not None:
             writer.close()
         if self.fabric.is_global_zero and record:
@@ -165,9 +167,8 @@ class Pretraining:
             self.optimiser.zero_grad()
             self.step += 1
             display.step(self.step)
-            if received:
-                self.save("last.pt")
-                raise Interrupted(self.run.path, received[0])
+            if received and self.step % self.steps_per_epoch:  # else the epoch closes first
+                self._stop(received[0])
         assert outputs is not None  # an epoch has at least one step
         means = (self.sums / self.steps_per_epoch).tolist()
         self.sums.zero_()
@@ -181,6 +182,10 @@ class Pretraining:
             **self._diagnose(outputs, means[0]),
             "images_per_second": images * self.config.views.num_views / seconds,
         }
+
+    def _stop(self, number: int) -> NoReturn:
+        self.save("last.pt")
+        raise Interrupted(self.run.path, number)
 
     def _feed(self, epoch: int, offset: int) -> Iterator[Batch]:
         """Iterate over this process's share of the batches of an epoch, from a step on."""

@@ -1,5 +1,6 @@
 """Devices and processes, through Lightning Fabric."""
 
+import os
 import platform
 from collections.abc import Callable
 
@@ -34,7 +35,9 @@ def launch(accelerator: str = "auto") -> Fabric:
     if kind == "cuda":
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
-    fabric = Fabric(accelerator=kind, devices=1)
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's
+    nodes = int(os.environ.get("WORLD_SIZE", "1")) // here
+    fabric = Fabric(accelerator=kind, devices=here, num_nodes=nodes)
     fabric.launch()
     return fabric
 

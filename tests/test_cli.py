@@ -1,0 +1,332 @@
+"""The command line as a user meets it: what each verb does, and every error in one table."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deepbregman.cli import VERBS, main
+from deepbregman.config import Config, override, recipes, to_toml
+from deepbregman.runs import Run
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run the command line in this process; return its exit code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            main([str(word) for word in words])
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, short_config: Config) -> Path:
+    path = tmp_path / "short.toml"
+    path.write_text(to_toml(override(short_config, {"training.epochs": 1})))
+    return path
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of two classes, 20 small photographs each."""
+    random = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(20):
+            size = (12 + index % 5, 10)
+            pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.png")
+    return tmp_path / "photos"
+
+
+class TestVerbs:
+    def test_overview_names_every_verb(self, command: Command) -> None:
+        code, out, _ = command()
+        assert code == 0
+        assert all(verb in out for verb in VERBS)
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_every_verb_has_help(self, command: Command, verb: str) -> None:
+        code, out, _ = command(verb, "--help")
+        assert code == 0
+        assert f"usage: deepbregman {verb}" in out
+
+    def test_help_lists_every_field_with_the_recipes_default(self, command: Command) -> None:
+        _, out, _ = command("pretrain", "authors", "--help")
+        assert "--divergence.sigma" in out
+        assert "0.9" in out
+        assert "--optimiser.learning-rate" in out
+
+    def test_recipes_are_listed_and_printed(self, command: Command) -> None:
+        _, listed, _ = command("recipes")
+        assert all(name in listed for name in recipes())
+        _, printed, _ = command("recipes", "paper")
+        assert printed == recipes()["paper"]
+
+    def test_a_printed_recipe_is_a_recipe(self, command: Command, tmp_path: Path) -> None:
+        _, printed, _ = command("recipes", "digits")
+        copy = tmp_path / "mine.toml"
+        copy.write_text(printed)
+        code, out, _ = command("pretrain", copy, "--help")
+        assert code == 0
+        assert "training.epochs" in out
+
+    def test_pretrain_evaluate_embed(self, command: Command, recipe: Path, tmp_path: Path) -> None:
+        folder, out_file = tmp_path / "run", tmp_path / "features.npz"
+        code, out, err = command("pretrain", recipe, "--run", folder, "--accelerator", "cpu")
+        assert (code, err) == (0, "")
+        assert f"run: {folder}" in out
+        code, out, err = command("evaluate", folder, "--epochs", 2, "--accelerator", "cpu")
+        assert (code, err) == (0, "")
+        rows = json.loads((folder / "result.json").read_text())["evaluations"]
+        kinds = [(row["protocol"], row["variant"]) for row in rows]
+        assert kinds == [
+            ("knn", "cosine, k=20"),
+            ("knn", "cosine, k=200"),
+            ("knn", "divergence, k=20"),
+            ("knn", "divergence, k=200"),
+            ("linear", "cached features"),
+            ("linear", "crop and flip"),
+        ]
+        for row in rows:
+            assert f"{row['value']:.2f}" in out
+            assert (row["num_train"], row["num_test"], row["data"]) == (1297, 500, "digits")
+        code, _, err = command("embed", folder, "--out", out_file, "--accelerator", "cpu")
+        assert (code, err) == (0, "")
+        with np.load(out_file, allow_pickle=False) as arrays:
+            assert arrays["train_features"].shape == (1297, 128)
+            assert arrays["test_scores"].shape == (500, 10)
+            assert arrays["test_labels"].shape == (500,)
+
+    def test_fields_are_changed_by_their_dotted_names(
+        self, command: Command, recipe: Path, tmp_path: Path
+    ) -> None:
+        words = ("--seed", 7, "--divergence.num-subnetworks", 3, "--views.without", "crop", "flip")
+        command("pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cpu", *words)
+        config = Run.open(tmp_path / "run").config
+        assert config.seed == 7
+        assert config.divergence.num_subnetworks == 3
+        assert config.views.without == ("crop", "flip")
+
+    def test_your_own_folder(self, command: Command, photos: Path, recipe: Path) -> None:
+        run = photos.parent / "run"
+        words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", run)
+        code, out, err = command(
+            "pretrain", recipe, "--data", photos, *words, "--accelerator", "cpu"
+        )
+        assert (code, err) == (0, "")
+        assert "29 images" in out  # of 40: 8 are the test split, 3 are held out
+        code, out, _ = command("evaluate", run, "--protocol", "knn", "--accelerator", "cpu")
+        assert code == 0
+        assert "cosine, k=20" in out
+        assert "k=200" not in out  # there are not so many images
+
+    def test_an_unlabelled_folder_pretrains_and_embeds_but_cannot_be_judged(
+        self, command: Command, photos: Path, recipe: Path, tmp_path: Path
+    ) -> None:
+        flat = tmp_path / "flat"
+        flat.mkdir()
+        for index, path in enumerate(sorted(photos.rglob("*.png"))):
+            shutil.copy(path, flat / f"{index}.png")
+        words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", tmp_path / "run")
+        code, _, err = command("pretrain", recipe, "--data", flat, *words, "--accelerator", "cpu")
+        assert (code, err) == (0, "")
+        code, out, _ = command("embed", tmp_path / "run", "--out", tmp_path / "f.npz")
+        assert code == 0
+        assert "train_names" in out
+        code, _, err = command("evaluate", tmp_path / "run")
+        assert code == 2
+        assert "has no labels" in err
+
+    def test_resume_takes_the_runs_own_configuration(
+        self, command: Command, recipe: Path, tmp_path: Path
+    ) -> None:
+        command("pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cpu")
+        code, out, err = command("pretrain", "--resume", tmp_path / "run", "--accelerator", "cpu")
+        assert (code, err) == (0, "")
+        assert "resuming" in out
+        code, _, _ = command("pretrain", "--resume", tmp_path / "run", "--training.epochs", 9)
+        assert code == 2
+
+    def test_help_needs_no_torch(self) -> None:
+        script = "import sys; from deepbregman.cli import main; main(['recipes']); "
+        script += "assert 'torch' not in sys.modules"
+        subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def truncated(path: Path) -> None:
+    buffer = io.BytesIO()
+    Image.effect_noise((64, 64), 50.0).save(buffer, format="JPEG")
+    path.write_bytes(buffer.getvalue()[: len(buffer.getvalue()) // 2])
+
+
+class TestErrors:
+    """Each a paragraph on stderr that names the value, the rule and the fix; exit 2; no traces."""
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            (["pretian"], ["'pretian'", "did you mean 'pretrain'"]),
+            (["pretrain"], ["needs a recipe", "paper"]),
+            (["pretrain", "papr"], ["'papr'", "did you mean 'paper'"]),
+            (["pretrain", "missing.toml"], ["'missing.toml'", "file that exists"]),
+            (["pretrain", "digits", "--training.epoch", "3"], ["--training.epoch", "Perhaps"]),
+            (["pretrain", "digits", "--training.epochs", "many"], ["--training.epochs", "many"]),
+            (
+                ["pretrain", "digits", "--training.epochs", "0"],
+                ["training.epochs is 0", "1 or more"],
+            ),
+            (
+                ["pretrain", "digits", "--divergence.num-subnetworks", "0"],
+                ["divergence.num_subnetworks is 0", "1 or more"],
+            ),
+            (["pretrain", "digits", "--divergence.sigma", "-1"], ["sigma is -1.0", "above 0"]),
+            (["pretrain", "digits", "--optimiser.learning-rate", "nan"], ["nan", "finite"]),
+            (["pretrain", "digits", "--divergence.kernel", "cubic"], ["cubic", "gaussian"]),
+            (
+                ["pretrain", "digits", "--training.batch-size", "5000"],
+                ["batch_size 5000", "there are 1167", "lower it"],
+            ),
+            (["pretrain", "digits", "--data", "digit"], ["'digit'", "did you mean 'digits'"]),
+            (["pretrain", "digits", "--data", "none.npz"], ["none.npz"]),
+            (["pretrain", "--resume", "nowhere"], ["nowhere", "not a run folder"]),
+            (["evaluate", "nowhere"], ["nowhere", "not a run folder"]),
+            (["evaluate", "nowhere", "--protocol", "magic"], ["magic", "knn"]),
+            (["embed", "nowhere", "--out", "features.csv"], ["features.csv", ".npz"]),
+            (["recipes", "digit"], ["'digit'", "did you mean 'digits'"]),
+        ],
+    )
+    def test_table(
+        self,
+        command: Command,
+        words: list[str],
+        expected: list[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        code, _, err = command(*words)
+        assert code == 2
+        assert "Traceback" not in err
+        for part in expected:
+            assert part in err
+        assert list(tmp_path.iterdir()) == []
+
+    def refused(self, command: Command, folder: Path, *words: object) -> str:
+        """Expect a refusal that leaves no run folder behind; return its words."""
+        code, _, err = command("pretrain", *words, "--run", folder, "--accelerator", "cpu")
+        assert code == 2
+        assert "Traceback" not in err
+        assert err.count("\n") == 1  # one paragraph
+        assert not folder.exists()
+        assert not list(folder.parent.glob(f".{folder.name}*"))
+        return err
+
+    def test_empty_folder(self, command: Command, recipe: Path, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        err = self.refused(command, tmp_path / "run", recipe, "--data", tmp_path / "empty")
+        assert "empty" in err
+
+    def test_one_unreadable_image(self, command: Command, recipe: Path, photos: Path) -> None:
+        truncated(photos / "cats" / "broken.jpg")
+        run = photos.parent / "run"
+        words = (recipe, "--data", photos, "--data.image-size", 8, "--training.batch-size", 8)
+        err = self.refused(command, run, *words)
+        assert "broken.jpg" in err
+        assert "--skip-unreadable" in err
+        code, out, _ = command(
+            "pretrain", *words, "--skip-unreadable", "--run", run, "--accelerator", "cpu"
+        )
+        assert code == 0
+        assert "left out 1 unreadable" in out
+
+    def test_npz_without_its_keys(self, command: Command, recipe: Path, tmp_path: Path) -> None:
+        np.savez(tmp_path / "odd.npz", pixels=np.zeros((2, 8, 8), np.uint8))
+        err = self.refused(command, tmp_path / "run", recipe, "--data", tmp_path / "odd.npz")
+        assert "train_images" in err
+        assert "pixels" in err
+
+    def test_a_run_folder_that_exists(self, command: Command, recipe: Path, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "precious.txt").write_text("x")
+        code, _, err = command("pretrain", recipe, "--run", tmp_path / "run")
+        assert code == 2
+        assert "exists" in err
+        assert "--resume" in err
+        assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
+
+    def test_a_checkpoint_of_another_shape(
+        self, command: Command, short_run: Run, tmp_path: Path
+    ) -> None:
+        shutil.copytree(short_run.path, tmp_path / "run")
+        other = override(short_run.config, {"divergence.num_subnetworks": 11})
+        (tmp_path / "run" / "config.toml").write_text(to_toml(other))
+        before = (tmp_path / "run" / "result.json").read_text()
+        for words in (["evaluate", tmp_path / "run"], ["pretrain", "--resume", tmp_path / "run"]):
+            code, _, err = command(*words)
+            assert code == 2
+            assert "divergence_network" in err
+            assert "(10," in err or ", 10" in err
+            assert "11" in err
+        assert (tmp_path / "run" / "result.json").read_text() == before
+
+    def test_a_damaged_checkpoint(self, command: Command, short_run: Run, tmp_path: Path) -> None:
+        shutil.copytree(short_run.path, tmp_path / "run")
+        path = tmp_path / "run" / "checkpoints" / "last.pt"
+        path.write_bytes(path.read_bytes()[:1000])
+        code, _, err = command("evaluate", tmp_path / "run")
+        assert code == 2
+        assert "last.pt" in err
+        assert "damaged" in err
+
+    def test_no_space_to_write(self, recipe: Path, tmp_path: Path) -> None:
+        """A real limit on file sizes: the checkpoint does not fit, and leaves no half of it."""
+        script = (
+            "import resource, sys; from deepbregman.cli import main; "
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)); main(sys.argv[1:])"
+        )
+        run = tmp_path / "run"
+        words = ["pretrain", str(recipe), "--run", str(run), "--accelerator", "cpu"]
+        done = subprocess.run(
+            [sys.executable, "-c", script, *words], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        assert "File too large" in done.stderr
+        assert list((run / "checkpoints").iterdir()) == []
+
+    def test_a_folder_that_cannot_be_made(
+        self, command: Command, recipe: Path, tmp_path: Path
+    ) -> None:
+        (tmp_path / "file").write_text("x")
+        code, _, err = command("pretrain", recipe, "--run", tmp_path / "file" / "run")
+        assert code == 2
+        assert "file" in err
+        assert "Traceback" not in err
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+    def test_cuda_without_a_gpu(self, command: Command, recipe: Path, tmp_path: Path) -> None:
+        code, _, err = command(
+            "pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cuda"
+        )
+        assert code == 2
+        assert "no CUDA device" in err

@@ -1,0 +1,357 @@
+import json
+import os
+import stat
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deepbregman import runs
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.runs import Run, default_folder, provenance, replacing, write_json
+
+CONFIG = override(Config(), {"seed": 5, "data.source": 'été/\n"quoted"', "views.without": ["flip"]})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run.create(tmp_path / "run", CONFIG, {"device": "cpu"})
+
+
+def refuse(*arguments: Any, **options: Any) -> Any:
+    raise OSError(28, "No space left on device")
+
+
+# One file
+
+
+def test_replacing_shows_the_new_file_at_the_end_only(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with replacing(path) as file:
+        file.write(b"new" * 100_000)
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new" * 100_000
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_replacing_makes_a_file_that_was_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with replacing(path) as file:
+        file.write(b"new")
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt, SystemExit])
+def test_replacing_keeps_the_old_file_when_the_block_fails(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write_half() -> None:
+        with replacing(path) as file:
+            file.write(b"half")
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("target", ["os.fsync", "pathlib.Path.replace"])
+def test_replacing_keeps_the_old_file_when_the_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(target, refuse)
+    with pytest.raises(OSError, match="No space"), replacing(path) as file:
+        file.write(b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_replacing_is_on_disk_before_it_takes_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[tuple[str, int]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def note_fsync(handle: int) -> None:
+        events.append(("fsync", os.fstat(handle).st_size))
+        fsync(handle)
+
+    def note_replace(self: Path, target: Path) -> Path:
+        events.append(("replace", self.stat().st_size))
+        assert self.parent == target.parent  # a rename is atomic within a file system only
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    with replacing(tmp_path / "file") as file:
+        file.write(b"12345")
+    assert events == [("fsync", 5), ("replace", 5)]
+
+
+def test_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    program = (
+        "import os, pathlib, sys; from deepbregman.runs import replacing\n"
+        "with replacing(pathlib.Path(sys.argv[1])) as file:\n"
+        "    file.write(b'half'); file.flush(); os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.xfail(strict=True, reason="mkstemp makes 0600, whatever the umask: others cannot read")
+def test_files_have_the_mode_of_any_new_file(run: Run) -> None:
+    run.add_result(pretrain={})
+    run.truncate_metrics(0)
+    plain = run.path / "plain"
+    plain.touch()
+    files = ("config.toml", "provenance.json", "result.json", "metrics.jsonl")
+    modes = {name: stat.S_IMODE((run.path / name).stat().st_mode) for name in files}
+    assert set(modes.values()) == {stat.S_IMODE(plain.stat().st_mode)}, modes
+
+
+def test_record_that_is_not_json_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert os.listdir(tmp_path) == ["record.json"]
+
+
+# The folder
+
+
+def test_create_then_open(run: Run) -> None:
+    assert sorted(os.listdir(run.path)) == [
+        "checkpoints",
+        "config.toml",
+        "metrics.jsonl",
+        "provenance.json",
+    ]
+    opened = Run.open(run.path)
+    assert opened == run
+    assert opened.config == CONFIG
+    assert opened.provenance() == {"device": "cpu"}
+    assert opened.metrics() == []
+    assert opened.result() == {}
+    assert opened.last_checkpoint == run.path / "checkpoints" / "last.pt"
+    assert opened.checkpoints.is_dir()
+    assert os.listdir(run.path.parent) == ["run"]
+
+
+def test_create_makes_parents(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "run"
+    assert Run.create(path, CONFIG, {}).config == CONFIG
+
+
+def test_create_in_an_empty_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    path.mkdir()
+    assert Run.create(path, CONFIG, {}).config == CONFIG
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_create_never_overwrites_a_run(run: Run) -> None:
+    run.append_metrics({"epoch": 1})
+    with pytest.raises(UserError) as caught:
+        Run.create(run.path, Config(), {})
+    for part in (f"run folder {run.path} exists", f"--resume {run.path}", "--run"):
+        assert part in str(caught.value)
+    assert run.config == CONFIG
+    assert run.metrics() == [{"epoch": 1}]
+
+
+@pytest.mark.parametrize("kind", ["a file", "a folder with a hidden file"])
+def test_create_never_overwrites_what_is_there(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "run"
+    kept = path
+    if kind != "a file":
+        path.mkdir()
+        kept = path / ".hidden"
+    kept.write_text("kept")
+    with pytest.raises(UserError, match="exists"):
+        Run.create(path, CONFIG, {})
+    assert kept.read_text() == "kept"
+    assert os.listdir(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+@pytest.mark.parametrize("target", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.chmod"])
+def test_create_leaves_nothing_when_the_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, exists: bool
+) -> None:
+    path = tmp_path / "run"
+    if exists:
+        path.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(target, refuse)
+        with pytest.raises(OSError, match="No space"):
+            Run.create(path, CONFIG, {})
+    assert list(tmp_path.rglob("*")) == ([path] if exists else [])
+    assert Run.create(path, CONFIG, {}).config == CONFIG
+
+
+def test_create_leaves_nothing_when_a_record_is_not_json(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        Run.create(tmp_path / "run", CONFIG, {"device": object()})
+    assert os.listdir(tmp_path) == []
+
+
+def test_create_loses_a_race_without_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "run"
+    write = runs.write_json
+
+    def write_late(target: Path, record: dict[str, Any]) -> None:
+        path.mkdir()  # another process makes the same run meanwhile
+        (path / "config.toml").write_text("theirs")
+        write(target, record)
+
+    monkeypatch.setattr(runs, "write_json", write_late)
+    with pytest.raises(OSError, match="not empty"):
+        Run.create(path, CONFIG, {})
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+    assert (path / "config.toml").read_text() == "theirs"
+
+
+@pytest.mark.xfail(strict=True, raises=NotADirectoryError, reason="rename cannot replace a link")
+def test_create_in_an_empty_folder_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "elsewhere")
+    Run.create(tmp_path / "run", CONFIG, {})
+
+
+@pytest.mark.xfail(strict=True, raises=UnicodeEncodeError, reason="not an error the CLI explains")
+def test_create_with_a_source_whose_name_is_not_unicode(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")  # what sys.argv holds for such a folder
+    with pytest.raises(UserError):
+        Run.create(tmp_path / "run", override(CONFIG, {"data.source": name}), {})
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "a file", "config.toml is a folder"])
+def test_open_what_is_not_a_run(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "run"
+    if kind == "a file":
+        path.touch()
+    elif kind != "missing":
+        path.mkdir()
+    if kind.startswith("config"):
+        (path / "config.toml").mkdir()
+    with pytest.raises(UserError, match="is not a run folder") as caught:
+        Run.open(path)
+    assert str(path) in str(caught.value)
+
+
+def test_spoilt_configuration_is_named(run: Run) -> None:
+    path = run.path / "config.toml"
+    path.write_text("seed = 1\n[trainin]\n")
+    with pytest.raises(UserError, match="did you mean 'training'") as caught:
+        _ = run.config
+    assert str(path) in str(caught.value)
+
+
+# What is written in it
+
+
+def test_metrics_append(run: Run) -> None:
+    records = [{"epoch": e, "loss": 1 / e, "text": "é\u2028"} for e in (1, 2, 3)]
+    for record in records:
+        run.append_metrics(record)
+    assert run.metrics() == records
+    assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("tail", ["", '{"epoch": 4, "lo', "{", "\0\0\0", "\n"])
+def test_metrics_truncate(run: Run, epochs: int, tail: str) -> None:
+    records = [{"epoch": e, "loss": 1 / e} for e in (1, 2, 3)]
+    for record in records:
+        run.append_metrics(record)
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write(tail)
+    run.truncate_metrics(epochs)
+    assert run.metrics() == records[:epochs]
+    run.append_metrics({"epoch": 9})  # the next line begins where it should
+    assert run.metrics() == [*records[:epochs], {"epoch": 9}]
+
+
+def test_metrics_truncate_completes_a_line_that_only_lacks_its_end(run: Run) -> None:
+    (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}')
+    run.truncate_metrics(2)
+    run.append_metrics({"epoch": 3})
+    assert run.metrics() == [{"epoch": 1}, {"epoch": 2}, {"epoch": 3}]
+
+
+def test_metrics_truncate_is_atomic(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.append_metrics({"epoch": 1})
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space"):
+        run.truncate_metrics(0)
+    assert run.metrics() == [{"epoch": 1}]
+
+
+@pytest.mark.xfail(
+    strict=True, raises=json.JSONDecodeError, reason="metrics() has no care for a half-written line"
+)
+def test_metrics_of_a_run_that_crashed_can_be_read(run: Run) -> None:
+    run.append_metrics({"epoch": 1})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 2, "lo')
+    assert run.metrics() == [{"epoch": 1}]
+
+
+def test_add_result_merges(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.add_result(pretrain={"epoch": 2})
+    run.add_result(knn=[1, 2], linear=None)
+    run.add_result(knn=[3])
+    expected = {"pretrain": {"epoch": 2}, "knn": [3], "linear": None}
+    assert run.result() == expected
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="No space"):
+        run.add_result(knn=[4])
+    assert run.result() == expected
+
+
+# Where it came from
+
+
+def test_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/deepbregman", "pretrain", "--seed", "1"])
+    monkeypatch.setattr(runs, "RECORDED_VERSIONS", ("numpy", "no-such-package"))
+    record = provenance("a device")
+    assert record["command"] == ["deepbregman", "pretrain", "--seed", "1"]
+    assert record["device"] == "a device"
+    assert set(record["versions"]) == {"python", "numpy", "no-such-package"}
+    assert record["versions"]["no-such-package"] is None
+    assert record["versions"]["numpy"]
+    started = datetime.fromisoformat(record["started"])
+    assert started.utcoffset() == timedelta(0)
+    assert abs(datetime.now(UTC) - started) < timedelta(minutes=1)
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", refuse)
+    assert provenance("cpu")["commit"] is None
+
+
+def test_default_folder_says_what_and_when() -> None:
+    folder = default_folder("digits")
+    assert folder.parent == Path("runs")
+    name, when = folder.name.split("-", 1)
+    assert name == "digits"
+    assert abs(datetime.now() - datetime.strptime(when, "%Y%m%d-%H%M%S")) < timedelta(minutes=1)

@@ -1,0 +1,252 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from deepbregman.config import Config, Divergence, override
+from deepbregman.training.diagnostics import (
+    alignment,
+    diagnose,
+    effective_rank,
+    uniformity,
+    usage,
+    warnings,
+)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def unit(row: list[float]) -> list[float]:
+    return [value / math.hypot(*row) for value in row]
+
+
+def squared_distance(a: list[float], b: list[float]) -> float:
+    return math.fsum((x - y) ** 2 for x, y in zip(unit(a), unit(b), strict=True))
+
+
+def naive_alignment(z1: Tensor, z2: Tensor) -> float:
+    pairs = list(zip(z1.tolist(), z2.tolist(), strict=True))
+    return math.fsum(squared_distance(a, b) for a, b in pairs) / len(pairs)
+
+
+def naive_uniformity(z: Tensor) -> float:
+    rows = z.tolist()
+    potentials = [
+        math.exp(-2.0 * squared_distance(a, b))
+        for i, a in enumerate(rows)
+        for j, b in enumerate(rows)
+        if i != j
+    ]
+    return math.log(math.fsum(potentials) / len(potentials))
+
+
+def naive_effective_rank(h: Tensor) -> float:
+    """By the eigenvalues of the scatter, whose roots are the singular values."""
+    centred = h.numpy() - h.numpy().mean(axis=0)
+    eigenvalues = np.linalg.eigvalsh(centred.T @ centred)
+    singular = [math.sqrt(value) for value in eigenvalues if value > 1e-12]
+    total = math.fsum(singular)
+    return math.exp(-math.fsum(s / total * math.log(s / total) for s in singular))
+
+
+# On the sphere
+
+
+def test_alignment_agrees_with_a_naive_loop() -> None:
+    z1, z2 = normal(9, 5), normal(9, 5, seed=1)
+    assert float(alignment(z1, z2)) == pytest.approx(naive_alignment(z1, z2), rel=1e-12)
+
+
+def test_alignment_of_equal_orthogonal_and_opposite() -> None:
+    z = torch.eye(4)
+    assert float(alignment(z, 3.0 * z)) == pytest.approx(0.0)
+    assert float(alignment(z, z.roll(1, 0))) == pytest.approx(2.0)
+    assert float(alignment(z, -0.1 * z)) == pytest.approx(4.0)
+
+
+def test_uniformity_agrees_with_a_naive_loop() -> None:
+    z = normal(9, 5)
+    assert float(uniformity(z)) == pytest.approx(naive_uniformity(z), rel=1e-12)
+
+
+def test_uniformity_of_one_point_a_basis_and_two_poles() -> None:
+    assert float(uniformity(torch.ones(6, 3))) == pytest.approx(0.0, abs=1e-5)
+    assert float(uniformity(5.0 * torch.eye(6))) == pytest.approx(-4.0)
+    assert float(uniformity(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]))) == pytest.approx(-8.0)
+
+
+# Rank
+
+
+def test_effective_rank_agrees_with_the_definition() -> None:
+    h = normal(30, 6) * torch.tensor([5.0, 2.0, 1.0, 1.0, 0.1, 0.01]) + 7.0
+    assert float(effective_rank(h)) == pytest.approx(naive_effective_rank(h), rel=1e-9)
+
+
+@pytest.mark.parametrize("d", [2, 5, 16])
+def test_effective_rank_of_orthonormal_directions_is_their_number(d: int) -> None:
+    axes = torch.eye(d, dtype=torch.float64)
+    rotation = torch.linalg.qr(normal(d, d)).Q
+    both_ways = torch.cat([axes, -axes]) @ rotation  # its mean is 0
+    assert float(effective_rank(both_ways)) == pytest.approx(d)
+    assert float(effective_rank(100.0 * both_ways + 3.0)) == pytest.approx(d)
+    assert float(effective_rank(axes)) == pytest.approx(d - 1)  # centring takes one away
+
+
+def test_effective_rank_of_a_line_is_one() -> None:
+    line = normal(20, 1) * normal(1, 8, seed=1) + normal(1, 8, seed=2)
+    assert float(effective_rank(line)) == pytest.approx(1.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
+def test_effective_rank_of_a_point_is_one(value: float) -> None:
+    assert float(effective_rank(torch.full((20, 8), value))) == pytest.approx(1.0, abs=1e-3)
+
+
+# Usage
+
+
+def test_usage_of_one_winner() -> None:
+    active, entropy = usage(torch.tensor([[0.0, 2.0, 1.0]]).expand(7, 3))
+    assert (int(active), float(entropy)) == (1, 0.0)
+
+
+def test_usage_of_all_alike() -> None:
+    active, entropy = usage(torch.eye(5).repeat(3, 1))
+    assert int(active) == 5
+    assert float(entropy) == pytest.approx(1.0)
+
+
+def test_usage_agrees_with_a_naive_loop() -> None:
+    scores = normal(40, 6) + torch.arange(6.0) / 3
+    wins = [0] * 6
+    for row in scores.tolist():
+        wins[row.index(max(row))] += 1
+    entropy = -math.fsum(w / 40 * math.log(w / 40) for w in wins if w) / math.log(6)
+    active, found = usage(scores)
+    assert int(active) == sum(w > 0 for w in wins)
+    assert float(found) == pytest.approx(entropy, rel=1e-6)
+    assert 0 < entropy < 1
+
+
+def test_usage_of_a_single_subnetwork() -> None:
+    active, entropy = usage(torch.zeros(4, 1))
+    assert (int(active), float(entropy)) == (1, 0.0)
+
+
+# All of them
+
+
+def naive_divergence(p: list[float], q: list[float], smoothing: float) -> float:
+    """D(p || q): Eq. 6, or T KL(softmax(q / T) || softmax(p / T))."""
+    if smoothing == 0.0:
+        return max(p) - p[q.index(max(q))]
+    total_p = math.fsum(math.exp(value / smoothing) for value in p)
+    total_q = math.fsum(math.exp(value / smoothing) for value in q)
+    terms = []
+    for a, b in zip(p, q, strict=True):
+        share_p, share_q = math.exp(a / smoothing) / total_p, math.exp(b / smoothing) / total_q
+        terms.append(share_q * math.log(share_q / share_p))
+    return smoothing * math.fsum(terms)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.7])
+@pytest.mark.parametrize("num_views", [2, 3])
+def test_diagnose_agrees_with_naive_loops(smoothing: float, num_views: int) -> None:
+    h, z, scores = normal(num_views, 8, 12), normal(num_views, 8, 5), normal(num_views, 8, 4)
+    found = diagnose(h, z, scores, smoothing)
+    distance = [
+        [naive_divergence(p, q, smoothing) for q in scores[1].tolist()] for p in scores[0].tolist()
+    ]
+    positives = [distance[i][i] for i in range(8)]
+    negatives = [distance[i][j] for i in range(8) for j in range(8) if i != j]
+    active, entropy = usage(scores.reshape(-1, 4))
+    assert found == pytest.approx(
+        {
+            "alignment": naive_alignment(z[0], z[1]),
+            "uniformity": naive_uniformity(z[0]),
+            "effective_rank": naive_effective_rank(h[0]),
+            "divergence_positives": math.fsum(positives) / 8,
+            "divergence_negatives": math.fsum(negatives) / 56,
+            "active_subnetworks": int(active),
+            "usage_entropy": float(entropy),
+        },
+        rel=1e-4,
+    )
+    assert all(type(value) is float for value in found.values())
+
+
+def test_diagnose_without_divergence() -> None:
+    found = diagnose(normal(2, 8, 12), normal(2, 8, 5), None, 0.0)
+    assert set(found) == {"alignment", "uniformity", "effective_rank"}
+
+
+def test_diagnose_in_bfloat16_is_as_in_float32() -> None:
+    parts = [normal(2, 8, d).bfloat16() for d in (12, 5, 4)]
+    expected = diagnose(*(part.float() for part in parts), smoothing=0.0)
+    assert diagnose(*parts, smoothing=0.0) == pytest.approx(expected, rel=1e-5)
+
+
+# Words
+
+HEALTHY: dict[str, Any] = {"effective_rank": 20.0, "active_subnetworks": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, []),
+        ({"effective_rank": 2.0}, []),
+        ({"effective_rank": 1.94}, ["effective rank 1.9"]),
+        ({"active_subnetworks": 10.0}, []),
+        ({"active_subnetworks": 9.0}, ["only 9 of 100 subnetworks"]),
+        (
+            {"effective_rank": 1.0, "active_subnetworks": 1.0},
+            ["effective rank 1.0", "only 1 of 100 subnetworks"],
+        ),
+    ],
+)
+def test_warnings_appear_when_they_should(changes: dict[str, float], parts: list[str]) -> None:
+    words = warnings({**HEALTHY, **changes}, Divergence(num_subnetworks=100))
+    assert len(words) == len(parts)
+    for word, part in zip(words, parts, strict=True):
+        assert part in word
+
+
+def test_warnings_without_divergence() -> None:
+    assert warnings({"effective_rank": 5.0}, Divergence(weight=0.0)) == []
+
+
+def test_warnings_count_against_the_configured_number() -> None:
+    assert warnings({**HEALTHY, "active_subnetworks": 5.0}, Divergence(num_subnetworks=50)) == []
+    assert warnings({**HEALTHY, "active_subnetworks": 4.0}, Divergence(num_subnetworks=50))
+
+
+def test_warnings_advise_fields_that_exist() -> None:
+    words = " ".join(
+        warnings({"effective_rank": 1.0, "active_subnetworks": 1.0}, Divergence())
+    ).replace(";", " ")
+    fields = {
+        word.strip(",.")
+        for word in words.split()
+        if word.startswith(("contrastive.", "divergence."))
+    }
+    assert len(fields) == 4
+    for field in fields:
+        section, name = field.split(".")
+        override(Config(), {field: getattr(getattr(Config(), section), name)})
+
+
+def test_warnings_of_a_healthy_and_a_collapsed_batch() -> None:
+    settings = Divergence(num_subnetworks=4)
+    z, scores = normal(2, 8, 5), normal(2, 8, 4)
+    assert warnings(diagnose(normal(2, 8, 12), z, scores, 0.0), settings) == []
+    collapsed = warnings(diagnose(torch.ones(2, 8, 12), z, scores, 0.0), settings)
+    assert len(collapsed) == 1
+    assert "collapsed" in collapsed[0]

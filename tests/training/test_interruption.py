@@ -1,0 +1,94 @@
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deepbregman.training.interruption import Interrupted, watch_signals
+
+WATCHED = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[list[object]]:
+    """Whatever a test does, the handlers of pytest come back."""
+    before = [signal.getsignal(number) for number in WATCHED]
+    yield list(before)
+    for number, handler in zip(WATCHED, before, strict=True):
+        signal.signal(number, handler)
+
+
+def installed() -> list[object]:
+    return [signal.getsignal(number) for number in WATCHED]
+
+
+@pytest.mark.parametrize("number", WATCHED)
+def test_signal_is_collected_and_the_block_goes_on(
+    number: signal.Signals, handlers: list[object]
+) -> None:
+    went_on = False
+    with watch_signals() as received:
+        assert received == []
+        signal.raise_signal(number)
+        went_on = True
+        assert received == [number]
+    assert went_on
+    assert installed() == handlers
+
+
+def test_second_interrupt_stops_at_once(handlers: list[object]) -> None:
+    received: list[int] = []
+
+    def interrupted_twice() -> None:
+        with watch_signals() as seen:
+            signal.raise_signal(signal.SIGINT)
+            received.extend(seen)
+            signal.raise_signal(signal.SIGINT)
+            received.append(-1)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted_twice()
+    assert received == [signal.SIGINT]
+    assert installed() == handlers
+
+
+def test_termination_may_be_asked_for_twice() -> None:
+    with watch_signals() as received:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    assert received == [signal.SIGTERM, signal.SIGTERM]
+
+
+def test_handlers_come_back_after_an_error(handlers: list[object]) -> None:
+    with pytest.raises(ValueError, match="inside"), watch_signals():
+        raise ValueError("inside")
+    assert installed() == handlers
+
+
+def test_signals_can_be_watched_again() -> None:
+    for _ in range(2):
+        with watch_signals() as received:
+            signal.raise_signal(signal.SIGINT)
+        assert received == [signal.SIGINT]
+
+
+def test_other_threads_watch_nothing(handlers: list[object]) -> None:
+    found: list[object] = []
+
+    def work() -> None:
+        with watch_signals() as received:
+            found.extend([received, installed()])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [[], handlers]
+
+
+@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (2, "SIGINT")])
+def test_interrupted_says_how_to_go_on(number: int, name: str) -> None:
+    error = Interrupted(Path("runs/a"), number)
+    assert error.signal_number == number
+    assert name in str(error)
+    assert str(error).endswith("deepbregman pretrain --resume runs/a")

@@ -1,0 +1,291 @@
+"""The loop: what it trains, what it writes, and that an interruption changes nothing."""
+
+import importlib.metadata
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepbregman.config import Config, override
+from deepbregman.data import ArrayImages, open_source
+from deepbregman.errors import UserError
+from deepbregman.runs import Run
+from deepbregman.studies.pretraining import pretrain, resume
+from deepbregman.training import checkpoints
+from deepbregman.training.assembly import build_objective
+from deepbregman.training.display import Display
+from deepbregman.training.interruption import Interrupted
+from deepbregman.training.loop import Pretraining, steps_in_epoch
+from deepbregman.training.processes import launch
+
+CLOCK = {"images_per_second"}
+
+
+def digits(count: int = 300) -> ArrayImages:
+    images = open_source("digits", image_size=8).train.images.select(torch.arange(count))
+    assert isinstance(images, ArrayImages)
+    return images
+
+
+def states(run: Run) -> dict[str, Any]:
+    saved = checkpoints.load(run.last_checkpoint)
+    moments = saved["optimiser"]["state"]
+    flat = {f"optimiser.{i}.{k}": v for i, part in moments.items() for k, v in part.items()}
+    return {**saved["model"], **flat}
+
+
+def assert_identical(run: Run, reference: Run) -> None:
+    """Parameters, buffers and moments to the bit; metrics without gaps, doubles or differences."""
+    found, expected = states(run), states(reference)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(expected[name])), name
+    strip = [{k: v for k, v in row.items() if k not in CLOCK} for row in run.metrics()]
+    assert strip == [
+        {k: v for k, v in row.items() if k not in CLOCK} for row in reference.metrics()
+    ]
+
+
+class TestTraining:
+    def test_one_step_is_the_methods_gradient_step(
+        self, short_config: Config, tmp_path: Path
+    ) -> None:
+        """SGD by hand on the objective's own loss, with the batch and views the loop drew."""
+        config = override(
+            short_config,
+            {
+                "training.epochs": 1,
+                "optimiser.name": "sgd",
+                "optimiser.momentum": 0.0,
+                "optimiser.weight_decay": 0.0,
+                "optimiser.schedule": "constant",
+                "optimiser.warmup_epochs": 0.0,
+                "optimiser.learning_rate": 0.1,
+                "training.batch_size": 300,
+            },
+        )
+        job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
+        before = {k: v.clone() for k, v in job.objective.model.state_dict().items()}
+        (batch,) = list(job._feed(0, 0))
+        reference = build_objective(config, (0.0,) * 3, (1.0,) * 3)
+        reference.model.load_state_dict(before)
+        reference.train()
+        reference(batch.images, batch.sizes, job._uniforms(0)).losses.total.backward()
+        job.fit()
+        for name, parameter in reference.model.named_parameters():
+            assert parameter.grad is not None
+            after = job.objective.model.get_parameter(name)
+            torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
+
+    def test_accumulated_gradients_are_the_mean_over_their_batches(
+        self, short_config: Config, tmp_path: Path
+    ) -> None:
+        config = override(
+            short_config,
+            {
+                "training.epochs": 1,
+                "training.batch_size": 150,
+                "training.accumulate": 2,
+                "optimiser.name": "sgd",
+                "optimiser.momentum": 0.0,
+                "optimiser.weight_decay": 0.0,
+                "optimiser.schedule": "constant",
+                "optimiser.warmup_epochs": 0.0,
+                "optimiser.learning_rate": 0.1,
+            },
+        )
+        job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
+        reference = build_objective(config, (0.0,) * 3, (1.0,) * 3)
+        reference.model.load_state_dict(job.objective.model.state_dict())
+        reference.train()
+        for part, batch in enumerate(job._feed(0, 0)):
+            losses = reference(batch.images, batch.sizes, job._uniforms(part)).losses
+            (losses.total / 2).backward()
+        job.fit()
+        assert job.step == 1
+        for name, parameter in reference.model.named_parameters():
+            assert parameter.grad is not None
+            after = job.objective.model.get_parameter(name)
+            torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
+
+    def test_an_epoch_visits_every_image_of_its_batches_once(
+        self, short_config: Config, tmp_path: Path
+    ) -> None:
+        images = ArrayImages(
+            torch.arange(300).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
+        )
+        job = Pretraining(short_config, images, launch("cpu"), tmp_path / "run")
+        epochs = [
+            torch.cat([batch.images[:, 0, 0, 0] for batch in job._feed(epoch, 0)])
+            for epoch in (0, 1)
+        ]
+        assert all(len(seen) == 256 for seen in epochs)  # two batches of 128
+        assert not torch.equal(*epochs)
+        wrapped = torch.arange(300).to(torch.uint8).bincount(minlength=256)
+        assert all((seen.bincount(minlength=256) <= wrapped).all() for seen in epochs)
+
+    def test_it_learns(self, short_run: Run) -> None:
+        first, last = short_run.metrics()[0], short_run.metrics()[-1]
+        assert last["total"] < first["total"]
+        assert last["knn"] > 60.0  # ten classes: chance is 10
+
+    def test_the_run_folder_is_complete(self, short_run: Run, short_config: Config) -> None:
+        assert short_run.config == short_config
+        assert [row["epoch"] for row in short_run.metrics()] == [1, 2]
+        assert short_run.result()["pretrain"]["epoch"] == 2
+        recorded = short_run.provenance()
+        assert recorded["versions"]["torch"] == importlib.metadata.version("torch")
+        assert recorded["device"].startswith("cpu")
+        assert {"total", "contrastive", "divergence", "learning_rate", "alignment"} <= set(
+            short_run.metrics()[0]
+        )
+
+    def test_same_seed_same_run_other_seed_other_run(
+        self, short_config: Config, short_run: Run, tmp_path: Path
+    ) -> None:
+        again = pretrain(short_config, run=tmp_path / "again", accelerator="cpu")
+        assert_identical(again, short_run)
+        other = pretrain(short_config, run=tmp_path / "b", changes={"seed": 1}, accelerator="cpu")
+        assert other.metrics()[0]["total"] != short_run.metrics()[0]["total"]
+
+    def test_checkpoints_are_kept_where_asked(self, short_config: Config, tmp_path: Path) -> None:
+        config = override(short_config, {"training.checkpoint_every": 1, "training.knn_every": 0})
+        run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+        names = sorted(path.name for path in run.checkpoints.iterdir())
+        assert names == ["epoch-0001.pt", "epoch-0002.pt", "last.pt"]
+
+    def test_tensorboard_events_are_written(self, short_config: Config, tmp_path: Path) -> None:
+        config = override(short_config, {"training.tensorboard": True, "training.epochs": 1})
+        run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+        (event,) = events.Scalars("total")
+        assert event.value == pytest.approx(run.metrics()[0]["total"], rel=1e-6)
+
+    def test_simclr_has_no_subnetworks(self, short_config: Config, tmp_path: Path) -> None:
+        config = override(short_config, {"divergence.weight": 0.0})
+        run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+        assert not [name for name in states(run) if "divergence_network" in name]
+        assert run.metrics()[0]["divergence"] == 0.0
+
+    def test_four_views_as_distributions_train(self, short_config: Config, tmp_path: Path) -> None:
+        changes = {"views.num_views": 4, "divergence.sets": True, "training.epochs": 1}
+        run = pretrain(short_config, run=tmp_path / "run", changes=changes, accelerator="cpu")
+        assert run.metrics()[0]["divergence"] > 0.0
+
+    def test_a_diverged_run_stops_and_says_so(self, short_config: Config, tmp_path: Path) -> None:
+        changes = {"optimiser.name": "sgd", "optimiser.learning_rate": 1e30}
+        with pytest.raises(UserError, match=r"the loss is nan.*optimiser\.learning_rate"):
+            pretrain(short_config, run=tmp_path / "run", changes=changes, accelerator="cpu")
+
+    def test_held_out_images_are_not_trained_on(self, short_config: Config) -> None:
+        from deepbregman.evaluation.monitor import split_for_monitor
+        from deepbregman.studies.pretraining import images_to_pretrain_on
+
+        source = open_source("digits", image_size=8)
+        kept, held_out = split_for_monitor(source.train, short_config)
+        assert len(held_out) == round(0.1 * len(source.train))
+        assert not set(kept.tolist()) & set(held_out.tolist())
+        images = images_to_pretrain_on(source, kept)
+        assert isinstance(images, ArrayImages)
+        assert isinstance(source.train.images, ArrayImages)
+        assert torch.equal(images.pixels, source.train.images.pixels[kept])
+
+
+class TestSteps:
+    def test_short_batches_are_left_out(self, short_config: Config) -> None:
+        assert steps_in_epoch(short_config, 300) == 2
+        assert steps_in_epoch(override(short_config, {"training.accumulate": 2}), 600) == 2
+
+    def test_a_batch_larger_than_the_data_is_refused(self, short_config: Config) -> None:
+        with pytest.raises(UserError, match=r"batch_size 128.*there are 100"):
+            steps_in_epoch(short_config, 100)
+
+    def test_processes_must_share_the_batch_evenly(self, short_config: Config) -> None:
+        with pytest.raises(UserError, match="multiple of their number"):
+            steps_in_epoch(short_config, 300, world_size=3)
+
+
+class TestResume:
+    @pytest.mark.parametrize("stop_at", [3, 9, 14])
+    def test_a_stopped_run_goes_on_to_the_bit(
+        self,
+        short_config: Config,
+        short_run: Run,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        stop_at: int,
+    ) -> None:
+        """Stopped inside the first epoch, at its very end, and inside the second."""
+        plain = Display.step
+
+        def stopping(display: Display, step: int) -> None:
+            plain(display, step)
+            if step == stop_at:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Display, "step", stopping)
+            with pytest.raises(Interrupted, match=r"SIGTERM.*--resume"):
+                pretrain(short_config, run=tmp_path / "run", accelerator="cpu")
+        assert_identical(resume(tmp_path / "run", accelerator="cpu"), short_run)
+
+    def test_dropout_goes_on_to_the_bit(
+        self, short_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Dropout draws from torch's global state, which the checkpoint must carry."""
+        config = override(
+            short_config, {"divergence.dropout": 0.3, "divergence.activation": "relu"}
+        )
+        torch.manual_seed(5)
+        reference = pretrain(config, run=tmp_path / "reference", accelerator="cpu")
+        plain = Display.step
+
+        def stopping(display: Display, step: int) -> None:
+            plain(display, step)
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        torch.manual_seed(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(Display, "step", stopping)
+            with pytest.raises(Interrupted):
+                pretrain(config, run=tmp_path / "run", accelerator="cpu")
+        torch.manual_seed(6)
+        assert_identical(resume(tmp_path / "run", accelerator="cpu"), reference)
+
+    def test_a_complete_run_is_left_as_it_is(self, short_run: Run) -> None:
+        before = states(short_run)
+        resume(short_run.path, accelerator="cpu")
+        assert all(torch.equal(torch.as_tensor(v), before[k]) for k, v in states(short_run).items())
+        assert short_run.result()["pretrain"]["epoch"] == 2
+
+    def test_kill_9_costs_at_most_what_came_after_the_last_save(
+        self, short_config: Config, tmp_path: Path
+    ) -> None:
+        config = override(short_config, {"training.epochs": 8, "training.save_seconds": 0.0})
+        recipe = tmp_path / "recipe.toml"
+        from deepbregman.config import to_toml
+
+        recipe.write_text(to_toml(config))
+        folder = tmp_path / "killed"
+        command = [sys.executable, "-m", "deepbregman", "pretrain", str(recipe)]
+        process = subprocess.Popen(
+            [*command, "--run", str(folder), "--accelerator", "cpu"], stdout=subprocess.DEVNULL
+        )
+        deadline = time.monotonic() + 60
+        while not (folder / "checkpoints" / "last.pt").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        survivor = Run.open(folder)
+        assert checkpoints.load(survivor.last_checkpoint)["step"] >= 1
+        reference = pretrain(config, run=tmp_path / "reference", accelerator="cpu")
+        assert_identical(resume(folder, accelerator="cpu"), reference)

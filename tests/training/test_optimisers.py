@@ -1,0 +1,287 @@
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from deepbregman.config import Optimiser
+from deepbregman.training.optimisers import Lars, build_optimiser, learning_rate, parameter_groups
+
+CPU = torch.device("cpu")
+SHAPES = [(3, 4), (2, 3, 2, 2), (5,), ()]
+STEPS = 4
+
+
+def draws(seed: int) -> list[list[Tensor]]:
+    """Initial weights, then the gradients of each step, in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in SHAPES]
+        for _ in range(1 + STEPS)
+    ]
+
+
+def run(optimiser: torch.optim.Optimizer, weights: list[Tensor], grads: list[list[Tensor]]) -> None:
+    for step in grads:
+        for weight, grad in zip(weights, step, strict=True):
+            weight.grad = grad.clone()
+        optimiser.step()
+
+
+def norm(values: list[float]) -> float:
+    return math.sqrt(math.fsum(value * value for value in values))
+
+
+def naive_lars(
+    weight: Tensor,
+    grads: list[Tensor],
+    *,
+    rate: float,
+    momentum: float,
+    decay: float,
+    trust: float,
+    decay_in_norm: bool,
+) -> list[float]:
+    """Algorithm 1 of You et al. 2017, in Python floats; or with ||g + decay w|| below the line."""
+    w = weight.flatten().tolist()
+    velocity = [0.0] * len(w)
+    for grad in grads:
+        g = grad.flatten().tolist()
+        update = [a + decay * b for a, b in zip(g, w, strict=True)]
+        local = 1.0
+        if weight.ndim > 1:
+            below = norm(update) if decay_in_norm else norm(g) + decay * norm(w)
+            local = trust * norm(w) / below
+        velocity = [momentum * v + rate * local * u for v, u in zip(velocity, update, strict=True)]
+        w = [a - v for a, v in zip(w, velocity, strict=True)]
+    return w
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("decay", "paper"), [(0.0, True), (0.1, False)])
+@pytest.mark.parametrize("trust", [0.001, 0.02])
+def test_lars_agrees_with_a_naive_loop(
+    momentum: float, decay: float, paper: bool, trust: float
+) -> None:
+    start, *grads = draws(0)
+    weights = [weight.clone().requires_grad_() for weight in start]
+    run(Lars(weights, 0.3, momentum=momentum, weight_decay=decay, trust=trust), weights, grads)
+    for index, weight in enumerate(weights):
+        expected = naive_lars(
+            start[index],
+            [step[index] for step in grads],
+            rate=0.3,
+            momentum=momentum,
+            decay=decay,
+            trust=trust,
+            decay_in_norm=not paper,
+        )
+        torch.testing.assert_close(weight.flatten().tolist(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_convention_lars_takes_the_norm_after_the_decay() -> None:
+    """As SimCLR's code does; the paper divides by ||g|| + decay ||w||, which is never smaller."""
+    weight = torch.tensor([[3.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    weight.grad = torch.tensor([[0.0, 4.0]], dtype=torch.float64)
+    Lars([weight], 1.0, momentum=0.0, weight_decay=1.0, trust=1.0).step()
+    # update (3, 4) of norm 5, local rate 3 / 5; the paper's would be 3 / (4 + 3)
+    torch.testing.assert_close(weight.tolist(), [[3.0 - 9 / 5, -12 / 5]])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_lars_moves_biases_as_sgd_does_whatever_the_rate(decay: float) -> None:
+    """Not adapted, and the velocity is free of the rate, as in torch: a schedule acts at once."""
+    start, *grads = draws(1)
+    ours, theirs = (start[2].clone().requires_grad_() for _ in range(2))
+    optimisers = [
+        Lars([ours], 0.1, momentum=0.8, weight_decay=decay, trust=1e-9),
+        torch.optim.SGD([theirs], 0.1, momentum=0.8, weight_decay=decay),
+    ]
+    for step, rate in zip(grads, (0.1, 0.4, 0.2, 0.0), strict=True):
+        for weight, optimiser in zip((ours, theirs), optimisers, strict=True):
+            optimiser.param_groups[0]["lr"] = rate
+            weight.grad = step[2].clone()
+            optimiser.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_lars_of_zeros_is_finite() -> None:
+    zero, still = torch.zeros(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    skipped = torch.ones(2, 2, requires_grad=True)
+    zero.grad, still.grad = torch.ones(2, 2), torch.zeros(2, 2)
+    Lars([zero, still, skipped], 0.5).step()
+    assert torch.equal(zero, torch.full((2, 2), -0.5))  # nothing to adapt to: plain descent
+    assert torch.equal(still, torch.ones(2, 2))
+    assert torch.equal(skipped, torch.ones(2, 2))
+
+
+def test_lars_leaves_gradients_alone_and_evaluates_a_closure() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    optimiser = Lars([weight], 0.1, weight_decay=0.1)
+
+    def closure() -> float:
+        loss = weight.square().sum()
+        loss.backward()
+        return float(loss)
+
+    assert optimiser.step(closure) == 4.0
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, torch.full((2, 2), 2.0))
+
+
+def test_lars_goes_on_from_its_state() -> None:
+    start, *grads = draws(2)
+    whole = [weight.clone().requires_grad_() for weight in start]
+    run(Lars(whole, 0.1), whole, grads)
+    first = [weight.clone().requires_grad_() for weight in start]
+    optimiser = Lars(first, 0.1)
+    run(optimiser, first, grads[:2])
+    second = [weight.detach().clone().requires_grad_() for weight in first]
+    resumed = Lars(second, 0.7)
+    resumed.load_state_dict(optimiser.state_dict())
+    run(resumed, second, grads[2:])
+    assert all(torch.equal(a, b) for a, b in zip(whole, second, strict=True))
+
+
+class Network(nn.Module):
+    """Weights, biases, normalisation, a scalar, a shared weight and a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 2, 3)
+        self.norm = nn.BatchNorm2d(2)
+        self.linear = nn.Linear(4, 4)
+        self.shared = self.linear.weight
+        self.sigma = nn.Parameter(torch.tensor(1.5))
+        self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+
+
+def identities(parameters: list[Tensor]) -> list[int]:
+    return sorted(map(id, parameters))
+
+
+@pytest.mark.parametrize("decay_all", [False, True])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars"])
+def test_every_parameter_is_in_one_group_with_its_decay(name: Any, decay_all: bool) -> None:
+    network = Network()
+    config = Optimiser(name=name, weight_decay=0.25, decay_all=decay_all, learning_rate=0.5)
+    groups = build_optimiser(config, network, CPU).param_groups
+    trained = [p for p in network.parameters() if p.requires_grad]
+    assert identities([p for g in groups for p in g["params"]]) == identities(trained)
+    decays = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
+    weights = {id(network.convolution.weight), id(network.linear.weight)}
+    for parameter in trained:
+        decayed = decay_all or id(parameter) in weights
+        assert decays[id(parameter)] == (0.25 if decayed else 0.0)
+    assert all(group["lr"] == 0.5 for group in groups)
+
+
+def test_parameter_groups_without_biases() -> None:
+    groups = parameter_groups(nn.Linear(2, 2, bias=False), 0.1, decay_all=False)
+    assert [len(group["params"]) for group in groups] == [1, 0]
+    build_optimiser(Optimiser(decay_all=False), nn.Linear(2, 2, bias=False), CPU)
+
+
+REFERENCES: dict[str, Any] = {
+    "adam": lambda p: torch.optim.Adam(p, 0.03, betas=(0.6, 0.7), weight_decay=0.2),
+    "adamw": lambda p: torch.optim.AdamW(p, 0.03, betas=(0.6, 0.7), weight_decay=0.2),
+    "sgd": lambda p: torch.optim.SGD(p, 0.03, momentum=0.7, weight_decay=0.2),
+    "lars": lambda p: Lars(p, 0.03, momentum=0.7, weight_decay=0.2, trust=0.001),
+}
+
+
+@pytest.mark.parametrize("name", list(REFERENCES))
+def test_options_reach_the_optimiser(name: Any) -> None:
+    config = Optimiser(
+        name=name, learning_rate=0.03, betas=(0.6, 0.7), momentum=0.7, weight_decay=0.2
+    )
+    networks = []
+    for build in (lambda p: build_optimiser(config, p, CPU), lambda p: REFERENCES[name](p)):
+        torch.manual_seed(0)
+        network = nn.Linear(4, 3)
+        optimiser = build(network if not networks else network.parameters())
+        assert type(optimiser) is type(REFERENCES[name]([torch.zeros(1, requires_grad=True)]))
+        for _ in range(3):
+            optimiser.zero_grad()
+            network(torch.arange(8.0).view(2, 4)).square().mean().backward()
+            optimiser.step()
+        networks.append(network)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(networks[0].parameters(), networks[1].parameters(), strict=True)
+    )
+
+
+# Learning rate
+
+
+def rates(config: Optimiser, steps_per_epoch: int, epochs: int) -> list[float]:
+    return [
+        learning_rate(config, step, steps_per_epoch, epochs)
+        for step in range(steps_per_epoch * epochs)
+    ]
+
+
+def test_constant_rate() -> None:
+    assert rates(Optimiser(learning_rate=0.3), 3, 4) == [0.3] * 12
+
+
+def test_warm_up_is_linear_and_reaches_the_full_rate() -> None:
+    config = Optimiser(learning_rate=0.8, warmup_epochs=1.0)
+    assert rates(config, 4, 2) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8, 0.8])
+
+
+def test_warm_up_of_part_of_an_epoch() -> None:
+    config = Optimiser(learning_rate=1.0, warmup_epochs=0.5)
+    assert rates(config, 4, 1) == pytest.approx([0.5, 1.0, 1.0, 1.0])
+    tiny = Optimiser(learning_rate=1.0, warmup_epochs=0.01)
+    assert rates(tiny, 4, 1) == [1.0] * 4
+
+
+def test_cosine_by_hand() -> None:
+    config = Optimiser(learning_rate=2.0, schedule="cosine")
+    half = math.sqrt(0.5)
+    assert rates(config, 2, 2) == pytest.approx([2.0, 1 + half, 1.0, 1 - half])
+    assert learning_rate(config, 4, 2, 2) == pytest.approx(0.0, abs=1e-15)
+
+
+def test_cosine_after_warm_up_by_hand() -> None:
+    config = Optimiser(learning_rate=2.0, schedule="cosine", warmup_epochs=1.0)
+    assert rates(config, 2, 3) == pytest.approx(
+        [1.0, 2.0, 2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)]
+    )
+
+
+def test_cosine_ends_near_nothing() -> None:
+    config = Optimiser(learning_rate=1.0, schedule="cosine", warmup_epochs=10.0)
+    last = rates(config, 100, 100)[-1]
+    assert 0.0 < last < 1e-6
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.floats(0.0, 15.0), st.floats(1e-6, 10.0))
+def test_cosine_rises_then_falls(
+    steps_per_epoch: int, epochs: int, warmup_epochs: float, rate: float
+) -> None:
+    config = Optimiser(learning_rate=rate, schedule="cosine", warmup_epochs=warmup_epochs)
+    found = rates(config, steps_per_epoch, epochs)
+    warmup = min(round(warmup_epochs * steps_per_epoch), len(found))
+    assert all(a < b for a, b in itertools.pairwise(found[:warmup]))
+    assert all(a > b for a, b in itertools.pairwise(found[warmup:]))
+    assert all(0.0 < value <= rate for value in found)
+    assert rate in found or warmup == len(found)
+
+
+def test_steps_fall_exactly_at_their_milestones() -> None:
+    config = Optimiser(learning_rate=1.0, schedule="step", milestones=(1, 3), step_factor=0.5)
+    assert rates(config, 2, 4) == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_steps_after_warm_up_and_in_any_order() -> None:
+    config = Optimiser(
+        learning_rate=1.0, schedule="step", milestones=(3, 2), step_factor=0.1, warmup_epochs=1.0
+    )
+    assert rates(config, 2, 4) == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
