@@ -20,7 +20,11 @@ ALLOWED = {
         *("errors", "config", "runs", "method", "data"),
         *("training", "evaluation", "reporting"),
     },
-    "cli": {"errors", "config", "runs", "evaluation", "studies", "reporting"},
+    "benchmarks": {
+        *("errors", "config", "runs", "method", "data"),
+        *("training", "reporting"),
+    },
+    "cli": {"errors", "config", "runs", "evaluation", "studies", "benchmarks", "reporting"},
     "__main__": {"cli"},
     "__init__": set(),
 }

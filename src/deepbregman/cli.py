@@ -182,12 +182,52 @@ def _quickstart(arguments: list[str]) -> None:
     _parse(options, "quickstart", arguments)
 
 
+def _bench(arguments: list[str]) -> None:
+    """Measure the speed of a step against the bare encoder, and against peers."""
+
+    def options(
+        scale: Literal["full", "main", "tiny"] = "main",
+        out: Path | None = None,
+        only: tuple[str, ...] = (),
+        streaming: bool = False,
+        accelerator: Accelerator = "auto",
+    ) -> None:
+        """Measure images per second, every view counted, arms taking turns, median of the turns.
+
+        "bare encoder" is the floor: forward, backward and optimiser on one fixed batch, compiled.
+        "SimCLR" and "K=..." are our whole step as training takes it: order, gather, views,
+        networks, losses, optimiser. "views alone" is the transformation. "lightly SimCLR" is timed
+        where lightly can be imported. "over bare" divides by the floor; "first step" includes
+        compiling; "memory" is the arm's own peak.
+
+        Args:
+            scale: full: ResNet-18 and 50, batches 512 to 4096. main: both at 512. tiny: a trial.
+            out: Folder for bench.json and bench.png.
+            only: Arms to measure beside the bare encoder, such as "K=100".
+            streaming: Also ResNet-50 at 224 px from a folder of generated JPEG files.
+            accelerator: Where to measure; auto takes a GPU if there is one.
+        """
+        from .benchmarks.bench import bench
+
+        bench(
+            scale=scale,
+            out=out,
+            only=only,
+            streaming=streaming,
+            accelerator=accelerator,
+            console=Console(),
+        )
+
+    _parse(options, "bench", arguments)
+
+
 VERBS: dict[str, Callable[[list[str]], None]] = {
     "quickstart": _quickstart,
     "pretrain": _pretrain,
     "evaluate": _evaluate,
     "embed": _embed,
     "recipes": _recipes,
+    "bench": _bench,
 }
 
 

@@ -188,9 +188,9 @@ def test_diagnose_without_divergence() -> None:
 
 
 def test_diagnose_in_bfloat16_is_as_in_float32() -> None:
-    parts = [normal(2, 8, d).bfloat16() for d in (12, 5, 4)]
-    expected = diagnose(*(part.float() for part in parts), smoothing=0.0)
-    assert diagnose(*parts, smoothing=0.0) == pytest.approx(expected, rel=1e-5)
+    h, z, scores = (normal(2, 8, d).bfloat16() for d in (12, 5, 4))
+    expected = diagnose(h.float(), z.float(), scores.float(), 0.0)
+    assert diagnose(h, z, scores, 0.0) == pytest.approx(expected, rel=1e-5)
 
 
 # Words

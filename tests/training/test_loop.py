@@ -72,7 +72,7 @@ class TestTraining:
         )
         job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
         before = {k: v.clone() for k, v in job.objective.model.state_dict().items()}
-        (batch,) = list(job._feed(0, 0))
+        (batch,) = list(job.feed(0, 0))
         reference = build_objective(config, (0.0,) * 3, (1.0,) * 3)
         reference.model.load_state_dict(before)
         reference.train()
@@ -104,7 +104,7 @@ class TestTraining:
         reference = build_objective(config, (0.0,) * 3, (1.0,) * 3)
         reference.model.load_state_dict(job.objective.model.state_dict())
         reference.train()
-        for part, batch in enumerate(job._feed(0, 0)):
+        for part, batch in enumerate(job.feed(0, 0)):
             losses = reference(batch.images, batch.sizes, job._uniforms(part)).losses
             (losses.total / 2).backward()
         job.fit()
@@ -122,7 +122,7 @@ class TestTraining:
         )
         job = Pretraining(short_config, images, launch("cpu"), tmp_path / "run")
         epochs = [
-            torch.cat([batch.images[:, 0, 0, 0] for batch in job._feed(epoch, 0)])
+            torch.cat([batch.images[:, 0, 0, 0] for batch in job.feed(epoch, 0)])
             for epoch in (0, 1)
         ]
         assert all(len(seen) == 256 for seen in epochs)  # two batches of 128

@@ -1,5 +1,6 @@
 import itertools
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -125,8 +126,8 @@ def test_lars_leaves_gradients_alone_and_evaluates_a_closure() -> None:
 
     def closure() -> float:
         loss = weight.square().sum()
-        loss.backward()
-        return float(loss)
+        torch.autograd.backward(loss)
+        return loss.item()
 
     assert optimiser.step(closure) == 4.0
     assert weight.grad is not None
@@ -160,7 +161,7 @@ class Network(nn.Module):
         self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
 
 
-def identities(parameters: list[Tensor]) -> list[int]:
+def identities(parameters: Iterable[Tensor]) -> list[int]:
     return sorted(map(id, parameters))
 
 
@@ -199,7 +200,7 @@ def test_options_reach_the_optimiser(name: Any) -> None:
     config = Optimiser(
         name=name, learning_rate=0.03, betas=(0.6, 0.7), momentum=0.7, weight_decay=0.2
     )
-    networks = []
+    networks: list[nn.Module] = []
     for build in (lambda p: build_optimiser(config, p, CPU), lambda p: REFERENCES[name](p)):
         torch.manual_seed(0)
         network = nn.Linear(4, 3)

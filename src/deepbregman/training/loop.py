@@ -136,9 +136,31 @@ class Pretraining:
                     self._stop(received[0])
         if writer is not None:
             writer.close()
-        if self.fabric.is_global_zero and record:
-            self.run.add_result(pretrain={**record, "seconds": self._seconds(), "finished": now()})
+        if self.fabric.is_global_zero and (record or "pretrain" not in self.run.result()):
+            last = record or self.run.metrics()[-1]  # killed after the last save
+            self.run.add_result(pretrain={**last, "seconds": self._seconds(), "finished": now()})
         return self.run
+
+    def advance(self, feed: Iterator[Batch]) -> StepOutputs:
+        """Take one optimiser step on the next batches; nothing here waits for the device."""
+        accumulate = self.config.training.accumulate
+        rate = learning_rate(
+            self.config.optimiser, self.step, self.steps_per_epoch, self.config.training.epochs
+        )
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate
+        for part in range(accumulate):
+            batch = next(feed)
+            uniforms = self._uniforms(self.step * accumulate + part)
+            more = part < accumulate - 1
+            with self.fabric.no_backward_sync(self.step_module, enabled=more):
+                outputs: StepOutputs = self.step_module(batch.images, batch.sizes, uniforms)
+                self.fabric.backward(outputs.losses.total / accumulate)
+            self.sums += torch.stack(outputs.losses).detach() / accumulate
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        self.step += 1
+        return outputs
 
     def _run_epoch(self, display: Display, received: list[int]) -> Record:
         """Train until the end of the epoch; until then the host never waits for the device."""
@@ -146,26 +168,10 @@ class Pretraining:
         epoch, offset = divmod(self.step, self.steps_per_epoch)
         self.objective.train()
         started = time.monotonic()
-        feed = self._feed(epoch, offset)
+        feed = self.feed(epoch, offset)
         outputs: StepOutputs | None = None
-        rate = 0.0
         for _ in range(offset, self.steps_per_epoch):
-            rate = learning_rate(
-                self.config.optimiser, self.step, self.steps_per_epoch, settings.epochs
-            )
-            for group in self.optimiser.param_groups:
-                group["lr"] = rate
-            for part in range(settings.accumulate):
-                batch = next(feed)
-                uniforms = self._uniforms(self.step * settings.accumulate + part)
-                more = part < settings.accumulate - 1
-                with self.fabric.no_backward_sync(self.step_module, enabled=more):
-                    outputs = self.step_module(batch.images, batch.sizes, uniforms)
-                    self.fabric.backward(outputs.losses.total / settings.accumulate)
-                self.sums += torch.stack(outputs.losses).detach() / settings.accumulate
-            self.optimiser.step()
-            self.optimiser.zero_grad()
-            self.step += 1
+            outputs = self.advance(feed)
             display.step(self.step)
             if received and self.step % self.steps_per_epoch:  # else the epoch closes first
                 self._stop(received[0])
@@ -178,7 +184,7 @@ class Pretraining:
             "epoch": epoch + 1,
             "step": self.step,
             **dict(zip(Losses._fields, means, strict=True)),
-            "learning_rate": rate,
+            "learning_rate": self.optimiser.param_groups[0]["lr"],
             **self._diagnose(outputs, means[0]),
             "images_per_second": images * self.config.views.num_views / seconds,
         }
@@ -187,7 +193,7 @@ class Pretraining:
         self.save("last.pt")
         raise Interrupted(self.run.path, number)
 
-    def _feed(self, epoch: int, offset: int) -> Iterator[Batch]:
+    def feed(self, epoch: int, offset: int) -> Iterator[Batch]:
         """Iterate over this process's share of the batches of an epoch, from a step on."""
         settings, fabric = self.config.training, self.fabric
         order = epoch_order(self.batches.num_images, self.config.seed, epoch)

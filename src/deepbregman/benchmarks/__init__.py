@@ -1,0 +1,1 @@
+"""How fast a step is, against the bare encoder and against peers."""

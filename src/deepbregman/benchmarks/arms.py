@@ -1,0 +1,97 @@
+"""What is timed: the bare encoder, our step as the loop takes it, the transformation, peers."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric import Fabric
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data import ArrayImages, Batch, Images
+from deepbregman.training.assembly import build_model, build_views
+from deepbregman.training.loop import Pretraining
+from deepbregman.training.optimisers import build_optimiser
+from deepbregman.training.processes import compile_step, is_mixed
+
+from .timing import Step
+
+NUM_IMAGES = 50_000
+
+
+def random_images(count: int, side: int) -> ArrayImages:
+    """Make images of noise: what is in them does not change how long a step takes."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (count, 3, side, side)
+    return ArrayImages(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
+
+
+def configuration(encoder: str, batch_size: int, changes: Mapping[str, Any]) -> Config:
+    """Return the simclr recipe with the divergence as asked for."""
+    common = {
+        "encoder.name": encoder,
+        "training.batch_size": batch_size,
+        "training.tensorboard": False,
+        "training.knn_every": 0,
+        "training.epochs": 1000,
+    }
+    return override(load_recipe("simclr"), {**common, **changes})
+
+
+def bare_step(config: Config, fabric: Fabric) -> Step:
+    """Build the floor: encoder forward, backward and optimiser on one fixed batch of views."""
+    device = fabric.device
+    count = config.training.batch_size * config.views.num_views
+    shape = (count, 3, config.data.image_size, config.data.image_size)
+    views = torch.rand(shape, device=device).contiguous(memory_format=torch.channels_last)
+    trunk = build_model(config).encoder.trunk
+    trunk.to(memory_format=torch.channels_last)
+    trunk.to(device)
+    trunk.train()
+    compile_step(trunk, config, fabric)
+    optimiser = build_optimiser(config.optimiser, trunk, device)
+    mixed = is_mixed(config, device)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
+            h = trunk(views)
+        h.float().square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def our_step(config: Config, images: Images, fabric: Fabric) -> Step:
+    """Build the step exactly as the loop takes it: order, gather, views, networks, losses."""
+    folder = tempfile.TemporaryDirectory()
+    job = Pretraining(config, images, fabric, Path(folder.name) / "run")
+    job.objective.train()
+
+    def endless() -> Iterator[Batch]:
+        epoch = 0
+        while True:
+            yield from job.feed(epoch, 0)
+            epoch += 1
+
+    feed = endless()
+
+    def step(keep: object = folder) -> None:
+        job.advance(feed)
+
+    return step
+
+
+def views_step(config: Config, images: ArrayImages, fabric: Fabric) -> Step:
+    """Build the transformation alone, compiled where the step is."""
+    device = fabric.device
+    views = build_views(config)
+    compile_step(views, config, fabric)
+    batch = images.pixels[: config.training.batch_size].to(device)
+    generator = torch.Generator(device)
+
+    def step() -> None:
+        views(batch, None, views.draw(len(batch), device=device, generator=generator))
+
+    return step

@@ -1,0 +1,345 @@
+import os
+import pickle
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.errors import UserError
+from deepbregman.method.base_network import Encoder
+from deepbregman.runs import Run
+from deepbregman.training.assembly import build_model
+from deepbregman.training.checkpoints import FORMAT, load, load_encoder, load_model, load_strictly
+from deepbregman.training.checkpoints import save as save_checkpoint
+
+TINY = {
+    "encoder.projection_hidden": 16,
+    "encoder.embedding": 8,
+    "divergence.num_subnetworks": 5,
+    "divergence.hidden": 4,
+}
+
+
+@pytest.fixture
+def state() -> dict[str, Any]:
+    return {
+        "model": {"weight": torch.arange(6.0).view(2, 3), "half": torch.ones(2).bfloat16()},
+        "optimiser": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1}]},
+        "step": 7,
+        "seconds": 1.5,
+        "random": torch.get_rng_state(),
+        "random_cuda": [],
+    }
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(type(a) is type(b) and a == b)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    return str(caught.value)
+
+
+# Writing
+
+
+def test_round_trip(tmp_path: Path, state: dict[str, Any]) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, state)
+    assert same(load(path), {"format": FORMAT, **state})
+    assert os.listdir(tmp_path) == ["last.pt"]
+
+
+def test_saving_again_replaces(tmp_path: Path, state: dict[str, Any]) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, state)
+    save_checkpoint(path, {**state, "step": 8})
+    assert load(path)["step"] == 8
+
+
+@pytest.mark.parametrize("target", ["os.fsync", "pathlib.Path.replace", "torch.save"])
+def test_failing_write_leaves_the_old_checkpoint(
+    tmp_path: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, state)
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(target, refuse)
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(path, {**state, "step": 8})
+    assert load(path)["step"] == 7
+    assert os.listdir(tmp_path) == ["last.pt"]
+
+
+def test_full_disk_is_an_os_error_and_leaves_the_old_checkpoint(
+    tmp_path: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that is really full, in the place of the temporary file."""
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, state)
+    monkeypatch.setattr(
+        "tempfile.mkstemp",
+        lambda **_: (os.open("/dev/full", os.O_WRONLY), str(tmp_path / "temporary")),
+    )
+    with pytest.raises(OSError, match="No space"):
+        save_checkpoint(path, {**state, "large": torch.zeros(100_000)})
+    monkeypatch.undo()
+    assert load(path)["step"] == 7
+    assert os.listdir(tmp_path) == ["last.pt"]
+
+
+# Reading
+
+
+def test_missing(tmp_path: Path) -> None:
+    assert "does not exist" in refusal(tmp_path / "last.pt")
+
+
+def test_folder_in_its_place(tmp_path: Path) -> None:
+    refusal(tmp_path)
+
+
+INVALID = pytest.mark.xfail(
+    strict=True, raises=OSError, reason="torch's reader seeks before the file: OSError, not caught"
+)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        0,
+        1,
+        500,
+        4000,
+        pytest.param(5000, marks=INVALID),
+        pytest.param(65_536, marks=INVALID),
+        100_000,
+        -1,
+    ],
+)
+def test_truncated(tmp_path: Path, state: dict[str, Any], size: int) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {**state, "large": torch.zeros(50_000)})
+    content = path.read_bytes()
+    assert len(content) > 200_000
+    path.write_bytes(content[:size])
+    assert "damaged" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"hello world\n",
+        b"<!DOCTYPE html><html></html>",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+        b'{"format": 1}',
+        b"import os\n",
+        b"format = 1\n",
+    ],
+)
+def test_text(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(text)
+    assert "damaged or comes from another program" in refusal(path)
+
+
+LEAKS = "torch.load raises IndexError or struct.error, which are not caught"
+
+
+@pytest.mark.xfail(strict=True, reason=LEAKS)
+@pytest.mark.parametrize("content", [b".", b"a.", b"\x80", b"X", b"J", b"\x80\x02."])
+def test_bytes_that_end_too_soon_for_a_pickle(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "last.pt"
+    path.write_bytes(content)
+    refusal(path)
+
+
+class Bomb:
+    """What it was pickled with runs when it is unpickled carelessly."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.target),)
+
+
+@pytest.mark.parametrize("how", ["torch", "torch, old format", "pickle 2", "pickle 5"])
+def test_pickled_code_does_not_run(tmp_path: Path, how: str) -> None:
+    path, target = tmp_path / "last.pt", tmp_path / "ran"
+    content = {"format": FORMAT, "model": Bomb(target)}
+    if how.startswith("torch"):
+        torch.save(content, path, _use_new_zipfile_serialization=how == "torch")
+    else:
+        path.write_bytes(pickle.dumps(content, protocol=int(how[-1])))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected pickle protocol")
+        refusal(path)
+    assert not target.exists()
+    if how == "pickle 2":
+        pickle.loads(path.read_bytes())  # the bomb was a live one
+        assert target.exists()
+
+
+@pytest.mark.parametrize("number", [0, 2, "1", None, -1])
+def test_another_format(tmp_path: Path, number: Any) -> None:
+    path = tmp_path / "last.pt"
+    torch.save({"format": number}, path)
+    assert f"has checkpoint format {number}, this version reads {FORMAT}" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"model": {}},
+        [1],
+        None,
+        "text",
+        3,
+        pytest.param(
+            torch.zeros(3), marks=pytest.mark.xfail(strict=True, reason="IndexError is not caught")
+        ),
+    ],
+)
+def test_what_another_program_saved(tmp_path: Path, content: Any) -> None:
+    path = tmp_path / "last.pt"
+    torch.save(content, path)
+    assert "not a checkpoint that can be read" in refusal(path)
+
+
+@pytest.mark.xfail(strict=True, reason=LEAKS)
+def test_damaged_checkpoint_is_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"step": 1, "model": {"weight": torch.zeros(2)}})
+    whole = path.read_bytes()
+    pickled = whole.index(b"\x80\x02}"), whole.index(b"PK", 4)  # the part that could do harm
+    generator, leaked = random.Random(0), set()
+    for _ in range(1000):
+        content = bytearray(whole)
+        content[generator.randrange(*pickled)] = generator.randrange(256)
+        path.write_bytes(content)
+        try:
+            load(path)
+        except UserError as error:
+            assert str(path) in str(error)  # noqa: PT017  # both outcomes are right
+        except Exception as error:
+            leaked.add(type(error).__name__)
+    assert leaked - {"UserWarning"} == set()
+
+
+# Loading into networks
+
+
+def test_load_strictly_loads() -> None:
+    module = nn.BatchNorm1d(3)
+    state = {name: torch.full_like(tensor, 2) for name, tensor in module.state_dict().items()}
+    load_strictly(module, state, "origin")
+    assert same(dict(module.state_dict()), state)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda s: s.pop("bias"), "bias is missing"),
+        (lambda s: s.update(extra=torch.zeros(1)), "extra is not expected"),
+        (
+            lambda s: s.update(weight=torch.zeros(3, 2)),
+            "weight has shape (3, 2), expected (2, 3)",
+        ),
+        (lambda s: s.update(bias=torch.zeros(())), "bias has shape (), expected (2,)"),
+        (lambda s: s.update(bias=torch.zeros(1)), "bias has shape (1,), expected (2,)"),
+    ],
+)
+def test_load_strictly_names_what_does_not_fit(change: Any, words: str) -> None:
+    module = nn.Linear(3, 2)
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    state = {name: torch.ones_like(tensor) for name, tensor in before.items()}
+    change(state)
+    with pytest.raises(UserError) as caught:
+        load_strictly(module, state, "the origin")
+    assert str(caught.value).startswith("the origin does not fit")
+    assert words in str(caught.value)
+    assert same(dict(module.state_dict()), before)
+
+
+def test_load_strictly_names_all_kinds_at_once_and_counts_the_rest() -> None:
+    module = nn.Linear(3, 2)
+    state = {"weight": torch.zeros(1), "extra": torch.zeros(1)}
+    with pytest.raises(UserError) as caught:
+        load_strictly(module, state, "origin")
+    for words in ("bias is missing", "extra is not expected", "weight has shape (1,)"):
+        assert words in str(caught.value)
+    assert "more" not in str(caught.value)
+    many = {f"extra{i}": torch.zeros(1) for i in range(7)}
+    with pytest.raises(UserError, match=r"extra3 is not expected; and 3 more;"):
+        load_strictly(module, {**module.state_dict(), **many}, "origin")
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return override(load_recipe("digits"), TINY)
+
+
+@pytest.fixture
+def run(tmp_path: Path, config: Config) -> Run:
+    run = Run.create(tmp_path / "run", config, {})
+    torch.manual_seed(0)
+    model = build_model(config, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    save_checkpoint(run.last_checkpoint, {"model": model.state_dict()})
+    return run
+
+
+def test_load_model_is_what_was_saved(run: Run, config: Config) -> None:
+    saved = load(run.last_checkpoint)["model"]
+    for source in (run, run.path, str(run.path)):
+        model, found = load_model(source)
+        assert found == config
+        assert same(dict(model.state_dict()), dict(saved))
+        assert not any(part.training for part in model.modules())
+
+
+def test_load_encoder_takes_bytes_and_floats(run: Run) -> None:
+    encoder = load_encoder(run.path)
+    assert isinstance(encoder, Encoder)
+    assert not encoder.training
+    pixels = torch.randint(0, 256, (3, 3, 8, 8), dtype=torch.uint8)
+    with torch.no_grad():
+        features = encoder(pixels)
+        torch.testing.assert_close(encoder(pixels / 255), features)
+        torch.testing.assert_close(load_model(run)[0](pixels / 255).representation, features)
+    assert features.shape == (3, encoder.num_features)
+
+
+def test_load_model_of_another_configuration(run: Run, config: Config) -> None:
+    other = override(config, {"divergence.num_subnetworks": 6})
+    torch.manual_seed(0)
+    save_checkpoint(run.last_checkpoint, {"model": build_model(other).state_dict()})
+    with pytest.raises(UserError, match=r"divergence_network\..*has shape") as caught:
+        load_model(run)
+    assert str(run.last_checkpoint) in str(caught.value)
+
+
+def test_load_model_before_there_is_a_checkpoint(run: Run) -> None:
+    run.last_checkpoint.unlink()
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        load_model(run.path)
+    with pytest.raises(UserError, match="is not a run folder"):
+        load_model(run.path.parent)
