@@ -226,12 +226,20 @@ class Config:
 
     def __post_init__(self) -> None:
         """Check what spans sections."""
-        if not matches(self.seed, int) or self.seed < 0:
-            raise UserError(f"seed is {self.seed!r}: it must be a whole number, 0 or more")
+        if not matches(self.seed, int) or not 0 <= self.seed < 2**63:
+            raise UserError(f"seed is {self.seed!r}: it must be a whole number from 0 to 2^63 - 1")
+        for name, kind in get_type_hints(Config).items():
+            if not isinstance(getattr(self, name), kind):
+                raise UserError(f"{name} is {getattr(self, name)!r}: it must be a {kind.__name__}")
         if self.contrastive.weight == 0.0 and self.divergence.weight == 0.0:
             raise UserError(
                 "contrastive.weight and divergence.weight are both 0: nothing would be trained; "
                 "raise one of them"
+            )
+        if self.optimiser.warmup_epochs >= self.training.epochs > 1:
+            raise UserError(
+                f"optimiser.warmup_epochs is {self.optimiser.warmup_epochs:g} of training.epochs "
+                f"{self.training.epochs}: the full learning rate would never come; shorten it"
             )
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:
@@ -260,8 +268,7 @@ def from_dict(values: dict[str, Any]) -> Config:
         for key in value:
             if key not in known:
                 raise UserError(f"unknown field '{name}.{key}'{nearest(key, known)}")
-        table = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
-        parts[name] = sections[name](**table)
+        parts[name] = sections[name](**value)
     return Config(**parts)
 
 
@@ -302,10 +309,10 @@ def from_toml(text: str, origin: str) -> Config:
     """Read a configuration; ``origin`` names the document in errors."""
     try:
         return from_dict(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{origin} is not valid TOML: {error}") from None
     except UserError as error:
         raise UserError(f"{origin}: {error}") from None
+    except (ValueError, RecursionError) as error:  # of the syntax, or of the reader's own limits
+        raise UserError(f"{origin} is not valid TOML: {error}") from None
 
 
 def recipes() -> dict[str, str]:

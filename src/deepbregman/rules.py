@@ -20,16 +20,30 @@ class Range:
     def broken_by(self, value: Any) -> str | None:
         """Say which part of the rule the value breaks, or None."""
         numbers = value if isinstance(value, tuple) else (value,)
-        if any(math.isnan(number) or math.isinf(number) for number in numbers):
+        if not all(_is_finite(number) for number in numbers):
             return "it must be finite"
-        if any(number <= self.above for number in numbers):
-            return f"it must be above {self.above:g}"
-        if any(not self.low <= number <= self.high for number in numbers):
-            bound = f"{self.low:g} or more" if self.high == math.inf else ""
-            return f"it must be {bound or f'between {self.low:g} and {self.high:g}'}"
+        if any(number <= self.above or not self.low <= number <= self.high for number in numbers):
+            return f"it must be {self._words()}"
         if self.increasing and list(numbers) != sorted(numbers):
             return "it must go from low to high"
         return None
+
+    def _words(self) -> str:
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            return f"between {self.low:g} and {self.high:g}"
+        bounds = [
+            f"above {self.above:g}" if math.isfinite(self.above) else "",
+            f"{self.low:g} or more" if math.isfinite(self.low) else "",
+            f"at most {self.high:g}" if math.isfinite(self.high) else "",
+        ]
+        return " and ".join(filter(None, bounds))
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond all floats
+        return False
 
 
 def matches(value: Any, hint: Any) -> bool:
@@ -66,6 +80,24 @@ def described(hint: Any) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
 
 
+def broken(value: Any, hint: Any) -> str | None:
+    """Say which rule of its annotation a value of the right type breaks, or None."""
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        hints = items[:1] * len(value) if items[-1] is Ellipsis else items
+        return next(filter(None, map(broken, value, hints)), None)
+    if get_origin(hint) is Annotated:
+        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range)]
+        words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
+        return words or broken(value, get_args(hint)[0])
+    if hint is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
+            return "it must be valid Unicode; rename the file or folder"
+    return None
+
+
 class Section:
     """A part of the configuration that checks its own fields by their annotations."""
 
@@ -74,10 +106,13 @@ class Section:
         section = type(self).__name__.lower()
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             value, where = getattr(self, name), f"{section}.{name}"
+            if isinstance(value, list):  # as TOML has it, and JSON
+                value = tuple(value)
+                object.__setattr__(self, name, value)
             if not matches(value, hint):
-                guess = nearest(str(value), map(str, get_args(hint)))
+                choices = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
+                guess = nearest(str(value), choices)
                 raise UserError(f"{where} is {value!r}: it must be {described(hint)}{guess}")
-            for rule in hint.__metadata__ if get_origin(hint) is Annotated else ():
-                broken = rule.broken_by(value) if isinstance(rule, Range) else None
-                if broken:
-                    raise UserError(f"{where} is {value!r}: {broken}")
+            words = broken(value, hint)
+            if words:
+                raise UserError(f"{where} is {value!r}: {words}")

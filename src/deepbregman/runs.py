@@ -15,10 +15,10 @@ import importlib.metadata
 import json
 import os
 import platform
+import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,10 +36,9 @@ RECORDED_VERSIONS = ("torch", "torchvision", "numpy", "deepbregman")
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of ``path`` only once it is complete and on disk."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -121,15 +120,16 @@ class Run:
                 f"run folder {path} exists: a run never overwrites another; continue it with "
                 f"--resume {path}, name another with --run, or remove it"
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        place = path.resolve()  # an empty folder may be behind a link, or be the current one
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
+            temporary.mkdir()
             (temporary / "config.toml").write_text(to_toml(config))
             (temporary / "checkpoints").mkdir()
             (temporary / "metrics.jsonl").touch()
             write_json(temporary / "provenance.json", record)
-            temporary.chmod(0o755)
-            temporary.replace(path)
+            temporary.replace(place)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
@@ -162,9 +162,14 @@ class Run:
         return self.checkpoints / "last.pt"
 
     def metrics(self) -> list[Record]:
-        """Read the metrics of every epoch so far."""
-        lines = (self.path / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        """Read the metrics of every epoch so far; a line that a crash cut short is left out."""
+        records: list[Record] = []
+        for line in (self.path / "metrics.jsonl").read_text().splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return records
 
     def append_metrics(self, record: Record) -> None:
         """Add one epoch's metrics."""
@@ -173,18 +178,9 @@ class Run:
 
     def truncate_metrics(self, epochs: int) -> None:
         """Keep the metrics of the first ``epochs`` epochs: what a resumed run will write again."""
-        path = self.path / "metrics.jsonl"
-        kept = []
-        for line in path.read_text().splitlines():
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:  # cut short by a crash
-                break
-            if record["epoch"] > epochs:
-                break
-            kept.append(line + "\n")
-        with replacing(path) as file:
-            file.write("".join(kept).encode())
+        kept = [record for record in self.metrics() if record["epoch"] <= epochs]
+        with replacing(self.path / "metrics.jsonl") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in kept).encode())
 
     def result(self) -> Record:
         """Read what the run and its evaluations ended with; empty before that."""

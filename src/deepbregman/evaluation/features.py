@@ -28,7 +28,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
     Parameters and buffers (running statistics of batch normalisation among them) are compared
     afterwards; a difference is an error, since every number measured in the block would be wrong.
     """
-    was_training = module.training
+    modes = {part: part.training for part in module.modules()}
     module.eval()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     try:
@@ -38,14 +38,15 @@ def frozen(module: nn.Module) -> Iterator[None]:
         changed = [
             name
             for name, tensor in module.state_dict().items()
-            if not torch.equal(tensor, before[name])
+            if not torch.allclose(tensor, before[name], rtol=0.0, atol=0.0, equal_nan=True)
         ]
         if training or changed:
             raise RuntimeError(
                 f"a frozen network was touched: in training mode {training}, changed {changed}"
             )
     finally:
-        module.train(was_training)
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def autocast(device: torch.device) -> torch.autocast:

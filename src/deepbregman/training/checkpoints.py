@@ -1,7 +1,7 @@
 """Checkpoints: written whole, read without executing anything, loaded strictly."""
 
 import io
-import pickle
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
     try:
         state: State = torch.load(path, map_location=device, weights_only=True)
         number = state["format"]
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError) as why:
+    except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
         reason = str(why).splitlines()[0] if str(why) else type(why).__name__
         raise UserError(
             f"{path} is not a checkpoint that can be read ({reason}): it is damaged or comes from "
@@ -50,6 +50,16 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
             "of deepbregman that wrote it"
         )
     return state
+
+
+def require(state: State, parts: Iterable[str], origin: str) -> None:
+    """Refuse a checkpoint that lacks a part."""
+    missing = [part for part in parts if part not in state]
+    if missing:
+        raise UserError(
+            f"{origin} has no {', '.join(missing)}: it was not written by `deepbregman pretrain`; "
+            "use another checkpoint of the run, or train it again"
+        )
 
 
 def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
@@ -82,7 +92,9 @@ def load_model(run: Run | Path | str, device: torch.device | str = "cpu") -> tup
     run = run if isinstance(run, Run) else Run.open(Path(run))
     config = run.config
     model = build_model(config)
-    load_strictly(model, load(run.last_checkpoint)["model"], str(run.last_checkpoint))
+    saved = load(run.last_checkpoint)
+    require(saved, ("model",), str(run.last_checkpoint))
+    load_strictly(model, saved["model"], str(run.last_checkpoint))
     return model.to(memory_format=torch.channels_last).to(device).eval(), config
 
 

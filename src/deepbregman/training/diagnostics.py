@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.config import Divergence
 from deepbregman.method.bregman import divergence, of_distribution, soft_divergence
 
 COLLAPSED_RANK = 2.0
+COLLAPSED_SPREAD = 0.05
 FEW_ACTIVE = 0.1
 
 
@@ -45,6 +45,15 @@ def effective_rank(h: Tensor) -> Tensor:
     return entropy.exp()
 
 
+def spread(z: Tensor) -> Tensor:
+    """Deviation of the embeddings on the sphere, scaled: about 1 spread evenly, 0 in one point.
+
+    Args:
+        z: (N, d)
+    """
+    return F.normalize(z, dim=1).std(dim=0, correction=0).square().sum().sqrt()
+
+
 def usage(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Count the subnetworks that win somewhere, and the entropy of who wins.
 
@@ -75,6 +84,7 @@ def diagnose(
     found = {
         "alignment": alignment(z[0], z[1]),
         "uniformity": uniformity(z[0]),
+        "spread": spread(z[0]),
         "effective_rank": effective_rank(representation[0].float()),
     }
     if scores is not None:
@@ -95,17 +105,23 @@ def diagnose(
     return {name: float(value) for name, value in found.items()}
 
 
-def warnings(found: dict[str, float], settings: Divergence) -> list[str]:
-    """Say what looks wrong in a batch's diagnostics."""
-    num_subnetworks = settings.num_subnetworks
+def warnings(found: dict[str, float], num_subnetworks: int, num_samples: int) -> list[str]:
+    """Say what looks wrong in the diagnostics of a batch.
+
+    Args:
+        found: by :func:`diagnose`.
+        num_subnetworks: K.
+        num_samples: in the batch, all views counted; no more subnetworks than that can win.
+    """
     words = []
-    if found["effective_rank"] < COLLAPSED_RANK:
+    if found["effective_rank"] < COLLAPSED_RANK or found["spread"] < COLLAPSED_SPREAD:
         words.append(
-            f"representations have collapsed: effective rank {found['effective_rank']:.1f}; lower "
-            "the learning rate or raise contrastive.weight"
+            f"representations have collapsed (effective rank {found['effective_rank']:.1f}, spread "
+            f"of embeddings {found['spread']:.3f}): lower the learning rate or raise "
+            "contrastive.weight"
         )
     active = found.get("active_subnetworks")
-    if active is not None and active < FEW_ACTIVE * num_subnetworks:
+    if active is not None and active < FEW_ACTIVE * min(num_subnetworks, num_samples):
         words.append(
             f"only {active:.0f} of {num_subnetworks} subnetworks are in use; try divergence.norm "
             "output, divergence.smoothing above 0, or a divergence.usage_bonus"

@@ -28,6 +28,10 @@ from .seeds import derived, epoch_order
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+CHECKPOINT_PARTS = (
+    *("model", "loss", "optimiser", "step", "sums", "seconds"),
+    *("random", "random_cuda"),
+)
 Monitor = Callable[[Model], dict[str, float]]
 """Judges the networks between epochs; what it returns joins the metrics."""
 
@@ -127,7 +131,7 @@ class Pretraining:
                 if self.fabric.is_global_zero:
                     self._keep(record, is_last)
                     display.epoch(record)
-                    for words in diagnostics.warnings(record, self.config.divergence):
+                    for words in self._warnings(record):
                         display.warn(words)
                     if writer is not None:
                         for name, value in record.items():
@@ -229,6 +233,10 @@ class Pretraining:
             self.config.divergence.smoothing,
         )
 
+    def _warnings(self, record: Record) -> list[str]:
+        samples = self.config.training.batch_size * self.config.views.num_views
+        return diagnostics.warnings(record, self.config.divergence.num_subnetworks, samples)
+
     def _keep(self, record: Record, is_last: bool) -> None:
         """Write an epoch's metrics and, where due, checkpoints."""
         settings = self.config.training
@@ -260,6 +268,7 @@ class Pretraining:
 
     def _restore(self, saved: checkpoints.State) -> None:
         origin = str(self.run.last_checkpoint)
+        checkpoints.require(saved, CHECKPOINT_PARTS, origin)
         checkpoints.load_strictly(self.objective.model, saved["model"], origin)
         checkpoints.load_strictly(self.objective.loss, saved["loss"], origin)
         self.optimiser.load_state_dict(saved["optimiser"])

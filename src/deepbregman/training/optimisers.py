@@ -12,9 +12,11 @@ from deepbregman.config import Optimiser
 
 
 class Lars(Optimizer):
-    """SGD with momentum and a learning rate adapted to each weight's norm (You et al. 2017).
+    """SGD with momentum and a learning rate adapted to each weight's norm, as SimCLR uses it.
 
-    Parameters of one dimension (biases, normalisation) are not adapted.
+    After You et al. 2017, with two habits of later code: the norm below is taken after the decay is
+    added, and the velocity holds no learning rate, as in torch's SGD. Parameters of one dimension
+    (biases, normalisation) are not adapted.
 
     Args:
         params: parameters or groups of them.
@@ -100,7 +102,7 @@ def learning_rate(config: Optimiser, step: int, steps_per_epoch: int, epochs: in
     """
     warmup = round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
+        return config.learning_rate * ((step + 1) / warmup)
     if config.schedule == "cosine":
         progress = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
