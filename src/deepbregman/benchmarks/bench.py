@@ -15,12 +15,15 @@ from deepbregman.runs import Record, provenance, write_json
 from deepbregman.training.processes import device_name, launch
 
 from .arms import NUM_IMAGES, bare_step, configuration, our_step, random_images, views_step
-from .peers import has_lightly, lightly_step
+from .peers import PEER_WORKERS, has_lightly, lightly_step
 from .streaming import streaming_group
 from .timing import Arm, Step, prepare, time_arms
 
 DIVERGENCE = {"divergence.weight": 1.0, "divergence.temperature": 0.2}
 """On, by the paper's hard form on views, unless an arm says otherwise."""
+
+
+PEER = "lightly SimCLR"
 
 
 class Scale(NamedTuple):
@@ -73,7 +76,7 @@ def _arms(
     arms["K=100, smooth"] = (both, lambda: our_step(smooth, images, fabric))
     arms["views alone"] = (both, lambda: views_step(off, images, fabric))
     if peers and has_lightly():
-        arms["lightly SimCLR"] = (both, lambda: lightly_step(off, images, fabric.device))
+        arms[PEER] = (both, lambda: lightly_step(off, images, fabric.device))
     return arms
 
 
@@ -112,7 +115,8 @@ def bench(
         for name, (count, build) in _arms(encoder, batch_size, images, fabric, peers).items():
             if only and name not in (*only, "bare encoder"):
                 continue
-            arms.append(prepare(name, count, build, fabric.device, settings.warmup))
+            lead_in = 3 * PEER_WORKERS if name == PEER else 0
+            arms.append(prepare(name, count, build, fabric.device, settings.warmup, lead_in))
             console.print(
                 f"{encoder}, batch {batch_size}: {name} ready in "
                 f"{arms[-1].first_step_seconds:.1f} s",

@@ -91,6 +91,7 @@ def streaming_group(fabric: Fabric, console: Console, *, tiny: bool = False) -> 
                 lambda: our_step(config, source.train.images, fabric),
                 device,
                 warmup,
+                lead_in=3 * config.data.workers,
             ),
         ]
         console.print(f"streaming {count:,} files of {mean_bytes:,} bytes", highlight=False)

@@ -21,6 +21,8 @@ class Arm:
         images_per_step: images that pass the encoder in a step, every view counted.
         first_step_seconds: from nothing to the end of the first step, compiling included.
         peak_bytes: device memory above what was taken before the arm was made; 0 on a CPU.
+        lead_in: steps to take untimed before every turn: an arm with loader workers must first
+            use up the batches that they piled up while other arms had their turn.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Arm:
     images_per_step: int
     first_step_seconds: float = 0.0
     peak_bytes: int = 0
+    lead_in: int = 0
 
 
 class Timing(NamedTuple):
@@ -48,7 +51,12 @@ def wait(device: torch.device) -> None:
 
 
 def prepare(
-    name: str, images_per_step: int, build: Callable[[], Step], device: torch.device, warmup: int
+    name: str,
+    images_per_step: int,
+    build: Callable[[], Step],
+    device: torch.device,
+    warmup: int,
+    lead_in: int = 0,
 ) -> Arm:
     """Build an arm, take its first step and warm it up.
 
@@ -58,6 +66,7 @@ def prepare(
         build: makes the step.
         device: that it runs on.
         warmup: steps to take before any is timed.
+        lead_in: steps to take untimed before every turn.
     """
     on_gpu = device.type == "cuda"
     before = torch.cuda.memory_allocated(device) if on_gpu else 0
@@ -72,7 +81,7 @@ def prepare(
         step()
     wait(device)
     peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else 0
-    return Arm(name, step, images_per_step, first, peak)
+    return Arm(name, step, images_per_step, first, peak, lead_in)
 
 
 def time_arms(arms: list[Arm], device: torch.device, turns: int, steps: int) -> list[Timing]:
@@ -87,6 +96,8 @@ def time_arms(arms: list[Arm], device: torch.device, turns: int, steps: int) -> 
     seconds: dict[str, list[float]] = {arm.name: [] for arm in arms}
     for _ in range(turns):
         for arm in arms:
+            for _ in range(arm.lead_in):
+                arm.step()
             wait(device)
             started = time.perf_counter()
             for _ in range(steps):

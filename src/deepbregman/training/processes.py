@@ -56,6 +56,10 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
     """
     wanted, on_gpu = config.training.compile, fabric.device.type == "cuda"
     if wanted == "yes" or (wanted == "auto" and on_gpu):
+        # A process that trains many configurations, as a study does, compiles as many graphs; past
+        # the limit torch would silently fall back to slow steps.
+        torch._dynamo.config.recompile_limit = 256
+        torch._dynamo.config.accumulated_recompile_limit = 2048
         graphs = on_gpu and fabric.world_size == 1
         step.compile(mode="reduce-overhead" if graphs else "default")
 
