@@ -1,6 +1,8 @@
-"""What several test modules share: one short run on digits, made once."""
+"""What several test modules share: one short run on digits, made once, and a guard for GPUs."""
 
-from collections.abc import Mapping
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ SHORT: Mapping[str, Any] = {
     "training.batch_size": 128,
     "training.knn_every": 1,
     "training.tensorboard": False,
+    "optimiser.warmup_epochs": 0.5,
     "encoder.projection_hidden": 32,
     "encoder.embedding": 16,
     "divergence.num_subnetworks": 10,
@@ -38,3 +41,23 @@ def short_config() -> Config:
 @pytest.fixture(scope="session")
 def short_run(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> Run:
     return pretrain(short_config, run=tmp_path_factory.mktemp("runs") / "short", accelerator="cpu")
+
+
+@contextlib.contextmanager
+def _no_host_sync() -> Iterator[None]:
+    def set_mode(mode: str) -> None:
+        with warnings.catch_warnings():  # torch warns that the mode is a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode(mode)
+
+    try:
+        set_mode("error")
+        yield
+    finally:
+        set_mode("default")
+
+
+@pytest.fixture
+def no_host_sync() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Make blocks in which it is an error to let the host wait for the GPU."""
+    return _no_host_sync

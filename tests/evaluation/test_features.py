@@ -1,3 +1,4 @@
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -130,21 +131,34 @@ def test_frozen_lets_an_error_through() -> None:
     assert module.training
 
 
-@pytest.mark.xfail(strict=True, reason="torch.equal(nan, nan) is False: NaN looks like a change")
-def test_frozen_does_not_accuse_a_network_that_has_diverged() -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_frozen_does_not_accuse_a_network_that_has_diverged(value: float) -> None:
     module = network()
     with torch.no_grad():
-        module.get_parameter("0.bias")[0] = torch.nan
+        module.get_parameter("0.bias")[0] = value
     with frozen(module):
         pass
 
 
-@pytest.mark.xfail(strict=True, reason="the mode of the whole is given to every part")
-def test_frozen_gives_each_part_its_own_mode_back() -> None:
+@pytest.mark.parametrize(("before", "after"), [(torch.nan, 0.0), (0.0, torch.nan), (0.0, 1e-45)])
+def test_frozen_sees_a_change_to_or_from_nan_and_the_least_one(before: float, after: float) -> None:
+    module = network()
+    bias = module.get_parameter("0.bias")
+    with torch.no_grad():
+        bias[0] = before
+    with pytest.raises(RuntimeError, match=r"changed \['0\.bias'\]"), frozen(module):
+        bias[0] = after
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_frozen_gives_each_part_its_own_mode_back(fails: bool) -> None:
     module = network()
     module[1].eval()
-    with frozen(module):
-        pass
+    with contextlib.suppress(ValueError), frozen(module):
+        assert not any(part.training for part in module.modules())
+        if fails:
+            raise ValueError
+    assert module.training
     assert [part.training for part in module] == [True, False, True]
 
 

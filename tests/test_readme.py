@@ -1,0 +1,94 @@
+"""The README's commands and Python blocks run as they are written, with short settings."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import deepbregman
+from deepbregman.cli import main
+from deepbregman.config import recipes
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+SHORT = "--training.epochs 1 --training.batch-size 8 --training.no-tensorboard --accelerator cpu"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the photographs that the README's user has."""
+    random = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / "my_photos" / name).mkdir(parents=True)
+        for index in range(10):
+            pixels = random.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "my_photos" / name / f"{index}.jpg")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_commands_and_python_blocks(workplace: Path) -> None:
+    for line in "".join(blocks("sh")).splitlines():
+        program, *words = shlex.split(line)
+        assert program == "deepbregman"
+        if words[0] == "pretrain" and "--resume" not in words:
+            words += shlex.split(SHORT)
+        if words[0] == "evaluate":
+            words += ["--epochs", "1"]
+        main(words)
+    with np.load(workplace / "features.npz") as arrays:
+        assert arrays["train_features"].shape == (16, 512)
+    short = {'"training.epochs": 100': '"training.epochs": 1'}
+    for code in blocks("python"):
+        for long, brief in short.items():
+            code = code.replace(long, brief)
+        scope: dict[str, object] = {}
+        exec(compile(code, "README.md", "exec"), scope)
+        if "rows" in scope:
+            assert len(scope["rows"]) == 6  # type: ignore[arg-type]
+        if "features" in scope:
+            assert scope["features"].shape == (4, 512)  # type: ignore[attr-defined]
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for command in "".join(blocks("console")).splitlines():
+        _, program, target = command.split()
+        assert program == "make"
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_the_tree_names_files_that_exist_and_all_packages() -> None:
+    (tree,) = [block for block in blocks("text") if "src/deepbregman/" in block]
+    source = Path(deepbregman.__file__).parent
+    named = set(re.findall(r"\b([a-z_]+\.py)\b", tree))
+    present = {path.name for path in source.rglob("*.py")}
+    assert named <= present
+    unnamed = present - named - {"__init__.py", "__main__.py"}
+    benchmarks = {path.name for path in (source / "benchmarks").iterdir()}
+    reporting = {path.name for path in (source / "reporting").iterdir()}
+    assert unnamed <= benchmarks | reporting
+
+
+def test_linked_files_exist_and_recipes_are_real() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+    for name in ("paper", "authors", "simclr", "best", "digits"):
+        assert name in recipes()
+
+
+def test_the_quickstart_table_is_the_committed_record() -> None:
+    import json
+
+    rows = json.loads((ROOT / "results" / "quickstart" / "result.json").read_text())["quickstart"]
+    for row in rows:
+        cells = [f"{row['linear']:.1f}", f"{row['few_labels']:.1f}", f"{row['knn']:.1f}"]
+        (line,) = [line for line in README.splitlines() if row["features"] in line and "│" in line]
+        assert all(cell in line for cell in cells)
