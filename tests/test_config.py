@@ -410,7 +410,7 @@ def test_number_beyond_floats_is_refused(section: str, field: str) -> None:
     ids=["too many digits", "too many lists", "too many tables"],
 )
 def test_what_the_reader_of_toml_cannot_hold_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="^the origin is not valid TOML: "):
+    with pytest.raises(UserError, match=r"^the origin is not valid TOML: "):
         from_toml(text, "the origin")
 
 

@@ -72,10 +72,9 @@ def test_range_speaks_of_the_bounds_it_has(
     bounds: dict[str, float], more: dict[str, float]
 ) -> None:
     rule = Range(**{**bounds, **more})
-    values = [-1e6, 1e6]
-    words = {rule.broken_by(value) for value in values} - {None}
+    words = {rule.broken_by(value) for value in (-1e6, 1e6)} - {None}
     assert len(words) == 1  # the same whichever bound is broken
-    numbers = {float(word) for word in words.pop().split() if word[-1].isdigit()}
+    numbers = {float(word) for word in str(words.pop()).split() if word[-1].isdigit()}
     assert numbers == {*bounds.values(), *more.values()}
 
 

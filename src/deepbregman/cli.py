@@ -186,7 +186,7 @@ def _bench(arguments: list[str]) -> None:
     """Measure the speed of a step against the bare encoder, and against peers."""
 
     def options(
-        scale: Literal["full", "main", "tiny"] = "main",
+        scale: Literal["main", "large", "full", "cpu", "tiny"] = "main",
         out: Path | None = None,
         only: tuple[str, ...] = (),
         streaming: bool = False,
@@ -201,7 +201,8 @@ def _bench(arguments: list[str]) -> None:
         compiling; "memory" is the arm's own peak.
 
         Args:
-            scale: full: ResNet-18 and 50, batches 512 to 4096. main: both at 512. tiny: a trial.
+            scale: main: ResNet-18 and 50 at batch 512. large: batches of 1024 and 4096. full: both.
+                cpu: a small encoder, and the views beside torchvision's. tiny: a trial.
             out: Folder for bench.json and bench.png.
             only: Arms to measure beside the bare encoder, such as "K=100".
             streaming: Also ResNet-50 at 224 px from a folder of generated JPEG files.

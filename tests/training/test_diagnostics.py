@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepbregman.config import Config, Divergence, override
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.training.assembly import build_model
 from deepbregman.training.diagnostics import (
     alignment,
     diagnose,
     effective_rank,
+    spread,
     uniformity,
     usage,
     warnings,
@@ -46,6 +48,13 @@ def naive_uniformity(z: Tensor) -> float:
     return math.log(math.fsum(potentials) / len(potentials))
 
 
+def naive_spread(z: Tensor) -> float:
+    """Root of the mean squared distance of the points on the sphere from their mean."""
+    rows = [unit(row) for row in z.tolist()]
+    mean = [math.fsum(column) / len(rows) for column in zip(*rows, strict=True)]
+    return math.sqrt(math.fsum(math.dist(row, mean) ** 2 for row in rows) / len(rows))
+
+
 def naive_effective_rank(h: Tensor) -> float:
     """By the eigenvalues of the scatter, whose roots are the singular values."""
     centred = h.numpy() - h.numpy().mean(axis=0)
@@ -79,6 +88,37 @@ def test_uniformity_of_one_point_a_basis_and_two_poles() -> None:
     assert float(uniformity(torch.ones(6, 3))) == pytest.approx(0.0, abs=1e-5)
     assert float(uniformity(5.0 * torch.eye(6))) == pytest.approx(-4.0)
     assert float(uniformity(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]))) == pytest.approx(-8.0)
+
+
+def test_spread_agrees_with_a_naive_loop() -> None:
+    z = normal(9, 5) + 1.0
+    assert float(spread(z)) == pytest.approx(naive_spread(z), rel=1e-12)
+    assert 0.1 < naive_spread(z) < 0.9
+
+
+@pytest.mark.parametrize("d", [2, 5, 64])
+def test_spread_of_points_whose_mean_is_the_centre_is_one(d: int) -> None:
+    axes = torch.eye(d, dtype=torch.float64)
+    simplex = axes - 1.0 / d  # its vertices, around the centre
+    for points in (simplex, torch.cat([axes, -axes])):
+        assert float(spread(points)) == pytest.approx(1.0)
+        assert float(spread(points * torch.arange(1, len(points) + 1)[:, None])) == pytest.approx(1)
+
+
+def test_spread_of_a_basis_by_hand() -> None:
+    assert float(spread(torch.eye(4))) == pytest.approx(math.sqrt(3 / 4))  # the mean: 1/4 each
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_spread_of_a_point_and_a_little_noise_is_nearly_nothing(dtype: torch.dtype) -> None:
+    point = normal(1, 16).to(dtype)
+    assert float(spread(point.expand(50, -1))) < 1e-6
+    noisy = point + 1e-6 * normal(50, 16, seed=1).to(dtype)
+    assert float(spread(noisy)) < 1e-5
+
+
+def test_spread_of_many_even_directions_is_about_one() -> None:
+    assert float(spread(normal(1000, 32))) == pytest.approx(1.0, abs=0.01)
 
 
 # Rank
@@ -171,6 +211,7 @@ def test_diagnose_agrees_with_naive_loops(smoothing: float, num_views: int) -> N
         {
             "alignment": naive_alignment(z[0], z[1]),
             "uniformity": naive_uniformity(z[0]),
+            "spread": naive_spread(z[0]),
             "effective_rank": naive_effective_rank(h[0]),
             "divergence_positives": math.fsum(positives) / 8,
             "divergence_negatives": math.fsum(negatives) / 56,
@@ -184,7 +225,7 @@ def test_diagnose_agrees_with_naive_loops(smoothing: float, num_views: int) -> N
 
 def test_diagnose_without_divergence() -> None:
     found = diagnose(normal(2, 8, 12), normal(2, 8, 5), None, 0.0)
-    assert set(found) == {"alignment", "uniformity", "effective_rank"}
+    assert set(found) == {"alignment", "uniformity", "spread", "effective_rank"}
 
 
 def test_diagnose_in_bfloat16_is_as_in_float32() -> None:
@@ -195,7 +236,7 @@ def test_diagnose_in_bfloat16_is_as_in_float32() -> None:
 
 # Words
 
-HEALTHY: dict[str, Any] = {"effective_rank": 20.0, "active_subnetworks": 60.0}
+HEALTHY: dict[str, Any] = {"effective_rank": 20.0, "spread": 0.9, "active_subnetworks": 60.0}
 
 
 @pytest.mark.parametrize(
@@ -204,6 +245,9 @@ HEALTHY: dict[str, Any] = {"effective_rank": 20.0, "active_subnetworks": 60.0}
         ({}, []),
         ({"effective_rank": 2.0}, []),
         ({"effective_rank": 1.94}, ["effective rank 1.9"]),
+        ({"spread": 0.05}, []),
+        ({"spread": 0.049}, ["spread of embeddings 0.049"]),
+        ({"spread": 0.0, "effective_rank": 1.0}, ["effective rank 1.0, spread of embeddings 0.0"]),
         ({"active_subnetworks": 10.0}, []),
         ({"active_subnetworks": 9.0}, ["only 9 of 100 subnetworks"]),
         (
@@ -213,25 +257,42 @@ HEALTHY: dict[str, Any] = {"effective_rank": 20.0, "active_subnetworks": 60.0}
     ],
 )
 def test_warnings_appear_when_they_should(changes: dict[str, float], parts: list[str]) -> None:
-    words = warnings({**HEALTHY, **changes}, Divergence(num_subnetworks=100))
+    words = warnings({**HEALTHY, **changes}, 100, 1024)
     assert len(words) == len(parts)
     for word, part in zip(words, parts, strict=True):
         assert part in word
 
 
 def test_warnings_without_divergence() -> None:
-    assert warnings({"effective_rank": 5.0}, Divergence(weight=0.0)) == []
+    assert warnings({"effective_rank": 5.0, "spread": 0.9}, 100, 1024) == []
 
 
-def test_warnings_count_against_the_configured_number() -> None:
-    assert warnings({**HEALTHY, "active_subnetworks": 5.0}, Divergence(num_subnetworks=50)) == []
-    assert warnings({**HEALTHY, "active_subnetworks": 4.0}, Divergence(num_subnetworks=50))
+@pytest.mark.parametrize(
+    ("num_subnetworks", "num_samples", "fewest"),
+    [(50, 1024, 5), (100, 1024, 10), (1000, 1024, 100), (1000, 256, 26), (1000, 16, 2)],
+)
+def test_warnings_count_against_what_could_be_in_use(
+    num_subnetworks: int, num_samples: int, fewest: int
+) -> None:
+    """A tenth of the subnetworks, or of the samples where they are fewer."""
+    for active, count in ((fewest, 0), (fewest - 1, 1)):
+        found = {**HEALTHY, "active_subnetworks": float(active)}
+        assert len(warnings(found, num_subnetworks, num_samples)) == count
+
+
+def test_few_samples_that_all_differ_are_no_reason_to_warn() -> None:
+    scores = torch.eye(1000)[torch.arange(16) * 50].view(2, 8, 1000)  # 16 winners, all different
+    found = diagnose(normal(2, 8, 12), normal(2, 8, 5), scores, 0.0)
+    assert found["active_subnetworks"] == 16
+    assert warnings(found, 1000, 16) == []
+    same = diagnose(normal(2, 8, 12), normal(2, 8, 5), scores[:1, :1].expand(2, 8, -1), 0.0)
+    (words,) = warnings(same, 1000, 16)
+    assert "only 1 of 1000 subnetworks" in words
 
 
 def test_warnings_advise_fields_that_exist() -> None:
-    words = " ".join(
-        warnings({"effective_rank": 1.0, "active_subnetworks": 1.0}, Divergence())
-    ).replace(";", " ")
+    found = {"effective_rank": 1.0, "spread": 0.0, "active_subnetworks": 1.0}
+    words = " ".join(warnings(found, 100, 1024)).replace(";", " ")
     fields = {
         word.strip(",.")
         for word in words.split()
@@ -244,9 +305,25 @@ def test_warnings_advise_fields_that_exist() -> None:
 
 
 def test_warnings_of_a_healthy_and_a_collapsed_batch() -> None:
-    settings = Divergence(num_subnetworks=4)
     z, scores = normal(2, 8, 5), normal(2, 8, 4)
-    assert warnings(diagnose(normal(2, 8, 12), z, scores, 0.0), settings) == []
-    collapsed = warnings(diagnose(torch.ones(2, 8, 12), z, scores, 0.0), settings)
+    assert warnings(diagnose(normal(2, 8, 12), z, scores, 0.0), 4, 16) == []
+    collapsed = warnings(diagnose(torch.ones(2, 8, 12), z, scores, 0.0), 4, 16)
     assert len(collapsed) == 1
     assert "collapsed" in collapsed[0]
+
+
+@pytest.mark.parametrize("recipe", ["digits", "best"])
+def test_collapse_to_a_point_and_a_little_noise_is_seen(recipe: str) -> None:
+    """The rank of the noise is full, so the rank alone would not tell."""
+    torch.manual_seed(0)
+    model = build_model(override(load_recipe(recipe), {"encoder.name": "small"}))
+    spread_out = normal(2, 64, model.encoder.num_features).float()
+    point = spread_out[:1, :1]
+    for h, is_collapsed in ((point + 1e-6 * spread_out, True), (spread_out, False)):
+        with torch.no_grad():
+            z = model.projection(h.flatten(0, 1)).unflatten(0, (2, 64))
+        found = diagnose(h, z, None, 0.0)
+        assert found["effective_rank"] > 20.0
+        words = warnings(found, 100, 128)
+        assert len(words) == is_collapsed
+        assert all("collapsed" in word for word in words)

@@ -185,6 +185,16 @@ class TestTraining:
         with pytest.raises(UserError, match=r"the loss is nan.*optimiser\.learning_rate"):
             pretrain(short_config, run=tmp_path / "run", changes=changes, accelerator="cpu")
 
+    @pytest.mark.parametrize(("active", "warned"), [(26.0, False), (25.0, True)])
+    def test_few_subnetworks_are_counted_against_all_views_of_a_batch(
+        self, short_config: Config, tmp_path: Path, active: float, warned: bool
+    ) -> None:
+        """128 images in two views are 256 samples; a tenth of the 1000 subnetworks cannot win."""
+        config = override(short_config, {"divergence.num_subnetworks": 1000})
+        job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
+        record = {"effective_rank": 9.0, "spread": 0.9, "active_subnetworks": active}
+        assert bool(job._warnings(record)) == warned
+
     def test_held_out_images_are_not_trained_on(self, short_config: Config) -> None:
         from deepbregman.evaluation.monitor import split_for_monitor
         from deepbregman.studies.pretraining import images_to_pretrain_on
@@ -260,6 +270,17 @@ class TestResume:
                 pretrain(config, run=tmp_path / "run", accelerator="cpu")
         torch.manual_seed(6)
         assert_identical(resume(tmp_path / "run", accelerator="cpu"), reference)
+
+    @pytest.mark.parametrize("part", ["model", "loss", "optimiser", "step", "sums", "random"])
+    def test_a_checkpoint_that_lacks_a_part_is_refused(
+        self, short_run: Run, tmp_path: Path, part: str
+    ) -> None:
+        run = Run.create(tmp_path / "run", short_run.config, {})
+        saved = checkpoints.load(short_run.last_checkpoint)
+        del saved[part]
+        checkpoints.save(run.last_checkpoint, saved)
+        with pytest.raises(UserError, match=rf"last\.pt has no {part}: "):
+            resume(run.path, accelerator="cpu")
 
     def test_a_complete_run_is_left_as_it_is(self, short_run: Run) -> None:
         before = states(short_run)

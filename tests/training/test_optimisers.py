@@ -272,8 +272,9 @@ def test_cosine_rises_then_falls(
     warmup = min(round(warmup_epochs * steps_per_epoch), len(found))
     assert all(a < b for a, b in itertools.pairwise(found[:warmup]))
     assert all(a > b for a, b in itertools.pairwise(found[warmup:]))
-    assert all(0.0 < value <= rate * (1 + 1e-12) for value in found)  # rounding, at the top
-    assert warmup == len(found) or max(found) == pytest.approx(rate, rel=1e-12)
+    assert all(0.0 < value <= rate for value in found)  # to the bit
+    if round(warmup_epochs * steps_per_epoch) <= len(found):
+        assert max(found) == rate
 
 
 def test_steps_fall_exactly_at_their_milestones() -> None:

@@ -15,7 +15,7 @@ from deepbregman.runs import Record, provenance, write_json
 from deepbregman.training.processes import device_name, launch
 
 from .arms import NUM_IMAGES, bare_step, configuration, our_step, random_images, views_step
-from .peers import PEER_WORKERS, has_lightly, lightly_step
+from .peers import PEER_WORKERS, has_lightly, lightly_step, torchvision_views_step
 from .streaming import streaming_group
 from .timing import Arm, Step, prepare, time_arms
 
@@ -23,39 +23,45 @@ DIVERGENCE = {"divergence.weight": 1.0, "divergence.temperature": 0.2}
 """On, by the paper's hard form on views, unless an arm says otherwise."""
 
 
+FLOOR = "bare encoder"
 PEER = "lightly SimCLR"
+PEER_VIEWS = "torchvision views"
+
+
+class Group(NamedTuple):
+    """Arms that take turns: an encoder, a batch size, and which arms; all when empty."""
+
+    encoder: str
+    batch_size: int
+    arms: tuple[str, ...] = ()
 
 
 class Scale(NamedTuple):
     """How much to measure."""
 
-    groups: tuple[tuple[str, int], ...]  # encoder and batch size
+    groups: tuple[Group, ...]
     images: int
     warmup: int
     turns: int
     steps: int
 
 
+MAIN = (Group("resnet18", 512), Group("resnet50", 512, (FLOOR, "SimCLR", "K=100")))
+LARGE = tuple(Group("resnet18", size, (FLOOR, "SimCLR", "K=100")) for size in (1024, 4096))
 SCALES = {
-    "full": Scale(
-        (
-            *(("resnet18", 512), ("resnet18", 1024), ("resnet18", 4096)),
-            *(("resnet50", 512), ("resnet50", 1024)),
-        ),
-        NUM_IMAGES,
-        12,
-        5,
-        30,
-    ),
-    "main": Scale((("resnet18", 512), ("resnet50", 512)), NUM_IMAGES, 12, 5, 40),
-    "tiny": Scale((("small", 64),), 512, 1, 2, 2),
+    "main": Scale(MAIN, NUM_IMAGES, 12, 5, 40),
+    "large": Scale(LARGE, NUM_IMAGES, 10, 5, 15),
+    "full": Scale((*MAIN, *LARGE), NUM_IMAGES, 12, 5, 30),
+    "cpu": Scale((Group("small", 256),), 2048, 2, 5, 4),
+    "tiny": Scale((Group("small", 64),), 512, 1, 2, 2),
 }
 
 
 def _arms(
-    encoder: str, batch_size: int, images: ArrayImages, fabric: Fabric, peers: bool
+    group: Group, images: ArrayImages, fabric: Fabric
 ) -> dict[str, tuple[int, Callable[[], Step]]]:
     """List the arms of a group: name -> images per step, builder."""
+    encoder, batch_size = group.encoder, group.batch_size
 
     def config(**changes: Any) -> Any:
         dotted = {name.replace("__", "."): value for name, value in changes.items()}
@@ -64,7 +70,7 @@ def _arms(
     off, on = config(), {name.replace(".", "__"): value for name, value in DIVERGENCE.items()}
     both = 2 * batch_size
     arms: dict[str, tuple[int, Callable[[], Step]]] = {
-        "bare encoder": (both, lambda: bare_step(off, fabric)),
+        FLOOR: (both, lambda: bare_step(off, fabric)),
         "SimCLR": (both, lambda: our_step(off, images, fabric)),
     }
     for count in (10, 100, 1000):
@@ -75,7 +81,9 @@ def _arms(
     arms["K=100, all pairs"] = (both, lambda: our_step(all_pairs, images, fabric))
     arms["K=100, smooth"] = (both, lambda: our_step(smooth, images, fabric))
     arms["views alone"] = (both, lambda: views_step(off, images, fabric))
-    if peers and has_lightly():
+    if fabric.device.type == "cpu":
+        arms[PEER_VIEWS] = (both, lambda: torchvision_views_step(off, images))
+    if has_lightly():
         arms[PEER] = (both, lambda: lightly_step(off, images, fabric.device))
     return arms
 
@@ -92,7 +100,8 @@ def bench(
     """Measure the speed of a step.
 
     Args:
-        scale: ``full``, ``main`` (ResNet-18 and ResNet-50 at batch 512), or ``tiny``.
+        scale: ``main`` (ResNet-18 and ResNet-50 at batch 512), ``large`` (batches of 1024 and
+            4096), ``full`` (both), ``cpu`` (a small encoder), or ``tiny`` (a trial).
         only: names of arms; all when empty. The bare encoder is always measured.
         out: folder for ``bench.json`` and ``bench.png``.
         streaming: also measure ResNet-50 at 224 px from a folder of generated JPEG files.
@@ -108,25 +117,25 @@ def bench(
     fabric = launch(accelerator)
     settings = SCALES[scale]
     groups: list[Record] = []
-    for encoder, batch_size in settings.groups:
-        images = random_images(max(settings.images, 2 * batch_size), 32)
-        peers = batch_size == 512 and encoder == "resnet18"
+    for group in settings.groups:
+        images = random_images(max(settings.images, 2 * group.batch_size), 32)
         arms: list[Arm] = []
-        for name, (count, build) in _arms(encoder, batch_size, images, fabric, peers).items():
-            if only and name not in (*only, "bare encoder"):
+        for name, (count, build) in _arms(group, images, fabric).items():
+            wanted = not group.arms or name in group.arms
+            if not wanted or (only and name not in (*only, FLOOR)):
                 continue
-            lead_in = 3 * PEER_WORKERS if name == PEER else 0
+            lead_in = {PEER: 3 * PEER_WORKERS, PEER_VIEWS: 6}.get(name, 0)
             arms.append(prepare(name, count, build, fabric.device, settings.warmup, lead_in))
             console.print(
-                f"{encoder}, batch {batch_size}: {name} ready in "
+                f"{group.encoder}, batch {group.batch_size}: {name} ready in "
                 f"{arms[-1].first_step_seconds:.1f} s",
                 highlight=False,
             )
         timings = time_arms(arms, fabric.device, settings.turns, settings.steps)
         groups.append(
             {
-                "encoder": encoder,
-                "batch_size": batch_size,
+                "encoder": group.encoder,
+                "batch_size": group.batch_size,
                 "image_size": 32,
                 "arms": [timing._asdict() for timing in timings],
             }

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import to_pil_image
 
 from deepbregman.config import Config
@@ -20,6 +21,19 @@ PEER_WORKERS = 16
 def has_lightly() -> bool:
     """Whether lightly can be imported."""
     return importlib.util.find_spec("lightly") is not None
+
+
+class _Tensors(Dataset[Any]):
+    """In-memory images through a transform."""
+
+    def __init__(self, images: ArrayImages, transform: Any) -> None:
+        self.pixels, self.transform = images.pixels, transform
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(self.pixels[index])
 
 
 class _Pictures(Dataset[Any]):
@@ -83,5 +97,42 @@ def lightly_step(
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
+
+    return step
+
+
+def torchvision_views_step(config: Config, images: ArrayImages, workers: int = 2) -> Step:
+    """Build the same views by torchvision's v2 transforms, image by image in loader workers."""
+    views = config.views
+    brightness, contrast, saturation, hue = views.jitter
+    jitter = v2.ColorJitter(brightness, contrast, saturation, hue)
+    transform = v2.Compose(
+        [
+            v2.RandomResizedCrop(config.data.image_size, views.crop_area, views.crop_aspect),
+            v2.RandomHorizontalFlip(views.flip),
+            v2.RandomApply([jitter], views.jitter_probability),
+            v2.RandomGrayscale(views.greyscale),
+            v2.ToDtype(torch.float32, scale=True),
+        ]
+    )
+    dataset = _Tensors(images, lambda pixels: [transform(pixels), transform(pixels)])
+    loader = DataLoader(
+        dataset,
+        batch_size=config.training.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+
+    def endless() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    feed = endless()
+
+    def step() -> None:
+        next(feed)
 
     return step
