@@ -186,10 +186,9 @@ def _bench(arguments: list[str]) -> None:
     """Measure the speed of a step against the bare encoder, and against peers."""
 
     def options(
-        scale: Literal["main", "large", "full", "cpu", "tiny"] = "main",
+        scale: Literal["main", "large", "streaming", "full", "cpu", "tiny"] = "main",
         out: Path | None = None,
         only: tuple[str, ...] = (),
-        streaming: bool = False,
         accelerator: Accelerator = "auto",
     ) -> None:
         """Measure images per second, every view counted, arms taking turns, median of the turns.
@@ -201,23 +200,16 @@ def _bench(arguments: list[str]) -> None:
         compiling; "memory" is the arm's own peak.
 
         Args:
-            scale: main: ResNet-18 and 50 at batch 512. large: batches of 1024 and 4096. full: both.
-                cpu: a small encoder, and the views beside torchvision's. tiny: a trial.
+            scale: main: ResNet-18 and 50 at batch 512. large: batches of 1024 and 4096. streaming:
+                ResNet-50 at 224 px from generated JPEG files. full: all of these. cpu: a small
+                encoder, and the views beside torchvision's. tiny: a trial.
             out: Folder for bench.json and bench.png.
             only: Arms to measure beside the bare encoder, such as "K=100".
-            streaming: Also ResNet-50 at 224 px from a folder of generated JPEG files.
             accelerator: Where to measure; auto takes a GPU if there is one.
         """
         from .benchmarks.bench import bench
 
-        bench(
-            scale=scale,
-            out=out,
-            only=only,
-            streaming=streaming,
-            accelerator=accelerator,
-            console=Console(),
-        )
+        bench(scale=scale, out=out, only=only, accelerator=accelerator, console=Console())
 
     _parse(options, "bench", arguments)
 

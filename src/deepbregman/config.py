@@ -16,7 +16,7 @@ import tomli_w
 import tyro
 
 from .errors import UserError, nearest
-from .rules import Range, Section, matches
+from .rules import Range, Section, matches, shown
 
 Count = Annotated[int, Range(low=1)]
 Whole = Annotated[int, Range(low=0)]
@@ -227,7 +227,9 @@ class Config:
     def __post_init__(self) -> None:
         """Check what spans sections."""
         if not matches(self.seed, int) or not 0 <= self.seed < 2**63:
-            raise UserError(f"seed is {self.seed!r}: it must be a whole number from 0 to 2^63 - 1")
+            raise UserError(
+                f"seed is {shown(self.seed)}: it must be a whole number from 0 to 2^63 - 1"
+            )
         for name, kind in get_type_hints(Config).items():
             if not isinstance(getattr(self, name), kind):
                 raise UserError(f"{name} is {getattr(self, name)!r}: it must be a {kind.__name__}")
@@ -235,11 +237,6 @@ class Config:
             raise UserError(
                 "contrastive.weight and divergence.weight are both 0: nothing would be trained; "
                 "raise one of them"
-            )
-        if self.optimiser.warmup_epochs >= self.training.epochs > 1:
-            raise UserError(
-                f"optimiser.warmup_epochs is {self.optimiser.warmup_epochs:g} of training.epochs "
-                f"{self.training.epochs}: the full learning rate would never come; shorten it"
             )
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:

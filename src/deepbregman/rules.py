@@ -39,6 +39,15 @@ class Range:
         return " and ".join(filter(None, bounds))
 
 
+def shown(value: Any) -> str:
+    """Write a value for an error, at bearable length."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
 def _is_finite(number: float) -> bool:
     try:
         return math.isfinite(number)
@@ -112,7 +121,7 @@ class Section:
             if not matches(value, hint):
                 choices = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
                 guess = nearest(str(value), choices)
-                raise UserError(f"{where} is {value!r}: it must be {described(hint)}{guess}")
+                raise UserError(f"{where} is {shown(value)}: it must be {described(hint)}{guess}")
             words = broken(value, hint)
             if words:
-                raise UserError(f"{where} is {value!r}: {words}")
+                raise UserError(f"{where} is {shown(value)}: {words}")

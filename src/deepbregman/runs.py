@@ -120,7 +120,8 @@ class Run:
                 f"run folder {path} exists: a run never overwrites another; continue it with "
                 f"--resume {path}, name another with --run, or remove it"
             )
-        place = path.resolve()  # an empty folder may be behind a link, or be the current one
+        place = path.resolve()  # behind a link, perhaps
+        existed = place.exists()
         place.parent.mkdir(parents=True, exist_ok=True)
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
@@ -129,7 +130,12 @@ class Run:
             (temporary / "checkpoints").mkdir()
             (temporary / "metrics.jsonl").touch()
             write_json(temporary / "provenance.json", record)
-            temporary.replace(place)
+            if existed:  # empty, and perhaps somebody's current folder: fill it, no swap
+                for name in ("checkpoints", "metrics.jsonl", "provenance.json", "config.toml"):
+                    (temporary / name).replace(place / name)
+                temporary.rmdir()
+            else:
+                temporary.replace(place)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise

@@ -1,6 +1,7 @@
 import gc
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -208,9 +209,10 @@ def test_wrong_arguments_are_refused(files: FileImages) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_same_bits_arrive_without_a_wait(files: FileImages) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_same_bits_arrive_without_a_wait(
+    files: FileImages, no_host_sync: Callable[[], AbstractContextManager[None]]
+) -> None:
     device = torch.device("cuda")
     expected = list(ResidentBatches(files, CPU).iterate(ORDER, 3))
     arrays = ArrayImages(*next(ResidentBatches(files, CPU).iterate(torch.arange(7), 7)))
@@ -227,9 +229,6 @@ def test_on_a_gpu_the_same_bits_arrive_without_a_wait(files: FileImages) -> None
             if b.sizes is not None
         ]
         assert _same(iter(got), iter(expected))
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         list(makers[0].iterate(ORDER, 3))
         list(makers[3].iterate(ORDER, 3))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -190,6 +190,7 @@ def test_bad_values_are_named() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_agrees_with_the_cpu() -> None:
     queries, _, bank, bank_labels = data(6)
     expected = vote(cosine_neighbours(queries, bank, 20), bank_labels, NUM_CLASSES)

@@ -286,6 +286,7 @@ def test_bad_values_are_named() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_agrees_with_the_cpu() -> None:
     expected = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-3)
     actual = fit_linear(FEATURES[TRAIN].cuda(), LABELS[TRAIN], num_classes=10, l2=1e-3)

@@ -1,5 +1,7 @@
 import itertools
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -291,20 +293,19 @@ def test_fullgraph_compile_to_code() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_never_waits_for_the_device() -> None:
+def test_never_waits_for_the_device(
+    no_host_sync: Callable[[], AbstractContextManager[None]],
+) -> None:
     images = pictures(64, 3, 40, 40).cuda()
     sizes = all_sizes(images).cuda()
     views = Views(32, blur=0.5, rotation=10.0)
     uniforms = views.draw(64, device="cuda")
     expected = views(images.cpu(), sizes.cpu(), uniforms.cpu())
     views(images)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         actual = views(images, sizes, uniforms)
         views(images)
         centre_view(images, None, 32)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     close(actual.cpu(), expected, 1e-4)
 
 

@@ -211,7 +211,7 @@ def test_diagnose_agrees_with_naive_loops(smoothing: float, num_views: int) -> N
         {
             "alignment": naive_alignment(z[0], z[1]),
             "uniformity": naive_uniformity(z[0]),
-            "spread": naive_spread(z[0]),
+            "spread": min(naive_spread(z[0]), naive_spread(h[0])),
             "effective_rank": naive_effective_rank(h[0]),
             "divergence_positives": math.fsum(positives) / 8,
             "divergence_negatives": math.fsum(negatives) / 56,
@@ -246,8 +246,8 @@ HEALTHY: dict[str, Any] = {"effective_rank": 20.0, "spread": 0.9, "active_subnet
         ({"effective_rank": 2.0}, []),
         ({"effective_rank": 1.94}, ["effective rank 1.9"]),
         ({"spread": 0.05}, []),
-        ({"spread": 0.049}, ["spread of embeddings 0.049"]),
-        ({"spread": 0.0, "effective_rank": 1.0}, ["effective rank 1.0, spread of embeddings 0.0"]),
+        ({"spread": 0.049}, ["spread 0.049"]),
+        ({"spread": 0.0, "effective_rank": 1.0}, ["effective rank 1.0, spread 0.0"]),
         ({"active_subnetworks": 10.0}, []),
         ({"active_subnetworks": 9.0}, ["only 9 of 100 subnetworks"]),
         (
@@ -319,7 +319,11 @@ def test_collapse_to_a_point_and_a_little_noise_is_seen(recipe: str) -> None:
     model = build_model(override(load_recipe(recipe), {"encoder.name": "small"}))
     spread_out = normal(2, 64, model.encoder.num_features).float()
     point = spread_out[:1, :1]
-    for h, is_collapsed in ((point + 1e-6 * spread_out, True), (spread_out, False)):
+    for h, is_collapsed in (
+        (point + 1e-6 * spread_out, True),
+        (point + 1e-4 * spread_out, True),
+        (spread_out, False),
+    ):
         with torch.no_grad():
             z = model.projection(h.flatten(0, 1)).unflatten(0, (2, 64))
         found = diagnose(h, z, None, 0.0)

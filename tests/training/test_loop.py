@@ -224,7 +224,7 @@ class TestSteps:
 
 
 class TestResume:
-    @pytest.mark.parametrize("stop_at", [3, 9, 14])
+    @pytest.mark.parametrize("stop_at", [3, 12, 14])
     def test_a_stopped_run_goes_on_to_the_bit(
         self,
         short_config: Config,

@@ -1,6 +1,6 @@
 """What is timed: the bare encoder, our step as the loop takes it, the transformation, peers."""
 
-import tempfile
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,16 @@ def bare_step(config: Config, fabric: Fabric) -> Step:
     return step
 
 
-def our_step(config: Config, images: Images, fabric: Fabric) -> Step:
-    """Build the step exactly as the loop takes it: order, gather, views, networks, losses."""
-    folder = tempfile.TemporaryDirectory()
-    job = Pretraining(config, images, fabric, Path(folder.name) / "run")
+def our_step(config: Config, images: Images, fabric: Fabric, folder: Path) -> Step:
+    """Build the step exactly as the loop takes it: order, gather, views, networks, losses.
+
+    Args:
+        config: of the arm.
+        images: to train on.
+        fabric: launched.
+        folder: for the run folder, which nobody will read.
+    """
+    job = Pretraining(config, images, fabric, folder / secrets.token_hex(8))
     job.objective.train()
 
     def endless() -> Iterator[Batch]:
@@ -77,7 +83,7 @@ def our_step(config: Config, images: Images, fabric: Fabric) -> Step:
 
     feed = endless()
 
-    def step(keep: object = folder) -> None:
+    def step() -> None:
         job.advance(feed)
 
     return step

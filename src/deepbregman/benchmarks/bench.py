@@ -1,5 +1,6 @@
 """The benchmark: every figure in one run, on this machine."""
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ class Scale(NamedTuple):
     warmup: int
     turns: int
     steps: int
+    streaming: bool = False
 
 
 MAIN = (Group("resnet18", 512), Group("resnet50", 512, (FLOOR, "SimCLR", "K=100")))
@@ -51,14 +53,15 @@ LARGE = tuple(Group("resnet18", size, (FLOOR, "SimCLR", "K=100")) for size in (1
 SCALES = {
     "main": Scale(MAIN, NUM_IMAGES, 12, 5, 40),
     "large": Scale(LARGE, NUM_IMAGES, 10, 5, 15),
-    "full": Scale((*MAIN, *LARGE), NUM_IMAGES, 12, 5, 30),
+    "streaming": Scale((), 0, 0, 0, 0, streaming=True),
+    "full": Scale((*MAIN, *LARGE), NUM_IMAGES, 12, 5, 30, streaming=True),
     "cpu": Scale((Group("small", 256),), 2048, 2, 5, 4),
-    "tiny": Scale((Group("small", 64),), 512, 1, 2, 2),
+    "tiny": Scale((Group("small", 64),), 512, 1, 2, 2, streaming=True),
 }
 
 
 def _arms(
-    group: Group, images: ArrayImages, fabric: Fabric
+    group: Group, images: ArrayImages, fabric: Fabric, folder: Path
 ) -> dict[str, tuple[int, Callable[[], Step]]]:
     """List the arms of a group: name -> images per step, builder."""
     encoder, batch_size = group.encoder, group.batch_size
@@ -71,15 +74,15 @@ def _arms(
     both = 2 * batch_size
     arms: dict[str, tuple[int, Callable[[], Step]]] = {
         FLOOR: (both, lambda: bare_step(off, fabric)),
-        "SimCLR": (both, lambda: our_step(off, images, fabric)),
+        "SimCLR": (both, lambda: our_step(off, images, fabric, folder)),
     }
     for count in (10, 100, 1000):
         of_views = config(**on, divergence__num_subnetworks=count)
-        arms[f"K={count}"] = (both, lambda c=of_views: our_step(c, images, fabric))  # type: ignore[misc]
+        arms[f"K={count}"] = (both, lambda c=of_views: our_step(c, images, fabric, folder))  # type: ignore[misc]
     all_pairs = config(**on, divergence__pairs="all")
     smooth = config(**on, divergence__smoothing=1.0)
-    arms["K=100, all pairs"] = (both, lambda: our_step(all_pairs, images, fabric))
-    arms["K=100, smooth"] = (both, lambda: our_step(smooth, images, fabric))
+    arms["K=100, all pairs"] = (both, lambda: our_step(all_pairs, images, fabric, folder))
+    arms["K=100, smooth"] = (both, lambda: our_step(smooth, images, fabric, folder))
     arms["views alone"] = (both, lambda: views_step(off, images, fabric))
     if fabric.device.type == "cpu":
         arms[PEER_VIEWS] = (both, lambda: torchvision_views_step(off, images))
@@ -88,39 +91,14 @@ def _arms(
     return arms
 
 
-def bench(
-    *,
-    scale: str = "main",
-    only: tuple[str, ...] = (),
-    out: Path | None = None,
-    streaming: bool = False,
-    accelerator: str = "auto",
-    console: Console | None = None,
+def _measure(
+    group: Group, settings: Scale, only: tuple[str, ...], fabric: Fabric, console: Console
 ) -> Record:
-    """Measure the speed of a step.
-
-    Args:
-        scale: ``main`` (ResNet-18 and ResNet-50 at batch 512), ``large`` (batches of 1024 and
-            4096), ``full`` (both), ``cpu`` (a small encoder), or ``tiny`` (a trial).
-        only: names of arms; all when empty. The bare encoder is always measured.
-        out: folder for ``bench.json`` and ``bench.png``.
-        streaming: also measure ResNet-50 at 224 px from a folder of generated JPEG files.
-        accelerator: ``auto``, ``cpu`` or ``cuda``.
-        console: to draw on.
-
-    Returns:
-        The record: machine, versions, commit, and the groups with their timings.
-    """
-    if scale not in SCALES:
-        raise UserError(f"scale {scale!r} is not one of {', '.join(SCALES)}")
-    console = console or Console(quiet=True)
-    fabric = launch(accelerator)
-    settings = SCALES[scale]
-    groups: list[Record] = []
-    for group in settings.groups:
-        images = random_images(max(settings.images, 2 * group.batch_size), 32)
-        arms: list[Arm] = []
-        for name, (count, build) in _arms(group, images, fabric).items():
+    """Prepare the arms of a group, then let them take turns."""
+    images = random_images(max(settings.images, 2 * group.batch_size), 32)
+    arms: list[Arm] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (count, build) in _arms(group, images, fabric, Path(folder)).items():
             wanted = not group.arms or name in group.arms
             if not wanted or (only and name not in (*only, FLOOR)):
                 continue
@@ -132,21 +110,49 @@ def bench(
                 highlight=False,
             )
         timings = time_arms(arms, fabric.device, settings.turns, settings.steps)
-        groups.append(
-            {
-                "encoder": group.encoder,
-                "batch_size": group.batch_size,
-                "image_size": 32,
-                "arms": [timing._asdict() for timing in timings],
-            }
-        )
-        console.print(speed_table(groups[-1]))
-        del arms
-        torch._dynamo.reset()
-    if streaming:
-        groups.append(streaming_group(fabric, console, tiny=scale == "tiny"))
-        console.print(speed_table(groups[-1]))
-    record = {**provenance(device_name(fabric.device)), "scale": scale, "groups": groups}
+    torch._dynamo.reset()  # or the next group's graphs would keep this one's memory
+    return {
+        "encoder": group.encoder,
+        "batch_size": group.batch_size,
+        "image_size": 32,
+        "arms": [timing._asdict() for timing in timings],
+    }
+
+
+def bench(
+    *,
+    scale: str = "main",
+    only: tuple[str, ...] = (),
+    out: Path | None = None,
+    accelerator: str = "auto",
+    console: Console | None = None,
+) -> Record:
+    """Measure the speed of a step.
+
+    Args:
+        scale: ``main`` (ResNet-18 and ResNet-50 at batch 512), ``large`` (batches of 1024 and
+            4096), ``streaming`` (ResNet-50 at 224 px from a folder of generated JPEG files),
+            ``full`` (all three), ``cpu`` (a small encoder), or ``tiny`` (a trial).
+        only: names of arms; all when empty. The bare encoder is always measured.
+        out: folder for ``bench.json`` and ``bench.png``.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        console: to draw on.
+
+    Returns:
+        The record: machine, versions, commit, and the groups with their timings.
+    """
+    if scale not in SCALES:
+        raise UserError(f"scale {scale!r} is not one of {', '.join(SCALES)}")
+    console = console or Console(quiet=True)
+    fabric = launch(accelerator)
+    settings = SCALES[scale]
+    record: Record = {**provenance(device_name(fabric.device)), "scale": scale, "groups": []}
+    for group in settings.groups:
+        record["groups"].append(_measure(group, settings, only, fabric, console))
+        console.print(speed_table(record["groups"][-1]))
+    if settings.streaming:
+        record["groups"].append(streaming_group(fabric, console, tiny=scale == "tiny"))
+        console.print(speed_table(record["groups"][-1]))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "bench.json", record)

@@ -88,7 +88,7 @@ def streaming_group(fabric: Fabric, console: Console, *, tiny: bool = False) -> 
             prepare(
                 "K=100, streamed",
                 both,
-                lambda: our_step(config, source.train.images, fabric),
+                lambda: our_step(config, source.train.images, fabric, Path(folder)),
                 device,
                 warmup,
                 lead_in=3 * config.data.workers,

@@ -35,10 +35,9 @@ def frozen(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             yield
         training = [name for name, part in module.named_modules() if part.training]
+        after = module.state_dict()
         changed = [
-            name
-            for name, tensor in module.state_dict().items()
-            if not torch.allclose(tensor, before[name], rtol=0.0, atol=0.0, equal_nan=True)
+            name for name in {**before, **after} if not _same(before.get(name), after.get(name))
         ]
         if training or changed:
             raise RuntimeError(
@@ -47,6 +46,17 @@ def frozen(module: nn.Module) -> Iterator[None]:
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def _same(before: Tensor | None, after: Tensor | None) -> bool:
+    """Whether two tensors are equal to the bit, NaN being equal to itself."""
+    if before is None or after is None or before.shape != after.shape:
+        return False
+    if before.dtype != after.dtype:
+        return False
+    return torch.equal(before, after) or bool(
+        ((before == after) | (before.isnan() & after.isnan())).all()
+    )
 
 
 def autocast(device: torch.device) -> torch.autocast:

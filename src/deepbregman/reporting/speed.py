@@ -43,26 +43,23 @@ def speed_table(group: Record) -> Table:
 def speed_figure(path: Path, record: Record) -> None:
     """Write a bar chart of every arm over the bare encoder, a panel per group."""
     groups = record["groups"]
+    shown = [[arm for arm in group["arms"] if "views" not in arm["name"]] for group in groups]
+    heights = [len(arms) + 2.0 for arms in shown]
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(8.0, 0.7 + 2.6 * len(groups)), dpi=120)
-        panels = figure.subplots(len(groups), 1, squeeze=False)[:, 0]
-        for axes, group in zip(panels, groups, strict=True):
-            arms = [arm for arm in group["arms"] if arm["name"] != "views alone"][::-1]
+        figure = Figure(figsize=(8.0, 0.6 + 0.32 * sum(heights)), dpi=120)
+        panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, group, arms in zip(panels, groups, shown, strict=True):
             floor = _floor(group)
-            shares = [arm["images_per_second"] / floor for arm in arms]
-            bars = axes.barh([arm["name"] for arm in arms], shares, color=PALETTE(0))
-            words = [
-                f"{share:.2f}  ({arm['images_per_second']:,.0f}/s)"
-                for share, arm in zip(shares, arms, strict=True)
-            ]
-            axes.bar_label(bars, words, padding=3)
-            axes.axvline(1.0, color="black", linewidth=0.8)
-            axes.set(
-                title=title(group),
-                xlim=(0.0, 1.35),
-                xlabel="images per second over the bare encoder",
-            )
+            names = [arm["name"] for arm in arms[::-1]]
+            speeds = [arm["images_per_second"] for arm in arms[::-1]]
+            colours = [PALETTE(7) if name == "bare encoder" else PALETTE(0) for name in names]
+            bars = axes.barh(names, [speed / floor for speed in speeds], color=colours, height=0.7)
+            words = [f"{speed / floor:.2f}   {speed:,.0f} / s" for speed in speeds]
+            axes.bar_label(bars, words, padding=4)
+            axes.set(title=title(group), xlim=(0.0, 1.35), xticks=[0.0, 0.25, 0.5, 0.75, 1.0])
             axes.grid(axis="y", visible=False)
+            axes.set_axisbelow(True)
+        panels[-1].set_xlabel("images per second, as a share of the bare encoder's")
         figure.suptitle(record["device"])
         with replacing(path) as file:
             figure.savefig(file, format="png")

@@ -35,8 +35,9 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
             f"{path} does not exist: the run has no checkpoint yet; let it finish an epoch, or "
             "continue it with --resume"
         )
+    content = io.BytesIO(path.read_bytes())
     try:
-        state: State = torch.load(path, map_location=device, weights_only=True)
+        state: State = torch.load(content, map_location=device, weights_only=True)
         number = state["format"]
     except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
         reason = str(why).splitlines()[0] if str(why) else type(why).__name__
@@ -44,7 +45,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
             f"{path} is not a checkpoint that can be read ({reason}): it is damaged or comes from "
             "another program; use another checkpoint of the run, or train it again"
         ) from None
-    if number != FORMAT:
+    if type(number) is not int or number != FORMAT:
         raise UserError(
             f"{path} has checkpoint format {number}, this version reads {FORMAT}: use the version "
             "of deepbregman that wrote it"

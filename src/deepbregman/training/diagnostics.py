@@ -46,7 +46,7 @@ def effective_rank(h: Tensor) -> Tensor:
 
 
 def spread(z: Tensor) -> Tensor:
-    """Deviation of the embeddings on the sphere, scaled: about 1 spread evenly, 0 in one point.
+    """Deviation on the sphere, all directions together: about 1 spread evenly, 0 in one point.
 
     Args:
         z: (N, d)
@@ -84,7 +84,7 @@ def diagnose(
     found = {
         "alignment": alignment(z[0], z[1]),
         "uniformity": uniformity(z[0]),
-        "spread": spread(z[0]),
+        "spread": torch.minimum(spread(z[0]), spread(representation[0].float())),
         "effective_rank": effective_rank(representation[0].float()),
     }
     if scores is not None:
@@ -117,8 +117,7 @@ def warnings(found: dict[str, float], num_subnetworks: int, num_samples: int) ->
     if found["effective_rank"] < COLLAPSED_RANK or found["spread"] < COLLAPSED_SPREAD:
         words.append(
             f"representations have collapsed (effective rank {found['effective_rank']:.1f}, spread "
-            f"of embeddings {found['spread']:.3f}): lower the learning rate or raise "
-            "contrastive.weight"
+            f"{found['spread']:.3f}): lower the learning rate or raise contrastive.weight"
         )
     active = found.get("active_subnetworks")
     if active is not None and active < FEW_ACTIVE * min(num_subnetworks, num_samples):
