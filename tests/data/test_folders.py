@@ -207,10 +207,10 @@ def test_nothing_readable(tmp_path: Path) -> None:
         ([(6, 6), (6, 6)], 32, 6, True),
         ([(6, 6), (6, 5)], 32, 6, False),
         ([(6, 6), (5, 5)], 32, 6, False),
-        ([(40, 30), (10, 10)], 11, 17, False),  # ceil(1.5 * 11)
-        ([(40, 40), (20, 20)], 11, 17, True),  # both are shrunk to fill it
-        ([(200, 199), (30, 30)], 11, 17, True),  # by rounding
-        ([(40, 40), (16, 16)], 11, 17, False),
+        ([(40, 30), (10, 10)], 7, 16, False),  # ceil(2.25 * 7)
+        ([(40, 40), (20, 20)], 7, 16, True),  # both are shrunk to fill it
+        ([(200, 199), (30, 30)], 7, 16, True),  # by rounding
+        ([(40, 40), (15, 15)], 7, 16, False),
     ],
 )
 @pytest.mark.parametrize("limit", [20_000, 0])

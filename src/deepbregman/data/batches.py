@@ -2,9 +2,9 @@
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     """Some images on the device."""
 
     images: Tensor
-    """uint8 (B, 3, H, W)."""
+    """uint8 (B, 3, H, W); streamed ones are channels-last in memory."""
     sizes: Tensor | None
     """int64 (B, 2): height and width of each in its frame; None: all fill it."""
 
@@ -168,20 +168,52 @@ class StreamingBatches:
         self._turn += 1
         turn = self._turn
         self._order.batches = [part.tolist() for part in _split(order, batch_size)]
-        for decoded in self._loader:
-            self._note_unreadable(decoded)
-            sizes = decoded.sizes
-            yield Batch(
-                decoded.pixels.to(self._device, non_blocking=True),
-                None if sizes is None else sizes.to(self._device, non_blocking=True),
-            )
+        for batch in self._transferred(self._loader):
+            yield batch
             if turn != self._turn:
                 raise RuntimeError("another pass over these batches began before this one ended")
+
+    def _transferred(self, loader: Iterable[Decoded]) -> Iterator[Batch]:
+        """Bring batches to the device; on a GPU the next one travels while this one is used."""
+        cuda: Any = torch.cuda  # its streams and events are typed in some releases only
+        stream = cuda.Stream(self._device) if self._device.type == "cuda" else None
+        ready: tuple[Batch, torch.cuda.Event] | None = None
+        for decoded in loader:
+            self._note_unreadable(decoded)
+            if stream is None:
+                yield self._to_device(decoded)
+                continue
+            with cuda.stream(stream):
+                batch = self._to_device(decoded)
+                event = cuda.Event()
+                event.record(stream)
+            if ready is not None:
+                yield _handed_over(*ready)
+            ready = batch, event
+        if ready is not None:
+            yield _handed_over(*ready)
+
+    def _to_device(self, decoded: Decoded) -> Batch:
+        sizes = decoded.sizes
+        return Batch(
+            decoded.pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2),
+            None if sizes is None else sizes.to(self._device, non_blocking=True),
+        )
 
     def _note_unreadable(self, decoded: Decoded) -> None:
         if decoded.broken and not (self._skip_unreadable and decoded.replaced):
             raise UnreadableImage(decoded.broken[0][1])
         self._broken.update(index for index, _ in decoded.broken)
+
+
+def _handed_over(batch: Batch, arrived: torch.cuda.Event) -> Batch:
+    """Let the current stream use a batch that another one copied, without the host waiting."""
+    current = torch.cuda.current_stream(batch.images.device)
+    current.wait_event(arrived)
+    for tensor in batch:
+        if tensor is not None:
+            tensor.record_stream(current)  # or its memory could be given away while in use
+    return batch
 
 
 def open_batches(
@@ -242,7 +274,7 @@ def _decode_all(
     for start in range(0, total, _CHUNK):
         paths = images.paths[start : start + _CHUNK]
         stop = start + len(paths)
-        frames = np.zeros((len(paths), 3, images.side, images.side), dtype=np.uint8)
+        frames = np.zeros((len(paths), images.side, images.side, 3), dtype=np.uint8)
         results = decode_into(paths, frames)
         errors = [result for result in results if isinstance(result, UnreadableImage)]
         if errors and not (skip_unreadable and len(errors) < len(paths)):
@@ -251,7 +283,7 @@ def _decode_all(
         broken = [i for i, result in enumerate(results) if isinstance(result, UnreadableImage)]
         replace_unreadable(frames, fitted, broken)
         num_skipped += len(broken)
-        pixels[start:stop].copy_(torch.from_numpy(frames))
+        pixels[start:stop].copy_(torch.from_numpy(frames).permute(0, 3, 1, 2))
         sizes[start:stop] = torch.from_numpy(fitted)
         if progress is not None:
             progress(stop, total)

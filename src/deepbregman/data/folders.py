@@ -25,8 +25,9 @@ TEST_FRACTION = 0.2
 """Share of a labelled folder set aside as test split where the folder has none."""
 FULL_DECODE_LIMIT = 20_000
 """Up to so many files each is decoded on opening; beyond, only its header is read."""
-_FRAME_MARGIN = 1.5
-"""Frames are this much larger than the training images, so that random crops keep detail."""
+_FRAME_MARGIN = 2.25
+"""Frames are this much larger than the training images, so that random crops keep detail, and so
+that ImageNet's usual 500 px need no resizing for 224 px before they reach the device."""
 
 
 class _Tree(NamedTuple):
@@ -63,7 +64,7 @@ def open_folder(
 
     Args:
         folder: The folder.
-        image_size: Side of the training images; frames are at most 1.5 times that.
+        image_size: Side of the training images; frames are at most 2.25 times that.
         seed: Of the test split, where one is set aside.
         skip_unreadable: Leave unreadable images out instead of stopping at the first.
         progress: Called with the files checked and the files in all.

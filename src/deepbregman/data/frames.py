@@ -9,7 +9,9 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
+from torch.nn import functional
 
 from deepbregman.data.images import Progress
 from deepbregman.errors import UserError
@@ -66,14 +68,30 @@ def read_size(path: Path) -> tuple[int, int]:
 
 
 def decode_frame(path: Path, side: int) -> Frame:
-    """Decode a file to RGB in a ``side`` by ``side`` frame.
+    """Decode a file to RGB in a ``side`` by ``side`` frame of its own; see :func:`decode_to`."""
+    pixels = np.zeros((side, side, 3), dtype=np.uint8)
+    size = decode_to(path, pixels)
+    return Frame(pixels.transpose(2, 0, 1), size)
+
+
+def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
+    """Decode a file to RGB, top left in a frame of zeros.
 
     The EXIF orientation is applied. Transparency is laid over white, 16-bit greys are scaled to
     8 bits, and an image of several pages or frames gives its first.
 
+    Args:
+        path: Of the file.
+        frame: (side, side, 3), the order in which decoders give pixels; written to, or untouched
+            when the file cannot be read.
+
+    Returns:
+        Height and width of the image in the frame.
+
     Raises:
         UnreadableImage: When the file cannot be decoded in full.
     """
+    side = len(frame)
     with _opened(path) as image:
         target = fitted_size(image.height, image.width, side)
         box: tuple[float, float, float, float] | None = None
@@ -85,29 +103,39 @@ def decode_frame(path: Path, side: int) -> Frame:
         if box is None:  # loading may rotate (TIFF), so the header's size may not be the image's
             target = fitted_size(image.height, image.width, side)
         colour = _to_rgb(image)
-        if box is not None or target != (colour.height, colour.width):
+        if box is not None and box != (0, 0, *colour.size):  # a fraction that ends within a pixel
             colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)
         method = _TRANSPOSE.get(_orientation(image))
+        pixels = _shrunk(np.array(colour), target)
         if method is not None:
-            colour = colour.transpose(method)
-        pixels = np.zeros((3, side, side), dtype=np.uint8)
-        pixels[:, : colour.height, : colour.width] = np.asarray(colour).transpose(2, 0, 1)
-        return Frame(pixels, (colour.height, colour.width))
+            turned = Image.fromarray(np.ascontiguousarray(pixels)).transpose(method)
+            pixels = np.asarray(turned)
+        height, width = pixels.shape[:2]
+        frame[:height, :width] = pixels
+        return height, width
+
+
+def _shrunk(pixels: Pixels, target: tuple[int, int]) -> Pixels:
+    """Resize (H, W, 3) with antialiasing: Pillow's filter by torch's kernel, in half the time."""
+    if pixels.shape[:2] == target:
+        return pixels
+    batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last
+    resized = functional.interpolate(batch, target, mode="bilinear", antialias=True)
+    shrunk: Pixels = resized[0].permute(1, 2, 0).numpy()
+    return shrunk
 
 
 def decode_into(
     paths: Sequence[Path], pixels: Pixels, progress: Progress | None = None
 ) -> list[tuple[int, int] | UnreadableImage]:
-    """Decode files with a pool of threads into ``pixels``, (len(paths), 3, side, side).
+    """Decode files with a pool of threads into ``pixels``, (len(paths), side, side, 3).
 
     Returns:
         For each file its size in the frame, or why it could not be read (its frame is untouched).
     """
 
     def decode(position: int) -> tuple[int, int]:
-        frame = decode_frame(paths[position], pixels.shape[-1])
-        pixels[position] = frame.pixels
-        return frame.size
+        return decode_to(paths[position], pixels[position])
 
     return map_files(decode, range(len(paths)), progress)
 
@@ -140,7 +168,7 @@ def replace_unreadable(pixels: Pixels, sizes: npt.NDArray[np.int64], broken: Seq
     """Put the nearest following readable image in the place of each broken one, in place.
 
     Args:
-        pixels: (N, 3, side, side).
+        pixels: (N, side, side, 3).
         sizes: (N, 2).
         broken: Positions without an image; after the last image the first follows. Fewer than N.
     """

@@ -10,7 +10,8 @@ from deepbregman.data.frames import UnreadableImage, decode_into
 from deepbregman.data.images import ArrayImages, FileImages, Images
 
 Triple = tuple[float, float, float]
-_CHUNK = 512
+_CHUNK = 64
+_MAX_ARRAYS, _MAX_FILES = 10_000, 1_000  # files are decoded for it, and are larger
 _SMALLEST_DEVIATION = 1 / 255
 """Also the deviation of a constant channel, so that dividing by it is safe."""
 
@@ -18,7 +19,7 @@ _SMALLEST_DEVIATION = 1 / 255
 def channel_statistics(
     images: Images,
     *,
-    max_images: int = 10_000,
+    max_images: int | None = None,
     seed: int = 0,
     skip_unreadable: bool = False,
 ) -> tuple[Triple, Triple]:
@@ -26,7 +27,8 @@ def channel_statistics(
 
     Args:
         images: The training images.
-        max_images: Measure a seeded subset of this many where there are more.
+        max_images: Measure a seeded subset of this many where there are more; by default 10,000
+            of an array and 1,000 files.
         seed: Of that subset.
         skip_unreadable: Leave unreadable files out instead of stopping at the first.
 
@@ -37,6 +39,8 @@ def channel_statistics(
     Raises:
         UserError: When a file cannot be read.
     """
+    if max_images is None:
+        max_images = _MAX_FILES if isinstance(images, FileImages) else _MAX_ARRAYS
     if len(images) > max_images:
         chosen = np.random.RandomState(seed).permutation(len(images))[:max_images]
         indices = torch.from_numpy(np.sort(chosen))
@@ -59,7 +63,7 @@ def _triple(values: Tensor) -> Triple:
 
 
 def _chunks(images: Images, indices: Tensor, skip: bool) -> Iterator[tuple[Tensor, int]]:
-    """Yield the chosen images, a few hundred at a time, each with its number of true pixels."""
+    """Yield the chosen images, a few at a time, with their number of true pixels."""
     for part in torch.split(indices, _CHUNK):
         if isinstance(images, FileImages):
             yield _decoded(images.select(part), skip)
@@ -73,11 +77,11 @@ def _chunks(images: Images, indices: Tensor, skip: bool) -> Iterator[tuple[Tenso
 
 
 def _decoded(images: FileImages, skip: bool) -> tuple[Tensor, int]:
-    pixels = np.zeros((len(images), 3, images.side, images.side), dtype=np.uint8)
+    pixels = np.zeros((len(images), images.side, images.side, 3), dtype=np.uint8)
     num_pixels = 0
     for size in decode_into(images.paths, pixels):
         if not isinstance(size, UnreadableImage):
             num_pixels += size[0] * size[1]
         elif not skip:
             raise size
-    return torch.from_numpy(pixels), num_pixels
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2), num_pixels

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Sampler
 
 from deepbregman.data.frames import (
     UnreadableImage,
-    decode_frame,
+    decode_to,
     quiet_pillow,
     replace_unreadable,
 )
@@ -23,6 +23,7 @@ class Decoded(NamedTuple):
     """A batch as a worker hands it over; errors travel as text, not as exceptions."""
 
     pixels: Tensor
+    """uint8 (B, side, side, 3), as decoders write it."""
     sizes: Tensor | None
     broken: list[tuple[int, str]]
     """Index and message of each unreadable file."""
@@ -58,13 +59,13 @@ class FrameDataset(Dataset[Decoded]):
         self._fills_frame = images.fills_frame
 
     def __getitem__(self, indices: list[int]) -> Decoded:
-        pixels = np.zeros((len(indices), 3, self._side, self._side), dtype=np.uint8)
+        pixels = np.zeros((len(indices), self._side, self._side, 3), dtype=np.uint8)
         sizes = np.zeros((len(indices), 2), dtype=np.int64)
         broken: dict[int, str] = {}
         with quiet_pillow():
             for position, index in enumerate(indices):
                 try:
-                    pixels[position], sizes[position] = decode_frame(self._path(index), self._side)
+                    sizes[position] = decode_to(self._path(index), pixels[position])
                 except UnreadableImage as error:
                     broken[position] = str(error)
         replaced = len(broken) < len(indices)

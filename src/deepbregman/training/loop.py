@@ -79,9 +79,8 @@ class Pretraining:
             skip_unreadable=config.data.skip_unreadable,
         )
         gather = gathering(fabric) if fabric.world_size > 1 else None
-        self.objective = build_objective(
-            config, *channel_statistics(images), gather, is_mixed(config, fabric.device)
-        )
+        pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
+        self.objective = build_objective(config, *pixels, gather, is_mixed(config, fabric.device))
         self.objective.to(memory_format=torch.channels_last)
         self.objective.to(fabric.device)
         optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
