@@ -1,6 +1,7 @@
 """What several test modules share: one short run on digits, made once, and a guard for GPUs."""
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,10 @@ from deepbregman.config import Config, load_recipe, override
 from deepbregman.runs import Run
 from deepbregman.studies.pretraining import pretrain
 
-torch.set_num_threads(2)
+# One thread, here and in the processes that tests start: what they run is small, threads would
+# wait for each other on a busy machine, and results are compared to the bit.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("fast", max_examples=40, deadline=None)
 settings.register_profile(
     "shared", parent=settings.get_profile("fast"), suppress_health_check=[HealthCheck.too_slow]

@@ -7,7 +7,8 @@ bias free: scikit-learn's LogisticRegression with ``C = 1 / (l2 * n)``, for 3 cl
 import math
 import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 _FLOAT64_ELEMENTS = 2**27
 # torch's L-BFGS discards curvature below 1e-10, all there is near the optimum: scale the objective.
 _SCALE = 2.0**20
+_ONE_THREAD_ELEMENTS = 2**18
 
 
 class LinearClassifier(NamedTuple):
@@ -115,7 +117,8 @@ def fit_linear(
         if start is not None:
             weight.copy_(start.weight[present])
             bias.copy_(start.bias[present].nan_to_num(neginf=0.0))
-        _minimise(design, targets, weight, bias, l2, max_iterations)
+        with _few_threads(design):
+            _minimise(design, targets, weight, bias, l2, max_iterations)
         all_weight = weight.new_zeros(num_classes, weight.shape[1])
         all_bias = bias.new_full((num_classes,), -math.inf)
         all_weight[present], all_bias[present] = weight.detach(), bias.detach()
@@ -218,6 +221,18 @@ def few_label_accuracy(
         values.append(_top(fit.predict(test_features), test_labels))
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return FewLabelResult(statistics.fmean(values), deviation, tuple(values))
+
+
+@contextmanager
+def _few_threads(design: Tensor) -> Iterator[None]:
+    """Solve a small problem with one thread: on a busy machine several wait for each other."""
+    before = torch.get_num_threads()
+    if design.numel() <= _ONE_THREAD_ELEMENTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _minimise(
