@@ -233,3 +233,29 @@ def test_on_a_gpu_the_same_bits_arrive_without_a_wait(
     with no_host_sync():
         list(makers[0].iterate(ORDER, 3))
         list(makers[3].iterate(ORDER, 3))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_orders_in_a_chain_are_passes_one_after_the_other(
+    files: FileImages, num_workers: int
+) -> None:
+    orders = [ORDER, ORDER.flip(0), ORDER[:4]]
+    one_by_one = ResidentBatches(files, CPU)
+    expected = [batch for order in orders for batch in one_by_one.iterate(order, 3)]
+    for batches in (one_by_one, StreamingBatches(files, CPU, num_workers=num_workers)):
+        assert _same(batches.chain(iter(orders), 3), iter(expected))
+
+
+def test_a_chain_draws_its_orders_only_as_it_gets_there(files: FileImages) -> None:
+    """An endless run has endless orders: none may be drawn far ahead of its use."""
+    drawn = []
+
+    def orders() -> Iterator[torch.Tensor]:
+        for epoch in range(1000):
+            drawn.append(epoch)
+            yield ORDER
+
+    passes = StreamingBatches(files, CPU, num_workers=2).chain(orders(), 3)
+    for _ in range(4):
+        next(passes)
+    assert len(drawn) < 10

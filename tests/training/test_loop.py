@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -122,13 +123,24 @@ class TestTraining:
         )
         job = Pretraining(short_config, images, launch("cpu"), tmp_path / "run")
         epochs = [
-            torch.cat([batch.images[:, 0, 0, 0] for batch in job.feed(epoch, 0)])
+            torch.cat([batch.images[:, 0, 0, 0] for batch in islice(job.feed(epoch, 0), 2)])
             for epoch in (0, 1)
         ]
         assert all(len(seen) == 256 for seen in epochs)  # two batches of 128
         assert not torch.equal(*epochs)
         wrapped = torch.arange(300).to(torch.uint8).bincount(minlength=256)
         assert all((seen.bincount(minlength=256) <= wrapped).all() for seen in epochs)
+
+    def test_the_feed_goes_on_through_the_epochs_and_from_any_step(
+        self, short_config: Config, tmp_path: Path
+    ) -> None:
+        job = Pretraining(short_config, digits(), launch("cpu"), tmp_path / "run")
+        whole = [batch.images for batch in job.feed(0, 0)]
+        assert len(whole) == 4  # two epochs of two batches
+        for step in range(4):
+            rest = [batch.images for batch in job.feed(*divmod(step, 2))]
+            assert len(rest) == 4 - step
+            assert all(map(torch.equal, rest, whole[step:]))
 
     def test_it_learns(self, short_run: Run) -> None:
         first, last = short_run.metrics()[0], short_run.metrics()[-1]

@@ -1,7 +1,7 @@
 """What is timed: the bare encoder, our step as the loop takes it, the transformation, peers."""
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from lightning_fabric import Fabric
 
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import ArrayImages, Batch, Images
+from deepbregman.data import ArrayImages, Images
 from deepbregman.training.assembly import build_model, build_views
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.optimisers import build_optimiser
@@ -75,13 +75,7 @@ def our_step(config: Config, images: Images, fabric: Fabric, folder: Path) -> St
     job = Pretraining(config, images, fabric, folder / secrets.token_hex(8))
     job.objective.train()
 
-    def endless() -> Iterator[Batch]:
-        epoch = 0
-        while True:
-            yield from job.feed(epoch, 0)
-            epoch += 1
-
-    feed = endless()
+    feed = job.feed(0, 0)  # of so many epochs that it does not end
 
     def step() -> None:
         job.advance(feed)

@@ -1,6 +1,6 @@
 """What batches are: uint8 images on the training device, in exactly the order asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 import torch
@@ -33,6 +33,9 @@ class Batches(Protocol):
 
     def iterate(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
         """Yield ``order``, int64 (M,) on the CPU, in consecutive batches; the last may be short."""
+
+    def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
+        """Yield several orders one after the other; streaming reads ahead across their ends."""
 
 
 def check_order(order: Tensor, batch_size: int, num_images: int) -> None:

@@ -1,6 +1,6 @@
 """Batches of images that all live on the device."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -48,6 +48,11 @@ class ResidentBatches:
         for indices in split_order(_to_device(order, self._device), batch_size):
             sizes = None if self._sizes is None else self._sizes.index_select(0, indices)
             yield Batch(self._pixels.index_select(0, indices), sizes)
+
+    def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
+        """Yield several orders one after the other."""
+        for order in orders:
+            yield from self.iterate(order, batch_size)
 
 
 def _decode_all(

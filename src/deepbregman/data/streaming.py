@@ -74,16 +74,29 @@ class StreamingBatches:
 
         One pass at a time: beginning another ends this one.
         """
-        check_order(order, batch_size, self.num_images)
+        return self.chain([order], batch_size)
+
+    def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
+        """Yield several orders one after the other, without a pause in between.
+
+        The workers go on to the next order while the last batches of this one are used. One pass at
+        a time: beginning another ends this one.
+        """
+        parts = self._parts(orders, batch_size)
         if self._arrays is None:
-            yield from self._iterate_files(order, batch_size)
+            yield from self._iterate_files(parts)
             return
-        for indices in split_order(order, batch_size):
+        for indices in parts:
             sizes = self._arrays.sizes
             yield Batch(
                 self._take(self._arrays.pixels, indices),
                 None if sizes is None else self._take(sizes, indices),
             )
+
+    def _parts(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
+        for order in orders:
+            check_order(order, batch_size, self.num_images)
+            yield from split_order(order, batch_size)
 
     def _take(self, values: Tensor, indices: Tensor) -> Tensor:
         if self._device.type != "cuda":
@@ -93,10 +106,10 @@ class StreamingBatches:
         torch.index_select(values, 0, indices, out=staged)
         return staged.to(self._device, non_blocking=True)
 
-    def _iterate_files(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
+    def _iterate_files(self, parts: Iterator[Tensor]) -> Iterator[Batch]:
         self._turn += 1
         turn = self._turn
-        self._order.batches = [part.tolist() for part in split_order(order, batch_size)]
+        self._order.batches = (part.tolist() for part in parts)
         for batch in self._transferred(self._loader):
             yield batch
             if turn != self._turn:

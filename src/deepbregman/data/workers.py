@@ -1,7 +1,7 @@
 """What runs in the worker processes: lists of indices to decoded batches."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,13 +35,10 @@ class BatchOrder(Sampler[list[int]]):
     """The batches of the coming pass."""
 
     def __init__(self) -> None:
-        self.batches: list[list[int]] = []
+        self.batches: Iterable[list[int]] = ()
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 class FrameDataset(Dataset[Decoded]):

@@ -118,9 +118,10 @@ class Pretraining:
             settings.knn_every,
         )
         record: Record = {}
+        feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         with display, watch_signals() as received:
             while self.step < settings.epochs * self.steps_per_epoch:
-                record = self._run_epoch(display, received)
+                record = self._run_epoch(feed, display, received)
                 epoch = record["epoch"]
                 is_last = epoch == settings.epochs
                 due = settings.knn_every and epoch % settings.knn_every == 0
@@ -165,13 +166,12 @@ class Pretraining:
         self.step += 1
         return outputs
 
-    def _run_epoch(self, display: Display, received: list[int]) -> Record:
+    def _run_epoch(self, feed: Iterator[Batch], display: Display, received: list[int]) -> Record:
         """Train until the end of the epoch; until then the host never waits for the device."""
         settings = self.config.training
         epoch, offset = divmod(self.step, self.steps_per_epoch)
         self.objective.train()
         started = time.monotonic()
-        feed = self.feed(epoch, offset)
         outputs: StepOutputs | None = None
         for _ in range(offset, self.steps_per_epoch):
             outputs = self.advance(feed)
@@ -197,14 +197,24 @@ class Pretraining:
         raise Interrupted(self.run.path, number)
 
     def feed(self, epoch: int, offset: int) -> Iterator[Batch]:
-        """Iterate over this process's share of the batches of an epoch, from a step on."""
+        """Iterate over this process's share of the batches, from a step on to the end of training.
+
+        One iterator for all epochs, so that streaming need not start afresh at each.
+        """
+        orders = (
+            self._order(later, offset if later == epoch else 0)
+            for later in range(epoch, self.config.training.epochs)
+        )
+        return self.batches.chain(orders, self.config.training.batch_size // self.fabric.world_size)
+
+    def _order(self, epoch: int, offset: int) -> Tensor:
+        """Return the images (n,) of this process in an epoch from a step on, batch after batch."""
         settings, fabric = self.config.training, self.fabric
         order = epoch_order(self.batches.num_images, self.config.seed, epoch)
         chunks = self.steps_per_epoch * settings.accumulate
         local = settings.batch_size // fabric.world_size
         order = order[: chunks * settings.batch_size].view(chunks, fabric.world_size, local)
-        mine = order[offset * settings.accumulate :, fabric.global_rank].flatten()
-        return self.batches.iterate(mine, local)
+        return order[offset * settings.accumulate :, fabric.global_rank].flatten()
 
     def _uniforms(self, draw: int) -> Tensor:
         """Draw the views' randomness of the joint batch and take this process's share (M, n, R)."""
