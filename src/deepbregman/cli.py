@@ -14,7 +14,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from .config import Config, load_recipe, recipes
-from .errors import UserError, nearest
+from .errors import UserError, explanation, nearest
 from .runs import default_folder
 
 Accelerator = Literal["auto", "cpu", "cuda"]
@@ -72,10 +72,8 @@ def _pretrain(arguments: list[str]) -> None:
         )
         folder = options.run or default_folder(Path(recipe).stem)
         run = pretrain(options.config, run=folder, accelerator=options.accelerator, console=console)
-    console.print(f"run: {run.path}", soft_wrap=True, highlight=False)
-    console.print(
-        f"next: {PROGRAM} evaluate {run.path}", soft_wrap=True, highlight=False, style="dim"
-    )
+    _say(console, f"run: {run.path}")
+    _say(console, f"next: {PROGRAM} evaluate {run.path}")
 
 
 def _evaluate(arguments: list[str]) -> None:
@@ -87,6 +85,7 @@ def _evaluate(arguments: list[str]) -> None:
         data: str | None = None,
         epochs: int = 50,
         seed: int = 0,
+        skip_unreadable: bool = False,
         accelerator: Accelerator = "auto",
     ) -> None:
         """Judge a run's frozen encoder; the rows also go into RUN/result.json.
@@ -98,15 +97,26 @@ def _evaluate(arguments: list[str]) -> None:
             data: A labelled source in place of the run's own.
             epochs: Of the linear classifier on random crops; 0 leaves it out.
             seed: Of splits and crops.
+            skip_unreadable: Go on without images that cannot be read.
             accelerator: Where to compute; auto takes a GPU if there is one.
         """
         from .evaluation.protocols import evaluate
         from .reporting.tables import evaluation_table
 
         rows = evaluate(
-            run, protocols=protocol, data=data, epochs=epochs, seed=seed, accelerator=accelerator
+            run,
+            protocols=protocol,
+            data=data,
+            epochs=epochs,
+            seed=seed,
+            skip_unreadable=skip_unreadable,
+            accelerator=accelerator,
         )
-        Console().print(evaluation_table(rows, f"{run} on {rows[0]['data']}"))
+        console = Console()
+        console.print(evaluation_table(rows, f"{run} on {rows[0]['data']}"))
+        if rows[0]["epoch"] < rows[0]["epochs"]:
+            words = f"after {rows[0]['epoch']:g} of {rows[0]['epochs']} epochs"
+            _say(console, f"warning: this run is not finished; it was judged {words}")
 
     _parse(options, "evaluate", arguments)
 
@@ -118,6 +128,7 @@ def _embed(arguments: list[str]) -> None:
         run: tyro.conf.Positional[Path],
         out: Path,
         data: str | None = None,
+        skip_unreadable: bool = False,
         accelerator: Accelerator = "auto",
     ) -> None:
         """Write the features of every image of a source to an .npz file.
@@ -126,11 +137,15 @@ def _embed(arguments: list[str]) -> None:
             run: Folder of the run.
             out: File to write; must not exist.
             data: A source in place of the run's own; labels are not needed.
+            skip_unreadable: Go on without images that cannot be read.
             accelerator: Where to compute; auto takes a GPU if there is one.
         """
         from .evaluation.embedding import embed
 
-        for name, shape in embed(run, out, data=data, accelerator=accelerator).items():
+        shapes = embed(
+            run, out, data=data, skip_unreadable=skip_unreadable, accelerator=accelerator
+        )
+        for name, shape in shapes.items():
             print(f"{name:<20} {' x '.join(map(str, shape))}")
 
     _parse(options, "embed", arguments)
@@ -260,27 +275,18 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error is one paragraph on stderr and exit code 2."""
     try:
         _dispatch(sys.argv[1:] if arguments is None else arguments)
-    except UserError as error:
-        _fail(str(error), 2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left
         sys.exit(1)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(
-            f"{where}{error.strerror or error}; free space there or choose another folder; nothing "
-            "that was complete is lost",
-            2,
-        )
-    except KeyboardInterrupt:
-        _fail("stopped", 130)
-    except Exception as error:
-        number = getattr(error, "signal_number", None)
-        if number is None:
+    except (Exception, KeyboardInterrupt) as error:
+        explained = explanation(error)
+        if explained is None:
             raise
-        _fail(str(error), 128 + number)
+        message, code = explained
+        _say(Console(stderr=True), f"error: {message}")
+        sys.exit(code)
 
 
-def _fail(message: str, code: int) -> None:
-    Console(stderr=True).print(f"error: {message}", soft_wrap=True, highlight=False, markup=False)
-    sys.exit(code)
+def _say(console: Console, message: str) -> None:
+    """Print words as they are: a folder may be called [x]."""
+    console.print(message, soft_wrap=True, highlight=False, markup=False)

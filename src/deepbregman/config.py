@@ -226,9 +226,9 @@ class Config:
 
     def __post_init__(self) -> None:
         """Check what spans sections."""
-        if not matches(self.seed, int) or not 0 <= self.seed < 2**63:
+        if not matches(self.seed, int) or not 0 <= self.seed < 2**32:
             raise UserError(
-                f"seed is {shown(self.seed)}: it must be a whole number from 0 to 2^63 - 1"
+                f"seed is {shown(self.seed)}: it must be a whole number from 0 to 2^32 - 1"
             )
         for name, kind in get_type_hints(Config).items():
             if not isinstance(getattr(self, name), kind):

@@ -1,7 +1,11 @@
 """The one exception that means "the user can fix this"."""
 
 import difflib
+import errno
 from collections.abc import Iterable
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EPERM)
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
 class UserError(Exception):
@@ -12,3 +16,25 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known word closest to ``word``, or nothing."""
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def explanation(error: BaseException) -> tuple[str, int] | None:
+    """Return the words and the exit code for what is no fault of the program, else None."""
+    if isinstance(error, UserError):
+        return str(error), 2
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped", 130
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        advice = "; free space there or choose another folder" * (error.errno in _NO_ROOM)
+        words = f"{where}{error.strerror or error}{advice}; nothing that was complete is lost"
+        return words, 2
+    number = getattr(error, "signal_number", None)  # an interrupted run
+    if number is not None:
+        return str(error), 128 + int(number)
+    if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+        return (
+            f"out of memory ({str(error).splitlines()[0]}); lower training.batch_size, "
+            "data.image_size or divergence.num_subnetworks, or stream with --data.resident no"
+        ), 2
+    return None

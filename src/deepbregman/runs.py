@@ -54,6 +54,17 @@ def write_json(path: Path, record: Record) -> None:
         file.write(json.dumps(record, indent=2).encode() + b"\n")
 
 
+def _read_record(path: Path) -> Record:
+    """Read a JSON object that somebody may have edited or damaged."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): restore it or remove it") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} holds no JSON object: restore it or remove it")
+    return record
+
+
 def now() -> str:
     """Return the time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -115,11 +126,7 @@ class Run:
             config: of the run.
             record: its provenance.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"run folder {path} exists: a run never overwrites another; continue it with "
-                f"--resume {path}, name another with --run, or remove it"
-            )
+        cls.check_free(path)
         place = path.resolve()  # behind a link, perhaps
         existed = place.exists()
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -141,6 +148,15 @@ class Run:
             raise
         return cls(path)
 
+    @staticmethod
+    def check_free(path: Path) -> None:
+        """Refuse a folder that holds anything."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UserError(
+                f"run folder {path} exists: a run never overwrites another; continue it with "
+                f"--resume {path}, name another with --run, or remove it"
+            )
+
     @classmethod
     def open(cls, path: Path) -> "Run":
         """Open a run folder that was made before."""
@@ -155,7 +171,10 @@ class Run:
     def config(self) -> Config:
         """The configuration the run was made with."""
         path = self.path / "config.toml"
-        return from_toml(path.read_text(), str(path))
+        try:
+            return from_toml(path.read_text(encoding="utf-8"), str(path))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not a text file in UTF-8: {error.reason}") from None
 
     @property
     def checkpoints(self) -> Path:
@@ -175,6 +194,8 @@ class Run:
                 records.append(json.loads(line))
             except json.JSONDecodeError:
                 break
+            if not isinstance(records[-1], dict) or "epoch" not in records[-1]:
+                raise UserError(f"{self.path / 'metrics.jsonl'} holds a line that is no epoch's")
         return records
 
     def append_metrics(self, record: Record) -> None:
@@ -191,8 +212,7 @@ class Run:
     def result(self) -> Record:
         """Read what the run and its evaluations ended with; empty before that."""
         path = self.path / "result.json"
-        record: Record = json.loads(path.read_text()) if path.is_file() else {}
-        return record
+        return _read_record(path) if path.is_file() else {}
 
     def add_result(self, **parts: Any) -> None:
         """Write parts of the result, leaving the others."""
@@ -200,5 +220,10 @@ class Run:
 
     def provenance(self) -> Record:
         """Read where the run came from."""
-        record: Record = json.loads((self.path / "provenance.json").read_text())
-        return record
+        return _read_record(self.path / "provenance.json")
+
+    def add_resumption(self, record: Record) -> None:
+        """Note where the run goes on: perhaps another device, perhaps another version."""
+        before = self.provenance()
+        resumed = [*before.get("resumed", []), record]
+        write_json(self.path / "provenance.json", {**before, "resumed": resumed})

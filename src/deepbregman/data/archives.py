@@ -144,4 +144,9 @@ def _read_labels(path: Path, key: str, num_images: int) -> Tensor:
         )
     if labels.min() < 0:
         raise UserError(f"{where} holds {labels.min()}: classes are numbered from 0; renumber them")
+    if labels.max() >= max(1000, 10 * num_images):
+        raise UserError(
+            f"{where} holds {labels.max()} for {num_images} images: classes are numbered from 0 "
+            "without large gaps; renumber them"
+        )
     return torch.from_numpy(labels.astype(np.int64).reshape(-1))

@@ -6,17 +6,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from deepbregman.data import open_source
+from deepbregman.config import override
 from deepbregman.errors import UserError
 from deepbregman.runs import replacing
+from deepbregman.training.assembly import batches_of, open_data
 from deepbregman.training.checkpoints import load_model
 from deepbregman.training.processes import pick_device
 
-from .features import features_of
+from .features import compute_features
 
 
 def embed(
-    run: Path | str, out: Path | str, *, data: str | None = None, accelerator: str = "auto"
+    run: Path | str,
+    out: Path | str,
+    *,
+    data: str | None = None,
+    skip_unreadable: bool = False,
+    accelerator: str = "auto",
 ) -> dict[str, tuple[int, ...]]:
     """Write the features of a source's images, with labels, names and scores where there are any.
 
@@ -24,6 +30,7 @@ def embed(
         run: folder of the run.
         out: an ``.npz`` file; must not exist.
         data: a source; the run's own when None.
+        skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
 
     Returns:
@@ -39,18 +46,16 @@ def embed(
         raise UserError(f"--out {out}: the folder {out.parent} does not exist; make it first")
     device = pick_device(accelerator)
     model, config = load_model(run, device)
-    source = open_source(
-        data or config.data.source,
-        root=Path(config.data.root),
-        image_size=config.data.image_size,
-        skip_unreadable=config.data.skip_unreadable,
-    )
+    if skip_unreadable:
+        config = override(config, {"data.skip_unreadable": True})
+    source = open_data(config, data)
     arrays: dict[str, Any] = {}
     for name in ("train", "test", "unlabelled"):
         split = getattr(source, name)
         if split is None:
             continue
-        features = features_of(model, split.images, config.data.image_size, device)
+        batches = batches_of(split.images, config, device)
+        features = compute_features(model, batches, config.data.image_size)
         parts: dict[str, torch.Tensor | None] = {
             "features": features.representation,
             "scores": features.scores,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepbregman.data import Batches, Images, open_batches
+from deepbregman.data import Batches
 from deepbregman.method.model import Model
 from deepbregman.method.transformation import centre_view
 
@@ -59,11 +59,6 @@ def _same(before: Tensor | None, after: Tensor | None) -> bool:
     )
 
 
-def autocast(device: torch.device) -> torch.autocast:
-    """Mixed precision for inference where the device has it, full precision elsewhere."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
-
-
 def compute_features(model: Model, batches: Batches, image_size: int) -> Features:
     """Pass every image, resized and centre-cropped, through the frozen networks.
 
@@ -78,14 +73,8 @@ def compute_features(model: Model, batches: Batches, image_size: int) -> Feature
     representation, scores = [], []
     with frozen(model):
         for batch in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
-            with autocast(batch.images.device):
-                h, _, o = model(centre_view(batch.images, batch.sizes, image_size))
-            representation.append(h.float())
+            h, _, o = model(centre_view(batch.images, batch.sizes, image_size))
+            representation.append(h)
             if o is not None:
-                scores.append(o.float())
+                scores.append(o)
     return Features(torch.cat(representation), torch.cat(scores) if scores else None)
-
-
-def features_of(model: Model, images: Images, image_size: int, device: torch.device) -> Features:
-    """Compute the features of images that are not on the device yet."""
-    return compute_features(model, open_batches(images, device), image_size)

@@ -3,8 +3,10 @@
 import torch
 
 from deepbregman.config import Config
-from deepbregman.data import Split, open_batches, stratified_split
+from deepbregman.data import Split, stratified_split
+from deepbregman.errors import UserError
 from deepbregman.method.model import Model
+from deepbregman.training.assembly import batches_of
 from deepbregman.training.loop import Monitor
 
 from .features import compute_features
@@ -45,20 +47,19 @@ def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor |
             _, kept = stratified_split(split.labels, len(split), largest / len(split), config.seed)
             split = split.select(kept)
         assert split.labels is not None
-        sides.append((open_batches(split.images, device), split.labels.to(device)))
+        sides.append((batches_of(split.images, config, device), split.labels.to(device)))
     (bank_batches, bank_labels), (query_batches, query_labels) = sides
     neighbours = min(NEIGHBOURS, len(bank_labels))
 
     def monitor(model: Model) -> dict[str, float]:
         size = config.data.image_size
-        return {
-            "knn": knn_accuracy(
-                compute_features(model, query_batches, size).representation,
-                query_labels,
-                compute_features(model, bank_batches, size).representation,
-                bank_labels,
-                k=neighbours,
+        queries = compute_features(model, query_batches, size).representation
+        bank = compute_features(model, bank_batches, size).representation
+        if not (queries.isfinite().all() and bank.isfinite().all()):
+            raise UserError(
+                "features are not finite: training has diverged; lower optimiser.learning_rate "
+                f"({config.optimiser.learning_rate}) or lengthen optimiser.warmup_epochs"
             )
-        }
+        return {"knn": knn_accuracy(queries, query_labels, bank, bank_labels, k=neighbours)}
 
     return monitor

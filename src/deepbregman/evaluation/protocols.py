@@ -7,18 +7,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deepbregman.config import Config
-from deepbregman.data import Batches, Source, Split, open_batches, open_source, stratified_split
+from deepbregman.config import Config, override
+from deepbregman.data import Batches, Source, Split, stratified_split
 from deepbregman.errors import UserError, nearest
-from deepbregman.method.bregman import divergence, similarity, soft_divergence
+from deepbregman.method.bregman import learned_divergence, similarity
 from deepbregman.method.model import Model
 from deepbregman.method.transformation import Views
 from deepbregman.runs import Record, Run, now
-from deepbregman.training.checkpoints import load_model
+from deepbregman.training.assembly import batches_of, open_data
+from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
 from deepbregman.training.seeds import derived, epoch_order
 
-from .features import BATCH_SIZE, Features, autocast, compute_features, frozen
+from .features import BATCH_SIZE, Features, compute_features, frozen
 from .knn import Neighbours, cosine_neighbours, nearest_by, vote
 from .linear import linear_accuracy, standardisation
 from .linear_sgd import fit_linear_sgd
@@ -60,9 +61,8 @@ def _accuracy(predicted: Tensor, labels: Tensor) -> float:
 
 def _votes(name: str, neighbours: Neighbours, subject: Subject) -> list[Record]:
     rows = []
-    for k in NEIGHBOURS:
-        if k > len(subject.train.labels):
-            continue
+    bank = len(subject.train.labels)
+    for k in [k for k in NEIGHBOURS if k <= bank] or [bank]:
         predicted = vote(
             neighbours,
             subject.train.labels,
@@ -88,11 +88,7 @@ def knn(subject: Subject) -> list[Record]:
     bank, settings = train.features.scores[order], subject.config.divergence
 
     def learned(queries: Tensor) -> Tensor:
-        distance = (
-            soft_divergence(queries, bank, settings.smoothing)
-            if settings.smoothing
-            else divergence(queries, bank)
-        )
+        distance = learned_divergence(queries, bank, settings.smoothing)
         # The kernel's own psi would lose the order of far neighbours to rounding, and psi is
         # decreasing, so neighbours are found by -D; votes are weighted by the Gaussian kernel.
         return -distance
@@ -144,9 +140,9 @@ def _augmented(subject: Subject) -> float:
         for batch in train.batches.iterate(order, BATCH_SIZE):
             count = len(batch.images)
             uniforms = views.draw(count, device=device, generator=generator)
-            with torch.no_grad(), autocast(device):
+            with torch.no_grad():
                 h = encoder(views(batch.images, batch.sizes, uniforms)[0])
-            yield h.float(), labels[start : start + count]
+            yield h, labels[start : start + count]
             start += count
 
     with frozen(subject.model), torch.enable_grad():
@@ -176,6 +172,7 @@ def evaluate(
     data: str | None = None,
     epochs: int = 50,
     seed: int = 0,
+    skip_unreadable: bool = False,
     accelerator: str = "auto",
 ) -> list[Record]:
     """Judge a run's encoder, frozen, and write the rows into the run's result.
@@ -186,11 +183,15 @@ def evaluate(
         data: a labelled source; the run's own when None.
         epochs: of the linear classifier with augmentation; 0 leaves it out.
         seed: of splits and of the augmentation.
+        skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
 
     Returns:
-        Rows with ``protocol``, ``variant``, ``data``, ``metric``, ``value`` and details.
+        Rows with ``protocol``, ``variant``, ``data``, ``metric``, ``value`` and details, among them
+        the ``epoch`` the encoder was saved at, of how many ``epochs``.
     """
+    if not protocols:
+        raise UserError(f"no protocol was named: choose from {', '.join(PROTOCOLS)}")
     for name in protocols:
         if name not in PROTOCOLS:
             known = ", ".join(PROTOCOLS)
@@ -199,7 +200,9 @@ def evaluate(
         raise UserError(f"epochs is {epochs}: it must be 0 or more")
     run = run if isinstance(run, Run) else Run.open(Path(run))
     device = pick_device(accelerator)
-    model, config = load_model(run, device)
+    model, config, epoch = load_trained(run, device)
+    if skip_unreadable:
+        config = override(config, {"data.skip_unreadable": True})
     subject = judge(model, config, open_labelled(config, data), device, epochs=epochs, seed=seed)
     rows = []
     for name in protocols:
@@ -207,6 +210,8 @@ def evaluate(
             rows.append({"protocol": name, "data": data or config.data.source, **row})
     for row in rows:
         row |= {
+            "epoch": epoch,
+            "epochs": config.training.epochs,
             "num_train": len(subject.train.labels),
             "num_test": len(subject.test.labels),
             "seed": seed,
@@ -220,13 +225,7 @@ def evaluate(
 def open_labelled(config: Config, data: str | None = None) -> Source:
     """Open the source of an evaluation; it must have labels and a test split."""
     spec = data or config.data.source
-    source = open_source(
-        spec,
-        root=Path(config.data.root),
-        image_size=config.data.image_size,
-        seed=config.seed,
-        skip_unreadable=config.data.skip_unreadable,
-    )
+    source = open_data(config, data)
     if source.train.labels is None or source.test is None or source.test.labels is None:
         raise UserError(
             f"data {spec!r} has no labels to judge by: give a labelled source with --data, such as "
@@ -249,12 +248,7 @@ def judge(
     def side(split: Split | None) -> Side:
         assert split is not None  # open_labelled has made sure of both
         assert split.labels is not None
-        batches = open_batches(
-            split.images,
-            device,
-            num_workers=config.data.workers,
-            skip_unreadable=config.data.skip_unreadable,
-        )
+        batches = batches_of(split.images, config, device)
         features = compute_features(model, batches, config.data.image_size)
         return Side(batches, split.labels.to(device), features)
 
@@ -264,11 +258,15 @@ def judge(
 
 
 def _keep(run: Run, rows: list[Record]) -> None:
-    """Write rows beside those that are there, in place of older ones of the same kind."""
+    """Write rows beside those that are there, in place of older ones of the same kind or epoch."""
 
     def kind(row: Record) -> tuple[str, ...]:
         return row["protocol"], row["variant"], row["data"]
 
     fresh = {kind(row) for row in rows}
-    older = [row for row in run.result().get("evaluations", []) if kind(row) not in fresh]
+    older = [
+        row
+        for row in run.result().get("evaluations", [])
+        if kind(row) not in fresh and row["epoch"] == rows[0]["epoch"]
+    ]
     run.add_result(evaluations=[*older, *rows])

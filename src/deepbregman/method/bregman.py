@@ -83,6 +83,13 @@ def soft_divergence(p: Tensor, q: Tensor, temperature: Number = 1.0) -> Tensor:
     return (temperature * ((prob_q * log_q).sum(dim=1) - cross)).clamp_min(0.0)
 
 
+def learned_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> Tensor:
+    """Take the smooth form at a temperature, or the hard one when it is None or the number 0."""
+    if smoothing is None or (isinstance(smoothing, int | float) and smoothing == 0):
+        return divergence(p, q)
+    return soft_divergence(p, q, smoothing)
+
+
 def moment_divergence(p: Tensor, q: Tensor) -> Tensor:
     """Symmetric divergence of Deep Divergence Learning: ``||E_p f - E_q f||^2``.
 

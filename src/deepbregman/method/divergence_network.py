@@ -87,6 +87,11 @@ class BregmanNetwork(nn.Module):
         Returns:
             (N, K)
         """
+        # In full precision also under autocast: in bfloat16 the largest score is often a tie.
+        with torch.autocast(z.device.type, enabled=False):
+            return self._score(z.to(self.weight1.dtype))
+
+    def _score(self, z: Tensor) -> Tensor:
         if self.normalise_input:
             z = F.normalize(z, dim=1)
         if self.is_affine:

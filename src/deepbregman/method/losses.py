@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .bregman import Number, divergence, of_distribution, similarity, soft_divergence
+from .bregman import Number, learned_divergence, of_distribution, similarity
 
 Pairs = Literal["views", "all"]
 
@@ -118,11 +118,7 @@ def divergence_loss(
         target = torch.arange(len(rows), device=o1.device).roll(len(o1))
     else:
         raise ValueError(f"pairs {pairs!r} is not one of views, all")
-    if smoothing is None:
-        distance = divergence(rows, columns)
-    else:
-        distance = soft_divergence(rows, columns, smoothing)
-    logits = similarity(distance, kernel, sigma, alpha)
+    logits = similarity(learned_divergence(rows, columns, smoothing), kernel, sigma, alpha)
     if temperature is not None:
         logits = logits / temperature
     if pairs == "all":

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import ArrayImages, Images, Source, open_source
+from deepbregman.data import ArrayImages, Images, Source
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
 from deepbregman.runs import Run, default_folder
+from deepbregman.training.assembly import open_data
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
@@ -72,13 +74,10 @@ def _pretrain(
     config: Config, folder: Path, resuming: bool, accelerator: str, console: Console | None
 ) -> Run:
     console = console or Console(quiet=True)
-    source = open_source(
-        config.data.source,
-        root=Path(config.data.root),
-        image_size=config.data.image_size,
-        seed=config.seed,
-        skip_unreadable=config.data.skip_unreadable,
-    )
+    if not resuming:
+        Run.check_free(folder)
+    with console.status(f"opening {escape(config.data.source)} ..."):
+        source = open_data(config)
     if source.num_skipped:
         console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
     kept, held_out = split_for_monitor(source.train, config)
@@ -92,6 +91,7 @@ def _pretrain(
         f"{folder}",
         highlight=False,
         soft_wrap=True,
+        markup=False,
     )
     monitor = knn_monitor(source.train, config, fabric.device)
     return job.fit(monitor, console)

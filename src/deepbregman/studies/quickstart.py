@@ -15,14 +15,14 @@ from deepbregman.data import (
     labelled_subset,
     stratified_split,
 )
-from deepbregman.evaluation.features import features_of
+from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.knn import knn_accuracy
 from deepbregman.evaluation.linear import few_label_accuracy, linear_accuracy
 from deepbregman.evaluation.protocols import CHOICE_SHARE, open_labelled
 from deepbregman.reporting.figures import quickstart_figure
 from deepbregman.reporting.tables import comparison_table
 from deepbregman.runs import Record, Run, default_folder
-from deepbregman.training.assembly import build_objective
+from deepbregman.training.assembly import batches_of, build_objective
 from deepbregman.training.checkpoints import load_model
 
 from .pretraining import pretrain
@@ -57,8 +57,8 @@ def quickstart(
     finished.add_result(quickstart=rows)
     console.print(comparison_table(rows, "Accuracy on 500 test digits, %"))
     figure = _draw(finished, features)
-    console.print(f"figure: {figure}", soft_wrap=True, highlight=False)
-    console.print(f"run:    {finished.path}", soft_wrap=True, highlight=False)
+    for words in (f"figure: {figure}", f"run:    {finished.path}"):
+        console.print(words, soft_wrap=True, highlight=False, markup=False)
     return finished
 
 
@@ -81,7 +81,8 @@ def _features(run: Run, config: Config) -> dict[str, tuple[Side, Side]]:
             return split.images.pixels[:, 0].flatten(1).float() / 255.0, split.labels
         model = untrained if kind == "untrained encoder" else trained
         size = config.data.image_size
-        return features_of(model, split.images, size, device).representation, split.labels
+        batches = batches_of(split.images, config, device)
+        return compute_features(model, batches, size).representation, split.labels
 
     kinds = ("raw pixels", "untrained encoder", "pretrained encoder")
     return {kind: (side(source.train, kind), side(source.test, kind)) for kind in kinds}

@@ -1,17 +1,44 @@
-"""The one place where the configuration meets the method."""
+"""The one place where the configuration meets the method and the data."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from deepbregman.config import Config
+from deepbregman.data import Batches, Images, Source, open_batches, open_source
 from deepbregman.method.base_network import build_encoder, build_projection
 from deepbregman.method.divergence_network import BregmanNetwork
 from deepbregman.method.losses import Losses, TotalLoss
 from deepbregman.method.model import Model
 from deepbregman.method.transformation import Views
+
+
+def open_data(config: Config, source: str | None = None) -> Source:
+    """Open a run's source, or another one in its place, with the run's settings.
+
+    A folder without a test split has one set aside; which images depends on the folder alone, so
+    that runs of several seeds are judged by the same.
+    """
+    return open_source(
+        source or config.data.source,
+        root=Path(config.data.root),
+        image_size=config.data.image_size,
+        skip_unreadable=config.data.skip_unreadable,
+    )
+
+
+def batches_of(images: Images, config: Config, device: torch.device) -> Batches:
+    """Bring images to a device, resident or streamed, with the run's settings."""
+    return open_batches(
+        images,
+        device,
+        resident=config.data.resident,
+        num_workers=config.data.workers,
+        skip_unreadable=config.data.skip_unreadable,
+    )
 
 
 def build_views(config: Config) -> Views:

@@ -3,12 +3,12 @@
 import io
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import Config
+from deepbregman.config import Config, from_toml
 from deepbregman.errors import UserError
 from deepbregman.method.base_network import Encoder
 from deepbregman.method.model import Model
@@ -17,6 +17,11 @@ from deepbregman.runs import Run, replacing
 from .assembly import build_model
 
 FORMAT = 1
+PARTS = (
+    *("model", "loss", "optimiser", "step", "epoch", "num_images", "config"),
+    *("sums", "seconds", "random", "random_cuda"),
+)
+"""What a checkpoint must have for a run to go on from it."""
 State = dict[str, Any]
 
 
@@ -63,6 +68,29 @@ def require(state: State, parts: Iterable[str], origin: str) -> None:
         )
 
 
+def check_resumable(state: State, config: Config, num_images: int, origin: str) -> None:
+    """Refuse to go on with other images or another configuration than before.
+
+    Args:
+        state: of the checkpoint.
+        config: that the run folder holds now.
+        num_images: there are to pretrain on now.
+        origin: the checkpoint's file.
+    """
+    require(state, PARTS, origin)
+    if state["num_images"] != num_images:
+        raise UserError(
+            f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
+            f"{num_images} to pretrain on: a run goes on with the same images only; put them back, "
+            "or start a new run"
+        )
+    if from_toml(state["config"], origin) != config:
+        raise UserError(
+            f"the config.toml beside {origin} was changed since: a run goes on as it began; put it "
+            "back, or start a new run from the changed file"
+        )
+
+
 def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
     """Load a state that must fit in every name and shape.
 
@@ -88,15 +116,29 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> N
     module.load_state_dict(state)
 
 
+class Trained(NamedTuple):
+    """The networks of a run and how far they are trained."""
+
+    model: Model
+    config: Config
+    epoch: float
+
+
 def load_model(run: Run | Path | str, device: torch.device | str = "cpu") -> tuple[Model, Config]:
     """Load the networks of a run from its last checkpoint, in evaluation mode."""
+    return load_trained(run, device)[:2]
+
+
+def load_trained(run: Run | Path | str, device: torch.device | str = "cpu") -> Trained:
+    """Load the networks of a run, in evaluation mode, with the epoch they were saved at."""
     run = run if isinstance(run, Run) else Run.open(Path(run))
     config = run.config
     model = build_model(config)
     saved = load(run.last_checkpoint)
-    require(saved, ("model",), str(run.last_checkpoint))
+    require(saved, ("model", "epoch"), str(run.last_checkpoint))
     load_strictly(model, saved["model"], str(run.last_checkpoint))
-    return model.to(memory_format=torch.channels_last).to(device).eval(), config
+    model.to(memory_format=torch.channels_last)
+    return Trained(model.to(device).eval(), config, float(saved["epoch"]))
 
 
 def load_encoder(run: Path | str, device: torch.device | str = "cpu") -> Encoder:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.method.bregman import divergence, of_distribution, soft_divergence
+from deepbregman.method.bregman import learned_divergence, of_distribution
 
 COLLAPSED_RANK = 2.0
 COLLAPSED_SPREAD = 0.05
@@ -89,9 +89,7 @@ def diagnose(
     }
     if scores is not None:
         first, second = of_distribution(scores[0]), of_distribution(scores[1])
-        distance = (
-            soft_divergence(first, second, smoothing) if smoothing else divergence(first, second)
-        )  # (N, N)
+        distance = learned_divergence(first, second, smoothing)  # (N, N)
         positive = distance.diagonal().mean()
         count = len(distance)
         negative = (distance.sum() - distance.diagonal().sum()) / (count * max(1, count - 1))

@@ -10,15 +10,15 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor
 
-from deepbregman.config import Config
-from deepbregman.data import Batch, Images, channel_statistics, open_batches
+from deepbregman.config import Config, to_toml
+from deepbregman.data import Batch, Images, channel_statistics
 from deepbregman.errors import UserError
 from deepbregman.method.losses import Losses
 from deepbregman.method.model import Model
 from deepbregman.runs import Record, Run, now, provenance
 
 from . import checkpoints, diagnostics
-from .assembly import StepOutputs, build_objective
+from .assembly import StepOutputs, batches_of, build_objective
 from .display import Display
 from .interruption import Interrupted, watch_signals
 from .optimisers import build_optimiser, learning_rate
@@ -28,10 +28,6 @@ from .seeds import derived, epoch_order
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-CHECKPOINT_PARTS = (
-    *("model", "loss", "optimiser", "step", "sums", "seconds"),
-    *("random", "random_cuda"),
-)
 Monitor = Callable[[Model], dict[str, float]]
 """Judges the networks between epochs; what it returns joins the metrics."""
 
@@ -70,14 +66,10 @@ class Pretraining:
     ) -> None:
         self.config, self.fabric = config, fabric
         self.steps_per_epoch = steps_in_epoch(config, len(images), fabric.world_size)
-        saved = checkpoints.load(Run.open(folder).last_checkpoint) if resume else None
-        self.batches = open_batches(
-            images,
-            fabric.device,
-            resident=config.data.resident,
-            num_workers=config.data.workers,
-            skip_unreadable=config.data.skip_unreadable,
-        )
+        saved = None
+        if resume and Run.open(folder).last_checkpoint.exists():  # else it was killed before one
+            saved = checkpoints.load(Run.open(folder).last_checkpoint)
+        self.batches = batches_of(images, config, fabric.device)
         gather = gathering(fabric) if fabric.world_size > 1 else None
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
         self.objective = build_objective(config, *pixels, gather, is_mixed(config, fabric.device))
@@ -91,13 +83,19 @@ class Pretraining:
         self.sums = torch.zeros(len(Losses._fields), device=fabric.device)  # of the epoch so far
         self.seconds_before = 0.0
         self.started = self.last_saved = time.monotonic()
-        if saved is not None:
-            self.run = Run.open(folder)
-            self._restore(saved)
-        elif fabric.is_global_zero:
-            self.run = Run.create(folder, config, provenance(device_name(fabric.device)))
+        torch.manual_seed(derived(config.seed, "dropout"))  # all that draws from the global state
+        if fabric.is_global_zero:
+            record = provenance(device_name(fabric.device))
+            if resume:
+                Run.open(folder).add_resumption(record)
+            else:
+                Run.create(folder, config, record)
         fabric.barrier()
         self.run = Run.open(folder)
+        if saved is not None:
+            self._restore(saved)
+        if resume and fabric.is_global_zero:
+            self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
         """Train to the end.
@@ -231,7 +229,7 @@ class Pretraining:
         if not torch.isfinite(torch.tensor(loss)):
             raise UserError(
                 f"the loss is {loss} in the epoch that ends at step {self.step}: training has "
-                f"diverged; the last good checkpoint of {self.run.path} is kept; lower "
+                f"diverged; what {self.run.path} holds from before is kept; lower "
                 f"optimiser.learning_rate ({self.config.optimiser.learning_rate}) or lengthen "
                 "optimiser.warmup_epochs"
             )
@@ -268,6 +266,9 @@ class Pretraining:
             "loss": self.objective.loss.state_dict(),
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "num_images": self.batches.num_images,
+            "config": to_toml(self.config),
             "sums": self.sums,
             "seconds": self._seconds(),
             "random": torch.get_rng_state(),
@@ -277,7 +278,7 @@ class Pretraining:
 
     def _restore(self, saved: checkpoints.State) -> None:
         origin = str(self.run.last_checkpoint)
-        checkpoints.require(saved, CHECKPOINT_PARTS, origin)
+        checkpoints.check_resumable(saved, self.config, self.batches.num_images, origin)
         checkpoints.load_strictly(self.objective.model, saved["model"], origin)
         checkpoints.load_strictly(self.objective.loss, saved["loss"], origin)
         self.optimiser.load_state_dict(saved["optimiser"])
@@ -287,8 +288,6 @@ class Pretraining:
         torch.set_rng_state(saved["random"])
         if torch.cuda.is_available() and len(saved["random_cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(saved["random_cuda"])
-        if self.fabric.is_global_zero:
-            self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def _event_writer(self) -> "SummaryWriter | None":
         if not self.fabric.is_global_zero:

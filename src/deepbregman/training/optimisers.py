@@ -15,8 +15,8 @@ class Lars(Optimizer):
     """SGD with momentum and a learning rate adapted to each weight's norm, as SimCLR uses it.
 
     After You et al. 2017, with two habits of later code: the norm below is taken after the decay is
-    added, and the velocity holds no learning rate, as in torch's SGD. Parameters of one dimension
-    (biases, normalisation) are not adapted.
+    added, and the velocity holds no learning rate, as in torch's SGD. Biases and normalisation
+    (groups that say ``is_weight: False``, or else parameters of one dimension) are not adapted.
 
     Args:
         params: parameters or groups of them.
@@ -53,7 +53,7 @@ class Lars(Optimizer):
 
     def _move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         update = grad.add(weight, alpha=group["weight_decay"])
-        if weight.ndim > 1:
+        if group.get("is_weight", weight.ndim > 1):
             size, change = weight.norm(), update.norm()
             # Chosen on the device: reading the norms here would make the host wait.
             local = torch.where((size > 0) & (change > 0), group["trust"] * size / change, 1.0)
@@ -68,17 +68,26 @@ class Lars(Optimizer):
 def parameter_groups(
     module: nn.Module, weight_decay: float, decay_all: bool
 ) -> list[dict[str, Any]]:
-    """Split parameters into those that decay and, unless all do, those that do not.
+    """Split parameters into weights and the rest: biases, normalisation, sigma.
 
-    Biases, normalisation parameters and sigma are those of at most one dimension.
+    Args:
+        module: whose parameters.
+        weight_decay: of the weights.
+        decay_all: whether the rest decays as well.
     """
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if decay_all:
-        return [{"params": parameters, "weight_decay": weight_decay}]
-    return [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    weights: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            # The subnetworks' biases have two dimensions, one of them the subnetwork.
+            is_bias = "bias" in name.rpartition(".")[2]
+            (weights if parameter.ndim > 1 and not is_bias else rest).append(parameter)
+    decay_of_rest = weight_decay if decay_all else 0.0
+    groups = [
+        {"params": weights, "weight_decay": weight_decay, "is_weight": True},
+        {"params": rest, "weight_decay": decay_of_rest, "is_weight": False},
     ]
+    return [group for group in groups if group["params"]]
 
 
 def build_optimiser(config: Optimiser, module: nn.Module, device: torch.device) -> Optimizer:

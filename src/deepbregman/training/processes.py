@@ -33,7 +33,6 @@ def launch(accelerator: str = "auto") -> Fabric:
     """
     kind = pick_device(accelerator).type
     if kind == "cuda":
-        torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.benchmark = True
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's
     nodes = int(os.environ.get("WORLD_SIZE", "1")) // here
