@@ -213,6 +213,7 @@ class TestErrors:
             (["evaluate", "nowhere", "--protocol", "magic"], ["magic", "knn"]),
             (["embed", "nowhere", "--out", "features.csv"], ["features.csv", ".npz"]),
             (["recipes", "digit"], ["'digit'", "did you mean 'digits'"]),
+            (["pretrain", "digits", "--seed", "5000000000"], ["seed is 5000000000", "2^32"]),
         ],
     )
     def test_table(
@@ -281,13 +282,49 @@ class TestErrors:
         other = override(short_run.config, {"divergence.num_subnetworks": 11})
         (tmp_path / "run" / "config.toml").write_text(to_toml(other))
         before = (tmp_path / "run" / "result.json").read_text()
-        for words in (["evaluate", tmp_path / "run"], ["pretrain", "--resume", tmp_path / "run"]):
-            code, _, err = command(*words)
-            assert code == 2
-            assert "divergence_network" in err
-            assert "(10," in err or ", 10" in err
-            assert "11" in err
+        code, _, err = command("evaluate", tmp_path / "run")
+        assert code == 2
+        assert "divergence_network" in err
+        assert "(10," in err or ", 10" in err
+        assert "11" in err
+        code, _, err = command("pretrain", "--resume", tmp_path / "run", "--accelerator", "cpu")
+        assert code == 2
+        assert "config.toml" in err
+        assert "was changed" in err
         assert (tmp_path / "run" / "result.json").read_text() == before
+
+    def test_a_folder_whose_name_looks_like_markup(
+        self, command: Command, recipe: Path, tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "[/x]"
+        code, out, err = command("pretrain", recipe, "--run", folder, "--accelerator", "cpu")
+        assert (code, err) == (0, "")
+        assert "[/x]" in out
+        code, out, _ = command("evaluate", folder, "--protocol", "knn", "--accelerator", "cpu")
+        assert code == 0
+        assert "[/x]" in out
+
+    def test_damaged_records_are_named(
+        self, command: Command, short_run: Run, tmp_path: Path
+    ) -> None:
+        shutil.copytree(short_run.path, tmp_path / "run")
+        (tmp_path / "run" / "result.json").write_text("{half")
+        code, _, err = command("evaluate", tmp_path / "run", "--protocol", "knn")
+        assert code == 2
+        assert "result.json" in err
+        (tmp_path / "run" / "config.toml").write_bytes(b"seed = 1 # caf\xe9")
+        code, _, err = command("evaluate", tmp_path / "run")
+        assert code == 2
+        assert "config.toml" in err
+        assert "UTF-8" in err
+
+    def test_labels_far_beyond_the_images(
+        self, command: Command, recipe: Path, tmp_path: Path
+    ) -> None:
+        arrays = {"train_images": np.zeros((4, 8, 8), np.uint8), "train_labels": [0, 1, 2, 10**9]}
+        np.savez(tmp_path / "far.npz", **arrays)
+        err = self.refused(command, tmp_path / "run", recipe, "--data", tmp_path / "far.npz")
+        assert "1000000000" in err
 
     def test_a_damaged_checkpoint(self, command: Command, short_run: Run, tmp_path: Path) -> None:
         shutil.copytree(short_run.path, tmp_path / "run")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from deepbregman.config import load_recipe, override
 from deepbregman.data import ArrayImages, Batch, ResidentBatches, StreamingBatches
 from deepbregman.evaluation import features
-from deepbregman.evaluation.features import compute_features, features_of, frozen
+from deepbregman.evaluation.features import compute_features, frozen
 from deepbregman.method.model import Model
 from deepbregman.method.transformation import centre_view
 from deepbregman.training.assembly import build_model
@@ -206,7 +206,7 @@ def test_features_agree_with_a_direct_loop(
 
 def test_features_without_divergence() -> None:
     model, pixels = build(divergence=0.0), pictures(4)
-    found = features_of(model, ArrayImages(pixels), SIZE, CPU)
+    found = compute_features(model, ResidentBatches(ArrayImages(pixels), CPU), SIZE)
     assert found.scores is None
     torch.testing.assert_close(found.representation, direct(model, pixels, None)[0])
 
@@ -215,7 +215,7 @@ def test_features_without_divergence() -> None:
 def test_features_leave_the_model_as_it_was(training: bool) -> None:
     model = build().train(training)
     before = copied(model)
-    found = features_of(model, ArrayImages(pictures(4)), SIZE, CPU)
+    found = compute_features(model, ResidentBatches(ArrayImages(pictures(4)), CPU), SIZE)
     assert model.training == training
     assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
     assert not found.representation.requires_grad

@@ -114,6 +114,20 @@ def test_unknown_protocol_and_negative_epochs_are_refused(short_run: Run) -> Non
 
 def test_labels_are_needed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Source("bare", Split(ArrayImages(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))))
-    monkeypatch.setattr("deepbregman.evaluation.protocols.open_source", lambda *_, **__: bare)
+    monkeypatch.setattr("deepbregman.evaluation.protocols.open_data", lambda *_: bare)
     with pytest.raises(UserError, match="has no labels"):
         open_labelled(subject.config)
+
+
+def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run: Run) -> None:
+    rows = evaluate(short_run, protocols=["knn"], accelerator="cpu")
+    assert {(row["epoch"], row["epochs"]) for row in rows} == {(2.0, 2)}
+    stale = {**rows[0], "protocol": "linear", "epoch": 1.0}
+    short_run.add_result(evaluations=[stale])
+    evaluate(short_run, protocols=["knn"], accelerator="cpu")
+    assert all(row["epoch"] == 2.0 for row in short_run.result()["evaluations"])
+
+
+def test_no_protocol_is_refused(short_run: Run) -> None:
+    with pytest.raises(UserError, match="no protocol"):
+        evaluate(short_run, protocols=[])

@@ -70,6 +70,14 @@ class TestSubnetworks:
         assert not torch.equal(network.train()(z), network(z))
         assert torch.equal(network.eval()(z), network(z))
 
+    def test_scores_stay_in_full_precision_under_autocast(self) -> None:
+        network, z = BregmanNetwork(6, 5, 4), torch.randn(7, 6)
+        expected = network(z)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found = BregmanNetwork.forward(network, z)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [

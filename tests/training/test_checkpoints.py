@@ -288,7 +288,7 @@ def run(tmp_path: Path, config: Config) -> Run:
     run = Run.create(tmp_path / "run", config, {})
     torch.manual_seed(0)
     model = build_model(config, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    save_checkpoint(run.last_checkpoint, {"model": model.state_dict()})
+    save_checkpoint(run.last_checkpoint, {"model": model.state_dict(), "epoch": 2.5})
     return run
 
 
@@ -316,7 +316,8 @@ def test_load_encoder_takes_bytes_and_floats(run: Run) -> None:
 def test_load_model_of_another_configuration(run: Run, config: Config) -> None:
     other = override(config, {"divergence.num_subnetworks": 6})
     torch.manual_seed(0)
-    save_checkpoint(run.last_checkpoint, {"model": build_model(other).state_dict()})
+    state = build_model(other).state_dict()
+    save_checkpoint(run.last_checkpoint, {"model": state, "epoch": 1.0})
     with pytest.raises(UserError, match=r"divergence_network\..*has shape") as caught:
         load_model(run)
     assert str(run.last_checkpoint) in str(caught.value)

@@ -294,6 +294,31 @@ class TestResume:
         with pytest.raises(UserError, match=rf"last\.pt has no {part}: "):
             resume(run.path, accelerator="cpu")
 
+    def test_a_run_killed_before_its_first_save_starts_again(
+        self, short_config: Config, short_run: Run, tmp_path: Path
+    ) -> None:
+        run = Run.create(tmp_path / "run", short_config, {"started": "once"})
+        run.append_metrics({"epoch": 1, "lost": True})
+        assert_identical(resume(run.path, accelerator="cpu"), short_run)
+        assert len(run.provenance()["resumed"]) == 1
+
+    def test_other_images_than_before_are_refused(
+        self, short_config: Config, tmp_path: Path
+    ) -> None:
+        job = Pretraining(short_config, digits(300), launch("cpu"), tmp_path / "run")
+        job.fit()
+        with pytest.raises(UserError, match=r"trained on 300 images.* now has 400"):
+            Pretraining(short_config, digits(400), launch("cpu"), tmp_path / "run", resume=True)
+
+    def test_the_seed_reaches_dropout(self, short_config: Config, tmp_path: Path) -> None:
+        changes = {"divergence.dropout": 0.3, "divergence.activation": "relu"}
+        config = override(short_config, {**changes, "training.epochs": 1})
+        runs = []
+        for name in ("a", "b"):
+            torch.rand(7)  # the state of the process does not matter
+            runs.append(pretrain(config, run=tmp_path / name, accelerator="cpu"))
+        assert_identical(*runs)
+
     def test_a_complete_run_is_left_as_it_is(self, short_run: Run) -> None:
         before = states(short_run)
         resume(short_run.path, accelerator="cpu")

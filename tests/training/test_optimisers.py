@@ -183,7 +183,7 @@ def test_every_parameter_is_in_one_group_with_its_decay(name: Any, decay_all: bo
 
 def test_parameter_groups_without_biases() -> None:
     groups = parameter_groups(nn.Linear(2, 2, bias=False), 0.1, decay_all=False)
-    assert [len(group["params"]) for group in groups] == [1, 0]
+    assert [len(group["params"]) for group in groups] == [1]
     build_optimiser(Optimiser(decay_all=False), nn.Linear(2, 2, bias=False), CPU)
 
 
@@ -287,3 +287,22 @@ def test_steps_after_warm_up_and_in_any_order() -> None:
         learning_rate=1.0, schedule="step", milestones=(3, 2), step_factor=0.1, warmup_epochs=1.0
     )
     assert rates(config, 2, 4) == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_biases_of_subnetworks_are_biases_though_they_have_two_dimensions() -> None:
+    from deepbregman.method.divergence_network import BregmanNetwork
+
+    network = BregmanNetwork(6, 5, 4)
+    weights, rest = parameter_groups(network, 0.1, decay_all=False)
+    assert {id(p) for p in weights["params"]} == {id(network.weight1), id(network.weight2)}
+    assert id(network.bias1) in {id(p) for p in rest["params"]}
+    assert (weights["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
+    assert [group["is_weight"] for group in (weights, rest)] == [True, False]
+
+
+def test_lars_does_not_adapt_a_group_of_biases() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    optimiser = Lars([{"params": [weight], "is_weight": False}], 0.1, momentum=0.0)
+    weight.grad = torch.full((2, 2), 3.0)
+    optimiser.step()
+    torch.testing.assert_close(weight.detach(), torch.full((2, 2), 1.0 - 0.1 * 3.0))

@@ -1,0 +1,64 @@
+"""Features to a file: the run's own splits, every part aligned."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.evaluation.embedding import embed
+from deepbregman.runs import Run
+from deepbregman.studies.pretraining import pretrain
+from deepbregman.training.assembly import open_data
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(20):
+            pixels = random.integers(0, 256, (10, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.png")
+    return tmp_path / "photos"
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_test_features_are_of_images_that_were_not_pretrained_on(
+    short_config: Config, photos: Path, tmp_path: Path, seed: int
+) -> None:
+    changes = {"seed": seed, "training.batch_size": 8, "training.epochs": 1}
+    config = override(short_config, {**changes, "data.source": str(photos)})
+    run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    embed(run.path, tmp_path / "f.npz", accelerator="cpu")
+    source = open_data(config)
+    assert source.test is not None
+    assert source.test.names is not None
+    assert source.train.names is not None
+    with np.load(tmp_path / "f.npz") as arrays:
+        assert set(arrays["test_names"]) == set(source.test.names)
+        assert not set(arrays["test_names"]) & set(source.train.names)
+        assert len(arrays["train_features"]) == len(arrays["train_labels"]) == 32
+
+
+def test_several_seeds_share_their_test_split(short_config: Config, photos: Path) -> None:
+    splits = [
+        open_data(override(short_config, {"seed": seed, "data.source": str(photos)})).test
+        for seed in (0, 1)
+    ]
+    assert splits[0] is not None
+    assert splits[1] is not None
+    assert splits[0].names == splits[1].names
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("f.csv", "ends so"), ("nowhere/f.npz", "does not exist"), ("old.npz", "exists")],
+)
+def test_bad_places_are_refused(short_run: Run, tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "old.npz").write_text("precious")
+    with pytest.raises(UserError, match=words):
+        embed(short_run.path, tmp_path / name, accelerator="cpu")
+    assert (tmp_path / "old.npz").read_text() == "precious"
