@@ -260,6 +260,24 @@ class TestErrors:
         assert code == 0
         assert "left out 1 unreadable" in out
 
+    def test_unreadable_images_found_only_while_training_are_replaced_and_counted(
+        self, command: Command, recipe: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in a folder too large to decode on opening."""
+        monkeypatch.setattr("deepbregman.data.folders.FULL_DECODE_LIMIT", 0)
+        truncated(photos / "cats" / "broken.jpg")
+        run = photos.parent / "run"
+        words = ("--data", photos, "--data.image-size", 8, "--training.batch-size", 8)
+        options = (*words, "--skip-unreadable", "--run", run, "--accelerator", "cpu")
+        code, _, err = command("pretrain", recipe, *options)
+        assert (code, err) == (0, "")
+        code, _, err = command("embed", run, "--out", photos.parent / "f.npz")
+        assert (code, err) == (0, "")
+        code, _, err = command("evaluate", run, "--protocol", "knn", "--accelerator", "cpu")
+        assert (code, err) == (0, "")
+        rows = json.loads((run / "result.json").read_text())["evaluations"]
+        assert rows[0]["num_replaced"] == 1
+
     def test_npz_without_its_keys(self, command: Command, recipe: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "odd.npz", pixels=np.zeros((2, 8, 8), np.uint8))
         err = self.refused(command, tmp_path / "run", recipe, "--data", tmp_path / "odd.npz")

@@ -214,6 +214,7 @@ def evaluate(
             "epochs": config.training.epochs,
             "num_train": len(subject.train.labels),
             "num_test": len(subject.test.labels),
+            "num_replaced": subject.train.batches.num_skipped + subject.test.batches.num_skipped,
             "seed": seed,
             "device": device_name(device),
             "finished": now(),

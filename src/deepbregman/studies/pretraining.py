@@ -94,4 +94,10 @@ def _pretrain(
         markup=False,
     )
     monitor = knn_monitor(source.train, config, fabric.device)
-    return job.fit(monitor, console)
+    run = job.fit(monitor, console)
+    if job.batches.num_skipped:
+        console.print(
+            f"{job.batches.num_skipped} images could not be decoded; others stood in for them",
+            style="yellow",
+        )
+    return run
