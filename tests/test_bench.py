@@ -58,7 +58,7 @@ def test_first_step_includes_building() -> None:
         time.sleep(0.05)
         return lambda: None
 
-    arm = prepare("a", 1, build, CPU, warmup=1)  # type: ignore[arg-type]
+    arm = prepare("a", 1, build, CPU, warmup=1)
     assert arm.first_step_seconds >= 0.05
 
 
@@ -79,7 +79,7 @@ def test_tiny_run_leaves_a_record_a_table_and_a_figure(tmp_path: Path) -> None:
     assert names == [FLOOR, "SimCLR", "K=100", "views alone", "torchvision views"]
     assert all(arm["images_per_second"] > 0 for arm in group["arms"])
     assert {"commit", "versions", "device", "platform"} <= record.keys()
-    assert "over bare" in screen.file.getvalue()  # type: ignore[attr-defined]
+    assert "over bare" in screen.file.getvalue()
     with Image.open(tmp_path / "bench" / "bench.png") as figure:
         assert figure.width == 960
 

@@ -430,7 +430,7 @@ def test_a_short_trial_of_a_recipe_need_not_change_its_warm_up() -> None:
 
 
 def test_lists_and_tuples_make_the_same_configuration() -> None:
-    lists = Optimiser(schedule="step", milestones=[1, 2], betas=[0.5, 0.9])  # type: ignore[arg-type]
+    lists = Optimiser(schedule="step", milestones=[1, 2], betas=[0.5, 0.9])
     tuples = Optimiser(schedule="step", milestones=(1, 2), betas=(0.5, 0.9))
     assert lists == tuples
     assert hash(lists) == hash(tuples)
@@ -527,6 +527,6 @@ def test_override_refuses(changes: dict[str, Any], parts: tuple[str, ...]) -> No
 
 def test_a_configuration_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Views().flip = 0.1  # type: ignore[misc]
+        Views().flip = 0.1
     with pytest.raises(UserError):
         dataclasses.replace(Views(), flip=2.0)

@@ -52,9 +52,9 @@ def test_commands_and_python_blocks(workplace: Path) -> None:
         scope: dict[str, object] = {}
         exec(compile(code, "README.md", "exec"), scope)
         if "rows" in scope:
-            assert len(scope["rows"]) == 6  # type: ignore[arg-type]
+            assert len(scope["rows"]) == 6
         if "features" in scope:
-            assert scope["features"].shape == (4, 512)  # type: ignore[attr-defined]
+            assert scope["features"].shape == (4, 512)
 
 
 def test_make_targets_exist() -> None:

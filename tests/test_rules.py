@@ -168,7 +168,7 @@ def test_section_suggests_choices_only(values: dict[str, Any]) -> None:
 
 
 def test_section_takes_lists_as_tuples() -> None:
-    palette = Palette(span=[1.0, 2.0], names=["red"], years=[])  # type: ignore[arg-type]
+    palette = Palette(span=[1.0, 2.0], names=["red"], years=[])
     assert (palette.span, palette.names, palette.years) == ((1.0, 2.0), ("red",), ())
     assert palette == Palette(span=(1.0, 2.0), names=("red",))
 

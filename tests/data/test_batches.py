@@ -116,7 +116,7 @@ def test_a_pass_can_be_left_early_and_the_next_is_whole(files: FileImages) -> No
 def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(files: FileImages) -> None:
     streaming = StreamingBatches(files, CPU, num_workers=2)
     next(streaming.iterate(ORDER, 1))
-    streaming.itself = streaming  # type: ignore[attr-defined]
+    streaming.itself = streaming
     del streaming
     before = time.monotonic()
     gc.collect()

@@ -65,6 +65,6 @@ def test_files_are_counted_as_if_decoded() -> None:
         (lambda: Split(FileImages((Path("a"),), 4), None, ("a", "b")), "2 names for 1 images"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(build, part: str) -> None:  # type: ignore[no-untyped-def]
+def test_parts_that_do_not_fit_are_refused(build, part: str) -> None:
     with pytest.raises(UserError, match=part):
         build()

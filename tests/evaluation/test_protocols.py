@@ -45,7 +45,7 @@ def test_knn_by_divergence_equals_a_loop(subject: Subject, smoothing: float) -> 
             labels=subject.train.labels[:60],
             features=subject.train.features._replace(
                 representation=subject.train.features.representation[:60],
-                scores=subject.train.features.scores[:60],  # type: ignore[index]
+                scores=subject.train.features.scores[:60],
             ),
         ),
     )

@@ -116,7 +116,7 @@ class TestDistributions:
     @pytest.mark.parametrize("form", [divergence, soft_divergence, moment_divergence])
     def test_a_set_of_one_is_a_point(self, form: object) -> None:
         p, q = normal(3, 5), normal(4, 5, seed=1)
-        assert torch.equal(form(p[:, None], q[:, None]), form(p, q))  # type: ignore[operator]
+        assert torch.equal(form(p[:, None], q[:, None]), form(p, q))
 
     def test_a_set_has_the_mean_of_its_samples_scores(self) -> None:
         p, q = normal(3, 6, 5), normal(4, 2, 5, seed=1)

@@ -28,7 +28,7 @@ def one_by_one(network: BregmanNetwork, z: Tensor) -> Tensor:
 class TestSubnetworks:
     @pytest.mark.parametrize("activation", [None, "relu"])
     def test_equal_separate_linear_layers(self, activation: object) -> None:
-        network = BregmanNetwork(6, 5, 4, norm="none", activation=activation).double()  # type: ignore[arg-type]
+        network = BregmanNetwork(6, 5, 4, norm="none", activation=activation).double()
         z = torch.randn(7, 6, dtype=torch.float64)
         torch.testing.assert_close(network(z), one_by_one(network, z))
 
@@ -89,7 +89,7 @@ class TestSubnetworks:
     )
     def test_bad_arguments_are_named(self, arguments: dict[str, object], words: str) -> None:
         with pytest.raises(ValueError, match=words):
-            BregmanNetwork(**arguments)  # type: ignore[arg-type]
+            BregmanNetwork(**arguments)
 
 
 class TestEncoders:
@@ -108,9 +108,9 @@ class TestEncoders:
 
     def test_stem_keeps_the_resolution_of_thumbnails_only(self) -> None:
         small, large = build_encoder("resnet18", 64).trunk, build_encoder("resnet18", 65).trunk
-        assert (small.conv1.kernel_size, small.conv1.stride) == ((3, 3), (1, 1))  # type: ignore[union-attr]
+        assert (small.conv1.kernel_size, small.conv1.stride) == ((3, 3), (1, 1))
         assert isinstance(small.maxpool, nn.Identity)
-        assert (large.conv1.kernel_size, large.conv1.stride) == ((7, 7), (2, 2))  # type: ignore[union-attr]
+        assert (large.conv1.kernel_size, large.conv1.stride) == ((7, 7), (2, 2))
         assert isinstance(large.maxpool, nn.MaxPool2d)
 
     def test_standard_stem_is_torchvisions_network(self) -> None:

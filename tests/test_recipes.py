@@ -1,0 +1,30 @@
+"""Every recipe trains: its own views, losses and optimiser, on digits with a small encoder."""
+
+from pathlib import Path
+
+import pytest
+
+from deepbregman.config import load_recipe, override, recipes
+from deepbregman.studies.pretraining import pretrain
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_recipe_trains(name: str, tmp_path: Path) -> None:
+    small = {
+        "data.source": "digits",
+        "data.image_size": 8,
+        "encoder.name": "small",
+        "encoder.projection_hidden": 32,
+        "divergence.hidden": 8,
+        "training.batch_size": 128,
+        "training.epochs": 2,
+        "training.tensorboard": False,
+        "optimiser.milestones": [],
+        "optimiser.schedule": "constant",
+        "optimiser.learning_rate": 1e-3,  # theirs are for other networks and batches
+    }
+    config = override(load_recipe(name), small)
+    run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    first, last = run.metrics()
+    assert last["total"] < first["total"]
+    assert ("active_subnetworks" in last) == (config.divergence.weight > 0)
