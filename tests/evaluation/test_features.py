@@ -17,15 +17,6 @@ CPU = torch.device("cpu")
 SIZE = 8
 
 
-@pytest.fixture(autouse=True)
-def single_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine cost far more than these networks do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Dropout(0.5))
 

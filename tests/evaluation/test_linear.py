@@ -26,15 +26,6 @@ TRAIN, TEST = slice(0, 1300), slice(1300, None)
 HELD_OUT = torch.arange(1000, 1300)
 
 
-@pytest.fixture(autouse=True)
-def single_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine cost far more than these fits do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def accuracy(classifier: LinearClassifier, features: Tensor, labels: Tensor) -> float:
     predictions = classifier.predict(features).argmax(1)
     return float(100 * np.mean(predictions.numpy() == labels.numpy()))

@@ -26,6 +26,14 @@ from deepbregman.training.loop import Pretraining, steps_in_epoch
 from deepbregman.training.processes import launch
 
 CLOCK = {"images_per_second"}
+PLAIN_SGD = {
+    "optimiser.name": "sgd",
+    "optimiser.momentum": 0.0,
+    "optimiser.weight_decay": 0.0,
+    "optimiser.schedule": "constant",
+    "optimiser.warmup_epochs": 0.0,
+    "optimiser.learning_rate": 0.1,
+}
 
 
 def digits(count: int = 300) -> ArrayImages:
@@ -62,12 +70,7 @@ class TestTraining:
             short_config,
             {
                 "training.epochs": 1,
-                "optimiser.name": "sgd",
-                "optimiser.momentum": 0.0,
-                "optimiser.weight_decay": 0.0,
-                "optimiser.schedule": "constant",
-                "optimiser.warmup_epochs": 0.0,
-                "optimiser.learning_rate": 0.1,
+                **PLAIN_SGD,
                 "training.batch_size": 300,
             },
         )
@@ -93,12 +96,7 @@ class TestTraining:
                 "training.epochs": 1,
                 "training.batch_size": 150,
                 "training.accumulate": 2,
-                "optimiser.name": "sgd",
-                "optimiser.momentum": 0.0,
-                "optimiser.weight_decay": 0.0,
-                "optimiser.schedule": "constant",
-                "optimiser.warmup_epochs": 0.0,
-                "optimiser.learning_rate": 0.1,
+                **PLAIN_SGD,
             },
         )
         job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")

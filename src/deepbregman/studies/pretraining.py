@@ -62,8 +62,8 @@ def resume(run: Path | str, *, accelerator: str = "auto", console: Console | Non
 
 def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
     """Join the training images that are not held out with a source's unlabelled ones."""
-    images = source.train.images if len(kept) == len(source.train) else None
-    images = source.train.images.select(kept) if images is None else images
+    everything = len(kept) == len(source.train)
+    images = source.train.images if everything else source.train.images.select(kept)
     extra = None if source.unlabelled is None else source.unlabelled.images
     if isinstance(images, ArrayImages) and isinstance(extra, ArrayImages):
         return ArrayImages(torch.cat([images.pixels, extra.pixels]))

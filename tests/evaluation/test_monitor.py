@@ -1,0 +1,43 @@
+"""The monitor between epochs: what it asks, and what it says of networks that have diverged."""
+
+import pytest
+import torch
+
+from deepbregman.config import Config, override
+from deepbregman.data import Split, open_source
+from deepbregman.errors import UserError
+from deepbregman.evaluation.features import compute_features
+from deepbregman.evaluation.knn import knn_accuracy
+from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+from deepbregman.training.assembly import batches_of, build_model
+
+CPU = torch.device("cpu")
+
+
+def test_it_queries_what_was_held_out_in_a_bank_of_the_rest(short_config: Config) -> None:
+    train = open_source("digits", image_size=8).train
+    assert train.labels is not None
+    model = build_model(short_config).eval()
+    monitor = knn_monitor(train, short_config, CPU)
+    assert monitor is not None
+    kept, held_out = split_for_monitor(train, short_config)
+    features = compute_features(model, batches_of(train.images, short_config, CPU), 8)
+    h = features.representation
+    expected = knn_accuracy(h[held_out], train.labels[held_out], h[kept], train.labels[kept], k=20)
+    assert monitor(model)["knn"] == pytest.approx(expected, abs=1.6)  # two queries of 130
+
+
+def test_diverged_networks_are_named(short_config: Config) -> None:
+    model = build_model(short_config)
+    with torch.no_grad():
+        next(model.encoder.parameters()).fill_(torch.nan)
+    monitor = knn_monitor(open_source("digits", image_size=8).train, short_config, CPU)
+    assert monitor is not None
+    with pytest.raises(UserError, match=r"not finite.*optimiser\.learning_rate"):
+        monitor(model)
+
+
+def test_there_is_none_without_labels_or_when_off(short_config: Config) -> None:
+    train = open_source("digits", image_size=8).train
+    assert knn_monitor(Split(train.images), short_config, CPU) is None
+    assert knn_monitor(train, override(short_config, {"training.knn_every": 0}), CPU) is None
