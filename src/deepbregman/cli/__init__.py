@@ -1,0 +1,66 @@
+"""The command line: a verb is a file here. It parses, calls, prints; errors become words."""
+
+import importlib
+import os
+import sys
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from deepbregman.errors import UserError, explanation, nearest
+
+from .options import PROGRAM, say
+
+VERBS = {
+    "quickstart": "Pretrain on digits, under 3 minutes on a CPU, and see what it was good for.",
+    "pretrain": "Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.",
+    "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
+    "embed": "Write the features of images to an .npz file.",
+    "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
+    "bench": "Measure the speed of a step against the bare encoder, and against peers.",
+}
+"""Verb -> what it does; the file of that name has its ``command``."""
+
+
+def _overview() -> None:
+    """Print the verbs, a line each."""
+    console = Console()
+    console.print(f"usage: {PROGRAM} VERB ...\n", highlight=False)
+    console.print("Self-supervised visual representations with deep Bregman divergences.\n")
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for verb, purpose in VERBS.items():
+        table.add_row(f"[bold]{verb}[/bold]", escape(purpose))
+    console.print(table)
+    console.print(f"\n{PROGRAM} VERB --help says what each takes.", highlight=False)
+
+
+def _dispatch(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _overview()
+    elif arguments[0] == "--version":
+        from importlib.metadata import version
+
+        print(version(PROGRAM))
+    elif arguments[0] in VERBS:
+        importlib.import_module(f".{arguments[0]}", __name__).command(arguments[1:])
+    else:
+        raise UserError(
+            f"verb {arguments[0]!r} is not one of {', '.join(VERBS)}{nearest(arguments[0], VERBS)}"
+        )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a user's error is one paragraph on stderr and exit code 2."""
+    try:
+        _dispatch(sys.argv[1:] if arguments is None else arguments)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left
+        sys.exit(1)
+    except (Exception, KeyboardInterrupt) as error:
+        explained = explanation(error)
+        if explained is None:
+            raise
+        message, code = explained
+        say(Console(stderr=True), f"error: {message}")
+        sys.exit(code)
