@@ -255,7 +255,6 @@ SIMCLR = {
     "encoder.projection_norm": False,
     "views.greyscale": 0.1,
     "optimiser.name": "sgd",
-    "optimiser.learning_rate": 0.06,
     "optimiser.momentum": 0.9,
     "optimiser.weight_decay": 5e-4,
     "optimiser.schedule": "cosine",
