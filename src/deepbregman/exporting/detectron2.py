@@ -44,7 +44,7 @@ def to_detectron2(subject: Subject) -> Content:
         if not name.endswith("num_batches_tracked")
     }
     buffer = io.BytesIO()
-    # By its heuristics detectron2 takes "res2.0..." for a detector's "backbone.bottom_up.res2.0...";
+    # By its heuristics detectron2 finds "res2.0." in a detector's "backbone.bottom_up.res2.0.";
     # without them it would go on with random weights, and a line in its log.
     saved = {"model": model, "__author__": "deepbregman", "matching_heuristics": True}
     torch.save(saved, buffer)
