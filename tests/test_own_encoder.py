@@ -129,7 +129,7 @@ def test_a_module_of_another_structure_is_refused(trained: Run) -> None:
 
 
 def test_a_module_for_a_run_of_a_named_encoder_is_refused(short_run: Run) -> None:
-    with pytest.raises(UserError, match="an encoder was given, but encoder.name is 'small'"):
+    with pytest.raises(UserError, match=r"an encoder was given, but encoder.name is 'small'"):
         load_encoder(short_run.path, encoder=own())
 
 
