@@ -20,9 +20,13 @@ def command(arguments: list[str]) -> None:
         """Write a run's encoder to one file, and print the lines of Python that load it.
 
         torchvision: ResNets, for torchvision.models; .pth and a .json with the normalisation.
+
         timm: ResNets and timm:NAME, for timm.create_model; .pth and a .json.
+
         safetensors: any encoder, whole, for deepbregman.load_encoder without the run.
+
         onnx: any encoder, as a graph that needs no Python; normalisation inside, any batch size.
+
         detectron2: ResNet-50 and 101, for its detectors; .pth and a .json with its settings.
 
         Args:
