@@ -24,7 +24,11 @@ ALLOWED = {
         *("errors", "config", "runs", "method", "data"),
         *("training", "reporting"),
     },
-    "cli": {"errors", "config", "runs", "evaluation", "studies", "benchmarks", "reporting"},
+    "exporting": {"errors", "config", "runs", "method", "data", "training"},
+    "cli": {
+        *("errors", "config", "runs", "evaluation"),
+        *("studies", "benchmarks", "reporting", "exporting"),
+    },
     "__main__": {"cli"},
     "__init__": set(),
 }

@@ -3,6 +3,8 @@ from .config import load_recipe as load_recipe
 from .errors import UserError as UserError
 from .evaluation.embedding import embed as embed
 from .evaluation.protocols import evaluate as evaluate
+from .exporting.export import export as export
+from .exporting.loading import load_encoder as load_encoder
 from .method.base_network import Encoder as Encoder
 from .method.base_network import build_encoder as build_encoder
 from .method.bregman import bregman as bregman
@@ -22,4 +24,3 @@ from .method.transformation import Views as Views
 from .runs import Run as Run
 from .studies.pretraining import pretrain as pretrain
 from .studies.pretraining import resume as resume
-from .training.checkpoints import load_encoder as load_encoder

@@ -23,6 +23,7 @@ def embed(
     data: str | None = None,
     skip_unreadable: bool = False,
     accelerator: str = "auto",
+    encoder: torch.nn.Module | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Write the features of a source's images, with labels, names and scores where there are any.
 
@@ -32,6 +33,7 @@ def embed(
         data: a source; the run's own when None.
         skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
+        encoder: a module of the same structure, for a run whose encoder was your own.
 
     Returns:
         The name and shape of every array in the file: ``train_features``, ``train_scores``,
@@ -45,7 +47,7 @@ def embed(
     if not out.parent.is_dir():
         raise UserError(f"--out {out}: the folder {out.parent} does not exist; make it first")
     device = pick_device(accelerator)
-    model, config = load_model(run, device)
+    model, config = load_model(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
     source = open_data(config, data)

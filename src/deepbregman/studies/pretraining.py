@@ -12,7 +12,7 @@ from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Images, Source
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
 from deepbregman.runs import Run, default_folder
-from deepbregman.training.assembly import open_data
+from deepbregman.training.assembly import build_encoder_of, open_data
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
@@ -23,6 +23,7 @@ def pretrain(
     data: str | None = None,
     run: Path | str | None = None,
     changes: Mapping[str, Any] | None = None,
+    encoder: torch.nn.Module | None = None,
     accelerator: str = "auto",
     console: Console | None = None,
 ) -> Run:
@@ -33,6 +34,9 @@ def pretrain(
         data: a source, in place of the recipe's: ``digits``, ``cifar10``, a folder, an ``.npz``.
         run: folder of the run, which must not exist; by default a new one under ``runs/``.
         changes: fields by their dotted names, such as ``{"training.epochs": 10}``.
+        encoder: a module of your own, in place of the recipe's: images (N, 3, H, W), normalised
+            floats, to vectors (N, d). A copy is trained, from the weights it has; yours stays as
+            it is. Whoever loads the run gives a module of the same structure again.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         console: to draw progress on; quiet when None.
 
@@ -43,21 +47,30 @@ def pretrain(
     if data is not None:
         config = override(config, {"data.source": data})
     config = override(config, changes or {})
+    if encoder is not None:
+        config = override(config, {"encoder.name": "custom", "encoder.stem": "auto"})
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
-    return _pretrain(config, folder, False, accelerator, console)
+    return _pretrain(config, folder, False, accelerator, console, encoder)
 
 
-def resume(run: Path | str, *, accelerator: str = "auto", console: Console | None = None) -> Run:
+def resume(
+    run: Path | str,
+    *,
+    encoder: torch.nn.Module | None = None,
+    accelerator: str = "auto",
+    console: Console | None = None,
+) -> Run:
     """Go on with a run that was interrupted, exactly where its last checkpoint is.
 
     Args:
         run: folder of the run.
+        encoder: a module of the same structure, for a run whose encoder was your own.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         console: to draw progress on; quiet when None.
     """
     opened = Run.open(Path(run))
-    return _pretrain(opened.config, opened.path, True, accelerator, console)
+    return _pretrain(opened.config, opened.path, True, accelerator, console, encoder)
 
 
 def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
@@ -71,11 +84,18 @@ def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
 
 
 def _pretrain(
-    config: Config, folder: Path, resuming: bool, accelerator: str, console: Console | None
+    config: Config,
+    folder: Path,
+    resuming: bool,
+    accelerator: str,
+    console: Console | None,
+    encoder: torch.nn.Module | None,
 ) -> Run:
     console = console or Console(quiet=True)
     if not resuming:
         Run.check_free(folder)
+    with torch.random.fork_rng(devices=[]):
+        build_encoder_of(config, trunk=encoder)  # a trial: fail now, not after reading the images
     with console.status(f"opening {escape(config.data.source)} ..."):
         source = open_data(config)
     if source.num_skipped:
@@ -83,7 +103,7 @@ def _pretrain(
     kept, held_out = split_for_monitor(source.train, config)
     images = images_to_pretrain_on(source, kept)
     fabric = launch(accelerator)
-    job = Pretraining(config, images, fabric, folder, resuming)
+    job = Pretraining(config, images, fabric, folder, resuming, encoder)
     console.print(
         f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {len(images):,} "
         f"images of {config.data.source} ({len(held_out):,} held out), "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepbregman.config import Config, to_toml
 from deepbregman.data import Batch, Images, channel_statistics
@@ -59,10 +59,17 @@ class Pretraining:
         fabric: launched.
         folder: of the run; new, or an interrupted run's when resuming.
         resume: go on from the folder's last checkpoint.
+        trunk: of an encoder of the user's own.
     """
 
     def __init__(
-        self, config: Config, images: Images, fabric: Fabric, folder: Path, resume: bool = False
+        self,
+        config: Config,
+        images: Images,
+        fabric: Fabric,
+        folder: Path,
+        resume: bool = False,
+        trunk: nn.Module | None = None,
     ) -> None:
         self.config, self.fabric = config, fabric
         self.steps_per_epoch = steps_in_epoch(config, len(images), fabric.world_size)
@@ -72,7 +79,8 @@ class Pretraining:
         self.batches = batches_of(images, config, fabric.device)
         gather = gathering(fabric) if fabric.world_size > 1 else None
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
-        self.objective = build_objective(config, *pixels, gather, is_mixed(config, fabric.device))
+        mixed = is_mixed(config, fabric.device)
+        self.objective = build_objective(config, *pixels, gather, mixed, trunk)
         self.objective.to(memory_format=torch.channels_last)
         self.objective.to(fabric.device)
         optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
@@ -109,12 +117,8 @@ class Pretraining:
         """
         settings = self.config.training
         writer = self._event_writer() if settings.tensorboard else None
-        display = Display(
-            console or Console(quiet=True),
-            settings.epochs,
-            self.steps_per_epoch,
-            settings.knn_every,
-        )
+        console = console or Console(quiet=True)
+        display = Display(console, settings.epochs, self.steps_per_epoch, settings.knn_every)
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         with display, watch_signals() as received:
@@ -218,9 +222,7 @@ class Pretraining:
         """Draw the views' randomness of the joint batch and take this process's share (M, n, R)."""
         self.generator.manual_seed(derived(self.config.seed, "views", draw))
         joint = self.objective.views.draw(
-            self.config.training.batch_size,
-            device=self.fabric.device,
-            generator=self.generator,
+            self.config.training.batch_size, device=self.fabric.device, generator=self.generator
         )
         return joint.chunk(self.fabric.world_size, dim=1)[self.fabric.global_rank]
 
