@@ -17,6 +17,8 @@ VERBS = {
     "pretrain": "Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.",
     "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
     "embed": "Write the features of images to an .npz file.",
+    "search": "Find the images most like a query, or measure how well searches find classes.",
+    "cluster": "Group images by k-means of features and by the learned divergence.",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }
