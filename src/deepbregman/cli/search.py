@@ -55,7 +55,12 @@ def command(arguments: list[str]) -> None:
             accelerator: Where to compute; auto takes a GPU if there is one.
         """
         from deepbregman.evaluation.search import evaluate_search, search
-        from deepbregman.reporting.applications import Found, metric_table, search_table
+        from deepbregman.reporting.applications import (
+            Found,
+            metric_table,
+            search_table,
+            shown_value,
+        )
 
         console = Console()
         if out is not None:
@@ -93,24 +98,28 @@ def command(arguments: list[str]) -> None:
                 accelerator=accelerator,
                 report=report,
             )
+        if out is not None:
+            from deepbregman.reporting.sheets import contact_sheet
+
+            contact_sheet(out, [_panel(answer) for answer in answers])
         for answer in answers:
             found = {
-                measure: [Found(hit.image.name, hit.image.class_name, hit.value) for hit in hits]
+                measure: [
+                    Found(image.name, image.class_name, shown_value(value)) for image, value in hits
+                ]
                 for measure, hits in answer.hits.items()
             }
             known = answer.query.class_name
             title = answer.query.name + (f" ({known})" if known is not None else "")
             console.print(search_table(title, found))
         if out is not None:
-            from deepbregman.reporting.sheets import contact_sheet
-
-            contact_sheet(out, [_panel(answer) for answer in answers])
             say(console, f"sheet: {out}")
 
     parse(options, "search", arguments)
 
 
 def _panel(answer: "Answer") -> "Panel":
+    from deepbregman.reporting.applications import shown_value
     from deepbregman.reporting.sheets import Panel, Strip, Tile
 
     query = answer.query
@@ -120,7 +129,8 @@ def _panel(answer: "Answer") -> "Panel":
         for rank, (image, value) in enumerate(hits, start=1):
             judged = image.class_name is not None and query.class_name is not None
             same = image.class_name == query.class_name if judged else None
-            tiles.append(Tile(image.pixels, str(rank), f"{value:.3f}", _words(image), same))
+            words = shown_value(value)
+            tiles.append(Tile(image.pixels, str(rank), words, _words(image), same))
         strips.append(Strip(TITLES[measure], tuple(tiles)))
     title, *lines = _words(query)
     return Panel(Tile(query.pixels, title, lines=tuple(lines)), tuple(strips))

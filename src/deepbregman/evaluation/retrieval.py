@@ -133,4 +133,9 @@ def _likeness(measure: str, bank: Tensor, smoothing: float) -> Callable[[Tensor]
         return cosine_to(bank)
     if measure != "divergence":
         raise ValueError(f"measure {measure!r} is not one of {', '.join(MEASURES)}")
-    return lambda queries: -learned_divergence(queries, bank, smoothing)
+    exact = bank.double()  # in float32 rounding would rank what is nearly alike
+
+    def likeness(queries: Tensor) -> Tensor:
+        return -learned_divergence(queries.double(), exact, smoothing).float()
+
+    return likeness

@@ -14,7 +14,12 @@ class Found(NamedTuple):
 
     name: str
     class_name: str | None
-    value: float
+    value: str
+
+
+def shown_value(value: float) -> str:
+    """Write a cosine or a divergence; the latter has no scale, and may be small throughout."""
+    return f"{value:.2e}" if 0.0 < value < 1e-3 else f"{value:.4f}"
 
 
 def search_table(title: str, found: Mapping[str, Sequence[Found]]) -> Table:
@@ -30,7 +35,7 @@ def search_table(title: str, found: Mapping[str, Sequence[Found]]) -> Table:
     for rank, items in enumerate(zip(*found.values(), strict=True), start=1):
         cells = [str(rank)]
         for item in items:
-            cells.append(f"{item.value:.4f}")
+            cells.append(item.value)
             cells += [escape(item.class_name or "")] if labelled else []
             cells.append(escape(item.name))
         table.add_row(*cells)
@@ -70,5 +75,5 @@ def cluster_table(
     table.add_column("sizes, largest first", overflow="fold")
     for variant, (sizes, objectives) in partitions.items():
         words = " ".join(str(size) for size in sorted(sizes, reverse=True))
-        table.add_row(variant, f"{min(objectives):.4f}", words)
+        table.add_row(variant, shown_value(min(objectives)), words)
     return table
