@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deepbregman.evaluation import clustering
 from deepbregman.evaluation.clustering import bregman_clusters, purity
 from deepbregman.method.bregman import learned_divergence
 
@@ -68,12 +69,40 @@ def test_the_objective_never_increases(
             assert torch.allclose(members.mean(dim=0), found.centroids[index])
 
 
+@given(seed=seeds, num_clusters=st.integers(2, 6), smoothing=smoothings)
+def test_starts_are_far_from_each_other(seed: int, num_clusters: int, smoothing: float) -> None:
+    """Of many copies of a point one at most is drawn, while others are at a divergence from it."""
+    corners = 9.0 * torch.eye(num_clusters, dtype=torch.float64)
+    x = torch.cat([corners[:1].repeat(40, 1), corners])
+    generator = torch.Generator().manual_seed(seed)
+    starts = clustering._scattered(x, num_clusters, smoothing, generator)
+    assert sorted(starts.argmax(dim=1).tolist()) == list(range(num_clusters))
+
+
 @given(seed=seeds, num_clusters=st.integers(2, 6))
-def test_no_cluster_of_the_smooth_form_stays_empty(seed: int, num_clusters: int) -> None:
-    """Copies of one point draw centroids that coincide; all but one of those are given others."""
-    x = torch.cat([points(seed, 1, 5).repeat(20, 1), points(seed + 1, num_clusters, 5)])
-    found = bregman_clusters(x, num_clusters, 1.0, seed, restarts=1)
+def test_empty_clusters_are_filled_from_others(seed: int, num_clusters: int) -> None:
+    """Centroids that all coincide: the first takes every point, and the others end with some."""
+    x = points(seed, 25, 5)
+    found = clustering._refine(x, x[:1].repeat(num_clusters, 1), 1.0, 300)
     assert torch.bincount(found.assignment, minlength=num_clusters).min() > 0
+    assert all(after <= before + 1e-12 for before, after in itertools.pairwise(found.objective))
+
+
+def test_filling_a_cluster_empties_no_other_and_moves_nothing_for_nothing() -> None:
+    assignment = torch.tensor([0, 1, 1, 1])  # cluster 0 has one point, clusters 2 and 3 none
+    far = torch.tensor([9.0, 1.0, 3.0, 0.0], dtype=torch.float64)
+    filled = clustering._fill_empty(clustering._Step(assignment, far, far), 4)
+    assert filled[[0, 3]].tolist() == [0, 1]
+    assert sorted(filled[[1, 2]].tolist()) == [2, 3]
+    near = torch.zeros(4, dtype=torch.float64)
+    still = clustering._fill_empty(clustering._Step(assignment, near, near), 4)
+    assert still.tolist() == assignment.tolist()
+
+
+def test_a_point_between_equal_centroids_stays() -> None:
+    x, centroids = points(6, 10, 4), points(7, 1, 4).repeat(3, 1)
+    current = torch.arange(10) % 3
+    assert torch.equal(clustering._assign(x, centroids, 0.0, current).assignment, current)
 
 
 def test_separate_groups_are_found_and_the_best_start_is_kept() -> None:
