@@ -18,6 +18,8 @@ VERBS = {
     "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
     "embed": "Write the features of images to an .npz file.",
     "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
+    "search": "Find the images most like a query, or measure how well searches find classes.",
+    "cluster": "Group images by k-means of features and by the learned divergence.",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }

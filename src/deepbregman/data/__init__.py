@@ -2,6 +2,7 @@
 
 from deepbregman.data.batches import Batch as Batch
 from deepbregman.data.batches import Batches as Batches
+from deepbregman.data.folders import open_files as open_files
 from deepbregman.data.frames import UnreadableImage as UnreadableImage
 from deepbregman.data.images import ArrayImages as ArrayImages
 from deepbregman.data.images import FileImages as FileImages

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +101,26 @@ def open_folder(
         train, test = train.select(rest), train.select(held)
     num_skipped = len(paths) - sum(readable.kept)
     return Source(folder.resolve().name, train, test, None, classes, num_skipped, tree.num_ignored)
+
+
+def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
+    """Take single files as images, in the frames that a folder of them would have.
+
+    Args:
+        paths: The files.
+        image_size: Side of the training images.
+
+    Raises:
+        UserError: When a file cannot be read as an image; there is no going on without it.
+    """
+    side = math.ceil(_FRAME_MARGIN * image_size)
+    sizes = map_files(lambda path: decode_frame(path, side).size, paths)
+    for path, size in zip(paths, sizes, strict=True):
+        if isinstance(size, UnreadableImage):
+            raise UserError(
+                f"image file {str(path)!r}: cannot be read ({size.__cause__}); give another file"
+            ) from size
+    return FileImages(tuple(paths), side)
 
 
 def _read_tree(folder: Path) -> _Tree:
