@@ -122,3 +122,5 @@ class Source:
     """Unreadable image files that were left out."""
     num_ignored: int = 0
     """Files in the folder that are not images by their extension."""
+    imbalanced: bool = False
+    """Whether classes differ so much in size that accuracy is to be balanced over them as well."""
