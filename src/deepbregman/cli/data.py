@@ -25,7 +25,11 @@ Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 def command(arguments: list[str]) -> None:
     """List data sets, check one, or prepare one: deepbregman data list|check|prepare."""
-    functions = {"list": _list, "check": _check, "prepare": _prepare}
+    functions: dict[str, Callable[..., None]] = {
+        "list": _list,
+        "check": _check,
+        "prepare": _prepare,
+    }
     if not arguments or arguments[0] in ("-h", "--help"):
         _overview()
     elif arguments[0] in functions:

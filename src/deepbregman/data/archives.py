@@ -129,6 +129,11 @@ def _read_split(path: Path, archive: zipfile.ZipFile, name: str, keys: list[str]
         sizes = _read_sizes(path, f"{name}_sizes", pixels)
     if f"{name}_names" in keys:
         names = _read_text(path, f"{name}_names")
+        if len(names) != len(pixels):
+            raise UserError(
+                f"data.source {str(path)!r}: {name}_names has {len(names)} names for {len(pixels)} "
+                "images: give one for each"
+            )
     return Split(ArrayImages(pixels, sizes), labels, names)
 
 
