@@ -109,6 +109,20 @@ def test_bad_arrays_are_named(tmp_path: Path, arrays: dict[str, Any], parts: lis
         assert part in str(caught.value)
 
 
+def test_true_sizes_are_kept_only_where_images_do_not_fill_their_frame(tmp_path: Path) -> None:
+    full, some = np.tile([[4, 6]], (5, 1)), np.array([[4, 6], [1, 2], [3, 3], [4, 1], [4, 6]])
+    source = _open(
+        tmp_path / "a.npz",
+        train_images=GREY,
+        train_sizes=full,
+        test_images=GREY,
+        test_sizes=some.astype(np.uint8),
+    )
+    assert source.test is not None
+    assert source.train.images.sizes is None
+    assert source.test.images.sizes.tolist() == some.tolist()
+
+
 def test_medmnist_as_it_is_published(tmp_path: Path) -> None:
     """The six arrays of BloodMNIST and its like, with their shapes and types."""
     random, splits = np.random.default_rng(2), {"train": 6, "val": 2, "test": 3}

@@ -95,16 +95,13 @@ def _pieces(
     height, width = _frame(images)
     step = max(1, _CHUNK_BYTES // (height * width * 3))
     for start in range(0, len(images), step):
-        stop = min(start + step, len(images))
-        if isinstance(images, ArrayImages):
-            part = ArrayImages(
-                images.pixels[start:stop],
-                None if images.sizes is None else images.sizes[start:stop],
-            )
-            pixels = part.pixels.permute(0, 2, 3, 1).contiguous().numpy()
-            yield pixels, part.true_sizes().numpy(), 0
+        piece = slice(start, start + step)
+        if isinstance(images, FileImages):
+            yield decode_frames(images.paths[piece], images.side, skip_unreadable)
             continue
-        yield decode_frames(images.paths[start:stop], images.side, skip_unreadable)
+        sizes = None if images.sizes is None else images.sizes[piece]
+        part = ArrayImages(images.pixels[piece], sizes)
+        yield part.pixels.permute(0, 2, 3, 1).contiguous().numpy(), part.true_sizes().numpy(), 0
 
 
 def _write_small(

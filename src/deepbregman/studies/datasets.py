@@ -97,12 +97,14 @@ def prepare(
     stage, root = stage or _quiet, root.expanduser()
     dataset = DATASETS.get(name)
     path = None if dataset is not None else _path(name)
-    record_file = root / f"{name}.json" if path is None else path.with_name(f"{path.name}.json")
+    data = root / name if path is None else path.resolve()  # which turns "." into a name
+    record_file = data.with_name(f"{data.name}.json")
     _check_outputs(record_file, cache)
     if name == "voc":
         record = _prepare_voc(root, cache, download, stage)
     else:
-        size = image_size or (IMAGE_SIZE if dataset is None else dataset.image_size)
+        size = IMAGE_SIZE if dataset is None else dataset.image_size
+        size = size if image_size is None else image_size
         if dataset is not None and not dataset.downloadable:
             require_complete(name, root, check_dataset(dataset, root, stage))
         source = open_source(
@@ -114,7 +116,7 @@ def prepare(
             progress=stage("checking files"),
         )
         if dataset is not None and dataset.downloadable:
-            _check_counts(dataset, source)
+            _check_counts(dataset, source, root)
         if cache is not None:
             _check_room(cache, source)
         record = _measure(source, size, skip_unreadable)
@@ -168,12 +170,12 @@ def _check_outputs(record_file: Path, cache: Path | None) -> None:
         raise UserError(f"--cache {cache}: there is no folder {cache.parent}; make it first")
 
 
-def _check_counts(dataset: Dataset, source: Source) -> None:
+def _check_counts(dataset: Dataset, source: Source, root: Path) -> None:
     report = Report()
     for name, expected in dataset.counts.items():
         split = getattr(source, name)
         report.count(name, 0 if split is None else len(split), expected)
-    require_complete(dataset.name, Path(), report)
+    require_complete(dataset.name, root, report)
 
 
 def _check_room(cache: Path, source: Source) -> None:
