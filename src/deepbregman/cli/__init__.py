@@ -20,6 +20,7 @@ VERBS = {
     "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
     "search": "Find the images most like a query, or measure how well searches find classes.",
     "cluster": "Group images by k-means of features and by the learned divergence.",
+    "data": "List data sets, check one, or prepare one: deepbregman data list|check|prepare.",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }

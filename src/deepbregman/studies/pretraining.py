@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import ArrayImages, Images, Source
+from deepbregman.data import Images, Source, join_images
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
 from deepbregman.runs import Run, default_folder
 from deepbregman.training.assembly import build_encoder_of, open_data
@@ -77,10 +77,7 @@ def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
     """Join the training images that are not held out with a source's unlabelled ones."""
     everything = len(kept) == len(source.train)
     images = source.train.images if everything else source.train.images.select(kept)
-    extra = None if source.unlabelled is None else source.unlabelled.images
-    if isinstance(images, ArrayImages) and isinstance(extra, ArrayImages):
-        return ArrayImages(torch.cat([images.pixels, extra.pixels]))
-    return images
+    return images if source.unlabelled is None else join_images(images, source.unlabelled.images)
 
 
 def _pretrain(
