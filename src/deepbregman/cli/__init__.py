@@ -18,6 +18,7 @@ VERBS = {
     "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
     "embed": "Write the features of images to an .npz file.",
     "study": "Run an ablation of the paper, with error bars: deepbregman study [NAME].",
+    "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }

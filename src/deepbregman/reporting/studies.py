@@ -16,6 +16,9 @@ from deepbregman.runs import Record, replacing
 from .figures import PALETTE, STYLE
 
 GREY = "0.45"
+COLOURS = {"SimCLR": PALETTE(3), "with divergence": PALETTE(0)}
+"""Of series that several studies have; the others take what is left."""
+OTHER_COLOURS = [PALETTE(index) for index in (1, 2, 4, 5, 6, 8, 9)]
 PUBLISHED_MARKERS = "Ds^v"
 SHOWN = (
     *("linear, cached features", "linear, crop and flip"),
@@ -118,6 +121,10 @@ def _value(arm: Record, results: Record) -> tuple[float, float]:
     return summary["mean"], summary["deviation"] or 0.0
 
 
+def _colour(series: str, index: int) -> tuple[float, float, float, float]:
+    return COLOURS.get(series, OTHER_COLOURS[index % len(OTHER_COLOURS)])
+
+
 def _reference(measured: list[Record], results: Record) -> Record | None:
     name = results["study"]["reference"]
     return next((arm for arm in measured if arm["arm"] == name), None)
@@ -135,10 +142,13 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
     points = [arm for arm in measured if arm is not reference]
     places = _positions([arm["x"] for arm in points])
     numeric = all(isinstance(arm["x"], int | float) for arm in points)
-    for index, name in enumerate(dict.fromkeys(arm["series"] for arm in points)):
+    names = list(dict.fromkeys(arm["series"] for arm in points))
+    for index, name in enumerate(names):
+        # Words have room beside them, so that bars at the same place need not hide each other.
+        shift = 0.0 if numeric else 0.08 * (index - (len(names) - 1) / 2)
         mine = [arm for arm in points if arm["series"] == name]
         means, deviations = zip(*(_value(arm, results) for arm in mine), strict=True)
-        x = [places[str(arm["x"])] for arm in mine]
+        x = [places[str(arm["x"])] + shift for arm in mine]
         axes.errorbar(
             x,
             means,
@@ -146,21 +156,23 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
             marker="o",
             markersize=4,
             capsize=3,
-            color=PALETTE(index),
+            color=_colour(name, index),
             label=name,
         )
     if reference is not None:
         mean, deviation = _value(reference, results)
-        axes.axhline(mean, color=PALETTE(3), linewidth=1.2, label=reference["series"])
-        axes.axhspan(mean - deviation, mean + deviation, color=PALETTE(3), alpha=0.12, linewidth=0)
+        colour = _colour(reference["series"], 0)
+        axes.axhline(mean, color=colour, linewidth=1.2, label=reference["series"])
+        axes.axhspan(mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
     for part, marker in zip(published(results), PUBLISHED_MARKERS, strict=False):
         known = {x: y for x, y in part["values"].items() if numeric or x in places}
         x = [float(word) if numeric else places[word] for word in known]
-        style = {"color": GREY, "markerfacecolor": "white", "markersize": 4.5, "linewidth": 0.9}
+        style: Record = {"color": GREY, "markerfacecolor": "white", "markersize": 4.5}
         axes.plot(
             x,
             list(known.values()),
-            ":",
+            linestyle=":" if len(x) > 1 else "none",
+            linewidth=0.9,
             marker=marker,
             label=f"published: {part['series']}",
             **style,
@@ -200,7 +212,7 @@ def _draw_bars(axes: Axes, measured: list[Record], results: Record) -> None:
                 marker="o",
                 markersize=5,
                 capsize=3,
-                color=PALETTE(index % 10),
+                color=_colour(group, index),
                 linestyle="none",
             )
             prefix = f"{group}: " if len(groups) > 1 else ""
@@ -221,9 +233,9 @@ def _draw_bars(axes: Axes, measured: list[Record], results: Record) -> None:
         place += 0.5
     if reference is not None:
         mean, deviation = _value(reference, results)
-        name = f"{reference['series']}, {reference['x']}"
-        axes.axvline(mean, color=PALETTE(3), linewidth=1.2, label=name, zorder=0)
-        axes.axvspan(mean - deviation, mean + deviation, color=PALETTE(3), alpha=0.12, linewidth=0)
+        style: Record = {"color": COLOURS["SimCLR"], "zorder": 0}
+        axes.axvline(mean, linewidth=1.2, label=reference["series"], **style)
+        axes.axvspan(mean - deviation, mean + deviation, alpha=0.12, linewidth=0, **style)
     axes.set(yticks=heights, yticklabels=labels, xlabel="linear accuracy, %")
     axes.set_ylim(place - 0.5, -1.0)
     if any(label.endswith("*") for label in labels):
@@ -255,7 +267,7 @@ def _draw_drops(axes: Axes, measured: list[Record], results: Record) -> None:
         x = [steps.index(arm["x"]) + (index - (len(series) - 1) / 2) * width for arm in mine]
         means = [arm["lost"]["mean"] for arm in mine]
         deviations = [arm["lost"]["deviation"] or math.nan for arm in mine]
-        axes.bar(x, means, width * 0.92, label=name, color=PALETTE((3, 0)[index % 2]))
+        axes.bar(x, means, width * 0.92, label=name, color=_colour(name, index))
         axes.errorbar(x, means, deviations, linestyle="none", color="black", capsize=2, linewidth=1)
     axes.axhline(0.0, color="black", linewidth=0.8)
     axes.set(ylabel="change of linear accuracy, points")
