@@ -61,7 +61,7 @@ def search_figure(paths: Sequence[Path], record: Record, published: Mapping[str,
     """
     names = fields(record)
     panels = len(names) + bool(record["importance"])
-    columns = min(COLUMNS, panels)
+    columns = 2 if panels == 4 else min(COLUMNS, panels)
     rows = math.ceil(panels / columns)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(3.4 * columns, 0.5 + 2.9 * rows), dpi=150)
@@ -94,9 +94,14 @@ def _draw_slice(axes: Axes, record: Record, name: str, published: float | None) 
     """Draw the value of every completed trial over one field, later trials darker."""
     done = completed(record)
     words = next(words for words in record["space"] if words.startswith(f"{name}="))
-    is_choice = "," in words
-    x = [str(row["values"][name]) if is_choice else row["values"][name] for row in done]
-    y = [row["value"] for row in done]
+    choices = words.partition("=")[2].split(",")
+
+    def place(row: Record) -> float:
+        value = row["values"][name]
+        written = str(value).lower() if isinstance(value, bool) else str(value)
+        return choices.index(written) if len(choices) > 1 else float(value)
+
+    x, y = [place(row) for row in done], [row["value"] for row in done]
     age = [row["trial"] for row in done]
     if done:
         axes.scatter(
@@ -124,9 +129,8 @@ def _draw_slice(axes: Axes, record: Record, name: str, published: float | None) 
     pruned = [row for row in record["trials"] if row["state"] == "pruned" and name in row["values"]]
     if pruned:
         floor = min(y, default=0.0)
-        places = [str(r["values"][name]) if is_choice else r["values"][name] for r in pruned]
         axes.scatter(
-            places,
+            [place(row) for row in pruned],
             [floor] * len(pruned),
             marker="|",
             s=40,
@@ -137,7 +141,10 @@ def _draw_slice(axes: Axes, record: Record, name: str, published: float | None) 
         )
     if published is not None:
         axes.axvline(published, color=GREY, linestyle=":", label="published best")
-    if words.endswith(":log"):
+    if len(choices) > 1:
+        axes.set_xticks(range(len(choices)), choices)
+        axes.set_xlim(-0.5, len(choices) - 0.5)
+    elif words.endswith(":log"):
         axes.set_xscale("log")
     axes.set_xlabel(name)
 

@@ -77,7 +77,7 @@ def caption(results: Record) -> str:
     """Say what was measured, on what."""
     split = "test" if results["judge"] == "test" else "held-out training"
     return (
-        f"{results['study']['title']} {results['recipe']} on {results['data']}, "
+        f"{results['study']['title']} {results['recipe']} on {Path(results['data']).name}, "
         f"{results['epochs']} epochs, {split} images, top-1 %"
     )
 
@@ -179,7 +179,17 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
         )
     _scale(axes, places, numeric)
     axes.set(xlabel=results["study"]["x_label"], ylabel="linear accuracy, %")
-    axes.legend(fontsize=7.5)
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    """Explain the marks below the figure, where they hide nothing; each once."""
+    handles, names = axes.get_legend_handles_labels()
+    unique = dict(zip(names, handles, strict=True))
+    if unique:
+        axes.figure.legend(
+            list(unique.values()), list(unique), loc="outside lower center", ncols=3, fontsize=7.5
+        )
 
 
 def _scale(axes: Axes, places: dict[str, float], numeric: bool) -> None:
@@ -250,10 +260,7 @@ def _draw_bars(axes: Axes, measured: list[Record], results: Record) -> None:
             fontsize=7.0,
             color=GREY,
         )
-    handles, names = axes.get_legend_handles_labels()
-    if handles:  # a published value is one point for each arm, and one line of the legend
-        unique = dict(zip(names, handles, strict=True))
-        axes.legend(list(unique.values()), list(unique), fontsize=7.5)
+    _legend(axes)
 
 
 def _draw_drops(axes: Axes, measured: list[Record], results: Record) -> None:
@@ -273,4 +280,4 @@ def _draw_drops(axes: Axes, measured: list[Record], results: Record) -> None:
     axes.set(ylabel="change of linear accuracy, points")
     axes.set_xticks(range(len(steps)), steps)
     axes.grid(axis="x", visible=False)
-    axes.legend(fontsize=7.5)
+    _legend(axes)

@@ -13,6 +13,7 @@ from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.monitor import split_for_monitor
 from deepbregman.evaluation.protocols import evaluate
 from deepbregman.runs import Record, Run
+from deepbregman.training.assembly import open_data
 
 from .definition import Arm, Judge, differences
 from .pretraining import Watch, pretrain, resume
@@ -77,6 +78,17 @@ class Judgement:
     accelerator: str = "auto"
 
 
+def labelled_training(config: Config) -> Source:
+    """Open the training images and nothing of the test images: a choice must not see them."""
+    source = open_data(config)
+    if source.train.labels is None:
+        raise UserError(
+            f"data {config.data.source!r} has no labels to judge by: give a labelled source "
+            "with --data, such as a folder with one subfolder for each class"
+        )
+    return Source(source.name, source.train, unlabelled=source.unlabelled, classes=source.classes)
+
+
 def judged_on(source: Source, config: Config, judge: Judge) -> Source:
     """Return the labelled splits to judge by: training and test, or the two parts of training.
 
@@ -103,9 +115,9 @@ def run_cell(cell: Cell, source: Source, how: Judgement, watch: Watch | None = N
     Returns:
         Its outcome: ``state``, and ``metrics`` or, where training diverged, ``why``.
     """
+    run = _existing(cell)
     done = cell.outcome()
     if done is None:
-        run = _existing(cell)
         try:
             run = _trained(run, cell, source, how, watch)
             metrics = _judge(run, source, how)

@@ -113,7 +113,8 @@ def _resolve(study: Study, settings: Settings, folder: Path) -> Task:
         accelerator=settings.accelerator,
     )
     seeds = range(base.seed, base.seed + options["seeds"])
-    groups = plan(chosen, base, seeds, folder / "runs")
+    groups = plan(arms, base, seeds, folder / "runs")  # of all arms: which run an arm shares
+    groups = [cells for cells in groups if any(cell.arm in chosen for cell in cells)]
     return Task(study, folder, base, how, definition, groups)
 
 

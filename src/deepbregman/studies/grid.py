@@ -19,7 +19,7 @@ from deepbregman.reporting.studies import study_figure, study_table
 from deepbregman.runs import Record
 from deepbregman.training.interruption import Interrupted
 
-from .cells import Cell, run_cell
+from .cells import Cell, labelled_training, run_cell
 from .claims import claim, exclusively
 from .definition import Settings, Study
 from .folder import Task, open_task
@@ -87,7 +87,8 @@ def run_study(study: Study, settings: Settings, console: Console) -> Path:
         return f"{done} of {len(task.groups)} cells are done"
 
     with console.status(f"opening {escape(task.base.data.source)} ..."):
-        source = open_labelled(task.base)
+        opening = open_labelled if task.how.judge == "test" else labelled_training
+        source = opening(task.base)
     judged = "the test images" if task.how.judge == "test" else "held-out training images"
     say(f"study {study.name} in {task.folder}: {state()}; judged on {judged}")
     with stopping(state, f"deepbregman study {study.name} --out {task.folder}"):

@@ -105,7 +105,8 @@ def write_best(folder: Path, recipe: Config, record: Record) -> Path | None:
         f"# Command:  deepbregman pretrain {path}\n"
         f"# Expected: {record['objective']} {best['value']:.2f} % on held-out training images of "
         f"{record['data']}, one seed: trial {best['trial']},\n"
-        f"#           the best of {record['num_counted']}, so rather less again. Found: {values}.\n"
+        f"#           the best of {record['num_counted']} and so an optimistic value.\n"
+        f"# Found:    {values}.\n"
     )
     with replacing(path) as file:
         file.write((header + "\n" + to_toml(override(recipe, best["values"]))).encode())

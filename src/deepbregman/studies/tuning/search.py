@@ -13,14 +13,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from deepbregman.config import Config
-from deepbregman.data import Source
 from deepbregman.errors import UserError
 from deepbregman.reporting.search import search_figure, search_table
+from deepbregman.studies.cells import labelled_training
 from deepbregman.studies.claims import exclusively
 from deepbregman.studies.definition import Search, Settings
 from deepbregman.studies.grid import one_process, stopping
-from deepbregman.training.assembly import open_data
 from deepbregman.training.processes import pick_device
 
 from .plan import Request, join, resolve
@@ -94,14 +92,3 @@ def tune(request: Request, console: Console | None = None) -> Path:
     if best is not None:
         say(console, f"best:   {best}\nnext:   deepbregman pretrain {best}")
     return folder
-
-
-def labelled_training(config: Config) -> Source:
-    """Open the training images and nothing of the test images: a choice must not see them."""
-    source = open_data(config)
-    if source.train.labels is None:
-        raise UserError(
-            f"data {config.data.source!r} has no labels to judge trials by: give a labelled source "
-            "with --data, such as a folder with one subfolder for each class"
-        )
-    return Source(source.name, source.train, unlabelled=source.unlabelled, classes=source.classes)

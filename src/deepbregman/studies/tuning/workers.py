@@ -70,8 +70,8 @@ def open_storage(
     except sqlalchemy.exc.SQLAlchemyError as error:
         words = str(error).splitlines()[0]
         raise UserError(
-            f"--storage {_kind(url)} cannot be opened ({words}): give an Optuna storage URL such as "
-            "sqlite:///search.db or postgresql+psycopg://user@host/database"
+            f"--storage {_kind(url)} cannot be opened ({words}): give an Optuna storage URL such "
+            "as sqlite:///search.db or postgresql+psycopg://user@host/database"
         ) from None
 
 
