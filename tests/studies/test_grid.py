@@ -3,7 +3,11 @@
 import io
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -371,3 +375,29 @@ def test_what_is_lost_is_paired_by_seed() -> None:
     paired = lost([row for row in rows if row["series"] == "s"], "m")
     assert paired["all"]["mean"] == 0.0
     assert paired["crop"] == {"mean": -5.5, "deviation": pytest.approx(0.5**0.5), "n": 2}
+
+
+@pytest.mark.slow
+def test_a_killed_worker_s_cell_is_finished_by_the_other(few_digits: str, out: Path) -> None:
+    """Real processes, SIGKILL in the middle of training: as the machine would do it."""
+    words = [
+        *(sys.executable, "-m", "deepbregman", "study", "kappa", "--out", str(out)),
+        *("--recipe", "digits", "--data", few_digits, "--epochs", "300", "--seeds", "2"),
+        *("--only", "5", "20", "--accelerator", "cpu", "--set", "training.batch_size=64"),
+        *("training.save_seconds=0", "training.tensorboard=false", "encoder.projection_hidden=16"),
+    ]
+    victim = subprocess.Popen(words)
+    metrics = out / "runs" / "5-seed0" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.05)
+    survivor = subprocess.Popen(words)
+    victim.kill()
+    assert victim.wait() == -signal.SIGKILL
+    assert survivor.wait(300) == 0
+    rows = read(out)["cells"]
+    assert [row["run"] for row in rows] == ["5-seed0", "5-seed1", "20-seed0", "20-seed1"]
+    assert all(row["state"] == "done" for row in rows)
+    killed = Run.open(out / "runs" / "5-seed0")
+    assert len(killed.provenance()["resumed"]) == 1
+    assert [record["epoch"] for record in killed.metrics()] == list(range(1, 301))

@@ -127,7 +127,7 @@ def join(request: Request, folder: Path) -> tuple[optuna.Study, Plan]:
     study = optuna.create_study(
         study_name=name,
         storage=storage,
-        sampler=_sampler(plan.definition["sampler"], plan.recipe.seed + worker),
+        sampler=build_sampler(plan.definition["sampler"], plan.recipe.seed + worker),
         pruner=_pruner(plan.definition["prune"]),
         direction="maximize",
         load_if_exists=True,
@@ -138,7 +138,8 @@ def join(request: Request, folder: Path) -> tuple[optuna.Study, Plan]:
     return study, plan
 
 
-def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+def build_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Build a Gaussian process, a tree of Parzen estimators, or chance."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if name == "gp":

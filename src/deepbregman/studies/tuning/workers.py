@@ -89,6 +89,23 @@ def queue_again(study: optuna.Study, trial: FrozenTrial) -> None:
         study.enqueue_trial(trial.params, user_attrs=attributes)
 
 
+def first_come(study: optuna.Study, total: int, objective: Objective) -> Objective:
+    """Guard an objective: a trial beyond the last gives way, an interrupted one is queued again."""
+
+    def guarded(trial: Trial) -> float:
+        others = study.get_trials(deepcopy=False, states=TAKEN)
+        if sum(other.number < trial.number for other in others) >= total:
+            trial.set_user_attr(SURPLUS, True)
+            raise Surplus
+        try:
+            return objective(trial)
+        except (Interrupted, KeyboardInterrupt):
+            queue_again(study, study.get_trials(deepcopy=False)[trial.number])
+            raise
+
+    return guarded
+
+
 def work(
     study: optuna.Study,
     total: int,
@@ -107,18 +124,7 @@ def work(
         waiting: called, with their number, once only trials of other workers are left.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-    def guarded(trial: Trial) -> float:
-        others = study.get_trials(deepcopy=False, states=TAKEN)
-        if sum(other.number < trial.number for other in others) >= total:
-            trial.set_user_attr(SURPLUS, True)
-            raise Surplus
-        try:
-            return objective(trial)
-        except (Interrupted, KeyboardInterrupt):
-            queue_again(study, study.get_trials(deepcopy=False)[trial.number])
-            raise
-
+    guarded = first_come(study, total, objective)
     told = False
     while True:
         states = [trial.state for trial in study.get_trials(deepcopy=False, states=TAKEN)]
