@@ -19,8 +19,9 @@ from rich.console import Console
 
 from deepbregman.cli import main
 from deepbregman.errors import UserError
+from deepbregman.evaluation import protocols
 from deepbregman.runs import Run
-from deepbregman.studies import cells, grid
+from deepbregman.studies import cells, grid, pretraining
 from deepbregman.studies.catalogue import find_study
 from deepbregman.studies.cells import run_cell
 from deepbregman.studies.definition import Settings, assignments
@@ -85,8 +86,19 @@ def test_to_the_end(
 def test_other_encoders_by_value_and_more_seeds_later(
     tiny: list[str], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["study", "encoder-depth", "--out", str(out)]
+    opened = []
+    real = protocols.open_data
+
+    def counted_opening(*arguments: Any) -> Any:
+        opened.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(protocols, "open_data", counted_opening)
+    monkeypatch.setattr(pretraining, "open_data", counted_opening)
+    words = ["study", "encoder-depth", "--out", str(out), "--keep-checkpoints"]
     main([*words, "--values", "small", "--only", "divergence-small", *tiny])
+    assert len(opened) == 1  # for the study, not for each training and each judgement
+    assert Run.open(out / "runs" / "divergence-small-seed0").last_checkpoint.is_file()
     assert [row["seed"] for row in read(out)["cells"]] == [0]
     first = (out / "runs" / "divergence-small-seed0" / "result.json").read_bytes()
     trained = []
@@ -105,26 +117,6 @@ def test_other_encoders_by_value_and_more_seeds_later(
     values = [row["metrics"][MAIN_METRIC] for row in read(out)["cells"]]
     assert summary["n"] == 2
     assert summary["deviation"] == pytest.approx(np.std(values, ddof=1))
-
-
-def test_the_data_are_opened_once(
-    tiny: list[str], out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from deepbregman.evaluation import protocols
-    from deepbregman.studies import pretraining
-
-    opened = []
-    real = protocols.open_data
-
-    def counted(*arguments: Any) -> Any:
-        opened.append(arguments)
-        return real(*arguments)
-
-    monkeypatch.setattr(protocols, "open_data", counted)
-    monkeypatch.setattr(pretraining, "open_data", counted)
-    main(["study", "kappa", "--out", str(out), "--only", "5", "20", "--keep-checkpoints", *tiny])
-    assert len(opened) == 1
-    assert Run.open(out / "runs" / "5-seed0").last_checkpoint.is_file()
 
 
 def test_a_crash_costs_no_finished_work_and_changes_no_number(
@@ -382,7 +374,7 @@ def test_a_killed_worker_s_cell_is_finished_by_the_other(few_digits: str, out: P
     """Real processes, SIGKILL in the middle of training: as the machine would do it."""
     words = [
         *(sys.executable, "-m", "deepbregman", "study", "kappa", "--out", str(out)),
-        *("--recipe", "digits", "--data", few_digits, "--epochs", "300", "--seeds", "2"),
+        *("--recipe", "digits", "--data", few_digits, "--epochs", "40", "--seeds", "2"),
         *("--only", "5", "20", "--accelerator", "cpu", "--set", "training.batch_size=64"),
         *("training.save_seconds=0", "training.tensorboard=false", "encoder.projection_hidden=16"),
     ]
@@ -391,13 +383,13 @@ def test_a_killed_worker_s_cell_is_finished_by_the_other(few_digits: str, out: P
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.05)
-    survivor = subprocess.Popen(words)
     victim.kill()
     assert victim.wait() == -signal.SIGKILL
-    assert survivor.wait(300) == 0
+    with subprocess.Popen(words) as survivor:
+        assert survivor.wait() == 0
     rows = read(out)["cells"]
     assert [row["run"] for row in rows] == ["5-seed0", "5-seed1", "20-seed0", "20-seed1"]
     assert all(row["state"] == "done" for row in rows)
     killed = Run.open(out / "runs" / "5-seed0")
     assert len(killed.provenance()["resumed"]) == 1
-    assert [record["epoch"] for record in killed.metrics()] == list(range(1, 301))
+    assert [record["epoch"] for record in killed.metrics()] == list(range(1, 41))
