@@ -99,6 +99,9 @@ def test_end_to_end_without_the_test_images(
     assert (out / "search.png").stat().st_size > 5_000
     assert (out / "search.svg").is_file()
     assert f"best:   {out / 'best.toml'}" in capsys.readouterr().out
+    if command == "study":  # again, as the message on Ctrl-C says: there is nothing left to do
+        main(["study", "sigma-lambda", "--out", str(out), "--accelerator", "cpu"])
+        assert trials(out) == rows
 
 
 def test_more_trials_later_and_nothing_else(few_digits: str, out: Path) -> None:

@@ -36,15 +36,17 @@ def search_study(entry: Search, settings: Settings, console: Console) -> Path:
             f"study {entry.name} is a search and takes no --{given[0].replace('_', '-')}; see "
             "--trials"
         )
-    recipe = settings.recipe or entry.recipe
+    name = f"{entry.name}-{Path(settings.recipe or entry.recipe).stem}"
+    out = settings.out or Path("studies") / name
+    has_begun = (out / "search.db").exists()  # then what is left out is the folder's
     request = Request(
-        recipe,
+        settings.recipe or (None if has_begun else entry.recipe),
         entry.space,
-        settings.trials or entry.trials,
+        settings.trials or (None if has_begun else entry.trials),
         settings.data,
         settings.epochs,
         settings.changes,
-        out=settings.out or Path("studies") / f"{entry.name}-{Path(recipe).stem}",
+        out=out,
         accelerator=settings.accelerator,
         published=entry.published,
         command=f"study {entry.name}",
