@@ -12,6 +12,10 @@ class UserError(Exception):
     """Bad input: the message names the value, the rule and the fix; the command exits with 2."""
 
 
+class Diverged(UserError):
+    """Training blew up: fatal to a run, but only one bad cell to a study or a search."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known word closest to ``word``, or nothing."""
     matches = difflib.get_close_matches(word, list(known), n=1)

@@ -170,6 +170,7 @@ def evaluate(
     *,
     protocols: Sequence[str] = tuple(PROTOCOLS),
     data: str | None = None,
+    source: Source | None = None,
     epochs: int = 50,
     seed: int = 0,
     skip_unreadable: bool = False,
@@ -182,6 +183,7 @@ def evaluate(
         run: a run, or its folder.
         protocols: ``knn``, ``linear``.
         data: a labelled source; the run's own when None.
+        source: the same, already open, in which case ``data`` only names it.
         epochs: of the linear classifier with augmentation; 0 leaves it out.
         seed: of splits and of the augmentation.
         skip_unreadable: go on without images that cannot be read.
@@ -205,7 +207,8 @@ def evaluate(
     model, config, epoch = load_trained(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
-    subject = judge(model, config, open_labelled(config, data), device, epochs=epochs, seed=seed)
+    opened = open_labelled(config, data) if source is None else source
+    subject = judge(model, config, opened, device, epochs=epochs, seed=seed)
     rows = []
     for name in protocols:
         for row in PROTOCOLS[name](subject):

@@ -1,6 +1,6 @@
 """The main job: a recipe and images in, a pretrained run out, watched by the kNN monitor."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,14 @@ from rich.markup import escape
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import Images, Source, join_images
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+from deepbregman.method.model import Model
 from deepbregman.runs import Run, default_folder
 from deepbregman.training.assembly import build_encoder_of, open_data
-from deepbregman.training.loop import Pretraining
+from deepbregman.training.loop import Monitor, Pretraining
 from deepbregman.training.processes import launch
+
+Watch = Callable[[int, Mapping[str, float]], None]
+"""Is told the epoch and what the monitor measured; what it raises ends the run."""
 
 
 def pretrain(
@@ -26,6 +30,8 @@ def pretrain(
     encoder: torch.nn.Module | None = None,
     accelerator: str = "auto",
     console: Console | None = None,
+    source: Source | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Pretrain an encoder.
 
@@ -39,6 +45,8 @@ def pretrain(
             it is. Whoever loads the run gives a module of the same structure again.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         console: to draw progress on; quiet when None.
+        source: the data, already open, for who trains many runs on them.
+        watch: hears what the kNN monitor measured.
 
     Returns:
         The run, complete; its ``path`` is what :func:`load_encoder` takes.
@@ -51,7 +59,7 @@ def pretrain(
         config = override(config, {"encoder.name": "custom", "encoder.stem": "auto"})
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
-    return _pretrain(config, folder, False, accelerator, console, encoder)
+    return _pretrain(config, folder, False, accelerator, console, encoder, source, watch)
 
 
 def resume(
@@ -60,6 +68,8 @@ def resume(
     encoder: torch.nn.Module | None = None,
     accelerator: str = "auto",
     console: Console | None = None,
+    source: Source | None = None,
+    watch: Watch | None = None,
 ) -> Run:
     """Go on with a run that was interrupted, exactly where its last checkpoint is.
 
@@ -68,9 +78,12 @@ def resume(
         encoder: a module of the same structure, for a run whose encoder was your own.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         console: to draw progress on; quiet when None.
+        source: the run's data, already open.
+        watch: hears what the kNN monitor measured.
     """
     opened = Run.open(Path(run))
-    return _pretrain(opened.config, opened.path, True, accelerator, console, encoder)
+    config, folder = opened.config, opened.path
+    return _pretrain(config, folder, True, accelerator, console, encoder, source, watch)
 
 
 def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
@@ -80,6 +93,17 @@ def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
     return images if source.unlabelled is None else join_images(images, source.unlabelled.images)
 
 
+def _watched(monitor: Monitor, job: Pretraining, watch: Watch) -> Monitor:
+    """Let somebody hear what a monitor measures, and at which epoch."""
+
+    def measure(model: Model) -> dict[str, float]:
+        values = monitor(model)
+        watch(job.step // job.steps_per_epoch, values)
+        return values
+
+    return measure
+
+
 def _pretrain(
     config: Config,
     folder: Path,
@@ -87,14 +111,17 @@ def _pretrain(
     accelerator: str,
     console: Console | None,
     encoder: torch.nn.Module | None,
+    source: Source | None,
+    watch: Watch | None,
 ) -> Run:
     console = console or Console(quiet=True)
     if not resuming:
         Run.check_free(folder)
     with torch.random.fork_rng(devices=[]):
         build_encoder_of(config, trunk=encoder)  # a trial: fail now, not after reading the images
-    with console.status(f"opening {escape(config.data.source)} ..."):
-        source = open_data(config)
+    if source is None:
+        with console.status(f"opening {escape(config.data.source)} ..."):
+            source = open_data(config)
     if source.num_skipped:
         console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
     kept, held_out = split_for_monitor(source.train, config)
@@ -111,6 +138,8 @@ def _pretrain(
         markup=False,
     )
     monitor = knn_monitor(source.train, config, fabric.device)
+    if monitor is not None and watch is not None:
+        monitor = _watched(monitor, job, watch)
     run = job.fit(monitor, console)
     if job.batches.num_skipped:
         console.print(

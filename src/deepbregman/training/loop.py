@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config, to_toml
 from deepbregman.data import Batch, Images, channel_statistics
-from deepbregman.errors import UserError
+from deepbregman.errors import Diverged, UserError
 from deepbregman.method.losses import Losses
 from deepbregman.method.model import Model
 from deepbregman.runs import Record, Run, now, provenance
@@ -229,7 +229,7 @@ class Pretraining:
     def _diagnose(self, outputs: StepOutputs, loss: float) -> dict[str, float]:
         """Look at the epoch's last batch, and stop a run that has diverged."""
         if not torch.isfinite(torch.tensor(loss)):
-            raise UserError(
+            raise Diverged(
                 f"the loss is {loss} in the epoch that ends at step {self.step}: training has "
                 f"diverged; what {self.run.path} holds from before is kept; lower "
                 f"optimiser.learning_rate ({self.config.optimiser.learning_rate}) or lengthen "
