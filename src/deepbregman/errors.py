@@ -6,10 +6,23 @@ from collections.abc import Iterable
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EPERM)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_LOST = ("connection closed by peer", "connection reset by peer", "nccl communicator was aborted")
 
 
 class UserError(Exception):
     """Bad input: the message names the value, the rule and the fix; the command exits with 2."""
+
+
+class SaidElsewhere(Exception):
+    """This process ends because of an error that another process of the run prints.
+
+    Args:
+        code: to exit with.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"another process of the run ended it with code {code}")
+        self.code = code
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -19,7 +32,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def explanation(error: BaseException) -> tuple[str, int] | None:
-    """Return the words and the exit code for what is no fault of the program, else None."""
+    """Return the words and the exit code for what is no fault of the program, else None.
+
+    The words are empty when another process has them.
+    """
+    if isinstance(error, SaidElsewhere):
+        return "", error.code
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):
@@ -32,6 +50,11 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
     number = getattr(error, "signal_number", None)  # an interrupted run
     if number is not None:
         return str(error), 128 + int(number)
+    if any(words in str(error).lower() for words in _LOST):
+        return (
+            "lost another process of the run, whose own error says why; what the run has saved is "
+            "whole: continue it with --resume"
+        ), 1
     if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
         return (
             f"out of memory ({str(error).splitlines()[0]}); lower training.batch_size, "

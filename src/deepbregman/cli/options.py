@@ -6,6 +6,8 @@ from typing import Literal, TypeVar
 import tyro
 from rich.console import Console
 
+from deepbregman.launching import place
+
 Accelerator = Literal["auto", "cpu", "cuda"]
 PROGRAM = "deepbregman"
 T = TypeVar("T")
@@ -13,7 +15,8 @@ T = TypeVar("T")
 
 def parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
     """Call a function with the options that its signature and docstring describe."""
-    return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}")
+    first = place().local_rank == 0  # the one that talks, among several processes
+    return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}", console_outputs=first)
 
 
 def say(console: Console, message: str) -> None:

@@ -11,10 +11,11 @@ from rich.markup import escape
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Images, Source
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+from deepbregman.launching import said_by_first
 from deepbregman.runs import Run, default_folder
 from deepbregman.training.assembly import open_data
-from deepbregman.training.loop import Pretraining
-from deepbregman.training.processes import launch
+from deepbregman.training.loop import Monitor, Pretraining
+from deepbregman.training.processes import first_then_others, from_first, launch, together
 
 
 def pretrain(
@@ -39,10 +40,11 @@ def pretrain(
     Returns:
         The run, complete; its ``path`` is what :func:`load_encoder` takes.
     """
-    config = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    if data is not None:
-        config = override(config, {"data.source": data})
-    config = override(config, changes or {})
+    with said_by_first():
+        config = load_recipe(recipe) if isinstance(recipe, str) else recipe
+        if data is not None:
+            config = override(config, {"data.source": data})
+        config = override(config, changes or {})
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
     return _pretrain(config, folder, False, accelerator, console)
@@ -56,8 +58,10 @@ def resume(run: Path | str, *, accelerator: str = "auto", console: Console | Non
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         console: to draw progress on; quiet when None.
     """
-    opened = Run.open(Path(run))
-    return _pretrain(opened.config, opened.path, True, accelerator, console)
+    with said_by_first():
+        opened = Run.open(Path(run))
+        config = opened.config
+    return _pretrain(config, opened.path, True, accelerator, console)
 
 
 def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
@@ -73,31 +77,82 @@ def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
 def _pretrain(
     config: Config, folder: Path, resuming: bool, accelerator: str, console: Console | None
 ) -> Run:
-    console = console or Console(quiet=True)
+    fabric = launch(accelerator)
+    if console is None or not fabric.is_global_zero:
+        console = Console(quiet=True)
+    folder = from_first(fabric, folder)  # a default one is named by the clock
     if not resuming:
-        Run.check_free(folder)
+        together(fabric, lambda: Run.check_free(folder))
     with console.status(f"opening {escape(config.data.source)} ..."):
-        source = open_data(config)
+        source = first_then_others(fabric, lambda: open_data(config))
     if source.num_skipped:
         console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
-    kept, held_out = split_for_monitor(source.train, config)
+    kept, held_out = together(fabric, lambda: split_for_monitor(source.train, config))
     images = images_to_pretrain_on(source, kept)
-    fabric = launch(accelerator)
+    sharing = together(
+        fabric, lambda: _sharing(config, fabric.world_size, Run(folder) if resuming else None)
+    )
     job = Pretraining(config, images, fabric, folder, resuming)
-    console.print(
+    _say(
+        console,
         f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {len(images):,} "
         f"images of {config.data.source} ({len(held_out):,} held out), "
         f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
         f"{folder}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
     )
-    monitor = knn_monitor(source.train, config, fabric.device)
-    run = job.fit(monitor, console)
+    for words in sharing:
+        _say(console, words)
+
+    def build_monitor() -> Monitor | None:
+        zero = fabric.is_global_zero  # which judges for all
+        return knn_monitor(source.train, config, fabric.device) if zero else None
+
+    run = job.fit(together(fabric, build_monitor), console)
     if job.batches.num_skipped:
         console.print(
             f"{job.batches.num_skipped} images could not be decoded; others stood in for them",
             style="yellow",
         )
     return run
+
+
+def _sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:
+    """Say how several processes share the work, and what another number of them than before means.
+
+    Args:
+        config: of the run.
+        processes: that take part now.
+        resumed: the run that is resumed, if one is.
+    """
+    words = []
+    settings = config.training
+    if processes > 1:
+        share = settings.batch_size // processes
+        norm = "the whole batch" if settings.sync_norm else f"each process's {share}"
+        words.append(
+            f"batch {settings.batch_size} = {processes} processes x {share}; negatives from all; "
+            f"batch normalisation over {norm}"
+        )
+    before = processes if resumed is None else _processes_before(resumed)
+    if before != processes:
+        differs = ["batch normalisation"] * (not settings.sync_norm)
+        differs += ["dropout"] * (config.divergence.dropout > 0.0)
+        words.append(
+            f"the run had {before} processes before and has {processes} now: "
+            + (
+                f"{' and '.join(differs)} differ between the two"
+                if differs
+                else "the steps depend on the joint batch alone and are the same up to rounding"
+            )
+        )
+    return words
+
+
+def _processes_before(run: Run) -> int:
+    record = run.provenance()
+    last = (record.get("resumed") or [record])[-1]
+    return int(last.get("processes", 1))  # older records name none: there was one
+
+
+def _say(console: Console, words: str) -> None:
+    console.print(words, highlight=False, soft_wrap=True, markup=False)
