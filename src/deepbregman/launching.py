@@ -193,7 +193,7 @@ def supervise(arguments: Sequence[str], devices: int, nodes: int, advice: str) -
     if code < 0:
         rank = environments[failed]["RANK"]
         raise ProcessDied(
-            f"process {rank} of 0 to {devices * nodes - 1} was killed by "
+            f"process {rank} of processes 0 to {devices * nodes - 1} was killed by "
             f"{signal.Signals(-code).name}; the others were stopped; {advice}",
             -code,
         )

@@ -111,7 +111,10 @@ def test_metrics_are_those_of_the_joint_batch(
     alone: dict[str, Any], several: Found, folders: dict[int, Path]
 ) -> None:
     one, other = (
-        [json.loads(line) for line in (folders[count] / "fitted/metrics.jsonl").open()]
+        [
+            json.loads(line)
+            for line in (folders[count] / "fitted/metrics.jsonl").read_text().splitlines()
+        ]
         for count in (1, len(several))
     )
     assert [record["epoch"] for record in other] == [1, 2]  # one line an epoch: one process wrote

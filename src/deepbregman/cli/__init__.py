@@ -65,6 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
         message, code = explained
         if message:
             here = place()
-            who = f"process {here.rank} of 0 to {here.processes - 1}: " if here.rank else ""
+            who = (
+                f"process {here.rank} of processes 0 to {here.processes - 1}: " if here.rank else ""
+            )
             say(Console(stderr=True), f"error: {who}{message}")
         sys.exit(code)
