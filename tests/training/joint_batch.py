@@ -142,7 +142,7 @@ def normalised(rank: int, processes: int) -> dict[str, Tensor]:
             nn.init.normal_(parameter, generator=generator)
         module = nn.Sequential(norm)
         if processes > 1:
-            synchronise(module)
+            synchronise(module, torch.device("cpu"))
         sizes = [9 // processes] * processes
         sizes[0] += 9 - sum(sizes)
         mine = joint.split(sizes)[rank].clone().requires_grad_()

@@ -75,7 +75,7 @@ class Pretraining:
         mixed = is_mixed(config, fabric.device)
         self.objective = build_objective(config, *pixels, gather if several else None, mixed)
         if several and config.training.sync_norm:
-            synchronise(self.objective.model)
+            synchronise(self.objective.model, fabric.device)
         self.objective.to(memory_format=torch.channels_last)
         self.objective.to(fabric.device)
         optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)

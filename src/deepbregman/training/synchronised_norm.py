@@ -1,5 +1,7 @@
 """Batch normalisation over the joint batch of several processes."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,7 +15,7 @@ class SynchronisedNorm(_BatchNorm):
 
     Equal to ordinary batch normalisation of the joint batch: outputs, gradients and running
     statistics. Each process sends its count, mean and centred sum of squares, which combine without
-    the cancellation that sums of squares suffer from. torch has one for GPUs only.
+    the cancellation that sums of squares suffer from. torch's own needs GPUs.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -82,22 +84,25 @@ class SynchronisedNorm(_BatchNorm):
         self.running_var.lerp_(variance, share.to(mean.dtype))
 
 
-def synchronise(module: nn.Module) -> None:
-    """Replace every batch normalisation inside a module; parameters and their names stay."""
+def synchronise(module: nn.Module, device: torch.device) -> None:
+    """Replace every batch normalisation inside a module; parameters and their names stay.
+
+    Args:
+        module: with batch normalisation somewhere inside.
+        device: that it will run on; on a GPU torch's own fused kernels are taken.
+    """
+    if device.type == "cuda":
+        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm  # untyped
+        convert(module)
+        return
     for name, child in module.named_children():
         if not isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
-            synchronise(child)
+            synchronise(child, device)
             continue
         replacement = SynchronisedNorm(
-            child.num_features,
-            child.eps,
-            child.momentum,
-            child.affine,
-            child.track_running_stats,
+            child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats
         )
-        for attribute in ("weight", "bias"):
+        for attribute in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
             setattr(replacement, attribute, getattr(child, attribute))
-        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
-            setattr(replacement, buffer, getattr(child, buffer))
         replacement.training = child.training
         setattr(module, name, replacement)
