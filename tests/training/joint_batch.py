@@ -121,7 +121,8 @@ def fitted(fabric: Any, folder: Path) -> None:
 
     def monitor(model: Model) -> dict[str, float]:
         assert not model.training
-        return {"knn": float(model(torch.linspace(0, 1, 2 * 192).view(2, 3, 8, 8))[1].sum())}
+        images = torch.linspace(0, 1, 2 * 192).view(2, 3, 8, 8)
+        return {"knn": float(model(images)[1].detach().sum())}
 
     config = configured({"training.knn_every": 1, "training.checkpoint_every": 1})
     Pretraining(config, images(), fabric, folder).fit(monitor)
