@@ -119,3 +119,14 @@ def test_published_speeds_meet_the_targets_they_claim() -> None:
     readme = (root / "README.md").read_text()
     for encoder, name in (("resnet18", "K=100"), ("resnet18", FLOOR), ("resnet50", "K=100")):
         assert f"{speeds[encoder, name]:,.0f}" in readme
+    streaming = json.loads((root / "results" / "bench" / "h200" / "streaming.json").read_text())
+    (group,) = streaming["groups"]
+    bare, streamed = (arm["images_per_second"] for arm in group["arms"])
+    assert f"{streamed:,.0f} of its bare {bare:,.0f}" in readme
+    assert f"{streamed / bare:.2f}" in readme
+    large = json.loads((root / "results" / "bench" / "h200" / "large.json").read_text())
+    ratios = [
+        group["arms"][-1]["images_per_second"] / group["arms"][0]["images_per_second"]
+        for group in large["groups"]
+    ]
+    assert f"{ratios[0]:.2f} and {ratios[1]:.2f}" in readme

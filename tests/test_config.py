@@ -25,7 +25,7 @@ from deepbregman.config import (
     to_toml,
 )
 from deepbregman.errors import UserError
-from deepbregman.rules import Range, Section
+from deepbregman.rules import Name, Range, Section
 
 HINTS = get_type_hints(Config)
 SECTIONS: dict[str, type[Any]] = {n: h for n, h in HINTS.items() if issubclass(h, Section)}
@@ -40,6 +40,9 @@ def values(hint: Any, rule: Range | None = None) -> st.SearchStrategy[Any]:
     """Every valid value of a field, by its annotation."""
     rule = rule or Range()
     if get_origin(hint) is Annotated:
+        names = [part for part in hint.__metadata__ if isinstance(part, Name)]
+        if names:
+            return st.sampled_from([*names[0].known, f"{names[0].prefix}x"])
         rules = [part for part in hint.__metadata__ if isinstance(part, Range)]
         return values(get_args(hint)[0], rules[0] if rules else rule)
     if get_origin(hint) is Literal:
@@ -75,6 +78,8 @@ def configs(draw: st.DrawFn) -> Config:
         for section, cls in SECTIONS.items()
     }
     views, optimiser = tables["views"], tables["optimiser"]
+    if tables["encoder"]["name"] in ("custom", "timm:x"):
+        tables["encoder"]["stem"] = "auto"
     views["jitter"] = (*views["jitter"][:3], min(views["jitter"][3], 0.5))
     if optimiser["schedule"] == "step":
         optimiser["milestones"] = optimiser["milestones"] or (7,)
@@ -255,7 +260,6 @@ SIMCLR = {
     "encoder.projection_norm": False,
     "views.greyscale": 0.1,
     "optimiser.name": "sgd",
-    "optimiser.learning_rate": 0.06,
     "optimiser.momentum": 0.9,
     "optimiser.weight_decay": 5e-4,
     "optimiser.schedule": "cosine",
@@ -327,6 +331,11 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ({"training": []}, ("training is []", "[training]")),
         ({"encoder": {"name": "resnet5"}}, ("encoder.name is 'resnet5'", "did you mean 'resnet")),
         ({"encoder": {"name": ["small"]}}, ("encoder.name", "'small'")),
+        ({"encoder": {"name": "tim:resnet26d"}}, ("or timm:NAME", "mean 'timm:resnet26d'?")),
+        ({"encoder": {"name": "convnext_atto"}}, ("did you mean 'timm:convnext_atto'?",)),
+        ({"encoder": {"name": "timm:"}}, ("encoder.name is 'timm:'", "or timm:NAME")),
+        ({"encoder": {"name": "timm:x", "stem": "standard"}}, ("encoder.stem", "auto")),
+        ({"encoder": {"name": "custom", "stem": "thumbnail"}}, ("encoder.stem", "auto")),
         ({"training": {"epochs": "3"}}, ("training.epochs is '3'", "whole number")),
         ({"training": {"epochs": 3.0}}, ("training.epochs is 3.0", "whole number")),
         ({"training": {"epochs": True}}, ("training.epochs is True", "whole number")),

@@ -25,9 +25,10 @@ ALLOWED = {
         *("errors", "config", "runs", "method", "data"),
         *("training", "reporting"),
     },
+    "exporting": {"errors", "config", "runs", "method", "data", "training"},
     "cli": {
-        *("errors", "config", "runs", "launching"),
-        *("evaluation", "studies", "benchmarks", "reporting"),
+        *("errors", "config", "runs", "launching", "evaluation"),
+        *("studies", "benchmarks", "reporting", "exporting"),
     },
     "__main__": {"cli"},
     "__init__": set(),

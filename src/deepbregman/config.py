@@ -16,7 +16,7 @@ import tomli_w
 import tyro
 
 from .errors import UserError, nearest
-from .rules import Range, Section, matches, shown
+from .rules import Name, Range, Section, matches, shown
 
 Count = Annotated[int, Range(low=1)]
 Whole = Annotated[int, Range(low=0)]
@@ -31,7 +31,8 @@ class Data(Section):
     """Where the images come from."""
 
     source: Annotated[str, tyro.conf.arg(aliases=["--data"])] = "cifar10"
-    """digits, cifar10, cifar100, stl10, a folder of images, or an .npz file."""
+    """digits, cifar10, cifar100, stl10, tiny-imagenet, imagenet, isic2018 (see `deepbregman data
+    list`), a folder of images, or an .npz file."""
     root: str = "data"
     """Folder in which the datasets that are known by name lie or are put."""
     image_size: Annotated[int, Range(low=4)] = 32
@@ -87,8 +88,11 @@ class Views(Section):
 class Encoder(Section):
     """Box 2, the base network and its projection."""
 
-    name: Literal["resnet18", "resnet34", "resnet50", "resnet101", "small"] = "resnet18"
-    """Architecture of the encoder; small is four convolutions, for thumbnails on a CPU."""
+    name: Annotated[
+        str, Name(("resnet18", "resnet34", "resnet50", "resnet101", "small", "custom"), "timm:")
+    ] = "resnet18"
+    """resnet18, resnet34, resnet50, resnet101, small (four convolutions, for thumbnails on a CPU),
+    or timm:NAME, any architecture of timm; custom is a module of your own, given in Python."""
     stem: Literal["auto", "thumbnail", "standard"] = "auto"
     """First layers of a ResNet: auto keeps the resolution of images of up to 64 px."""
     normalise_pixels: bool = True
@@ -99,6 +103,15 @@ class Encoder(Section):
     """Batch-normalise the projection's hidden layer."""
     embedding: Count = 128
     """Width of the embedding z."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, and that a stem is chosen only where there is a choice."""
+        super().__post_init__()
+        if self.stem != "auto" and self.name.startswith(("timm:", "custom")):
+            raise UserError(
+                f"encoder.stem is {self.stem!r} with encoder.name {self.name!r}: only the ResNets "
+                "known by name have a choice of stem; leave it at auto"
+            )
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,23 @@ class Range:
         return " and ".join(filter(None, bounds))
 
 
+@dataclass(frozen=True)
+class Name:
+    """The rule for a name: one of those known here, or one that another library knows."""
+
+    known: tuple[str, ...]
+    prefix: str
+    """What a name of the other library begins with."""
+
+    def broken_by(self, value: str) -> str | None:
+        """Say that the name is none, with the nearest one, or None."""
+        if value in self.known or (value.startswith(self.prefix) and value != self.prefix):
+            return None
+        foreign = f"{self.prefix}{value.rpartition(':')[2]}"  # a prefix misspelt, or left out
+        guess = nearest(value, (*self.known, foreign))
+        return f"it must be one of {', '.join(self.known)}, or {self.prefix}NAME{guess}"
+
+
 def shown(value: Any) -> str:
     """Write a value for an error, at bearable length."""
     try:
@@ -96,7 +113,7 @@ def broken(value: Any, hint: Any) -> str | None:
         hints = items[:1] * len(value) if items[-1] is Ellipsis else items
         return next(filter(None, map(broken, value, hints)), None)
     if get_origin(hint) is Annotated:
-        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range)]
+        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range | Name)]
         words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
         return words or broken(value, get_args(hint)[0])
     if hint is str:

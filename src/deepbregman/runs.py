@@ -48,6 +48,16 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def check_new_file(path: Path, suffix: str) -> None:
+    """Refuse, before any work, an output that could not be written or would replace a file."""
+    if path.suffix != suffix:
+        raise UserError(f"--out {path}: it is written as {suffix}; name a file that ends so")
+    if path.exists():
+        raise UserError(f"--out {path} exists: name another file, or remove it")
+    if not path.parent.is_dir():
+        raise UserError(f"--out {path}: the folder {path.parent} does not exist; make it first")
+
+
 def write_json(path: Path, record: Record) -> None:
     """Write a record as readable JSON, atomically."""
     with replacing(path) as file:

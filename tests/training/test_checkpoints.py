@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deepbregman import load_encoder
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.errors import UserError
 from deepbregman.method.base_network import Encoder
@@ -18,7 +19,6 @@ from deepbregman.training.assembly import build_model
 from deepbregman.training.checkpoints import (
     FORMAT,
     load,
-    load_encoder,
     load_model,
     load_strictly,
     require,

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from deepbregman.config import load_recipe, override
+from deepbregman.errors import UserError
 from deepbregman.training.assembly import build_model
 from deepbregman.training.synchronised_norm import SynchronisedNorm, synchronise
 
@@ -40,3 +41,14 @@ def test_evaluation_needs_no_other_process() -> None:
 def test_one_dimension_is_refused() -> None:
     with pytest.raises(ValueError, match=r"1 dimensions: at least \(N, C\)"):
         SynchronisedNorm(3)(torch.zeros(3))
+
+
+class NormThenReLU(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).relu()
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_a_norm_that_does_more_is_not_replaced(device: str) -> None:
+    with pytest.raises(UserError, match=r"NormThenReLU does more.*sync_norm to false"):
+        synchronise(nn.Sequential(nn.Sequential(NormThenReLU(3))), torch.device(device))

@@ -147,14 +147,18 @@ def bench(
     fabric = launch(accelerator)
     settings = SCALES[scale]
     record: Record = {**provenance(device_name(fabric.device)), "scale": scale, "groups": []}
+
+    def keep(measured: Record) -> None:
+        """Show a group and write what there is: a later one may be cut off."""
+        record["groups"].append(measured)
+        console.print(speed_table(measured))
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            write_json(out / "bench.json", record)
+            speed_figure(out / "bench.png", record)
+
     for group in settings.groups:
-        record["groups"].append(_measure(group, settings, only, fabric, console))
-        console.print(speed_table(record["groups"][-1]))
+        keep(_measure(group, settings, only, fabric, console))
     if settings.streaming:
-        record["groups"].append(streaming_group(fabric, console, tiny=scale == "tiny"))
-        console.print(speed_table(record["groups"][-1]))
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "bench.json", record)
-        speed_figure(out / "bench.png", record)
+        keep(streaming_group(fabric, console, tiny=scale == "tiny"))
     return record

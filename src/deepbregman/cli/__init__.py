@@ -18,6 +18,10 @@ VERBS = {
     "pretrain": "Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.",
     "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
     "embed": "Write the features of images to an .npz file.",
+    "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
+    "search": "Find the images most like a query, or measure how well searches find classes.",
+    "cluster": "Group images by k-means of features and by the learned divergence.",
+    "data": "List data sets, check one, or prepare one: deepbregman data list|check|prepare.",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }

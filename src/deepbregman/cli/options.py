@@ -1,10 +1,12 @@
 """What the verbs share: common options, parsing, and words printed as they are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeVar
 
 import tyro
 from rich.console import Console
+from rich.progress import Progress, TaskID
 
 from deepbregman.launching import place
 
@@ -22,3 +24,18 @@ def parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
 def say(console: Console, message: str) -> None:
     """Print words as they are: a folder may be called [x]."""
     console.print(message, soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each kind of work reported, on a terminal only, gone when all is done."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def report(work: str, done: int, total: int) -> None:
+            if work not in bars:
+                bars[work] = progress.add_task(work)
+            progress.update(bars[work], completed=done, total=total)
+
+        yield report

@@ -180,6 +180,28 @@ def replace_unreadable(pixels: Pixels, sizes: npt.NDArray[np.int64], broken: Seq
         pixels[position], sizes[position] = pixels[donor], sizes[donor]
 
 
+def decode_frames(
+    paths: Sequence[Path], side: int, skip_unreadable: bool
+) -> tuple[Pixels, npt.NDArray[np.int64], int]:
+    """Decode files with a pool of threads, with stand-ins for unreadable ones where allowed.
+
+    Returns:
+        Frames (N, side, side, 3), sizes (N, 2), and how many another image stands in for.
+
+    Raises:
+        UnreadableImage: When a file cannot be read and ``skip_unreadable`` is not set, or none can.
+    """
+    frames = np.zeros((len(paths), side, side, 3), dtype=np.uint8)
+    results = decode_into(paths, frames)
+    errors = [result for result in results if isinstance(result, UnreadableImage)]
+    if errors and not (skip_unreadable and len(errors) < len(paths)):
+        raise errors[0]
+    sizes = np.array([(0, 0) if isinstance(r, UnreadableImage) else r for r in results])
+    broken = [i for i, result in enumerate(results) if isinstance(result, UnreadableImage)]
+    replace_unreadable(frames, sizes, broken)
+    return frames, sizes, len(broken)
+
+
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
     """Silence Pillow's warnings about odd metadata; what matters is raised as an error here.

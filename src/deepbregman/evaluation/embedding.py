@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from deepbregman.config import override
-from deepbregman.errors import UserError
-from deepbregman.runs import replacing
+from deepbregman.runs import check_new_file, replacing
 from deepbregman.training.assembly import batches_of, open_data
 from deepbregman.training.checkpoints import load_model
 from deepbregman.training.processes import pick_device
@@ -23,6 +22,7 @@ def embed(
     data: str | None = None,
     skip_unreadable: bool = False,
     accelerator: str = "auto",
+    encoder: torch.nn.Module | None = None,
 ) -> dict[str, tuple[int, ...]]:
     """Write the features of a source's images, with labels, names and scores where there are any.
 
@@ -32,20 +32,16 @@ def embed(
         data: a source; the run's own when None.
         skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
+        encoder: a module of the same structure, for a run whose encoder was your own.
 
     Returns:
         The name and shape of every array in the file: ``train_features``, ``train_scores``,
         ``train_labels``, ``train_names``, and the same for ``test`` and ``unlabelled``.
     """
     out = Path(out)
-    if out.suffix != ".npz":
-        raise UserError(f"--out {out}: features are written as .npz; name a file that ends so")
-    if out.exists():
-        raise UserError(f"--out {out} exists: name another file, or remove it")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist; make it first")
+    check_new_file(out, ".npz")
     device = pick_device(accelerator)
-    model, config = load_model(run, device)
+    model, config = load_model(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
     source = open_data(config, data)

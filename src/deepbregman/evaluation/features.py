@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepbregman.data import Batches
+from deepbregman.data import Batches, Progress
 from deepbregman.method.model import Model
 from deepbregman.method.transformation import centre_view
 
@@ -59,22 +59,29 @@ def _same(before: Tensor | None, after: Tensor | None) -> bool:
     )
 
 
-def compute_features(model: Model, batches: Batches, image_size: int) -> Features:
+def compute_features(
+    model: Model, batches: Batches, image_size: int, progress: Progress | None = None
+) -> Features:
     """Pass every image, resized and centre-cropped, through the frozen networks.
 
     Args:
         model: of a run.
         batches: the images.
         image_size: side of the view.
+        progress: called with the images done and the images in all.
 
     Returns:
         In the order of the images, float32, on their device.
     """
     representation, scores = [], []
+    done = 0
     with frozen(model):
         for batch in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
             h, _, o = model(centre_view(batch.images, batch.sizes, image_size))
             representation.append(h)
             if o is not None:
                 scores.append(o)
+            done += len(h)
+            if progress is not None:
+                progress(done, batches.num_images)
     return Features(torch.cat(representation), torch.cat(scores) if scores else None)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepbregman.config import Config, override
 from deepbregman.data import Batches, Source, Split, stratified_split
@@ -174,6 +174,7 @@ def evaluate(
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: str = "auto",
+    encoder: nn.Module | None = None,
 ) -> list[Record]:
     """Judge a run's encoder, frozen, and write the rows into the run's result.
 
@@ -185,6 +186,7 @@ def evaluate(
         seed: of splits and of the augmentation.
         skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
+        encoder: a module of the same structure, for a run whose encoder was your own.
 
     Returns:
         Rows with ``protocol``, ``variant``, ``data``, ``metric``, ``value`` and details, among them
@@ -200,7 +202,7 @@ def evaluate(
         raise UserError(f"epochs is {epochs}: it must be 0 or more")
     run = run if isinstance(run, Run) else Run.open(Path(run))
     device = pick_device(accelerator)
-    model, config, epoch = load_trained(run, device)
+    model, config, epoch = load_trained(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
     subject = judge(model, config, open_labelled(config, data), device, epochs=epochs, seed=seed)

@@ -1,6 +1,8 @@
 """Box 2 of the figure: view -> representation h (encoder) -> embedding z (projection)."""
 
+import difflib
 from collections.abc import Callable, Sequence
+from types import ModuleType
 
 import torch
 import torchvision
@@ -11,6 +13,9 @@ LARGEST_THUMBNAIL = 64
 """Up to this side, in pixels, the automatic stem keeps the resolution."""
 
 STEMS = ("auto", "thumbnail", "standard")
+
+TIMM = "timm:"
+"""What the name of an architecture of timm begins with."""
 
 
 class Encoder(nn.Module):
@@ -72,6 +77,7 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc]  # torchvision is
         self, block: type[BasicBlock | Bottleneck], layers: Sequence[int], stem: str
     ) -> None:
         super().__init__(block, list(layers))
+        self.stem = stem
         self.num_features = 512 * block.expansion
         self.fc = nn.Identity()
         if stem == "thumbnail":
@@ -115,6 +121,86 @@ TRUNKS: dict[str, Callable[[str], tuple[nn.Module, int]]] = {
 """Name -> a function from the stem to (trunk, width of h)."""
 
 
+def measure_width(trunk: nn.Module, image_size: int) -> int:
+    """Find the width d of a trunk by showing it two black images, in evaluation mode.
+
+    Args:
+        trunk: to be used in an :class:`Encoder`, on the CPU.
+        image_size: side of the images.
+
+    Raises:
+        ValueError: If it fails on such images, or makes anything but (2, d) of them.
+    """
+    shape = (2, 3, image_size, image_size)
+    images = torch.zeros(shape).contiguous(memory_format=torch.channels_last)
+    training = trunk.training
+    try:
+        with torch.no_grad():
+            found = trunk.eval()(images)
+    except (RuntimeError, AssertionError, ValueError, TypeError, IndexError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"it fails on images of shape {shape}: {reason}") from error
+    finally:
+        trunk.train(training)
+    if not isinstance(found, Tensor):
+        raise ValueError(f"it returns a {type(found).__name__}: it must return a tensor (N, d)")
+    if found.ndim != 2 or len(found) != 2 or not found.shape[1] or not found.is_floating_point():
+        raise ValueError(
+            f"it makes {found.dtype} of shape {tuple(found.shape)} of images of shape {shape}: it "
+            "must make floating-point vectors, (2, d)"
+        )
+    return found.shape[1]
+
+
+def _timm() -> ModuleType:
+    try:
+        import timm
+    except ImportError:
+        raise ImportError(
+            "timm is not installed: pip install 'deepbregman[timm]', or choose one of "
+            f"{', '.join(TRUNKS)}"
+        ) from None
+    return timm
+
+
+def create_timm(name: str, image_size: int) -> tuple[nn.Module, dict[str, int]]:
+    """Create an architecture of timm, untrained, pooled and without classifier.
+
+    Args:
+        name: as timm spells it.
+        image_size: side of the images; transformers are built for it where their class can be.
+
+    Returns:
+        The model, and the options beside ``num_classes=0`` that it was created with.
+    """
+    options = {"img_size": image_size}
+    try:
+        return _timm().create_model(name, pretrained=False, num_classes=0, **options), options
+    except TypeError:  # it takes no img_size: convolutions, for any size or for one
+        return _timm().create_model(name, pretrained=False, num_classes=0), {}
+
+
+def _timm_trunk(name: str, image_size: int) -> tuple[nn.Module, int]:
+    """Build a trunk of timm; the width is measured, since ``num_features`` is at times another."""
+    timm = _timm()
+    if not timm.is_model(name):  # nor is a name that would be looked up on a server
+        near = difflib.get_close_matches(name, timm.list_models(), n=4)
+        guess = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"timm {timm.__version__} has no architecture {name!r}{guess}")
+    try:
+        trunk, _ = create_timm(name, image_size)
+        patches = getattr(trunk, "patch_embed", None)
+        if isinstance(patches, timm.layers.PatchEmbed) and image_size % patches.patch_size[0]:
+            raise ValueError(f"its patches of {patches.patch_size[0]} px would not cover them")
+        width = measure_width(trunk, image_size)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        made_for = timm.get_pretrained_cfg(name).input_size[-1]
+        raise ValueError(
+            f"{name} cannot take images of {image_size} px ({error}); it was made for {made_for} px"
+        ) from None
+    return trunk, width
+
+
 def build_encoder(
     name: str,
     image_size: int,
@@ -125,17 +211,23 @@ def build_encoder(
     """Build an untrained encoder.
 
     Args:
-        name: ``resnet18``, ``resnet34``, ``resnet50``, ``resnet101``, or ``small``, four
-            convolutions for thumbnails.
+        name: ``resnet18``, ``resnet34``, ``resnet50``, ``resnet101``, ``small``, four
+            convolutions for thumbnails, or ``timm:NAME``, an architecture of timm.
         image_size: side of the views.
-        stem: ``thumbnail``, ``standard``, or ``auto``: thumbnail for views of up to 64 px.
+        stem: of a ResNet: ``thumbnail``, ``standard``, or ``auto``: thumbnail for views of up to
+            64 px.
         mean: of each channel, for pixels in [0, 1].
         deviation: of each channel.
     """
-    if name not in TRUNKS:
-        raise ValueError(f"encoder {name!r} is not one of {', '.join(TRUNKS)}")
     if stem not in STEMS:
         raise ValueError(f"stem {stem!r} is not one of {', '.join(STEMS)}")
+    if name.startswith(TIMM):
+        if stem != "auto":
+            raise ValueError(f"stem {stem!r} is for ResNets by name; {name} takes auto only")
+        trunk, num_features = _timm_trunk(name.removeprefix(TIMM), image_size)
+        return Encoder(trunk, num_features, mean, deviation)
+    if name not in TRUNKS:
+        raise ValueError(f"encoder {name!r} is not one of {', '.join(TRUNKS)}, {TIMM}NAME")
     if stem == "auto":
         stem = "thumbnail" if image_size <= LARGEST_THUMBNAIL else "standard"
     trunk, num_features = TRUNKS[name](stem)

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import ArrayImages, Images, Source
+from deepbregman.data import Images, Source, join_images
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
 from deepbregman.launching import said_by_first
 from deepbregman.runs import Run, default_folder
-from deepbregman.training.assembly import open_data
+from deepbregman.training.assembly import build_encoder_of, open_data
 from deepbregman.training.loop import Monitor, Pretraining
 from deepbregman.training.processes import first_then_others, from_first, launch, together
 
@@ -24,6 +24,7 @@ def pretrain(
     data: str | None = None,
     run: Path | str | None = None,
     changes: Mapping[str, Any] | None = None,
+    encoder: torch.nn.Module | None = None,
     accelerator: str = "auto",
     console: Console | None = None,
 ) -> Run:
@@ -34,6 +35,9 @@ def pretrain(
         data: a source, in place of the recipe's: ``digits``, ``cifar10``, a folder, an ``.npz``.
         run: folder of the run, which must not exist; by default a new one under ``runs/``.
         changes: fields by their dotted names, such as ``{"training.epochs": 10}``.
+        encoder: a module of your own, in place of the recipe's: images (N, 3, H, W), normalised
+            floats, to vectors (N, d). A copy is trained, from the weights it has; yours stays as
+            it is. Whoever loads the run gives a module of the same structure again.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         console: to draw progress on; quiet when None.
 
@@ -45,37 +49,48 @@ def pretrain(
         if data is not None:
             config = override(config, {"data.source": data})
         config = override(config, changes or {})
+        if encoder is not None:
+            config = override(config, {"encoder.name": "custom", "encoder.stem": "auto"})
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
-    return _pretrain(config, folder, False, accelerator, console)
+    return _pretrain(config, folder, False, accelerator, console, encoder)
 
 
-def resume(run: Path | str, *, accelerator: str = "auto", console: Console | None = None) -> Run:
+def resume(
+    run: Path | str,
+    *,
+    encoder: torch.nn.Module | None = None,
+    accelerator: str = "auto",
+    console: Console | None = None,
+) -> Run:
     """Go on with a run that was interrupted, exactly where its last checkpoint is.
 
     Args:
         run: folder of the run.
+        encoder: a module of the same structure, for a run whose encoder was your own.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         console: to draw progress on; quiet when None.
     """
     with said_by_first():
         opened = Run.open(Path(run))
         config = opened.config
-    return _pretrain(config, opened.path, True, accelerator, console)
+    return _pretrain(config, opened.path, True, accelerator, console, encoder)
 
 
 def images_to_pretrain_on(source: Source, kept: torch.Tensor) -> Images:
     """Join the training images that are not held out with a source's unlabelled ones."""
     everything = len(kept) == len(source.train)
     images = source.train.images if everything else source.train.images.select(kept)
-    extra = None if source.unlabelled is None else source.unlabelled.images
-    if isinstance(images, ArrayImages) and isinstance(extra, ArrayImages):
-        return ArrayImages(torch.cat([images.pixels, extra.pixels]))
-    return images
+    return images if source.unlabelled is None else join_images(images, source.unlabelled.images)
 
 
 def _pretrain(
-    config: Config, folder: Path, resuming: bool, accelerator: str, console: Console | None
+    config: Config,
+    folder: Path,
+    resuming: bool,
+    accelerator: str,
+    console: Console | None,
+    encoder: torch.nn.Module | None,
 ) -> Run:
     fabric = launch(accelerator)
     if console is None or not fabric.is_global_zero:
@@ -83,6 +98,7 @@ def _pretrain(
     folder = from_first(fabric, folder)  # a default one is named by the clock
     if not resuming:
         together(fabric, lambda: Run.check_free(folder))
+    together(fabric, lambda: _try_encoder(config, encoder))
     with console.status(f"opening {escape(config.data.source)} ..."):
         source = first_then_others(fabric, lambda: open_data(config))
     if source.num_skipped:
@@ -92,7 +108,7 @@ def _pretrain(
     sharing = together(
         fabric, lambda: _sharing(config, fabric.world_size, Run(folder) if resuming else None)
     )
-    job = Pretraining(config, images, fabric, folder, resuming)
+    job = Pretraining(config, images, fabric, folder, resuming, encoder)
     _say(
         console,
         f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {len(images):,} "
@@ -114,6 +130,12 @@ def _pretrain(
             style="yellow",
         )
     return run
+
+
+def _try_encoder(config: Config, encoder: torch.nn.Module | None) -> None:
+    """Build the encoder on trial: fail now, not after reading the images."""
+    with torch.random.fork_rng(devices=[]):
+        build_encoder_of(config, trunk=encoder)
 
 
 def _sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:

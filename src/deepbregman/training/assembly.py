@@ -1,5 +1,6 @@
 """The one place where the configuration meets the method and the data."""
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +10,13 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config
 from deepbregman.data import Batches, Images, Source, open_batches, open_source
-from deepbregman.method.base_network import build_encoder, build_projection
+from deepbregman.errors import UserError
+from deepbregman.method.base_network import (
+    Encoder,
+    build_encoder,
+    build_projection,
+    measure_width,
+)
 from deepbregman.method.divergence_network import BregmanNetwork
 from deepbregman.method.losses import Losses, TotalLoss
 from deepbregman.method.model import Model
@@ -60,10 +67,41 @@ def build_views(config: Config) -> Views:
     )
 
 
+def build_encoder_of(
+    config: Config,
+    mean: Sequence[float] = (0.0, 0.0, 0.0),
+    deviation: Sequence[float] = (1.0, 1.0, 1.0),
+    trunk: nn.Module | None = None,
+) -> Encoder:
+    """Build the encoder that a configuration names, untrained; see :func:`build_model`."""
+    name, image_size = config.encoder.name, config.data.image_size
+    pixels = (mean, deviation) if config.encoder.normalise_pixels else ()
+    if trunk is None and name == "custom":
+        raise UserError(
+            "encoder.name is 'custom': the encoder is a module of yours, which cannot be named on "
+            "the command line; give it in Python, as `encoder=` of deepbregman.pretrain, resume, "
+            "load_encoder, evaluate, embed or export"
+        )
+    if trunk is not None and name != "custom":
+        raise UserError(
+            f"an encoder was given, but encoder.name is {name!r}: leave the argument out, or name "
+            "a run that was trained with an encoder of your own"
+        )
+    try:
+        if trunk is None:
+            return build_encoder(name, image_size, config.encoder.stem, *pixels)
+        own = copy.deepcopy(trunk).cpu()
+        return Encoder(own, measure_width(own, image_size), *pixels)
+    except (ValueError, ImportError) as error:
+        what = f"encoder.name is {name!r}" if trunk is None else "the encoder given cannot be used"
+        raise UserError(f"{what}: {error}") from None
+
+
 def build_model(
     config: Config,
     mean: Sequence[float] = (0.0, 0.0, 0.0),
     deviation: Sequence[float] = (1.0, 1.0, 1.0),
+    trunk: nn.Module | None = None,
 ) -> Model:
     """Build boxes 2 and 3, untrained.
 
@@ -71,11 +109,9 @@ def build_model(
         config: of the run.
         mean: of the training pixels, by channel; without effect when pixels are not normalised.
         deviation: likewise.
+        trunk: (N, 3, H, W) -> (N, d), the user's own; a copy is used, its weights as they are.
     """
-    pixels = (mean, deviation) if config.encoder.normalise_pixels else ()
-    encoder = build_encoder(
-        config.encoder.name, config.data.image_size, config.encoder.stem, *pixels
-    )
+    encoder = build_encoder_of(config, mean, deviation, trunk)
     projection = build_projection(
         encoder.num_features,
         config.encoder.projection_hidden,
@@ -182,6 +218,7 @@ def build_objective(
     deviation: Sequence[float],
     gather: Callable[[Tensor], Tensor] | None = None,
     mixed: bool = False,
+    trunk: nn.Module | None = None,
 ) -> Objective:
     """Build everything that is trained, its initial weights drawn from the configuration's seed.
 
@@ -191,8 +228,9 @@ def build_objective(
         deviation: likewise.
         gather: see :class:`Objective`.
         mixed: see :class:`Objective`.
+        trunk: see :func:`build_model`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = build_model(config, mean, deviation)
+        model = build_model(config, mean, deviation, trunk)
     return Objective(build_views(config), model, build_loss(config), gather, mixed)

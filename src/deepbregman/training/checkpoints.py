@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config, from_toml
 from deepbregman.errors import UserError
-from deepbregman.method.base_network import Encoder
 from deepbregman.method.model import Model
 from deepbregman.runs import Run, replacing
 
@@ -110,8 +109,8 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> N
     if problems:
         shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" * (len(problems) > 4))
         raise UserError(
-            f"{origin} does not fit the configuration beside it: {shown}; use the config.toml that "
-            "the checkpoint was trained with"
+            f"{origin} does not fit the configuration beside it: {shown}; use the config.toml, and "
+            "the encoder if it is your own, that the checkpoint was trained with"
         )
     module.load_state_dict(state)
 
@@ -124,31 +123,29 @@ class Trained(NamedTuple):
     epoch: float
 
 
-def load_model(run: Run | Path | str, device: torch.device | str = "cpu") -> tuple[Model, Config]:
+def load_model(
+    run: Run | Path | str, device: torch.device | str = "cpu", encoder: nn.Module | None = None
+) -> tuple[Model, Config]:
     """Load the networks of a run from its last checkpoint, in evaluation mode."""
-    return load_trained(run, device)[:2]
+    return load_trained(run, device, encoder)[:2]
 
 
-def load_trained(run: Run | Path | str, device: torch.device | str = "cpu") -> Trained:
-    """Load the networks of a run, in evaluation mode, with the epoch they were saved at."""
+def load_trained(
+    run: Run | Path | str, device: torch.device | str = "cpu", encoder: nn.Module | None = None
+) -> Trained:
+    """Load the networks of a run, in evaluation mode, with the epoch they were saved at.
+
+    Args:
+        run: a run, or its folder.
+        device: where to put them.
+        encoder: a module of the same structure, for a run whose encoder was the user's own; it is
+            copied.
+    """
     run = run if isinstance(run, Run) else Run.open(Path(run))
     config = run.config
-    model = build_model(config)
+    model = build_model(config, trunk=encoder)
     saved = load(run.last_checkpoint)
     require(saved, ("model", "epoch"), str(run.last_checkpoint))
     load_strictly(model, saved["model"], str(run.last_checkpoint))
     model.to(memory_format=torch.channels_last)
     return Trained(model.to(device).eval(), config, float(saved["epoch"]))
-
-
-def load_encoder(run: Path | str, device: torch.device | str = "cpu") -> Encoder:
-    """Load the encoder of a run: an ``nn.Module`` from images to features.
-
-    Args:
-        run: folder of the run.
-        device: where to put it.
-
-    Returns:
-        In evaluation mode; takes (N, 3, H, W) images, uint8 or floats in [0, 1].
-    """
-    return load_model(run, device)[0].encoder

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
+from torch import nn
 
 from deepbregman.config import Config, to_toml
 from deepbregman.data import Batch, Images, channel_statistics
@@ -42,13 +43,20 @@ class Pretraining:
         fabric: launched.
         folder: of the run; new, or an interrupted run's when resuming.
         resume: go on from the folder's last checkpoint.
+        trunk: of an encoder of the user's own.
     """
 
     def __init__(
-        self, config: Config, images: Images, fabric: Fabric, folder: Path, resume: bool = False
+        self,
+        config: Config,
+        images: Images,
+        fabric: Fabric,
+        folder: Path,
+        resume: bool = False,
+        trunk: nn.Module | None = None,
     ) -> None:
         self.config, self.fabric, self.run = config, fabric, Run(folder)
-        optimiser, saved = together(fabric, partial(self._assemble, images, resume))
+        optimiser, saved = together(fabric, partial(self._assemble, images, resume, trunk))
         self.step_module, self.optimiser = fabric.setup(self.objective, optimiser)
         self.step = 0
         self.sums = torch.zeros(len(Losses._fields), device=fabric.device)  # of the epoch so far
@@ -58,7 +66,7 @@ class Pretraining:
         together(fabric, partial(self._enter, resume, saved))
 
     def _assemble(
-        self, images: Images, resume: bool
+        self, images: Images, resume: bool, trunk: nn.Module | None
     ) -> tuple[torch.optim.Optimizer, checkpoints.State | None]:
         """Build what is trained, and read where an interrupted run stood."""
         config, fabric = self.config, self.fabric
@@ -73,7 +81,8 @@ class Pretraining:
         self.batches = batches_of(images, config, fabric.device)
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
         mixed = is_mixed(config, fabric.device)
-        self.objective = build_objective(config, *pixels, gather if several else None, mixed)
+        joining = gather if several else None
+        self.objective = build_objective(config, *pixels, joining, mixed, trunk)
         if several and config.training.sync_norm:
             synchronise(self.objective.model, fabric.device)
         self.objective.to(memory_format=torch.channels_last)
@@ -109,12 +118,8 @@ class Pretraining:
         settings = self.config.training
         writes = settings.tensorboard and self.fabric.is_global_zero
         writer = event_writer(self.run.path, self.step) if writes else None
-        display = Display(
-            console or Console(quiet=True),
-            settings.epochs,
-            self.steps_per_epoch,
-            settings.knn_every,
-        )
+        console = console or Console(quiet=True)
+        display = Display(console, settings.epochs, self.steps_per_epoch, settings.knn_every)
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         with display, watch_signals() as received:

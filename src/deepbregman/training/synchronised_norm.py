@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from deepbregman.errors import UserError
+
 from .processes import gather_with_gradient
 
 
@@ -91,13 +93,19 @@ def synchronise(module: nn.Module, device: torch.device) -> None:
         module: with batch normalisation somewhere inside.
         device: that it will run on; on a GPU torch's own fused kernels are taken.
     """
-    if device.type == "cuda":
-        convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm  # untyped
-        convert(module)
-        return
     for name, child in module.named_children():
-        if not isinstance(child, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+        if not isinstance(child, _BatchNorm):
             synchronise(child, device)
+            continue
+        if type(child) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            raise UserError(
+                f"training.sync_norm is true, but the encoder's {type(child).__name__} does more "
+                "than normalise and cannot be replaced: set training.sync_norm to false, choose "
+                "another encoder, or train in one process"
+            )
+        if device.type == "cuda":
+            convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm  # untyped
+            setattr(module, name, convert(child))
             continue
         replacement = SynchronisedNorm(
             child.num_features, child.eps, child.momentum, child.affine, child.track_running_stats

@@ -1,0 +1,1 @@
+"""The encoder of a run, written for other programs, and read back."""

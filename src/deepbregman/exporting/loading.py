@@ -1,0 +1,108 @@
+"""Loading an encoder: from a run, or from a file that was exported from one."""
+
+import io
+import json
+from pathlib import Path
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import from_toml
+from deepbregman.errors import UserError
+from deepbregman.method.base_network import Encoder
+from deepbregman.runs import Record
+from deepbregman.training.assembly import build_encoder_of
+from deepbregman.training.checkpoints import load_model, load_strictly
+
+from .export import sidecar_of
+from .subject import VERSION
+
+State = dict[str, Tensor]
+
+
+def load_encoder(
+    run: Path | str, device: torch.device | str = "cpu", encoder: nn.Module | None = None
+) -> Encoder:
+    """Load a trained encoder: an ``nn.Module`` from images to features.
+
+    Args:
+        run: folder of a run, or a file that :func:`export` wrote from one: ``.safetensors``, or
+            ``.pth`` in torchvision's or timm's layout with the ``.json`` beside it.
+        device: where to put it.
+        encoder: a module of the same structure, for a run whose encoder was your own; it is copied
+            and the trained weights are put into the copy.
+
+    Returns:
+        In evaluation mode; takes (N, 3, H, W) images, uint8 or floats in [0, 1].
+    """
+    path = Path(run)
+    if not path.is_file():
+        return load_model(path, device, encoder)[0].encoder
+    readers = {".safetensors": _read_safetensors, ".pth": _read_state_dict}
+    if path.suffix not in readers:
+        raise UserError(
+            f"{path} is a file, but neither .safetensors nor .pth: name a run's folder, or a file "
+            "that `deepbregman export` wrote in one of these formats"
+        )
+    state, record = readers[path.suffix](path)
+    if record.get("version") != VERSION or not isinstance(record.get("config"), str):
+        raise UserError(
+            f"{path} has export version {record.get('version')}, this version reads {VERSION}: "
+            "export it again from its run"
+        )
+    loaded = build_encoder_of(from_toml(record["config"], str(path)), trunk=encoder)
+    load_strictly(loaded, state, str(path))
+    loaded.to(memory_format=torch.channels_last)
+    return loaded.to(device).eval()
+
+
+def _read_safetensors(path: Path) -> tuple[State, Record]:
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} is not a safetensors file that can be read: {error}") from None
+    if "deepbregman" not in metadata:
+        raise UserError(
+            f"{path} was not written by `deepbregman export`: it says nothing about its encoder"
+        )
+    return state, _record(metadata["deepbregman"], path)
+
+
+def _read_state_dict(path: Path) -> tuple[State, Record]:
+    sidecar = sidecar_of(path)
+    if not sidecar.is_file():
+        raise UserError(
+            f"{sidecar} does not exist: it says which encoder the weights of {path} are; put back "
+            "the file that `deepbregman export` wrote beside them"
+        )
+    record = _record(sidecar.read_text(encoding="utf-8", errors="replace"), sidecar)
+    if record.get("format") not in ("torchvision", "timm"):
+        raise UserError(
+            f"{path} has the layout of {record.get('format')}, which only that program reads: load "
+            "the run, or an export to torchvision, timm or safetensors"
+        )
+    content = io.BytesIO(path.read_bytes())
+    try:
+        trunk: State = torch.load(content, map_location="cpu", weights_only=True)
+        state = {f"trunk.{name}": tensor for name, tensor in trunk.items()}
+        state["mean"] = torch.tensor(record["mean"]).view(1, -1, 1, 1)
+        state["deviation"] = torch.tensor(record["std"]).view(1, -1, 1, 1)
+    except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
+        reason = str(why).splitlines()[0] if str(why) else type(why).__name__
+        raise UserError(
+            f"{path} and {sidecar} cannot be read ({reason}): they are damaged; export them again"
+        ) from None
+    return state, record
+
+
+def _record(text: str, origin: Path) -> Record:
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{origin} holds no valid JSON ({error}): export it again") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{origin} holds no JSON object: export it again")
+    return record

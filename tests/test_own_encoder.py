@@ -1,0 +1,181 @@
+"""A module of the user's own as encoder: trained, resumed, judged, embedded and loaded again."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepbregman import embed, evaluate, load_encoder, pretrain, resume
+from deepbregman.cli import main
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.runs import Run
+from deepbregman.training import loop
+
+
+def own(seed: int = 3, width: int = 24) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, width, 3, stride=2, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> Run:
+    """A run that began with the weights of ``own()``."""
+    module = own()
+    before = state_of(module)
+    folder = tmp_path_factory.mktemp("own") / "run"
+    run = pretrain(short_config, run=folder, encoder=module, accelerator="cpu")
+    assert same(state_of(module), before)  # the user's module is not the one that is trained
+    return run
+
+
+def test_the_run_says_that_the_encoder_is_the_users(trained: Run) -> None:
+    assert trained.config.encoder.name == "custom"
+    assert "custom" in (trained.path / "config.toml").read_text()
+
+
+def test_the_trained_weights_go_into_a_copy(trained: Run) -> None:
+    fresh = own(seed=9)
+    before = state_of(fresh)
+    encoder = load_encoder(trained.path, encoder=fresh)
+    assert same(state_of(fresh), before)
+    assert encoder.num_features == 24
+    assert not same(state_of(encoder.trunk), before)
+    assert not same(state_of(encoder.trunk), state_of(own()))
+    images = torch.rand(3, 3, 16, 16)
+    normalised = (images - encoder.mean) / encoder.deviation
+    torch.testing.assert_close(encoder(images), encoder.trunk(normalised))
+
+
+def test_training_begins_with_its_weights(
+    tmp_path: Path, short_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Tensor]] = []
+
+    def fit(self: loop.Pretraining, *_: object) -> Run:
+        seen.append(state_of(self.objective.model.encoder.trunk))
+        return self.run
+
+    monkeypatch.setattr(loop.Pretraining, "fit", fit)
+    pretrain(short_config, run=tmp_path / "run", encoder=own(), accelerator="cpu")
+    assert same(seen[0], state_of(own()))
+
+
+def test_resuming_is_to_the_bit(
+    trained: Run, tmp_path: Path, short_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop after the first of two epochs; the second begins with a module of other weights."""
+    every = override(short_config, {"training.save_seconds": 0.0})
+    keep = loop.Pretraining._keep
+
+    def keep_and_stop(self: loop.Pretraining, record: dict[str, object], is_last: bool) -> None:
+        keep(self, record, is_last)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop.Pretraining, "_keep", keep_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        pretrain(every, run=tmp_path / "run", encoder=own(), accelerator="cpu")
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="give it in Python"):
+        resume(tmp_path / "run", accelerator="cpu")
+    resumed = resume(tmp_path / "run", encoder=own(seed=9), accelerator="cpu")
+    states = [state_of(load_encoder(run.path, encoder=own(seed=5))) for run in (resumed, trained)]
+    assert same(*states)
+
+
+def test_it_is_judged_and_embeds(trained: Run, tmp_path: Path) -> None:
+    rows = evaluate(trained, protocols=["knn"], accelerator="cpu", encoder=own(seed=9))
+    assert rows[0]["value"] > 50.0  # of ten digits
+    shapes = embed(trained.path, tmp_path / "x.npz", accelerator="cpu", encoder=own(seed=9))
+    assert shapes["test_features"][1] == 24
+    with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
+        assert np.isfinite(arrays["test_features"]).all()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        load_encoder,
+        lambda path: evaluate(path, accelerator="cpu"),
+        lambda path: embed(path, path.parent / "never.npz", accelerator="cpu"),
+    ],
+)
+def test_without_the_module_it_cannot_be_used(trained: Run, use: Callable[[Path], object]) -> None:
+    with pytest.raises(UserError, match=r"'custom': .* give it in Python, as `encoder=`"):
+        use(trained.path)
+    assert not (trained.path.parent / "never.npz").exists()
+
+
+def test_a_module_of_another_structure_is_refused(trained: Run) -> None:
+    with pytest.raises(UserError, match=r"does not fit .* shape \(24.* the encoder if it is your"):
+        load_encoder(trained.path, encoder=own(width=8))
+
+
+def test_a_module_for_a_run_of_a_named_encoder_is_refused(short_run: Run) -> None:
+    with pytest.raises(UserError, match=r"an encoder was given, but encoder.name is 'small'"):
+        load_encoder(short_run.path, encoder=own())
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (nn.Conv2d(3, 4, 3, padding=1), r"of shape \(2, 4, 16, 16\)"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(5, 5)), "fails on images of shape"),
+    ],
+)
+def test_modules_that_are_no_encoders_are_refused_before_the_images_are_read(
+    tmp_path: Path, short_config: Config, module: nn.Module, words: str
+) -> None:
+    config = override(short_config, {"data.source": "no-such-folder", "data.image_size": 16})
+    with pytest.raises(UserError, match=f"the encoder given cannot be used: .*{words}"):
+        pretrain(config, run=tmp_path / "run", encoder=module, accelerator="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("custom", "give it in Python, as `encoder=` of deepbregman.pretrain"),
+        ("timm:vit_tiny_patch16_242", "did you mean vit_tiny_patch16_224"),
+        ("timm:inception_v3", "it was made for 299 px"),
+        ("resnet19", "did you mean 'resnet1"),
+        ("tim:test_vit", "did you mean 'timm:test_vit'?"),
+    ],
+)
+def test_names_that_the_command_line_refuses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    pytest.importorskip("timm")
+    with pytest.raises(SystemExit) as caught:
+        main(["pretrain", "digits", "--encoder.name", name, "--run", str(tmp_path / "run")])
+    assert caught.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_architecture_of_timm_trains_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("timm")
+    size = ("--data.image-size", "16", "--training.epochs", "1", "--training.batch-size", "256")
+    words = ("pretrain", "digits", "--encoder.name", "timm:test_vit", *size)
+    main([*words, "--run", str(tmp_path / "run"), "--accelerator", "cpu"])
+    assert "pretraining timm:test_vit" in capsys.readouterr().out
+    assert load_encoder(tmp_path / "run").num_features == 64
