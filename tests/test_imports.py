@@ -11,13 +11,14 @@ ALLOWED = {
     "rules": {"errors"},
     "config": {"errors", "rules"},
     "runs": {"errors", "config"},
+    "launching": {"errors"},
     "method": set(),
     "data": {"errors"},
-    "training": {"errors", "config", "runs", "method", "data"},
+    "training": {"errors", "config", "runs", "launching", "method", "data"},
     "evaluation": {"errors", "config", "runs", "method", "data", "training"},
     "reporting": {"errors", "config", "runs"},
     "studies": {
-        *("errors", "config", "runs", "method", "data"),
+        *("errors", "config", "runs", "launching", "method", "data"),
         *("training", "evaluation", "reporting"),
     },
     "benchmarks": {
@@ -26,14 +27,14 @@ ALLOWED = {
     },
     "exporting": {"errors", "config", "runs", "method", "data", "training"},
     "cli": {
-        *("errors", "config", "runs", "evaluation"),
+        *("errors", "config", "runs", "launching", "evaluation"),
         *("studies", "benchmarks", "reporting", "exporting"),
     },
     "__main__": {"cli"},
     "__init__": set(),
 }
 FORBIDDEN_NAMES = {"utils", "common", "misc", "helpers"}
-NO_TORCH = {"errors", "rules", "config", "runs", "reporting", "cli"}
+NO_TORCH = {"errors", "rules", "config", "runs", "launching", "reporting", "cli"}
 
 
 def part_of(path: Path) -> str:

@@ -209,6 +209,8 @@ class Training(Section):
     """Images (not views) in one forward pass, over all processes; the last, short batch is left."""
     accumulate: Count = 1
     """Forward passes whose gradients are added up before a step; negatives stay within each."""
+    sync_norm: bool = True
+    """Batch normalisation over the batch of all processes; false: each over its share."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     """auto is bf16-mixed on a GPU and 32-true on a CPU."""
     compile: Literal["auto", "yes", "no"] = "auto"

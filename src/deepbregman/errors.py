@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EPERM)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_LOST = ("connection closed by peer", "connection reset by peer", "nccl communicator was aborted")
 
 
 class UserError(Exception):
@@ -16,6 +17,18 @@ class Diverged(UserError):
     """Training blew up: fatal to a run, but only one bad cell to a study or a search."""
 
 
+class SaidElsewhere(Exception):
+    """This process ends because of an error that another process of the run prints.
+
+    Args:
+        code: to exit with.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"another process of the run ended it with code {code}")
+        self.code = code
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known word closest to ``word``, or nothing."""
     matches = difflib.get_close_matches(word, list(known), n=1)
@@ -23,7 +36,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def explanation(error: BaseException) -> tuple[str, int] | None:
-    """Return the words and the exit code for what is no fault of the program, else None."""
+    """Return the words and the exit code for what is no fault of the program, else None.
+
+    The words are empty when another process has them.
+    """
+    if isinstance(error, SaidElsewhere):
+        return "", error.code
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):
@@ -36,6 +54,11 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
     number = getattr(error, "signal_number", None)  # an interrupted run
     if number is not None:
         return str(error), 128 + int(number)
+    if any(words in str(error).lower() for words in _LOST):
+        return (
+            "lost another process of the run, whose own error says why; what the run has saved is "
+            "whole: continue it with --resume"
+        ), 1
     if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
         return (
             f"out of memory ({str(error).splitlines()[0]}); lower training.batch_size, "

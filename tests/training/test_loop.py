@@ -22,8 +22,9 @@ from deepbregman.training import checkpoints
 from deepbregman.training.assembly import build_objective
 from deepbregman.training.display import Display
 from deepbregman.training.interruption import Interrupted
-from deepbregman.training.loop import Pretraining, steps_in_epoch
+from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
+from deepbregman.training.shares import steps_in_epoch
 
 CLOCK = {"images_per_second"}
 PLAIN_SGD = {
@@ -80,7 +81,9 @@ class TestTraining:
         reference = build_objective(config, (0.0,) * 3, (1.0,) * 3)
         reference.model.load_state_dict(before)
         reference.train()
-        reference(batch.images, batch.sizes, job._uniforms(0)).losses.total.backward()
+        reference(
+            batch.images, batch.sizes, job.share.uniforms(job.objective.views, 0)
+        ).losses.total.backward()
         job.fit()
         for name, parameter in reference.model.named_parameters():
             assert parameter.grad is not None
@@ -104,7 +107,9 @@ class TestTraining:
         reference.model.load_state_dict(job.objective.model.state_dict())
         reference.train()
         for part, batch in enumerate(job.feed(0, 0)):
-            losses = reference(batch.images, batch.sizes, job._uniforms(part)).losses
+            losses = reference(
+                batch.images, batch.sizes, job.share.uniforms(job.objective.views, part)
+            ).losses
             (losses.total / 2).backward()
         job.fit()
         assert job.step == 1

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from deepbregman.errors import UserError, explanation, nearest
+from deepbregman.launching import place
 
 from .options import PROGRAM, say
 
@@ -68,5 +69,10 @@ def main(arguments: list[str] | None = None) -> None:
         if explained is None:
             raise
         message, code = explained
-        say(Console(stderr=True), f"error: {message}")
+        if message:
+            here = place()
+            who = (
+                f"process {here.rank} of processes 0 to {here.processes - 1}: " if here.rank else ""
+            )
+            say(Console(stderr=True), f"error: {who}{message}")
         sys.exit(code)

@@ -8,6 +8,8 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from deepbregman.launching import place
+
 Accelerator = Literal["auto", "cpu", "cuda"]
 PROGRAM = "deepbregman"
 T = TypeVar("T")
@@ -15,7 +17,8 @@ T = TypeVar("T")
 
 def parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
     """Call a function with the options that its signature and docstring describe."""
-    return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}")
+    first = place().local_rank == 0  # the one that talks, among several processes
+    return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}", console_outputs=first)
 
 
 def say(console: Console, message: str) -> None:

@@ -1,11 +1,16 @@
 """What a user sees while a run trains."""
 
+from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deepbregman.runs import Record
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 SHOWN = (
     ("total", "loss", "{:.4f}"),
@@ -80,3 +85,10 @@ class Display:
     def warn(self, message: str) -> None:
         """Show something that the user should look at."""
         self.console.print(f"warning: {message}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def event_writer(run: Path, step: int) -> "SummaryWriter":
+    """Open a run's TensorBoard events; those after a step, left by a crash, are taken back."""
+    from torch.utils.tensorboard import SummaryWriter  # two seconds to import
+
+    return SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)

@@ -2,52 +2,36 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from deepbregman.config import Config, to_toml
 from deepbregman.data import Batch, Images, channel_statistics
-from deepbregman.errors import Diverged, UserError
+from deepbregman.errors import Diverged, SaidElsewhere
 from deepbregman.method.losses import Losses
 from deepbregman.method.model import Model
 from deepbregman.runs import Record, Run, now, provenance
 
 from . import checkpoints, diagnostics
 from .assembly import StepOutputs, batches_of, build_objective
-from .display import Display
+from .display import Display, event_writer
 from .interruption import Interrupted, watch_signals
 from .optimisers import build_optimiser, learning_rate
-from .processes import compile_step, device_name, gathering, is_mixed
-from .seeds import derived, epoch_order
+from .processes import Vote, compile_step, device_name, gather, is_mixed, together
+from .shares import Share, steps_in_epoch
+from .synchronised_norm import synchronise
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 Monitor = Callable[[Model], dict[str, float]]
 """Judges the networks between epochs; what it returns joins the metrics."""
-
-
-def steps_in_epoch(config: Config, num_images: int, world_size: int = 1) -> int:
-    """Count the optimiser steps of an epoch; the images of a last, short batch are left out."""
-    settings = config.training
-    if settings.batch_size % world_size:
-        raise UserError(
-            f"training.batch_size is {settings.batch_size}: it is the batch of all {world_size} "
-            "processes together and must be a multiple of their number"
-        )
-    needed = settings.batch_size * settings.accumulate
-    if num_images < needed:
-        raise UserError(
-            f"training.batch_size {settings.batch_size} (times training.accumulate "
-            f"{settings.accumulate}) needs {needed} images for a step, but there are {num_images} "
-            "to pretrain on: lower it, or give more images"
-        )
-    return num_images // needed
 
 
 class Pretraining:
@@ -71,38 +55,54 @@ class Pretraining:
         resume: bool = False,
         trunk: nn.Module | None = None,
     ) -> None:
-        self.config, self.fabric = config, fabric
-        self.steps_per_epoch = steps_in_epoch(config, len(images), fabric.world_size)
-        saved = None
-        if resume and Run.open(folder).last_checkpoint.exists():  # else it was killed before one
-            saved = checkpoints.load(Run.open(folder).last_checkpoint)
-        self.batches = batches_of(images, config, fabric.device)
-        gather = gathering(fabric) if fabric.world_size > 1 else None
-        pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
-        mixed = is_mixed(config, fabric.device)
-        self.objective = build_objective(config, *pixels, gather, mixed, trunk)
-        self.objective.to(memory_format=torch.channels_last)
-        self.objective.to(fabric.device)
-        optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
-        compile_step(self.objective, config, fabric)
+        self.config, self.fabric, self.run = config, fabric, Run(folder)
+        optimiser, saved = together(fabric, partial(self._assemble, images, resume, trunk))
         self.step_module, self.optimiser = fabric.setup(self.objective, optimiser)
-        self.generator = torch.Generator(fabric.device)
         self.step = 0
         self.sums = torch.zeros(len(Losses._fields), device=fabric.device)  # of the epoch so far
         self.seconds_before = 0.0
         self.started = self.last_saved = time.monotonic()
-        torch.manual_seed(derived(config.seed, "dropout"))  # all that draws from the global state
-        if fabric.is_global_zero:
-            record = provenance(device_name(fabric.device))
+        self.vote = Vote(fabric)
+        together(fabric, partial(self._enter, resume, saved))
+
+    def _assemble(
+        self, images: Images, resume: bool, trunk: nn.Module | None
+    ) -> tuple[torch.optim.Optimizer, checkpoints.State | None]:
+        """Build what is trained, and read where an interrupted run stood."""
+        config, fabric = self.config, self.fabric
+        several = fabric.world_size > 1
+        self.steps_per_epoch = steps_in_epoch(config, len(images), fabric.world_size)
+        self.share = Share(
+            config, len(images), fabric.device, fabric.global_rank, fabric.world_size
+        )
+        saved = None
+        if resume and Run.open(self.run.path).last_checkpoint.exists():  # else killed before one
+            saved = checkpoints.load(self.run.last_checkpoint)
+        self.batches = batches_of(images, config, fabric.device)
+        pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
+        mixed = is_mixed(config, fabric.device)
+        joining = gather if several else None
+        self.objective = build_objective(config, *pixels, joining, mixed, trunk)
+        if several and config.training.sync_norm:
+            synchronise(self.objective.model, fabric.device)
+        self.objective.to(memory_format=torch.channels_last)
+        self.objective.to(fabric.device)
+        optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
+        compile_step(self.objective, config, fabric)
+        return optimiser, saved
+
+    def _enter(self, resume: bool, saved: checkpoints.State | None) -> None:
+        """Make the run folder, or go on in it."""
+        if self.fabric.is_global_zero:
+            record = provenance(device_name(self.fabric.device))
+            record["processes"] = self.fabric.world_size
             if resume:
-                Run.open(folder).add_resumption(record)
+                self.run.add_resumption(record)
             else:
-                Run.create(folder, config, record)
-        fabric.barrier()
-        self.run = Run.open(folder)
+                Run.create(self.run.path, self.config, record)
         if saved is not None:
             self._restore(saved)
-        if resume and fabric.is_global_zero:
+        if resume and self.fabric.is_global_zero:
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
@@ -116,7 +116,8 @@ class Pretraining:
             The run, complete.
         """
         settings = self.config.training
-        writer = self._event_writer() if settings.tensorboard else None
+        writes = settings.tensorboard and self.fabric.is_global_zero
+        writer = event_writer(self.run.path, self.step) if writes else None
         console = console or Console(quiet=True)
         display = Display(console, settings.epochs, self.steps_per_epoch, settings.knn_every)
         record: Record = {}
@@ -127,19 +128,12 @@ class Pretraining:
                 epoch = record["epoch"]
                 is_last = epoch == settings.epochs
                 due = settings.knn_every and epoch % settings.knn_every == 0
-                if monitor is not None and (is_last or due):
-                    self.objective.eval()
-                    record |= monitor(self.objective.model)
-                if self.fabric.is_global_zero:
-                    self._keep(record, is_last)
-                    display.epoch(record)
-                    for words in self._warnings(record):
-                        display.warn(words)
-                    if writer is not None:
-                        for name, value in record.items():
-                            writer.add_scalar(name, value, self.step)
-                if received and not is_last:
-                    self._stop(received[0])
+                judge = monitor if is_last or due else None
+                together(self.fabric, partial(self._close_epoch, record, judge, display, writer))
+                self.vote.cast(received)
+                self.vote.close()
+                if self.vote.outcome and not is_last:
+                    self._stop(self.vote.outcome)
         if writer is not None:
             writer.close()
         if self.fabric.is_global_zero and (record or "pretrain" not in self.run.result()):
@@ -157,7 +151,9 @@ class Pretraining:
             group["lr"] = rate
         for part in range(accumulate):
             batch = next(feed)
-            uniforms = self._uniforms(self.step * accumulate + part)
+            draw = self.step * accumulate + part
+            uniforms = self.share.uniforms(self.objective.views, draw)
+            self.share.seed_dropout(draw)
             more = part < accumulate - 1
             with self.fabric.no_backward_sync(self.step_module, enabled=more):
                 outputs: StepOutputs = self.step_module(batch.images, batch.sizes, uniforms)
@@ -178,9 +174,12 @@ class Pretraining:
         for _ in range(offset, self.steps_per_epoch):
             outputs = self.advance(feed)
             display.step(self.step)
-            if received and self.step % self.steps_per_epoch:  # else the epoch closes first
-                self._stop(received[0])
+            self.vote.cast(received)
+            if self.vote.outcome and self.step % self.steps_per_epoch:  # else the epoch closes
+                self._stop(self.vote.outcome)
         assert outputs is not None  # an epoch has at least one step
+        if self.fabric.world_size > 1:
+            outputs = outputs._replace(representation=gather(outputs.representation))
         means = (self.sums / self.steps_per_epoch).tolist()
         self.sums.zero_()
         seconds = time.monotonic() - started
@@ -190,13 +189,15 @@ class Pretraining:
             "step": self.step,
             **dict(zip(Losses._fields, means, strict=True)),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            **self._diagnose(outputs, means[0]),
+            **together(self.fabric, partial(self._diagnose, outputs, means[0])),
             "images_per_second": images * self.config.views.num_views / seconds,
         }
 
     def _stop(self, number: int) -> NoReturn:
-        self.save("last.pt")
-        raise Interrupted(self.run.path, number)
+        together(self.fabric, partial(self.save, "last.pt"))
+        if self.fabric.is_global_zero:
+            raise Interrupted(self.run.path, number)
+        raise SaidElsewhere(128 + number)
 
     def feed(self, epoch: int, offset: int) -> Iterator[Batch]:
         """Iterate over this process's share of the batches, from a step on to the end of training.
@@ -204,27 +205,10 @@ class Pretraining:
         One iterator for all epochs, so that streaming need not start afresh at each.
         """
         orders = (
-            self._order(later, offset if later == epoch else 0)
+            self.share.order(later, offset if later == epoch else 0)
             for later in range(epoch, self.config.training.epochs)
         )
-        return self.batches.chain(orders, self.config.training.batch_size // self.fabric.world_size)
-
-    def _order(self, epoch: int, offset: int) -> Tensor:
-        """Return the images (n,) of this process in an epoch from a step on, batch after batch."""
-        settings, fabric = self.config.training, self.fabric
-        order = epoch_order(self.batches.num_images, self.config.seed, epoch)
-        chunks = self.steps_per_epoch * settings.accumulate
-        local = settings.batch_size // fabric.world_size
-        order = order[: chunks * settings.batch_size].view(chunks, fabric.world_size, local)
-        return order[offset * settings.accumulate :, fabric.global_rank].flatten()
-
-    def _uniforms(self, draw: int) -> Tensor:
-        """Draw the views' randomness of the joint batch and take this process's share (M, n, R)."""
-        self.generator.manual_seed(derived(self.config.seed, "views", draw))
-        joint = self.objective.views.draw(
-            self.config.training.batch_size, device=self.fabric.device, generator=self.generator
-        )
-        return joint.chunk(self.fabric.world_size, dim=1)[self.fabric.global_rank]
+        return self.batches.chain(orders, self.share.batch_size)
 
     def _diagnose(self, outputs: StepOutputs, loss: float) -> dict[str, float]:
         """Look at the epoch's last batch, and stop a run that has diverged."""
@@ -245,6 +229,27 @@ class Pretraining:
     def _warnings(self, record: Record) -> list[str]:
         samples = self.config.training.batch_size * self.config.views.num_views
         return diagnostics.warnings(record, self.config.divergence.num_subnetworks, samples)
+
+    def _close_epoch(
+        self,
+        record: Record,
+        monitor: Monitor | None,
+        display: Display,
+        writer: "SummaryWriter | None",
+    ) -> None:
+        """Judge the networks, then write and show the epoch's metrics: process 0's business."""
+        if not self.fabric.is_global_zero:
+            return
+        if monitor is not None:
+            self.objective.eval()
+            record |= monitor(self.objective.model)
+        self._keep(record, record["epoch"] == self.config.training.epochs)
+        display.epoch(record)
+        for words in self._warnings(record):
+            display.warn(words)
+        if writer is not None:
+            for name, value in record.items():
+                writer.add_scalar(name, value, self.step)
 
     def _keep(self, record: Record, is_last: bool) -> None:
         """Write an epoch's metrics and, where due, checkpoints."""
@@ -290,11 +295,3 @@ class Pretraining:
         torch.set_rng_state(saved["random"])
         if torch.cuda.is_available() and len(saved["random_cuda"]) == torch.cuda.device_count():
             torch.cuda.set_rng_state_all(saved["random_cuda"])
-
-    def _event_writer(self) -> "SummaryWriter | None":
-        if not self.fabric.is_global_zero:
-            return None
-        from torch.utils.tensorboard import SummaryWriter  # two seconds to import
-
-        folder = self.run.path / "tensorboard"
-        return SummaryWriter(str(folder), purge_step=self.step + 1)
