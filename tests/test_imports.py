@@ -10,14 +10,15 @@ ALLOWED = {
     "errors": set(),
     "rules": {"errors"},
     "config": {"errors", "rules"},
-    "runs": {"errors", "config"},
+    "files": {"errors"},
+    "runs": {"errors", "config", "files"},
     "method": set(),
     "data": {"errors"},
-    "training": {"errors", "config", "runs", "method", "data"},
+    "training": {"errors", "config", "files", "runs", "method", "data"},
     "evaluation": {"errors", "config", "runs", "method", "data", "training"},
     "reporting": {"errors", "config", "runs"},
     "studies": {
-        *("errors", "config", "runs", "method", "data"),
+        *("errors", "config", "files", "runs", "method", "data"),
         *("training", "evaluation", "reporting"),
     },
     "benchmarks": {
@@ -29,7 +30,7 @@ ALLOWED = {
     "__init__": set(),
 }
 FORBIDDEN_NAMES = {"utils", "common", "misc", "helpers"}
-NO_TORCH = {"errors", "rules", "config", "runs", "reporting", "cli"}
+NO_TORCH = {"errors", "rules", "config", "files", "runs", "reporting", "cli"}
 
 
 def part_of(path: Path) -> str:

@@ -18,12 +18,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's own, or the words of torch and CUDA."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in said for words in _OUT_OF_MEMORY)
+
+
 def explanation(error: BaseException) -> tuple[str, int] | None:
     """Return the words and the exit code for what is no fault of the program, else None."""
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):
-        return "stopped", 130
+        return str(error) or "stopped", 130
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         advice = "; free space there or choose another folder" * (error.errno in _NO_ROOM)
@@ -32,9 +38,10 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
     number = getattr(error, "signal_number", None)  # an interrupted run
     if number is not None:
         return str(error), 128 + int(number)
-    if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+    if is_out_of_memory(error):
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         return (
-            f"out of memory ({str(error).splitlines()[0]}); lower training.batch_size, "
+            f"out of memory ({reason}); lower training.batch_size, "
             "data.image_size or divergence.num_subnetworks, or stream with --data.resident no"
         ), 2
     return None

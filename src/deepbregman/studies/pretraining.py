@@ -1,6 +1,7 @@
 """The main job: a recipe and images in, a pretrained run out, watched by the kNN monitor."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from rich.markup import escape
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Images, Source
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+from deepbregman.files import exclusive
 from deepbregman.runs import Run, default_folder
 from deepbregman.training.assembly import open_data
+from deepbregman.training.faults import explained
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
@@ -76,25 +79,32 @@ def _pretrain(
     console = console or Console(quiet=True)
     if not resuming:
         Run.check_free(folder)
-    with console.status(f"opening {escape(config.data.source)} ..."):
-        source = open_data(config)
-    if source.num_skipped:
-        console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
-    kept, held_out = split_for_monitor(source.train, config)
-    images = images_to_pretrain_on(source, kept)
     fabric = launch(accelerator)
-    job = Pretraining(config, images, fabric, folder, resuming)
-    console.print(
-        f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {len(images):,} "
-        f"images of {config.data.source} ({len(held_out):,} held out), "
-        f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
-        f"{folder}",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
-    monitor = knn_monitor(source.train, config, fabric.device)
-    run = job.fit(monitor, console)
+    with explained(config, folder), ExitStack() as held:
+        if resuming and fabric.is_global_zero:
+            held.enter_context(exclusive(folder))
+        with console.status(f"opening {escape(config.data.source)} ..."):
+            source = open_data(config)
+        if source.num_skipped:
+            console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
+        kept, held_out = split_for_monitor(source.train, config)
+        images = images_to_pretrain_on(source, kept)
+        job = Pretraining(config, images, fabric, folder, resuming)
+        if not resuming and fabric.is_global_zero:
+            held.enter_context(exclusive(folder))
+        for note in job.notes:
+            console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        console.print(
+            f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on "
+            f"{len(images):,} images of {config.data.source} ({len(held_out):,} held out), "
+            f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
+            f"{folder}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+        monitor = knn_monitor(source.train, config, fabric.device)
+        run = job.fit(monitor, console)
     if job.batches.num_skipped:
         console.print(
             f"{job.batches.num_skipped} images could not be decoded; others stood in for them",

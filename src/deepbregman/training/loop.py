@@ -10,7 +10,7 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor
 
-from deepbregman.config import Config, to_toml
+from deepbregman.config import Config
 from deepbregman.data import Batch, Images, channel_statistics
 from deepbregman.errors import UserError
 from deepbregman.method.losses import Losses
@@ -19,10 +19,12 @@ from deepbregman.runs import Record, Run, now, provenance
 
 from . import checkpoints, diagnostics
 from .assembly import StepOutputs, batches_of, build_objective
-from .display import Display
+from .display import Display, event_writer, write_events
+from .guard import Guard
 from .interruption import Interrupted, watch_signals
 from .optimisers import build_optimiser, learning_rate
 from .processes import compile_step, device_name, gathering, is_mixed
+from .resuming import check_resumable, find_checkpoint, restore, settle, snapshot
 from .seeds import derived, epoch_order
 
 if TYPE_CHECKING:
@@ -66,9 +68,10 @@ class Pretraining:
     ) -> None:
         self.config, self.fabric = config, fabric
         self.steps_per_epoch = steps_in_epoch(config, len(images), fabric.world_size)
-        saved = None
-        if resume and Run.open(folder).last_checkpoint.exists():  # else it was killed before one
-            saved = checkpoints.load(Run.open(folder).last_checkpoint)
+        found = find_checkpoint(Run.open(folder)) if resume else None  # None if killed before one
+        if found is not None:
+            found = check_resumable(found, config, len(images))
+        self.notes: list[str] = [] if found is None else found.notes
         self.batches = batches_of(images, config, fabric.device)
         gather = gathering(fabric) if fabric.world_size > 1 else None
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
@@ -78,8 +81,9 @@ class Pretraining:
         optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
         compile_step(self.objective, config, fabric)
         self.step_module, self.optimiser = fabric.setup(self.objective, optimiser)
+        self.guard = Guard(self.objective, optimiser, fabric, config)
         self.generator = torch.Generator(fabric.device)
-        self.step = 0
+        self.step = self.saved_step = 0
         self.sums = torch.zeros(len(Losses._fields), device=fabric.device)  # of the epoch so far
         self.seconds_before = 0.0
         self.started = self.last_saved = time.monotonic()
@@ -87,14 +91,17 @@ class Pretraining:
         if fabric.is_global_zero:
             record = provenance(device_name(fabric.device))
             if resume:
-                Run.open(folder).add_resumption(record)
+                Run.open(folder).clear_temporaries()
+                Run.open(folder).add_resumption({**record, **(found.record if found else {})})
             else:
                 Run.create(folder, config, record)
         fabric.barrier()
         self.run = Run.open(folder)
-        if saved is not None:
-            self._restore(saved)
+        if found is not None:
+            restore(self, found)
         if resume and fabric.is_global_zero:
+            if found is not None and found.origin == str(self.run.previous_checkpoint):
+                settle(self.run)
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
@@ -108,7 +115,8 @@ class Pretraining:
             The run, complete.
         """
         settings = self.config.training
-        writer = self._event_writer() if settings.tensorboard else None
+        writes_events = settings.tensorboard and self.fabric.is_global_zero
+        writer = event_writer(self.run, self.step) if writes_events else None
         display = Display(
             console or Console(quiet=True),
             settings.epochs,
@@ -127,20 +135,17 @@ class Pretraining:
                     self.objective.eval()
                     record |= monitor(self.objective.model)
                 if self.fabric.is_global_zero:
-                    self._keep(record, is_last)
+                    self._keep(record, is_last, writer)
                     display.epoch(record)
                     for words in self._warnings(record):
                         display.warn(words)
-                    if writer is not None:
-                        for name, value in record.items():
-                            writer.add_scalar(name, value, self.step)
                 if received and not is_last:
                     self._stop(received[0])
         if writer is not None:
             writer.close()
         if self.fabric.is_global_zero and (record or "pretrain" not in self.run.result()):
             last = record or self.run.metrics()[-1]  # killed after the last save
-            self.run.add_result(pretrain={**last, "seconds": self._seconds(), "finished": now()})
+            self.run.add_result(pretrain={**last, "seconds": self.seconds(), "finished": now()})
         return self.run
 
     def advance(self, feed: Iterator[Batch]) -> StepOutputs:
@@ -151,6 +156,8 @@ class Pretraining:
         )
         for group in self.optimiser.param_groups:
             group["lr"] = rate
+        self.guard.remember()
+        losses = torch.zeros_like(self.sums)
         for part in range(accumulate):
             batch = next(feed)
             uniforms = self._uniforms(self.step * accumulate + part)
@@ -158,9 +165,12 @@ class Pretraining:
             with self.fabric.no_backward_sync(self.step_module, enabled=more):
                 outputs: StepOutputs = self.step_module(batch.images, batch.sizes, uniforms)
                 self.fabric.backward(outputs.losses.total / accumulate)
-            self.sums += torch.stack(outputs.losses).detach() / accumulate
-        self.optimiser.step()
+            losses += torch.stack(outputs.losses).detach() / accumulate
+        if not self.guard.skips(losses, self.step):
+            self.sums += losses
+            self.optimiser.step()
         self.optimiser.zero_grad()
+        self.guard.count(self.sums)
         self.step += 1
         return outputs
 
@@ -169,6 +179,7 @@ class Pretraining:
         settings = self.config.training
         epoch, offset = divmod(self.step, self.steps_per_epoch)
         self.objective.train()
+        self.guard.start_counting(self.step)
         started = time.monotonic()
         outputs: StepOutputs | None = None
         for _ in range(offset, self.steps_per_epoch):
@@ -177,7 +188,9 @@ class Pretraining:
             if received and self.step % self.steps_per_epoch:  # else the epoch closes first
                 self._stop(received[0])
         assert outputs is not None  # an epoch has at least one step
-        means = (self.sums / self.steps_per_epoch).tolist()
+        self.guard.check(self.step)
+        skipped, self.guard.skipped_in_epoch = self.guard.skipped_in_epoch, 0
+        means = (self.sums / max(1, self.steps_per_epoch - skipped)).tolist()
         self.sums.zero_()
         seconds = time.monotonic() - started
         images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
@@ -186,12 +199,14 @@ class Pretraining:
             "step": self.step,
             **dict(zip(Losses._fields, means, strict=True)),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            **self._diagnose(outputs, means[0]),
+            **self._diagnose(outputs),
+            **({"skipped": skipped} if settings.skip_nonfinite else {}),
             "images_per_second": images * self.config.views.num_views / seconds,
         }
 
     def _stop(self, number: int) -> NoReturn:
-        self.save("last.pt")
+        if self.step != self.saved_step:
+            self.save("last.pt")
         raise Interrupted(self.run.path, number)
 
     def feed(self, epoch: int, offset: int) -> Iterator[Batch]:
@@ -224,15 +239,10 @@ class Pretraining:
         )
         return joint.chunk(self.fabric.world_size, dim=1)[self.fabric.global_rank]
 
-    def _diagnose(self, outputs: StepOutputs, loss: float) -> dict[str, float]:
-        """Look at the epoch's last batch, and stop a run that has diverged."""
-        if not torch.isfinite(torch.tensor(loss)):
-            raise UserError(
-                f"the loss is {loss} in the epoch that ends at step {self.step}: training has "
-                f"diverged; what {self.run.path} holds from before is kept; lower "
-                f"optimiser.learning_rate ({self.config.optimiser.learning_rate}) or lengthen "
-                "optimiser.warmup_epochs"
-            )
+    def _diagnose(self, outputs: StepOutputs) -> dict[str, float]:
+        """Look at the epoch's last batch, unless it was one to skip."""
+        if self.guard.skipped_last:
+            return {}
         return diagnostics.diagnose(
             outputs.representation,
             outputs.embedding,
@@ -244,55 +254,32 @@ class Pretraining:
         samples = self.config.training.batch_size * self.config.views.num_views
         return diagnostics.warnings(record, self.config.divergence.num_subnetworks, samples)
 
-    def _keep(self, record: Record, is_last: bool) -> None:
-        """Write an epoch's metrics and, where due, checkpoints."""
+    def _keep(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
+        """Write an epoch's metrics and, where due, checkpoints.
+
+        The last checkpoint comes last: what it says is done must be written, since a run that is
+        killed here goes on after it.
+        """
         settings = self.config.training
         self.run.append_metrics(record)
+        if writer is not None:
+            write_events(writer, record)
+        if settings.checkpoint_every and record["epoch"] % settings.checkpoint_every == 0:
+            self.save(f"epoch-{record['epoch']:04d}.pt")
         if is_last or time.monotonic() - self.last_saved >= settings.save_seconds:
             self.save("last.pt")
             self.last_saved = time.monotonic()
-        if settings.checkpoint_every and record["epoch"] % settings.checkpoint_every == 0:
-            self.save(f"epoch-{record['epoch']:04d}.pt")
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
+        """Return how long the run has trained, its earlier lives included."""
         return self.seconds_before + time.monotonic() - self.started
 
     def save(self, name: str) -> None:
-        """Write a checkpoint from which the run goes on to the bit."""
+        """Write a checkpoint from which the run goes on to the bit; a diverged run is not saved."""
         if not self.fabric.is_global_zero:
             return
-        state = {
-            "model": self.objective.model.state_dict(),
-            "loss": self.objective.loss.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "step": self.step,
-            "epoch": self.step / self.steps_per_epoch,
-            "num_images": self.batches.num_images,
-            "config": to_toml(self.config),
-            "sums": self.sums,
-            "seconds": self._seconds(),
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        }
-        checkpoints.save(self.run.checkpoints / name, state)
-
-    def _restore(self, saved: checkpoints.State) -> None:
-        origin = str(self.run.last_checkpoint)
-        checkpoints.check_resumable(saved, self.config, self.batches.num_images, origin)
-        checkpoints.load_strictly(self.objective.model, saved["model"], origin)
-        checkpoints.load_strictly(self.objective.loss, saved["loss"], origin)
-        self.optimiser.load_state_dict(saved["optimiser"])
-        self.step = saved["step"]
-        self.sums.copy_(saved["sums"])
-        self.seconds_before = saved["seconds"]
-        torch.set_rng_state(saved["random"])
-        if torch.cuda.is_available() and len(saved["random_cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(saved["random_cuda"])
-
-    def _event_writer(self) -> "SummaryWriter | None":
-        if not self.fabric.is_global_zero:
-            return None
-        from torch.utils.tensorboard import SummaryWriter  # two seconds to import
-
-        folder = self.run.path / "tensorboard"
-        return SummaryWriter(str(folder), purge_step=self.step + 1)
+        self.guard.check(self.step)
+        is_last = name == "last.pt"
+        keep = self.run.previous_checkpoint if is_last else None
+        checkpoints.save(self.run.checkpoints / name, snapshot(self), keep)
+        self.saved_step = self.step if is_last else self.saved_step
