@@ -45,7 +45,7 @@ def test_the_file_before_is_kept(
 
 
 def test_a_kept_file_that_is_the_file_itself(tmp_path: Path) -> None:
-    """As a kill between keeping and replacing leaves it: renaming one onto the other does nothing."""
+    """As a kill between keeping and replacing leaves it; a rename onto it would do nothing."""
     path, keep = tmp_path / "file", tmp_path / "before"
     path.write_text("first")
     keep.hardlink_to(path)
@@ -105,6 +105,16 @@ def test_a_folder_is_held_once_in_a_process_and_free_after(tmp_path: Path) -> No
         with exclusive(tmp_path / "run"), exclusive(tmp_path):
             said = refusal(tmp_path / "link")
             assert f"process {os.getpid()} on {platform.node()} since " in said
+    with exclusive(tmp_path):  # and being refused here does not let others in
+        refusal(tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-c", HOLDING, str(tmp_path)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert f"in use by process {os.getpid()} " in done.stderr
     with pytest.raises(ValueError, match="inside"), exclusive(tmp_path):
         raise ValueError("inside")
     with exclusive(tmp_path):

@@ -4,7 +4,11 @@ import difflib
 import errno
 from collections.abc import Iterable
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EPERM)
+_NO_ROOM = dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; free space there or choose another folder"
+) | dict.fromkeys(
+    (errno.EACCES, errno.EROFS, errno.EPERM), "; make it writable or choose another folder"
+)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 
 
@@ -32,7 +36,7 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
         return str(error) or "stopped", 130
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        advice = "; free space there or choose another folder" * (error.errno in _NO_ROOM)
+        advice = _NO_ROOM.get(error.errno or 0, "")
         words = f"{where}{error.strerror or error}{advice}; nothing that was complete is lost"
         return words, 2
     number = getattr(error, "signal_number", None)  # an interrupted run

@@ -15,7 +15,7 @@ from .errors import UserError
 
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_held: set[Path] = set()
+_held: dict[Path, str] = {}
 """Folders that this process holds: the kernel's lock keeps out other processes only."""
 
 
@@ -97,27 +97,30 @@ def exclusive(folder: Path) -> Iterator[None]:
     import fcntl  # POSIX only, and runs are read elsewhere, too
 
     place = folder.resolve()
+    if place in _held:  # asked before the file is opened: closing it would end the lock
+        raise _in_use(folder, _held[place])
     with (folder / ".lock").open("a+") as file:
         try:
-            if place in _held:
-                raise BlockingIOError
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # what taken locks raise differs by system
             file.seek(0)
-            holder = file.read().strip() or "another process"
-            raise UserError(
-                f"{folder} is in use by {holder}: two would overwrite each other's checkpoints; "
-                "wait until that one ends, or stop it"
-            ) from None
+            raise _in_use(folder, file.read().strip() or "another process") from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()} since {now()}")
-        file.flush()
-        _held.add(place)
+        _held[place] = f"process {os.getpid()} on {platform.node()} since {now()}"
         try:
+            file.truncate(0)
+            file.write(_held[place])
+            file.flush()
             yield
         finally:
-            _held.discard(place)
+            del _held[place]
             file.truncate(0)
+
+
+def _in_use(folder: Path, holder: str) -> UserError:
+    return UserError(
+        f"{folder} is in use by {holder}: two would overwrite each other's checkpoints; wait until "
+        "that one ends, or stop it"
+    )

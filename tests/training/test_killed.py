@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import pytest
 import torch
 
-from deepbregman.config import Config, load_recipe, override, to_toml
-from deepbregman.data import ArrayImages, open_source
+from deepbregman.config import Config, to_toml
 from deepbregman.runs import Run
+from deepbregman.studies.pretraining import pretrain
 from deepbregman.training import checkpoints
+from deepbregman.training.display import Display
 
 FORKING = """
 import json, os, pathlib, pydoc, sys, time
@@ -70,23 +70,6 @@ for line in sys.stdin:
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-TINY = {
-    "data.image_size": 8,
-    "data.holdout": 0.0,
-    "training.epochs": 3,
-    "training.batch_size": 32,
-    "training.save_seconds": 0.0,
-    "training.checkpoint_every": 2,
-    "training.knn_every": 2,
-    "training.tensorboard": False,
-    "optimiser.warmup_epochs": 1.5,
-    "encoder.projection_hidden": 16,
-    "encoder.embedding": 8,
-    "divergence.num_subnetworks": 4,
-    "divergence.hidden": 4,
-    "divergence.activation": "relu",
-    "divergence.dropout": 0.2,  # draws from torch's global state
-}
 CLOCK = {"images_per_second", "seconds", "finished"}
 
 
@@ -139,17 +122,10 @@ def command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLi
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three epochs of two steps on 64 digits."""
-    folder = tmp_path_factory.mktemp("tiny")
-    train = open_source("digits", image_size=8).train
-    assert isinstance(train.images, ArrayImages)
-    assert train.labels is not None
-    pixels = train.images.pixels[:64].permute(0, 2, 3, 1).numpy()
-    np.savez(folder / "tiny.npz", train_images=pixels, train_labels=train.labels[:64].numpy())
-    config = override(load_recipe("digits"), {**TINY, "data.source": str(folder / "tiny.npz")})
-    (folder / "tiny.toml").write_text(to_toml(config))
-    return folder / "tiny.toml"
+def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(to_toml(tiny_config))
+    return path
 
 
 def new(recipe: Path, folder: Path) -> tuple[object, ...]:
@@ -354,3 +330,55 @@ def test_killed_at_random_moments_a_hundred_times(
     command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
 ) -> None:
     soak(command_line, recipe, reference, tmp_path, kills=100, seed=0)
+
+
+def test_a_second_process_is_refused_and_the_first_goes_on(
+    command_line: CommandLine, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain, codes = tmp_path / "run", Display.step, []
+
+    def meanwhile(display: Display, step: int) -> None:
+        plain(display, step)
+        if step == 3:
+            codes.append(command_line.run(*on(folder)))
+
+    monkeypatch.setattr(Display, "step", meanwhile)
+    run = pretrain(str(recipe), run=folder, accelerator="cpu")
+    assert codes == [2]
+    assert f"in use by process {os.getpid()} on " in command_line.errors.read_text()
+    assert "resumed" not in run.provenance()
+    assert run.result()["pretrain"]["epoch"] == 3
+
+
+# Asked to stop
+
+
+def is_training(folder: Path) -> bool:
+    path = folder / "metrics.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
+def stop(
+    command_line: CommandLine, recipe: Path, folder: Path, *signals: signal.Signals
+) -> tuple[int, str]:
+    """Send signals to a long run once it trains; return its exit code and what it said."""
+    child = command_line.start(*new(recipe, folder), "--training.epochs", 100_000)
+    deadline = time.monotonic() + 60
+    while not is_training(folder) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for number in signals:
+        os.kill(child, number)
+    return command_line.wait(), " ".join(command_line.errors.read_text().split())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_says_how_to_go_on(
+    command_line: CommandLine, recipe: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    folder = tmp_path / "run"
+    answer, said = stop(command_line, recipe, folder, number)
+    assert answer == code
+    assert f"stopped by {number.name}; everything is saved, continue with:" in said
+    assert f"deepbregman pretrain --resume {folder}" in said
+    saved = checkpoints.load(Run.open(folder).last_checkpoint)
+    assert saved["step"] // 2 == len(Run.open(folder).metrics())  # two steps an epoch

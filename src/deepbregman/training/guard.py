@@ -92,6 +92,14 @@ class Guard:
             raise UserError(f"the parameters are not finite after step {step}: {self._advice()}")
         self._sound_at = step
 
+    def end_epoch(self, steps: int) -> int:
+        """Return how many of an epoch's steps were not skipped, and count the next one's anew."""
+        counted = steps - self.skipped_in_epoch
+        if counted == 0:
+            raise UserError(f"no batch of the epoch had a finite loss: {self._advice()}")
+        self.skipped_in_epoch = 0
+        return counted
+
     def _advice(self) -> str:
         more = "" if self.allowed else ", or let single batches pass with training.skip_nonfinite"
         return (

@@ -189,8 +189,8 @@ class Pretraining:
                 self._stop(received[0])
         assert outputs is not None  # an epoch has at least one step
         self.guard.check(self.step)
-        skipped, self.guard.skipped_in_epoch = self.guard.skipped_in_epoch, 0
-        means = (self.sums / max(1, self.steps_per_epoch - skipped)).tolist()
+        counted = self.guard.end_epoch(self.steps_per_epoch)
+        means = (self.sums / counted).tolist()
         self.sums.zero_()
         seconds = time.monotonic() - started
         images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
@@ -200,7 +200,7 @@ class Pretraining:
             **dict(zip(Losses._fields, means, strict=True)),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
             **self._diagnose(outputs),
-            **({"skipped": skipped} if settings.skip_nonfinite else {}),
+            **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
             "images_per_second": images * self.config.views.num_views / seconds,
         }
 
@@ -251,8 +251,14 @@ class Pretraining:
         )
 
     def _warnings(self, record: Record) -> list[str]:
-        samples = self.config.training.batch_size * self.config.views.num_views
-        return diagnostics.warnings(record, self.config.divergence.num_subnetworks, samples)
+        words = []
+        if record.get("skipped"):
+            words.append(f"skipped {record['skipped']} batches of non-finite loss or gradient")
+        if "effective_rank" in record:  # else its batch was skipped
+            samples = self.config.training.batch_size * self.config.views.num_views
+            most = self.config.divergence.num_subnetworks
+            words += diagnostics.warnings(record, most, samples)
+        return words
 
     def _keep(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
         """Write an epoch's metrics and, where due, checkpoints.
