@@ -50,7 +50,7 @@ def slow(fsync):
 def no_links(self, target):
     raise OSError(95, "no links here")
 
-for line in sys.stdin:
+while line := sys.stdin.readline():
     order = json.loads(line)
     child = os.fork()
     if not child:
@@ -68,6 +68,7 @@ for line in sys.stdin:
             os._exit(ended.code)
         os._exit(0)
     print(child, flush=True)
+    sys.stdin.readline()  # until then its number is nobody else's
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 CLOCK = {"images_per_second", "seconds", "finished"}
@@ -99,7 +100,10 @@ class CommandLine:
         return int(answers.readline())
 
     def wait(self) -> int:
-        return int(self._pipes()[1].readline())
+        commands, answers = self._pipes()
+        commands.write("wait\n")
+        commands.flush()
+        return int(answers.readline())
 
     def run(self, *words: object, **order: Any) -> int:
         self.start(*words, **order)
@@ -309,7 +313,7 @@ def soak(
         while killed < kills and not ended:
             child = command_line.start(*words)
             time.sleep(moments.uniform(0.0, 1.5 * seconds))
-            os.kill(child, signal.SIGKILL)  # not waited for yet, so it is this child still
+            os.kill(child, signal.SIGKILL)
             code = command_line.wait()
             assert code in (0, -signal.SIGKILL), command_line.errors.read_text()
             killed += code != 0
