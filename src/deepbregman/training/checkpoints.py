@@ -101,7 +101,7 @@ def _load_format_1(path: Path, content: memoryview, device: torch.device | str) 
     at the rest of a directory that is wrong.
     """
     sound = io.BytesIO()
-    if content[:2] != b"PK":
+    if bytes(content[:2]) != b"PK":
         raise DamagedCheckpoint(path, "it begins as no checkpoint does")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(sound, "w") as new:
