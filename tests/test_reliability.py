@@ -27,7 +27,7 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def test_every_promise_names_a_test() -> None:
-    lines = MATRIX.splitlines()
+    lines = MATRIX.split("## Figures")[0].splitlines()
     rows = [line for line in lines if line.startswith("| ") and "| promised |" not in line]
     assert len(rows) > 20
     assert [row for row in rows if "::test_" not in row.split("|")[3]] == []
