@@ -10,15 +10,16 @@ ALLOWED = {
     "errors": set(),
     "rules": {"errors"},
     "config": {"errors", "rules"},
-    "runs": {"errors", "config"},
+    "files": {"errors"},
+    "runs": {"errors", "config", "files"},
     "launching": {"errors"},
     "method": set(),
     "data": {"errors"},
-    "training": {"errors", "config", "runs", "launching", "method", "data"},
+    "training": {"errors", "config", "files", "runs", "launching", "method", "data"},
     "evaluation": {"errors", "config", "runs", "method", "data", "training"},
     "reporting": {"errors", "config", "runs"},
     "studies": {
-        *("errors", "config", "runs", "launching", "method", "data"),
+        *("errors", "config", "files", "runs", "launching", "method", "data"),
         *("training", "evaluation", "reporting"),
     },
     "benchmarks": {
@@ -34,7 +35,7 @@ ALLOWED = {
     "__init__": set(),
 }
 FORBIDDEN_NAMES = {"utils", "common", "misc", "helpers"}
-NO_TORCH = {"errors", "rules", "config", "runs", "launching", "reporting", "cli"}
+NO_TORCH = {"errors", "rules", "config", "files", "runs", "launching", "reporting", "cli"}
 
 
 def part_of(path: Path) -> str:

@@ -219,6 +219,8 @@ class Training(Section):
     """Keep a checkpoint every so many epochs beside the last one; 0 keeps the last only."""
     save_seconds: NotNegative = 60.0
     """At the end of an epoch, save when the last save is this old; what a crash can cost."""
+    skip_nonfinite: Whole = 0
+    """Batches of non-finite loss or gradient to leave out before stopping; above 0, steps wait."""
     knn_every: Whole = 5
     """Run the kNN monitor every so many epochs; 0 never."""
     tensorboard: bool = True

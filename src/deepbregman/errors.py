@@ -4,7 +4,11 @@ import difflib
 import errno
 from collections.abc import Iterable
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EPERM)
+_NO_ROOM = dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; free space there or choose another folder"
+) | dict.fromkeys(
+    (errno.EACCES, errno.EROFS, errno.EPERM), "; make it writable or choose another folder"
+)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _LOST = ("connection closed by peer", "connection reset by peer", "nccl communicator was aborted")
 
@@ -35,6 +39,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's own, or the words of torch and CUDA."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in said for words in _OUT_OF_MEMORY)
+
+
 def explanation(error: BaseException) -> tuple[str, int] | None:
     """Return the words and the exit code for what is no fault of the program, else None.
 
@@ -45,10 +55,10 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):
-        return "stopped", 130
+        return str(error) or "stopped", 130
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        advice = "; free space there or choose another folder" * (error.errno in _NO_ROOM)
+        advice = _NO_ROOM.get(error.errno or 0, "")
         words = f"{where}{error.strerror or error}{advice}; nothing that was complete is lost"
         return words, 2
     number = getattr(error, "signal_number", None)  # an interrupted run
@@ -59,9 +69,10 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
             "lost another process of the run, whose own error says why; what the run has saved is "
             "whole: continue it with --resume"
         ), 1
-    if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+    if is_out_of_memory(error):
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         return (
-            f"out of memory ({str(error).splitlines()[0]}); lower training.batch_size, "
+            f"out of memory ({reason}); lower training.batch_size, "
             "data.image_size or divergence.num_subnetworks, or stream with --data.resident no"
         ), 2
     return None

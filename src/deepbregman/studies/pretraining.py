@@ -1,6 +1,7 @@
 """The main job: a recipe and images in, a pretrained run out, watched by the kNN monitor."""
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from rich.markup import escape
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import Images, Source, join_images
 from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+from deepbregman.files import exclusive
 from deepbregman.launching import said_by_first
 from deepbregman.method.model import Model
 from deepbregman.runs import Run, default_folder
 from deepbregman.training.assembly import build_encoder_of, open_data
+from deepbregman.training.faults import explained
 from deepbregman.training.loop import Monitor, Pretraining
 from deepbregman.training.processes import first_then_others, from_first, launch, together
 
@@ -124,36 +127,49 @@ def _pretrain(
     if not resuming:
         together(fabric, lambda: Run.check_free(folder))
     together(fabric, lambda: _try_encoder(config, encoder))
-    if source is None:
-        with console.status(f"opening {escape(config.data.source)} ..."):
-            source = first_then_others(fabric, lambda: open_data(config))
-    train = source.train
-    if source.num_skipped:
-        console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
-    kept, held_out = together(fabric, lambda: split_for_monitor(train, config))
-    images = images_to_pretrain_on(source, kept)
-    sharing = together(
-        fabric, lambda: _sharing(config, fabric.world_size, Run(folder) if resuming else None)
-    )
-    job = Pretraining(config, images, fabric, folder, resuming, encoder)
-    _say(
-        console,
-        f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {len(images):,} "
-        f"images of {config.data.source} ({len(held_out):,} held out), "
-        f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
-        f"{folder}",
-    )
-    for words in sharing:
-        _say(console, words)
+    with explained(config, folder), ExitStack() as held:
 
-    def build_monitor() -> Monitor | None:
-        zero = fabric.is_global_zero  # which judges for all
-        monitor = knn_monitor(train, config, fabric.device) if zero else None
-        if monitor is not None and watch is not None:
-            monitor = _watched(monitor, job, watch)
-        return monitor
+        def hold() -> None:
+            """Keep other processes out of the run's folder."""
+            if fabric.is_global_zero:
+                held.enter_context(exclusive(folder))
 
-    run = job.fit(together(fabric, build_monitor), console)
+        if resuming:
+            together(fabric, hold)
+        if source is None:
+            with console.status(f"opening {escape(config.data.source)} ..."):
+                source = first_then_others(fabric, lambda: open_data(config))
+        train = source.train
+        if source.num_skipped:
+            console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
+        kept, held_out = together(fabric, lambda: split_for_monitor(train, config))
+        images = images_to_pretrain_on(source, kept)
+        sharing = together(
+            fabric, lambda: _sharing(config, fabric.world_size, Run(folder) if resuming else None)
+        )
+        job = Pretraining(config, images, fabric, folder, resuming, encoder)
+        if not resuming:
+            together(fabric, hold)
+        for note in job.notes:
+            console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        _say(
+            console,
+            f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on "
+            f"{len(images):,} images of {config.data.source} ({len(held_out):,} held out), "
+            f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
+            f"{folder}",
+        )
+        for words in sharing:
+            _say(console, words)
+
+        def build_monitor() -> Monitor | None:
+            zero = fabric.is_global_zero  # which judges for all
+            monitor = knn_monitor(train, config, fabric.device) if zero else None
+            if monitor is not None and watch is not None:
+                monitor = _watched(monitor, job, watch)
+            return monitor
+
+        run = job.fit(together(fabric, build_monitor), console)
     if job.batches.num_skipped:
         console.print(
             f"{job.batches.num_skipped} images could not be decoded; others stood in for them",
