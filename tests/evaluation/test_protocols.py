@@ -8,7 +8,9 @@ import torch
 from deepbregman.config import override
 from deepbregman.data import ArrayImages, Source, Split
 from deepbregman.errors import UserError
-from deepbregman.evaluation.protocols import Subject, evaluate, judge, knn, linear, open_labelled
+from deepbregman.evaluation.frozen_protocols import knn, linear
+from deepbregman.evaluation.protocols import evaluate
+from deepbregman.evaluation.subject import Subject, open_labelled
 from deepbregman.method.bregman import divergence, soft_divergence
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load_model
@@ -18,8 +20,15 @@ from deepbregman.training.seeds import epoch_order
 @pytest.fixture(scope="module")
 def subject(short_run: Run) -> Subject:
     model, config = load_model(short_run)
-    source = open_labelled(config)
-    return judge(model, config, source, torch.device("cpu"), epochs=2)
+    return Subject(model, config, open_labelled(config), torch.device("cpu"))
+
+
+def of(subject: Subject, train: Split | None = None, test: Split | None = None) -> Subject:
+    """The same networks, judged by other images or labels."""
+    source = subject.source
+    return replace(
+        subject, source=replace(source, train=train or source.train, test=test or source.test)
+    )
 
 
 def test_an_untrained_encoder_scores_less(short_run: Run, subject: Subject) -> None:
@@ -27,9 +36,9 @@ def test_an_untrained_encoder_scores_less(short_run: Run, subject: Subject) -> N
     from deepbregman.training.assembly import build_model
 
     fresh = build_model(subject.config).eval()
-    other = judge(fresh, subject.config, open_labelled(subject.config), torch.device("cpu"))
-    trained = {row["variant"]: row["value"] for row in knn(subject)}
-    untrained = {row["variant"]: row["value"] for row in knn(other)}
+    trained = {row["variant"]: row["value"] for row in knn(subject, seed=0)}
+    other = replace(subject, model=fresh)
+    untrained = {row["variant"]: row["value"] for row in knn(other, seed=0)}
     assert trained["divergence, k=20"] > untrained["divergence, k=20"]
 
 
@@ -37,24 +46,14 @@ def test_an_untrained_encoder_scores_less(short_run: Run, subject: Subject) -> N
 def test_knn_by_divergence_equals_a_loop(subject: Subject, smoothing: float) -> None:
     """The nearest neighbours of each query by D(query || bank), votes weighted by psi."""
     config = override(subject.config, {"divergence.smoothing": smoothing})
-    few = replace(
-        subject,
-        config=config,
-        train=replace(
-            subject.train,
-            labels=subject.train.labels[:60],
-            features=subject.train.features._replace(
-                representation=subject.train.features.representation[:60],
-                scores=subject.train.features.scores[:60],
-            ),
-        ),
-    )
-    found = {row["variant"]: row["value"] for row in knn(few)}
+    bank = subject.source.train.select(torch.arange(1297)[::21][:60])
+    few = replace(of(subject, train=bank), config=config)
+    found = {row["variant"]: row["value"] for row in knn(few, seed=0)}
     assert few.train.features.scores is not None
     assert few.test.features.scores is not None
     form = (lambda p, q: soft_divergence(p, q, smoothing)) if smoothing else divergence
     distance = form(few.test.features.scores, few.train.features.scores)
-    shuffled = epoch_order(60, few.seed, 0)  # decides among equals, of which the hard form has many
+    shuffled = epoch_order(60, 0, 0)  # decides among equals, of which the hard form has many
     correct = 0
     for row, label in zip(distance, few.test.labels, strict=True):
         nearest = shuffled[row[shuffled].argsort(stable=True)[:20]]
@@ -69,7 +68,7 @@ def test_knn_by_divergence_equals_a_loop(subject: Subject, smoothing: float) -> 
 
 
 def test_linear_is_above_chance_and_reports_what_it_chose(subject: Subject) -> None:
-    cached, augmented = linear(subject)
+    cached, augmented = linear(subject, seed=0, epochs=2)
     assert cached["value"] > 90.0
     assert cached["l2"] in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
     assert augmented["value"] > 30.0
@@ -78,8 +77,8 @@ def test_linear_is_above_chance_and_reports_what_it_chose(subject: Subject) -> N
 
 def test_evaluation_leaves_the_networks_alone(subject: Subject) -> None:
     before = {name: value.clone() for name, value in subject.model.state_dict().items()}
-    knn(subject)
-    linear(subject)
+    knn(subject, seed=0)
+    linear(subject, seed=0, epochs=1)
     assert all(
         torch.equal(value, before[name]) for name, value in subject.model.state_dict().items()
     )
@@ -97,10 +96,11 @@ def test_rows_replace_older_rows_of_their_kind(short_run: Run) -> None:
 
 def test_test_labels_do_not_influence_the_classifier(subject: Subject) -> None:
     """Shuffled test labels change the score, not what was chosen on the training split."""
-    shuffled = replace(
-        subject, epochs=0, test=replace(subject.test, labels=subject.test.labels.roll(7))
-    )
-    (honest,), (other,) = linear(replace(subject, epochs=0)), linear(shuffled)
+    test = subject.source.test
+    assert test is not None
+    assert test.labels is not None
+    shuffled = of(subject, test=replace(test, labels=test.labels.roll(7)))
+    (honest,), (other,) = linear(subject, 0, epochs=0), linear(shuffled, 0, epochs=0)
     assert honest["l2"] == other["l2"]
     assert other["value"] < 40.0
 
@@ -114,7 +114,7 @@ def test_unknown_protocol_and_negative_epochs_are_refused(short_run: Run) -> Non
 
 def test_labels_are_needed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Source("bare", Split(ArrayImages(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))))
-    monkeypatch.setattr("deepbregman.evaluation.protocols.open_data", lambda *_: bare)
+    monkeypatch.setattr("deepbregman.evaluation.subject.open_data", lambda *_: bare)
     with pytest.raises(UserError, match="has no labels"):
         open_labelled(subject.config)
 
