@@ -15,7 +15,7 @@ from .options import PROGRAM, say
 VERBS = {
     "quickstart": "Pretrain on digits, under 3 minutes on a CPU, and see what it was good for.",
     "pretrain": "Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.",
-    "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
+    "evaluate": "Judge a run: kNN, linear, few labels, another data set, from scratch.",
     "embed": "Write the features of images to an .npz file.",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",

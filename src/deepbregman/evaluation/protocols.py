@@ -1,79 +1,80 @@
-"""The protocols by which a run is judged, and the one schema their results are written in."""
+"""The protocols by which a run is judged: the registry, and the one function that runs them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-import torch
+from rich.console import Console
 
-from deepbregman.config import override
 from deepbregman.errors import UserError, nearest
 from deepbregman.runs import Record, Run, now
-from deepbregman.training.checkpoints import Trained, load_trained
 from deepbregman.training.processes import device_name, pick_device
 
-from . import frozen_protocols
-from .subject import Subject, open_labelled
+from . import finetuned_protocols, frozen_protocols
+from .job import Job
+from .options import Options, Semi, Tuning
+from .rows import keep
 
 
 @dataclass(frozen=True)
-class Job:
-    """What a protocol is handed: the run, the options, and what several protocols share."""
+class Protocol:
+    """A way to judge a run."""
 
-    run: Run
-    device: torch.device
-    data: str | None
-    epochs: int
-    seed: int
-    skip_unreadable: bool
-
-    @cached_property
-    def trained(self) -> Trained:
-        """The run's networks."""
-        trained = load_trained(self.run, self.device)
-        if self.skip_unreadable:
-            config = override(trained.config, {"data.skip_unreadable": True})
-            trained = trained._replace(config=config)
-        return trained
-
-    @cached_property
-    def subject(self) -> Subject:
-        """The networks with the labelled source to judge them by."""
-        model, config, _ = self.trained
-        return Subject(model, config, open_labelled(config, self.data), self.device)
+    judge: Callable[[Job], list[Record]]
+    """Returns rows as ``rows.rows_of`` makes them."""
+    check: Callable[[Job], None] = lambda job: None
+    """Raises a UserError for options and data that the protocol cannot work with."""
 
 
-PROTOCOLS: dict[str, Callable[[Job], list[Record]]] = {
-    "knn": lambda job: frozen_protocols.knn(job.subject, job.seed),
-    "linear": lambda job: frozen_protocols.linear(job.subject, job.seed, job.epochs),
+PROTOCOLS = {
+    "knn": Protocol(frozen_protocols.knn),
+    "linear": Protocol(frozen_protocols.linear),
+    "semi": Protocol(finetuned_protocols.semi, finetuned_protocols.check_semi),
+    "transfer": Protocol(finetuned_protocols.transfer, finetuned_protocols.check_transfer),
+    "supervised": Protocol(finetuned_protocols.supervised, finetuned_protocols.check_supervised),
 }
+DEFAULT = ("knn", "linear")
 
 
 def evaluate(
     run: Run | Path | str,
     *,
-    protocols: Sequence[str] = tuple(PROTOCOLS),
+    protocols: Sequence[str] = DEFAULT,
     data: str | None = None,
-    epochs: int = 50,
+    epochs: int | None = None,
     seed: int = 0,
+    seeds: int = 1,
+    balanced: bool = False,
+    semi: Semi | None = None,
+    tuning: Tuning | None = None,
     skip_unreadable: bool = False,
     accelerator: str = "auto",
+    console: Console | None = None,
 ) -> list[Record]:
-    """Judge a run's encoder, frozen, and write the rows into the run's result.
+    """Judge a run by protocols, and write their rows into the run's result.
+
+    Whatever can be checked is checked before the first protocol begins. The rows of a protocol are
+    written when it ends, so that what a long evaluation has finished stays if it is stopped; one
+    that fails or is stopped leaves nothing. The run's networks are never changed: what is trained
+    is a copy.
 
     Args:
         run: a run, or its folder.
-        protocols: ``knn``, ``linear``.
+        protocols: out of ``knn``, ``linear``, ``semi``, ``transfer``, ``supervised``.
         data: a labelled source; the run's own when None.
-        epochs: of the linear classifier with augmentation; 0 leaves it out.
-        seed: of splits and of the augmentation.
+        epochs: of whatever is trained; each protocol's own when None. 0 leaves the linear
+            classifier on crops out.
+        seed: of splits, subsets, order, crops and first weights.
+        seeds: how many, from ``seed`` on; a row is the mean over them.
+        balanced: also measure the mean over classes; imbalanced sources always do.
+        semi: which labels ``semi`` may see.
+        tuning: how ``semi``, ``transfer`` and ``supervised`` train.
         skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
+        console: for progress; quiet when None.
 
     Returns:
-        Rows with ``protocol``, ``variant``, ``data``, ``metric``, ``value`` and details, among them
-        the ``epoch`` the encoder was saved at, of how many ``epochs``.
+        The rows, in the schema of ``deepbregman.evaluation.rows``.
     """
     if not protocols:
         raise UserError(f"no protocol was named: choose from {', '.join(PROTOCOLS)}")
@@ -81,39 +82,42 @@ def evaluate(
         if name not in PROTOCOLS:
             known = ", ".join(PROTOCOLS)
             raise UserError(f"protocol {name!r} is not one of {known}{nearest(name, PROTOCOLS)}")
-    if epochs < 0:
-        raise UserError(f"epochs is {epochs}: it must be 0 or more")
+    options = Options(
+        data=None if data is None else str(data),
+        epochs=epochs,
+        seed=seed,
+        seeds=seeds,
+        balanced=balanced,
+        skip_unreadable=skip_unreadable,
+        semi=semi or Semi(),
+        tuning=tuning or Tuning(),
+    )
     run = run if isinstance(run, Run) else Run.open(Path(run))
-    job = Job(run, pick_device(accelerator), data, epochs, seed, skip_unreadable)
-    rows = []
-    for name in protocols:
-        for row in PROTOCOLS[name](job):
-            rows.append({"protocol": name, "data": data or job.trained.config.data.source, **row})
-    for row in rows:
-        row |= {
-            "epoch": job.trained.epoch,
-            "epochs": job.trained.config.training.epochs,
-            "num_train": len(job.subject.train.labels),
-            "num_test": len(job.subject.test.labels),
-            "num_replaced": job.subject.train.num_replaced + job.subject.test.num_replaced,
-            "seed": seed,
-            "device": device_name(job.device),
-            "finished": now(),
-        }
-    _keep(run, rows)
-    return rows
+    job = Job(run, options, pick_device(accelerator), console or Console(quiet=True))
+    names = list(dict.fromkeys(protocols))
+    for name in names:
+        PROTOCOLS[name].check(job)
+    _ = job.trained, run.result()  # damaged files are better found now than after hours
+    finished: list[Record] = []
+    for name in names:
+        rows = [_stamped(row, name, job) for row in PROTOCOLS[name].judge(job)]
+        keep(run, rows)
+        finished += rows
+        words = f"{name}: done, kept in {run.path / 'result.json'}"
+        job.console.print(words, soft_wrap=True, highlight=False, markup=False)
+    return finished
 
 
-def _keep(run: Run, rows: list[Record]) -> None:
-    """Write rows beside those that are there, in place of older ones of the same kind or epoch."""
-
-    def kind(row: Record) -> tuple[str, ...]:
-        return row["protocol"], row["variant"], row["data"]
-
-    fresh = {kind(row) for row in rows}
-    older = [
-        row
-        for row in run.result().get("evaluations", [])
-        if kind(row) not in fresh and row["epoch"] == rows[0]["epoch"]
-    ]
-    run.add_result(evaluations=[*older, *rows])
+def _stamped(row: Record, protocol: str, job: Job) -> Record:
+    """Complete a row with what is the same for all of a protocol's."""
+    _, config, epoch = job.trained
+    return {
+        "protocol": protocol,
+        "data": job.options.data or config.data.source,
+        **row,
+        "seed": job.options.seed,
+        "epoch": epoch,
+        "epochs": config.training.epochs,
+        "device": device_name(job.device),
+        "finished": now(),
+    }

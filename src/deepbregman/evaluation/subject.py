@@ -13,6 +13,7 @@ from deepbregman.method.model import Model
 from deepbregman.training.assembly import batches_of, open_data
 
 from .features import Features, compute_features
+from .metrics import accuracies
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,13 @@ class Side:
     @cached_property
     def features(self) -> Features:
         """The features of the whole images, without augmentation."""
-        return compute_features(self.model, self.batches, self.config.data.image_size)
+        features = compute_features(self.model, self.batches, self.config.data.image_size)
+        if not features.representation.isfinite().all():
+            raise UserError(
+                "the encoder's features are not finite: its training has diverged; judge an "
+                "earlier checkpoint, or train again with a lower optimiser.learning_rate"
+            )
+        return features
 
     @property
     def num_replaced(self) -> int:
@@ -54,6 +61,8 @@ class Subject:
     config: Config
     source: Source
     device: torch.device
+    balanced: bool = False
+    """Whether accuracies are also given as means over the classes."""
 
     @cached_property
     def train(self) -> Side:
@@ -71,9 +80,15 @@ class Subject:
         """One more than the largest label."""
         return 1 + int(max(self.train.labels.max(), self.test.labels.max()))
 
+    def judge(self, *, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
+        """Compare predictions for the test split with its labels."""
+        return accuracies(
+            self.test.labels, predicted=predicted, logits=logits, balanced=self.balanced
+        )
+
 
 def open_labelled(config: Config, data: str | None = None) -> Source:
-    """Open the source of an evaluation; it must have labels and a test split."""
+    """Open the source of an evaluation: labels in both splits, no class in the test split only."""
     spec = data or config.data.source
     source = open_data(config, data)
     if source.train.labels is None or source.test is None or source.test.labels is None:
@@ -81,4 +96,17 @@ def open_labelled(config: Config, data: str | None = None) -> Source:
             f"data {spec!r} has no labels to judge by: give a labelled source with --data, such as "
             "a folder with one subfolder for each class"
         )
+    strangers = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
+    if strangers:
+        names = ", ".join(class_name(source, label) for label in strangers[:5])
+        raise UserError(
+            f"data {spec!r}: no training image has the class {names}, which the test split has "
+            f"({len(strangers)} such classes); both splits need the same classes"
+        )
     return source
+
+
+def class_name(source: Source, label: int) -> str:
+    """Name a class as the source does, or by its number."""
+    known = source.classes is not None and label < len(source.classes)
+    return repr(source.classes[label]) if source.classes and known else str(label)
