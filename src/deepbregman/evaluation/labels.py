@@ -18,8 +18,8 @@ def labelled_share(source: Source, share: float, seed: int) -> Tensor:
     """Draw a share of the labelled training images, class by class.
 
     Of a class with ``n`` images ``n * share`` are drawn, rounded down or up so that the total is
-    that of the whole set. A class whose part is below one image is an error: rounding it up would
-    quietly give more labels than were asked for.
+    that of the whole set; below a share of 1 a class always keeps an image back. A class whose part
+    is below one image is an error: rounding it up would quietly give more labels than asked for.
 
     Args:
         source: with labels.
