@@ -126,12 +126,14 @@ def test_evaluation_leaves_the_networks_alone(few: Subject) -> None:
 
 
 def test_rows_replace_older_rows_of_their_kind(short_run: Run) -> None:
-    first = evaluate(short_run, protocols=["knn"], accelerator="cpu")
+    first = evaluate(short_run, protocols=["knn"], balanced=True, accelerator="cpu")
     again = evaluate(short_run, protocols=["knn"], accelerator="cpu")
     rows = short_run.result()["evaluations"]  # other tests have judged it on other data
     kept = [row for row in rows if (row["protocol"], row["data"]) == ("knn", "digits")]
     assert kept == again
-    assert [row["value"] for row in first] == [row["value"] for row in again]
+    assert [row["value"] for row in first if row["metric"] == "top1"] == [
+        row["value"] for row in again
+    ]
     assert short_run.result()["pretrain"]["epoch"] == 2  # and nothing else is lost
 
 

@@ -76,10 +76,13 @@ def rows_of(seeds: Sequence[Sequence[Measured]]) -> list[Record]:
 
 
 def keep(run: Run, rows: list[Record]) -> None:
-    """Write rows beside those that are there, in place of older ones of the same kind or epoch."""
+    """Write rows beside those that are there, in place of older ones of the same kind or epoch.
+
+    All metrics of a variant are replaced together, so that they always come from one evaluation.
+    """
 
     def kind(row: Record) -> tuple[str, ...]:
-        return row["protocol"], row["variant"], row["data"], row["metric"]
+        return row["protocol"], row["variant"], row["data"]
 
     fresh = {kind(row) for row in rows}
     older = [
