@@ -44,3 +44,10 @@ def test_which_metrics_there_are() -> None:
     found = accuracies(labels, predicted=predicted, logits=logits, balanced=True)
     assert list(found) == ["top1", "top5", "balanced"]
     assert found["balanced"] == pytest.approx(90.0)
+
+
+def test_top_5_is_five() -> None:
+    """The fifth largest of six counts, the sixth does not."""
+    logits = torch.arange(6.0).repeat(2, 1)
+    found = accuracies(torch.tensor([1, 0]), predicted=logits.argmax(1), logits=logits)
+    assert found == {"top1": 0.0, "top5": 50.0}

@@ -26,7 +26,7 @@ def evaluation_table(rows: Sequence[Record], title: str) -> Table:
     for row in rows:
         kind = (row["protocol"], row["variant"], row["data"])
         lines.setdefault(kind, {})[row["metric"]] = row
-    found = {row["metric"] for row in rows}
+    found: set[str] = {row["metric"] for row in rows}
     metrics = [name for name in METRICS if name in found] + sorted(found - set(METRICS))
     several = any(row["n"] > 1 for row in rows)
     table = Table(title=escape(title), title_justify="left")
