@@ -16,7 +16,7 @@ ALLOWED = {
     "method": set(),
     "data": {"errors"},
     "training": {"errors", "config", "files", "runs", "launching", "method", "data"},
-    "evaluation": {"errors", "config", "runs", "method", "data", "training"},
+    "evaluation": {"errors", "rules", "config", "runs", "method", "data", "training"},
     "reporting": {"errors", "config", "runs"},
     "studies": {
         *("errors", "config", "files", "runs", "launching", "method", "data"),

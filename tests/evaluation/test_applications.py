@@ -158,7 +158,8 @@ class TestSearch:
             assert f"{row['value']:.2f}" in out
             assert row["protocol"] == "search"
             assert (row["values"], row["deviation"], row["n"]) == ([row["value"]], None, 1)
-            assert (row["num_train"], row["num_test"], row["num_queries"]) == (1297, 500, 500)
+            assert (row["num_train"], row["num_test"]) == (1297, 500)
+            assert row["details"]["num_queries"] == 500
             assert (row["epoch"], row["epochs"], row["data"]) == (2.0, 2, "digits")
         command("search", run.path, "--by", "cosine")
         again = run.result()["evaluations"]

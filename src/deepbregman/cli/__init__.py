@@ -16,7 +16,7 @@ from .options import PROGRAM, say
 VERBS = {
     "quickstart": "Pretrain on digits, under 3 minutes on a CPU, and see what it was good for.",
     "pretrain": "Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.",
-    "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
+    "evaluate": "Judge a run: kNN, linear, few labels, another data set, from scratch.",
     "embed": "Write the features of images to an .npz file.",
     "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
     "search": "Find the images most like a query, or measure how well searches find classes.",

@@ -167,4 +167,8 @@ def _judge(run: Run, source: Source, how: Judgement) -> dict[str, float]:
         epochs=how.linear_epochs,
         accelerator=how.accelerator,
     )
-    return {f"{row['protocol']}, {row['variant']}": row["value"] for row in rows}
+    return {
+        f"{row['protocol']}, {row['variant']}": row["value"]
+        for row in rows
+        if row["metric"] == "top1"
+    }
