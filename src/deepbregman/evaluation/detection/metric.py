@@ -4,7 +4,7 @@ COCO's: 101 points of recall, at most 100 detections of a class in an image, eac
 best object that is still free. VOC's: each detection belongs to the object it overlaps most, and
 precision is averaged over 11 points of recall (2007) or integrated (since 2010). The published
 tables of VOC07+12, that of the paper among them, come from detectron2, which uses the 11 points at
-every threshold for the test images of 2007; the rows that end in -07 are what compares to those.
+every threshold for the test images of 2007; what ends in -07 here is what compares to those.
 
 Objects marked difficult count neither as found nor as missed, in both.
 """
@@ -28,7 +28,7 @@ Array = npt.NDArray[np.float64]
 
 THRESHOLDS = tuple(percent / 100 for percent in range(50, 100, 5))
 """Overlaps at which a detection counts as right, for AP; the first is AP50's, the sixth AP75's."""
-METRICS = ("AP", "AP50", "AP75", "AP-07", "AP50-07", "AP75-07")
+METRICS = ("AP", "AP50", "AP75", "AP-07", "AP50-07", "AP75-07", "AP50-10")
 MOST_DETECTIONS = 100
 
 
@@ -71,6 +71,7 @@ def score(truth: Sequence[Objects], found: Sequence[Found]) -> Scores:
         means[f"AP{suffix}"] = float(by_threshold.mean())
         means[f"AP50{suffix}"] = float(by_threshold[0])
         means[f"AP75{suffix}"] = float(by_threshold[THRESHOLDS.index(0.75)])
+    means["AP50-10"] = 100.0 * float(voc_precision(truth, found)[0, counted].mean())
     per_class = {
         name: 100.0 * float(value)
         for name, value in zip(CLASSES, tables[""][0], strict=True)
@@ -115,9 +116,10 @@ class _Evaluation(COCOeval):  # type: ignore[misc]  # pycocotools is untyped
                 self._dts[image, label].append(
                     {"id": number, "bbox": box, "area": 1.0, "score": value}
                 )
-        self.evalImgs, self.eval = defaultdict(list), {}
+        self.evalImgs: list[Any] = []
+        self.eval: dict[str, Any] = {}
 
-    def computeIoU(self, imgId: int, catId: int) -> Any:  # noqa: N802, N803 as COCOeval has it
+    def computeIoU(self, imgId: int, catId: int) -> Any:  # COCOeval's names
         truth, found = self._gts[imgId, catId], self._dts[imgId, catId]
         if not truth or not found:
             return []
@@ -142,7 +144,8 @@ def coco_precision(truth: Sequence[Objects], found: Sequence[Found]) -> Array:
         evaluation.evaluate()
         evaluation.accumulate()
     precision: Array = evaluation.eval["precision"][:, :, :, 0, 0]  # (T, R, K), -1 where undefined
-    return np.where(precision < 0.0, np.nan, precision).mean(axis=1)
+    average: Array = np.where(precision < 0.0, np.nan, precision).mean(axis=1)
+    return average
 
 
 def voc_precision(truth: Sequence[Objects], found: Sequence[Found], *, points: int = 0) -> Array:
