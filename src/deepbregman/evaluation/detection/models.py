@@ -182,7 +182,7 @@ def _run_in_bfloat16(module: nn.Module) -> None:
     inner = module.forward
 
     def forward(*inputs: Any) -> Any:
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(next(module.parameters()).device.type, dtype=torch.bfloat16):
             outputs = inner(*inputs)
         return _as_float32(outputs)
 
