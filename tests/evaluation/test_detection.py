@@ -128,6 +128,9 @@ def test_rows_files_and_what_is_said(
     assert [row["value"] for row in again] == [row["value"] for row in rows]
     with pytest.raises(UserError, match=r"result\.json was made with other.*batch_size was 2, is"):
         detect(run, data=devkit, options=replace(TINY, batch_size=3), accelerator="cpu")
+    (folder / "result.json").write_text('{"scores": {}')
+    with pytest.raises(UserError, match=r"result\.json cannot be read .*begin anew"):
+        detect(run, data=devkit, options=TINY, accelerator="cpu")
 
 
 def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:

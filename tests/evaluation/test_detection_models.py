@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from deepbregman.errors import UserError
 from deepbregman.evaluation.detection.models import (
-    Architecture,
     Detector,
     build_detector,
     differing,
@@ -14,6 +13,7 @@ from deepbregman.evaluation.detection.models import (
     require_fitting,
     trunk_names,
 )
+from deepbregman.evaluation.detection.options import Architecture
 from deepbregman.method.base_network import Encoder, build_encoder
 
 ARCHITECTURES: tuple[Architecture, ...] = ("c4", "fpn")

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 
 from deepbregman.data.voc import CLASSES, Detections, Voc
+from deepbregman.errors import UserError
 from deepbregman.method.base_network import Encoder
 from deepbregman.runs import Record, Run, now, replacing, write_json
 from deepbregman.training.assembly import build_model
@@ -19,8 +20,8 @@ from deepbregman.training.processes import device_name
 from deepbregman.training.seeds import derived
 
 from .metric import Found, score
-from .models import Architecture, Detector, build_detector, load_trunk
-from .options import Arm, DetectOptions
+from .models import Detector, build_detector, load_trunk
+from .options import Architecture, Arm, DetectOptions
 from .showing import draw_detections
 from .training import Plan, check_settings, detect_all, fine_tune
 
@@ -45,10 +46,8 @@ def judge(subject: Subject, architecture: Architecture, arm: Arm, seed: int) -> 
     folder = subject.run.path / "detection" / name
     settings = _settings(subject, architecture, arm, seed)
     if (folder / "result.json").is_file():
-        result: Record = json.loads((folder / "result.json").read_text())
-        check_settings(result["settings"], settings, folder / "result.json")
         say(subject.console, f"{name}: finished before, see {folder}")
-        return result
+        return _finished(folder / "result.json", settings)
     folder.mkdir(parents=True, exist_ok=True)
     detector, num_loaded = _assemble(subject, architecture, arm, seed)
     num_tensors = len(subject.trained.model.encoder.trunk.state_dict())
@@ -91,7 +90,7 @@ def judge(subject: Subject, architecture: Architecture, arm: Arm, seed: int) -> 
             report=lambda images: progress.update(testing, completed=images),
         )
     scores = score(subject.voc.test.objects, found)
-    result = {
+    result: Record = {
         "settings": settings,
         "num_loaded": num_loaded,
         "scores": scores.means,
@@ -105,6 +104,19 @@ def judge(subject: Subject, architecture: Architecture, arm: Arm, seed: int) -> 
         _keep_weights(folder / "detector.safetensors", detector)
     write_json(folder / "result.json", result)
     (folder / "last.pt").unlink(missing_ok=True)
+    return result
+
+
+def _finished(path: Path, settings: Record) -> Record:
+    """Read the result of a detector that was trained before, with the same settings."""
+    try:
+        result: Record = json.loads(path.read_text())
+        before = result["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): remove the folder {path.parent} to begin anew"
+        ) from None
+    check_settings(before, settings, path)
     return result
 
 

@@ -1,7 +1,7 @@
 """Faster R-CNN around an encoder's trunk, and the proof that the trunk is really in it."""
 
 from collections import OrderedDict
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,7 @@ from deepbregman.data.voc import CLASSES
 from deepbregman.errors import UserError
 from deepbregman.method.base_network import Encoder
 
-Architecture = Literal["c4", "fpn"]
-Norm = Literal["train", "frozen"]
+from .options import Architecture, Norm
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 ANCHOR_SIDES = (32, 64, 128, 256, 512)

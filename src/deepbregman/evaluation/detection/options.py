@@ -1,12 +1,12 @@
-"""The options of detection, checked on construction."""
+"""The options of detection, checked on construction; no torch, so that a help text stays fast."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from deepbregman.errors import UserError, nearest
 
-from .models import Architecture, Norm
-
+Architecture = Literal["c4", "fpn"]
+Norm = Literal["train", "frozen"]
 Arm = Literal["pretrained", "random"]
 
 
