@@ -6,11 +6,12 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
+from deepbregman.evaluation.detection.options import Detect
 from deepbregman.evaluation.options import Semi, Tuning
 
 from .options import Accelerator, parse, say
 
-Protocol = Literal["knn", "linear", "semi", "transfer", "supervised"]
+Protocol = Literal["knn", "linear", "semi", "transfer", "detect", "supervised"]
 
 
 def command(arguments: list[str]) -> None:
@@ -28,6 +29,7 @@ def command(arguments: list[str]) -> None:
         accelerator: Accelerator = "auto",
         semi: tyro.conf.OmitArgPrefixes[Semi] = Semi(),  # noqa: B008  # frozen
         tuning: tyro.conf.OmitArgPrefixes[Tuning] = Tuning(),  # noqa: B008  # frozen
+        detect: Detect = Detect(),  # noqa: B008  # frozen
     ) -> None:
         """Judge a run; its rows also go into RUN/result.json, protocol by protocol as they end.
 
@@ -35,10 +37,11 @@ def command(arguments: list[str]) -> None:
             run: Folder of the run.
             protocol: knn: neighbours by cosine and by the learned divergence. linear: a classifier
                 on frozen features, cached and of random crops. semi: all weights fine-tuned on a
-                part of the labels. transfer: linear and fine-tuned on another data set. supervised:
-                the same architecture trained from random weights on all labels, for reference.
+                part of the labels. transfer: linear and fine-tuned on another data set. detect:
+                Faster R-CNN around the encoder on Pascal VOC. supervised: the same architecture
+                trained from random weights on all labels, for reference.
             data: A labelled source in place of the run's own; transfer needs one. Its images are
-                resized to the size the run was trained at.
+                resized to the size the run was trained at. For detect the folder VOCdevkit.
             epochs: Of whatever is trained; by default 50, and in semi 60 below a twentieth of the
                 labels and 30 above. 0 leaves the linear classifier on random crops out.
             seed: Of splits, subsets, order, crops and first weights.
@@ -48,6 +51,7 @@ def command(arguments: list[str]) -> None:
             accelerator: Where to compute; auto takes a GPU if there is one.
             semi: Which labels semi may see.
             tuning: How semi, transfer and supervised train.
+            detect: How detect trains.
         """
         from deepbregman.evaluation.protocols import evaluate
         from deepbregman.reporting.tables import evaluation_table
@@ -63,6 +67,7 @@ def command(arguments: list[str]) -> None:
             balanced=balanced,
             semi=semi,
             tuning=tuning,
+            detect=detect,
             skip_unreadable=skip_unreadable,
             accelerator=accelerator,
             console=console,

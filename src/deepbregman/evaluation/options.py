@@ -8,6 +8,8 @@ from deepbregman.config import Count, NotNegative, Positive
 from deepbregman.errors import UserError
 from deepbregman.rules import Range, Section, matches
 
+from .detection.options import Detect
+
 
 @dataclass(frozen=True)
 class Semi(Section):
@@ -57,6 +59,7 @@ class Options(Section):
     skip_unreadable: bool = False
     semi: Semi = Semi()
     tuning: Tuning = Tuning()
+    detect: Detect = Detect()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         """Check the fields, and those whose rule an annotation cannot hold."""

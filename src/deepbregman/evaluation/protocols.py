@@ -13,6 +13,8 @@ from deepbregman.runs import Record, Run
 from deepbregman.training.processes import pick_device
 
 from . import finetuned_protocols, frozen_protocols
+from .detection import protocol as detection_protocol
+from .detection.options import Detect
 from .job import Job
 from .options import Options, Semi, Tuning
 from .rows import keep, stamped
@@ -33,6 +35,7 @@ PROTOCOLS = {
     "linear": Protocol(frozen_protocols.linear),
     "semi": Protocol(finetuned_protocols.semi, finetuned_protocols.check_semi),
     "transfer": Protocol(finetuned_protocols.transfer, finetuned_protocols.check_transfer),
+    "detect": Protocol(detection_protocol.detect, detection_protocol.check_detect),
     "supervised": Protocol(finetuned_protocols.supervised, finetuned_protocols.check_supervised),
 }
 DEFAULT = ("knn", "linear")
@@ -51,6 +54,7 @@ def evaluate(
     balanced: bool = False,
     semi: Semi | None = None,
     tuning: Tuning | None = None,
+    detect: Detect | None = None,
     skip_unreadable: bool = False,
     accelerator: str = "auto",
     console: Console | None = None,
@@ -64,7 +68,7 @@ def evaluate(
 
     Args:
         run: a run, or its folder.
-        protocols: out of ``knn``, ``linear``, ``semi``, ``transfer``, ``supervised``.
+        protocols: out of ``knn``, ``linear``, ``semi``, ``transfer``, ``detect``, ``supervised``.
         data: a labelled source; the run's own when None.
         source: the same, already open, in which case ``data`` only names it.
         encoder: a module of the same structure, for a run whose encoder was your own.
@@ -75,6 +79,7 @@ def evaluate(
         balanced: also measure the mean over classes; imbalanced sources always do.
         semi: which labels ``semi`` may see.
         tuning: how ``semi``, ``transfer`` and ``supervised`` train.
+        detect: how ``detect`` trains; its data is a VOCdevkit.
         skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         console: for progress; quiet when None.
@@ -97,6 +102,7 @@ def evaluate(
         skip_unreadable=skip_unreadable,
         semi=semi or Semi(),
         tuning=tuning or Tuning(),
+        detect=detect or Detect(),
     )
     run = run if isinstance(run, Run) else Run.open(Path(run))
     quiet = console or Console(quiet=True)

@@ -21,7 +21,7 @@ from deepbregman.training.seeds import derived
 
 from .metric import Found, score
 from .models import Detector, build_detector, load_trunk
-from .options import Architecture, Arm, DetectOptions
+from .options import Architecture, Arm, Detect
 from .showing import draw_detections
 from .training import Plan, check_settings, detect_all, fine_tune
 
@@ -34,7 +34,7 @@ class Subject:
     trained: Trained
     voc: Voc
     data: str
-    options: DetectOptions
+    options: Detect
     device: torch.device
     console: Console
 

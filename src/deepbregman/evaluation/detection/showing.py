@@ -1,7 +1,8 @@
 """What a person looks at: a table of classes, and photographs with boxes drawn on them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -9,7 +10,7 @@ from rich.table import Table
 
 from deepbregman.data.frames import decode_whole
 from deepbregman.data.voc import CLASSES, Detections
-from deepbregman.runs import Record, replacing
+from deepbregman.runs import replacing
 
 from .metric import Found
 
@@ -22,19 +23,28 @@ CELL = (480, 380)
 TRUTH, DETECTION, HARD = "#ffffff", "#ff8c1a", "#9a9a9a"
 
 
-def class_table(rows: Sequence[Record]) -> Table:
-    """Draw AP50 by class, a column for each variant that was judged."""
-    judged = [row for row in rows if "per_class" in row]
+def class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float]]) -> Table:
+    """Draw AP50 by class, a column for each architecture and arm: the mean over seeds.
+
+    Args:
+        per_class: (architecture, arm, seed) -> class -> AP50 in per cent.
+    """
+    columns: dict[str, list[Mapping[str, float]]] = {}
+    for (architecture, arm, _), values in per_class.items():
+        columns.setdefault(f"{architecture.upper()}, {arm}", []).append(values)
     table = Table(title="AP50 by class, %", title_justify="left")
     table.add_column("class")
-    for row in judged:
-        table.add_column(row["variant"], justify="right")
-    for name in CLASSES:
-        values = [row["per_class"].get(name) for row in judged]
-        if any(value is not None for value in values):
-            table.add_row(name, *("" if value is None else f"{value:.1f}" for value in values))
+    for variant in columns:
+        table.add_column(variant, justify="right")
+    present = [name for name in CLASSES if any(name in values for values in per_class.values())]
+    means = [
+        {name: fmean(seed[name] for seed in seeds) for name in present if name in seeds[0]}
+        for seeds in columns.values()
+    ]
+    for name in present:
+        table.add_row(name, *(f"{mean[name]:.1f}" if name in mean else "" for mean in means))
     table.add_section()
-    table.add_row("mean", *(f"{row['value']:.1f}" for row in judged))
+    table.add_row("mean", *(f"{fmean(mean.values()):.1f}" if mean else "" for mean in means))
     return table
 
 
