@@ -227,11 +227,7 @@ def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
 def test_an_imbalanced_source_is_also_judged_by_its_classes(
     short_run: Run, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Imbalanced(Source):
-        imbalanced = True
-
-    source = subject.source
-    uneven = Imbalanced(source.name, source.train, source.test)
+    uneven = replace(subject.source, imbalanced=True)
     monkeypatch.setattr("deepbregman.evaluation.job.open_labelled", lambda *_: uneven)
     rows = evaluate(short_run, protocols=["knn"], accelerator="cpu")
     assert {row["metric"] for row in rows} == {"top1", "balanced"}

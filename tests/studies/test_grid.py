@@ -19,7 +19,7 @@ from rich.console import Console
 
 from deepbregman.cli import main
 from deepbregman.errors import UserError
-from deepbregman.evaluation import protocols
+from deepbregman.evaluation import subject
 from deepbregman.runs import Run
 from deepbregman.studies import cells, grid, pretraining
 from deepbregman.studies.catalogue import find_study
@@ -60,7 +60,7 @@ def test_to_the_end(
         (judged,) = [
             part
             for part in run.result()["evaluations"]
-            if f"{part['protocol']}, {part['variant']}" == MAIN_METRIC
+            if f"{part['protocol']}, {part['variant']}" == MAIN_METRIC and part["metric"] == "top1"
         ]
         assert row["metrics"][MAIN_METRIC] == judged["value"]
         assert judged["num_test"] == 100
@@ -87,13 +87,13 @@ def test_other_encoders_by_value_and_more_seeds_later(
     tiny: list[str], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    real = protocols.open_data
+    real = subject.open_data
 
     def counted_opening(*arguments: Any) -> Any:
         opened.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(protocols, "open_data", counted_opening)
+    monkeypatch.setattr(subject, "open_data", counted_opening)
     monkeypatch.setattr(pretraining, "open_data", counted_opening)
     words = ["study", "encoder-depth", "--out", str(out), "--keep-checkpoints"]
     main([*words, "--values", "small", "--only", "divergence-small", *tiny])
@@ -127,8 +127,8 @@ def test_a_crash_costs_no_finished_work_and_changes_no_number(
     words[words.index("--epochs") + 1] = "2"
     keep, evaluate = Pretraining._keep, cells.evaluate
 
-    def killed(self: Pretraining, record: Record, is_last: bool) -> None:
-        keep(self, record, is_last)
+    def killed(self: Pretraining, record: Record, *rest: Any) -> None:
+        keep(self, record, *rest)
         if self.run.path.name == "20-seed0":
             raise RuntimeError("power cut")
 

@@ -1,5 +1,7 @@
 """What the verbs share: common options, parsing, and words printed as they are."""
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
@@ -18,6 +20,8 @@ T = TypeVar("T")
 def parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
     """Call a function with the options that its signature and docstring describe."""
     first = place().local_rank == 0  # the one that talks, among several processes
+    # A sentence that goes on in a deeper line is one sentence: the terminal wraps it anew.
+    function.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
     return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}", console_outputs=first)
 
 
