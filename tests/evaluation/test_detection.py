@@ -231,13 +231,17 @@ def test_seeds_are_averaged(run: Run, devkit: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_detector_learns_a_handful_of_scenes_by_heart(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("architecture", "iterations"), [("fpn", 60), ("c4", 160)])
+def test_a_detector_learns_a_handful_of_scenes_by_heart(
+    tmp_path: Path, architecture: Architecture, iterations: int
+) -> None:
     run = make_run(tmp_path / "run")
     devkit = make_devkit(tmp_path / "voc", [0, 1, 2], [0, 1, 2])
     options = replace(
         TINY,
+        architectures=(architecture,),
         arms=("random",),
-        iterations=60,
+        iterations=iterations,
         batch_size=3,
         learning_rate=0.01,
         clip_gradient=5.0,
