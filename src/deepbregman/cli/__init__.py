@@ -17,6 +17,7 @@ VERBS = {
     "pretrain": "Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.",
     "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
     "embed": "Write the features of images to an .npz file.",
+    "study": "Run a study of the paper, with error bars: deepbregman study [NAME].",
     "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
