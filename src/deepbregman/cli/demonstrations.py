@@ -67,6 +67,88 @@ def distributions(arguments: list[str]) -> None:
     parse(options, "study distributions", arguments)
 
 
+def divergence_2d(arguments: list[str]) -> None:
+    """Draw learned and classical divergences over the plane."""
+
+    def options(
+        seeds: int = 5,
+        num_subnetworks: int = 10,
+        samples: int = 250,
+        steps: int = 300,
+        resolution: int = 160,
+        target: int = 1,
+        out: Path = Path("studies/divergence-2d"),
+    ) -> None:
+        """Draw the divergence from every point of the plane to one sample: learned, and classical.
+
+        Samples are of five Gaussian classes; subnetworks are affine and trained on labelled pairs.
+        For Kullback-Leibler and Itakura-Saito the plane is shifted into the positive quadrant.
+
+        Args:
+            seeds: The first is drawn, all are measured on held-out samples.
+            num_subnetworks: K.
+            samples: Of all classes together.
+            steps: Of training.
+            resolution: Of the maps, in points along a side.
+            target: Class of the sample, 0 to 4.
+            out: Folder of the study, new or empty.
+        """
+        from deepbregman.studies.divergence_2d import run_divergence_2d
+
+        console = Console()
+        run_divergence_2d(
+            out,
+            seeds=seeds,
+            num_subnetworks=num_subnetworks,
+            samples=samples,
+            steps=steps,
+            resolution=resolution,
+            target=target,
+            console=console,
+        )
+        _finish(console, out)
+
+    parse(options, "study divergence-2d", arguments)
+
+
+def tsne(arguments: list[str]) -> None:
+    """Map the features of runs side by side."""
+
+    def options(
+        runs: tuple[Path, ...],
+        data: str | None = None,
+        images: int = 2000,
+        seeds: int = 3,
+        out: Path = Path("studies/tsne"),
+        accelerator: Accelerator = "auto",
+    ) -> None:
+        """Map the features of runs to the plane by t-SNE, with silhouette, k-means and kNN.
+
+        Args:
+            runs: Folders of one or more runs.
+            data: A labelled source in place of the first run's.
+            images: At most so many test images, stratified by class.
+            seeds: Of t-SNE and k-means.
+            out: Folder of the study, new or empty.
+            accelerator: Where to compute features; auto takes a GPU if there is one.
+        """
+        from deepbregman.studies.tsne import run_tsne
+
+        console = Console()
+        run_tsne(
+            out,
+            runs=runs,
+            data=data,
+            images=images,
+            seeds=seeds,
+            accelerator=accelerator,
+            console=console,
+        )
+        _finish(console, out)
+
+    parse(options, "study tsne", arguments)
+
+
 class Demonstration(NamedTuple):
     """A study that parses its own options."""
 
@@ -78,6 +160,13 @@ DEMONSTRATIONS = {
     "distributions": Demonstration(
         "Can a learned divergence tell distributions apart, and are views better taken as such?",
         distributions,
+    ),
+    "divergence-2d": Demonstration(
+        "What does a learned divergence look like on the plane, beside classical ones?",
+        divergence_2d,
+    ),
+    "tsne": Demonstration(
+        "How well do the features of runs separate classes? Maps, and numbers under each.", tsne
     ),
 }
 """Name -> what ``deepbregman study NAME`` calls with the rest of its arguments."""

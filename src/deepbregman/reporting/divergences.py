@@ -40,7 +40,7 @@ def ring_figure(
         points: (N, S, 2), the held-out distributions of the first seed.
         labels: (N,), their rings.
         clusters: arm -> (N,) clusters found, for the arms to show.
-        rows: arms with mean, deviation and n of the ARI, and whether each is a baseline.
+        rows: arms with mean, deviation and n of the ARI, and whether each is a baseline; grey.
     """
     means = points.mean(axis=1)
     with mpl.rc_context(STYLE):
@@ -49,32 +49,39 @@ def ring_figure(
         first = figure.add_subplot(grid[0, 0])
         for index in np.unique(labels):
             colour = PALETTE(int(index))
-            one = points[labels == index][0]
-            first.scatter(*means[labels == index].T, s=9.0, color=colour, linewidths=0)
-            first.scatter(*one.T, s=9.0, facecolors="none", edgecolors=[colour], linewidths=0.6)
+            mine, one = means[labels == index], points[labels == index][0]
+            first.scatter(mine[:, 0], mine[:, 1], s=9.0, color=colour, linewidths=0)
+            hollow: Record = {"facecolors": "none", "edgecolors": [colour], "linewidths": 0.6}
+            first.scatter(one[:, 0], one[:, 1], s=9.0, **hollow)
         title = "Held-out distributions: means, by ring;\nall points of one of each (hollow)"
         _plane(first, title)
         for place, (arm, found) in enumerate(clusters.items(), start=1):
             axes = figure.add_subplot(grid[0, place], sharex=first, sharey=first)
             for index in np.unique(labels):
-                mine = labels == index
-                colours = [PALETTE(3 + int(cluster)) for cluster in found[mine]]
-                marker = MARKERS[int(index)]
-                axes.scatter(*means[mine].T, s=13.0, c=colours, marker=marker, linewidths=0)
+                mine = means[labels == index]
+                colours = [PALETTE(3 + int(cluster)) for cluster in found[labels == index]]
+                axes.scatter(
+                    mine[:, 0],
+                    mine[:, 1],
+                    s=13.0,
+                    c=colours,
+                    marker=MARKERS[int(index)],
+                    linewidths=0,
+                )
             _plane(axes, f"Clusters by {arm}\n(colour: cluster, marker: ring)")
         bars = figure.add_subplot(grid[1, :])
         names = [row["arm"] for row in rows][::-1]
         values = [row["mean"] for row in rows][::-1]
         errors = [row["deviation"] or 0.0 for row in rows][::-1]
-        colours = ["0.6" if row["is_baseline"] else PALETTE(0) for row in rows][::-1]
-        bars.barh(names, values, xerr=errors, color=colours, height=0.65, capsize=3)
+        fills = [PALETTE(7) if row["is_baseline"] else PALETTE(0) for row in rows][::-1]
+        bars.barh(names, values, xerr=errors, color=fills, height=0.65, capsize=3)
         for place, (value, error) in enumerate(zip(values, errors, strict=True)):
             words = f"{value:.3f} ± {error:.3f}"
             bars.annotate(words, (max(value + error, 0.0) + 0.015, place), va="center", fontsize=8)
         bars.set(xlim=(min(0.0, *values), 1.2), xticks=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
         runs = rows[0]["n"]
-        bars.set(title=f"Agreement with the rings, mean and deviation of {runs} runs")
-        bars.set_xlabel("adjusted Rand index of clustered distributions")
+        bars.set(title=f"Agreement with the rings, mean and deviation; runs: {runs}")
+        bars.set_xlabel("adjusted Rand index")
         bars.grid(axis="y", visible=False)
         bars.set_axisbelow(True)
         save_figure(figure, paths)
@@ -118,7 +125,7 @@ def plane_figure(
     """
     num_rows = -(-len(panels) // 3)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.0, 3.6 * num_rows + 0.4), dpi=110)
+        figure = Figure(figsize=(11.0, 3.5 * num_rows), dpi=110)
         grid = figure.subplots(num_rows, 3, squeeze=False).flatten()
         for axes, panel in zip(grid, panels, strict=False):
             if panel.is_partition:
@@ -134,12 +141,13 @@ def plane_figure(
                 zero = panel.values <= 1e-6 * top
                 if zero.mean() > 0.002:  # a region, not the point x0 alone
                     axes.contourf(x, y, zero, [0.5, 1.5], colors="none", hatches=["//"])
-                figure.colorbar(drawn, ax=axes, shrink=0.85, format="%.2g")
+                figure.colorbar(drawn, ax=axes, shrink=0.75, format="%.2g")
             for index in np.unique(labels):
                 mine = points[labels == index]
                 marker = MARKERS[int(index) % len(MARKERS)]
                 axes.scatter(
-                    *mine.T,
+                    mine[:, 0],
+                    mine[:, 1],
                     s=10.0,
                     marker=marker,
                     color=PALETTE((int(index) + 1) % 10),

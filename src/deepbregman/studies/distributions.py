@@ -73,7 +73,7 @@ def run_distributions(
         )
     if part not in ("rings", "images", "all"):
         raise UserError(f"--part {part}: it is one of rings, images, all")
-    changes = {"views.num_views": num_views}
+    changes: Record = {"views.num_views": num_views}
     changes |= {} if data is None else {"data.source": data}
     changes |= {} if epochs is None else {"training.epochs": epochs}
     config = override(load_recipe(recipe), changes)
@@ -142,10 +142,19 @@ def _rings(out: Path, settings: rings.Rings, seeds: int, console: Console) -> li
         points=first.points.numpy(),
         labels=first.labels.numpy(),
         clusters=shown,
-        rows=[
-            {**row, "is_baseline": row["arm"] in rings.BASELINES}
-            for row in rows
-            if row["metric"] == "ARI"
-        ],
+        rows=bars(rows),
     )
     return rows
+
+
+def bars(rows: list[Record]) -> list[Record]:
+    """Pick the rows that the figure of the rings shows, and name them for it."""
+    return [
+        {
+            **row,
+            "arm": row["arm"] + row["metric"].removeprefix("ARI").replace(" of ", ": "),
+            "is_baseline": row["arm"] in rings.BASELINES,
+        }
+        for row in rows
+        if row["metric"].startswith("ARI")
+    ]

@@ -46,6 +46,7 @@ class PlaneNetwork(nn.Module):
         hidden: int = 32,
     ) -> None:
         super().__init__()
+        self.num_outputs = num_outputs
         layers: list[nn.Module] = []
         width = 2
         for wider in widths:
@@ -62,7 +63,7 @@ class PlaneNetwork(nn.Module):
     def forward(self, points: Tensor) -> Tensor:
         """Map points (N, 2) to (N, K), or sets of them (N, S, 2) to (N, S, K)."""
         outputs: Tensor = self.layers(points.flatten(0, -2))
-        return outputs.unflatten(0, points.shape[:-1])
+        return outputs.view(*points.shape[:-1], -1)
 
 
 def fit(
@@ -111,7 +112,8 @@ def fit(
         outputs = network(points[chosen])
         distance = FORMS[form](outputs, outputs)  # (B, B)
         optimiser.zero_grad()
-        METRIC_LOSSES[loss](distance, labels[chosen], margin).backward()
+        value = METRIC_LOSSES[loss](distance, labels[chosen], margin)
+        value.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         schedule.step()
     return network.eval()
