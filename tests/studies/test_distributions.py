@@ -40,7 +40,7 @@ def test_a_set_is_scored_point_by_point() -> None:
 
 
 def test_the_moment_form_tells_the_rings_apart_and_euclidean_distance_does_not() -> None:
-    settings = Rings(num_points=25, num_train=150, num_test=60, variance=0.02, steps=120)
+    settings = Rings(num_points=25, num_train=150, num_test=60, variance=0.02, steps=300)
     train, test = draw_rings(settings, 150, seed=1), draw_rings(settings, 60, seed=2)
     learned = cluster_arm("moment, contrastive", settings, train, test, 0)
     assert learned.metrics["ARI"] > 0.85
