@@ -45,6 +45,7 @@ def test_the_moment_form_tells_the_rings_apart_and_euclidean_distance_does_not()
     learned = cluster_arm("moment, contrastive", settings, train, test, 0)
     assert learned.metrics["ARI"] > 0.85
     assert cluster_arm("Euclidean, means", settings, train, test, 0).metrics["ARI"] < 0.3
+    assert cluster_arm("oracle, nearest ring", settings, train, test, 0).metrics["ARI"] > 0.9
 
 
 def test_mean_and_deviation_are_those_of_the_values() -> None:

@@ -22,7 +22,7 @@ from .outcome import check_seeds, claim_folder, rows_of, write_outcome
 from .pretraining import pretrain
 
 Part = Literal["rings", "images", "all"]
-SHOWN_ARMS = ("Euclidean, means", "moment, contrastive")
+SHOWN_ARMS = (rings.EUCLIDEAN, "moment, contrastive")
 IMAGE_ARMS = {"views as points": False, "views as distributions": True}
 IMAGE_NOTES = (
     "An image's M views as two empirical distributions of M / 2 views each (divergence.sets), "
