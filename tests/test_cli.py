@@ -104,8 +104,8 @@ class TestVerbs:
             ("knn", "cosine, k=200"),
             ("knn", "divergence, k=20"),
             ("knn", "divergence, k=200"),
-            ("linear", "cached features"),
-            ("linear", "crop and flip"),
+            *[("linear", "cached features")] * 2,  # top 1 and top 5
+            *[("linear", "crop and flip")] * 2,
         ]
         for row in rows:
             assert f"{row['value']:.2f}" in out
@@ -264,7 +264,7 @@ class TestErrors:
         self, command: Command, recipe: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """As in a folder too large to decode on opening."""
-        monkeypatch.setattr("deepbregman.data.folders.FULL_DECODE_LIMIT", 0)
+        monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 0)
         truncated(photos / "cats" / "broken.jpg")
         run = photos.parent / "run"
         words = ("--data", photos, "--data.image-size", 8, "--training.batch-size", 8)

@@ -52,7 +52,7 @@ def test_commands_and_python_blocks(workplace: Path) -> None:
         scope: dict[str, object] = {}
         exec(compile(code, "README.md", "exec"), scope)
         if "rows" in scope:
-            assert len(scope["rows"]) == 6
+            assert len(scope["rows"]) == 8  # kNN 4; linear 2, with top 1 and top 5 each
         if "features" in scope:
             assert scope["features"].shape == (4, 512)
 

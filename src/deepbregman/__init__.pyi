@@ -1,8 +1,12 @@
 from .config import Config as Config
 from .config import load_recipe as load_recipe
 from .errors import UserError as UserError
+from .evaluation.cluster import cluster as cluster
+from .evaluation.clustering import bregman_clusters as bregman_clusters
 from .evaluation.embedding import embed as embed
 from .evaluation.protocols import evaluate as evaluate
+from .evaluation.search import evaluate_search as evaluate_search
+from .evaluation.search import search as search
 from .exporting.export import export as export
 from .exporting.loading import load_encoder as load_encoder
 from .method.base_network import Encoder as Encoder

@@ -76,7 +76,24 @@ def test_reading_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
             ["train_labels", "3 labels", "5 images"],
         ),
         ({"train_images": GREY, "train_labels": LABELS.astype(float)}, ["float64", "integers"]),
-        ({"train_images": GREY, "train_labels": np.ones((5, 14), int)}, ["(5, 14)"]),
+        (
+            {"train_images": GREY, "train_labels": np.ones((5, 14), int)},
+            ["train_labels", "(5, 14)", "several labels an image", "ChestMNIST"],
+        ),
+        (
+            {"train_images": np.zeros((5, 28, 28, 28), np.uint8)},
+            ["(5, 28, 28, 28)"],  # a volume of MedMNIST 3D
+        ),
+        ({"train_images": GREY, "train_sizes": np.ones((4, 2), int)}, ["train_sizes", "(4, 2)"]),
+        ({"train_images": GREY, "train_sizes": np.full((5, 2), 5)}, ["from 1 to 4 and 6"]),
+        ({"train_images": GREY, "train_sizes": np.zeros((5, 2), int)}, ["from 1 to 4 and 6"]),
+        ({"train_images": GREY, "train_sizes": np.ones((5, 2))}, ["train_sizes", "float64"]),
+        ({"train_images": GREY, "train_names": np.arange(5)}, ["train_names", "int64", "text"]),
+        ({"train_images": GREY, "train_names": np.array(["a"])}, ["train_names has 1 names for 5"]),
+        (
+            {"train_images": GREY, "train_labels": LABELS, "class_names": np.array(["a", "b"])},
+            ["class_names has 2 names", "up to 2"],
+        ),
         ({"train_images": GREY, "train_labels": np.full(5, -1)}, ["-1", "numbered from 0"]),
         (
             {"train_images": GREY, "train_labels": np.array([None] * 5, dtype=object)},
@@ -90,6 +107,38 @@ def test_bad_arrays_are_named(tmp_path: Path, arrays: dict[str, Any], parts: lis
         _open(tmp_path / "bad.npz", **arrays)
     for part in ["data.source", "bad.npz", *parts]:
         assert part in str(caught.value)
+
+
+def test_true_sizes_are_kept_only_where_images_do_not_fill_their_frame(tmp_path: Path) -> None:
+    full, some = np.tile([[4, 6]], (5, 1)), np.array([[4, 6], [1, 2], [3, 3], [4, 1], [4, 6]])
+    source = _open(
+        tmp_path / "a.npz",
+        train_images=GREY,
+        train_sizes=full,
+        test_images=GREY,
+        test_sizes=some.astype(np.uint8),
+    )
+    assert source.test is not None
+    assert source.train.images.sizes is None
+    assert source.test.images.sizes.tolist() == some.tolist()
+
+
+def test_medmnist_as_it_is_published(tmp_path: Path) -> None:
+    """The six arrays of BloodMNIST and its like, with their shapes and types."""
+    random, splits = np.random.default_rng(2), {"train": 6, "val": 2, "test": 3}
+    arrays: dict[str, np.ndarray] = {}
+    for split, count in splits.items():
+        arrays[f"{split}_images"] = random.integers(0, 256, (count, 28, 28, 3), dtype=np.uint8)
+        arrays[f"{split}_labels"] = random.integers(0, 8, (count, 1), dtype=np.uint8)
+    source = _open(tmp_path / "bloodmnist.npz", compressed=True, **arrays)
+    assert source.test is not None
+    for split, name in ((source.train, "train"), (source.test, "test")):
+        assert split.labels is not None
+        assert split.labels.tolist() == arrays[f"{name}_labels"][:, 0].tolist()
+        assert np.array_equal(
+            split.images.pixels.permute(0, 2, 3, 1).numpy(), arrays[f"{name}_images"]
+        )
+    assert (source.unlabelled, source.imbalanced) == (None, False)
 
 
 def test_missing_file(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from deepbregman.data import FileImages, Source, open_source
-from deepbregman.data import folders as folders_module
+from deepbregman.data import listings as listings_module
 from deepbregman.errors import UserError
 
 Save = Callable[..., np.ndarray]
@@ -183,7 +183,7 @@ def test_unreadable_images_are_left_out_and_counted(damaged: Path) -> None:
 def test_large_folders_are_checked_by_their_headers(
     damaged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders_module, "FULL_DECODE_LIMIT", 11)  # there are twelve
+    monkeypatch.setattr(listings_module, "FULL_DECODE_LIMIT", 11)  # there are twelve
     calls = []
     source = open_source(
         str(damaged),
@@ -224,7 +224,7 @@ def test_frame_side(
     fills: bool,
     limit: int,
 ) -> None:
-    monkeypatch.setattr(folders_module, "FULL_DECODE_LIMIT", limit)
+    monkeypatch.setattr(listings_module, "FULL_DECODE_LIMIT", limit)
     for i, (height, width) in enumerate(sizes):
         save_picture(tmp_path / f"{i}.png", height, width)
     images = open_source(str(tmp_path), image_size=image_size).train.images

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from deepbregman.data import open_source
+from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
+from deepbregman.studies.pretraining import images_to_pretrain_on
 
 
 def test_digits_are_scaled_repeated_and_split_as_documented() -> None:
@@ -120,6 +121,12 @@ def test_stl10_is_transposed_and_counted_from_zero(
     assert source.test.labels.tolist() == [2, 0, 1]
     assert source.unlabelled.labels is None
     assert source.classes == tuple(names)
+
+    # Pretraining is on train and unlabelled, without what is held out; never on test.
+    pretrained = images_to_pretrain_on(source, torch.tensor([1]))
+    assert isinstance(pretrained, ArrayImages)
+    expected = np.concatenate([images["train"][1:], images["unlabeled"]])
+    assert np.array_equal(pretrained.pixels.numpy(), expected)
 
 
 @pytest.mark.parametrize(

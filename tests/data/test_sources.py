@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepbregman.data import ArrayImages, FileImages, Split, open_source
+from deepbregman.data import ArrayImages, FileImages, Split, join_images, open_source
 from deepbregman.errors import UserError
 
 
@@ -12,6 +12,11 @@ def test_unknown_source_suggests_the_nearest() -> None:
         open_source("digit", image_size=8)
     for part in ("'digit'", "digits, cifar10, cifar100, stl10", "did you mean 'digits'?"):
         assert part in str(caught.value)
+
+
+def test_pascal_voc_is_for_detection() -> None:
+    with pytest.raises(UserError, match=r"'voc'.*--protocol detect"):
+        open_source("voc", image_size=224)
 
 
 def test_empty_source_is_not_the_working_folder() -> None:
@@ -68,3 +73,23 @@ def test_files_are_counted_as_if_decoded() -> None:
 def test_parts_that_do_not_fit_are_refused(build, part: str) -> None:
     with pytest.raises(UserError, match=part):
         build()
+
+
+def test_joined_images_keep_their_sizes() -> None:
+    pixels = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8)
+    sizes = torch.tensor([[1, 2], [4, 6]])
+    joined = join_images(ArrayImages(pixels[:3]), ArrayImages(pixels[3:], sizes))
+    assert isinstance(joined, ArrayImages)
+    assert torch.equal(joined.pixels, pixels)
+    assert joined.sizes is not None
+    assert joined.sizes.tolist() == [[4, 6]] * 3 + sizes.tolist()
+    bare = join_images(ArrayImages(pixels[:3]), ArrayImages(pixels[3:]))
+    assert isinstance(bare, ArrayImages)
+    assert bare.sizes is None
+    files = join_images(FileImages((Path("a"),), 4, True), FileImages((Path("b"),), 4, False))
+    assert isinstance(files, FileImages)
+    assert (files.paths, files.fills_frame) == ((Path("a"), Path("b")), False)
+    with pytest.raises(UserError, match=r"4 x 6 \(pixels\) and 4 x 4 \(files\)"):
+        join_images(ArrayImages(pixels), files)
+    with pytest.raises(UserError, match=r"4 x 6.*6 x 4"):
+        join_images(ArrayImages(pixels), ArrayImages(pixels.transpose(2, 3)))

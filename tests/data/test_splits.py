@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepbregman.data import labelled_subset, stratified_split
+from deepbregman.data import grouped_split, labelled_subset, stratified_split
 from deepbregman.errors import UserError
 
 label_lists = st.lists(st.integers(0, 4), min_size=0, max_size=60)
@@ -103,3 +103,77 @@ def test_labelled_subset_differs_by_seed_and_refuses_too_many() -> None:
         labelled_subset(torch.tensor([0] * 9 + [1] * 2), 4, 0)
     with pytest.raises(UserError, match="per class 0: must be at least 1"):
         labelled_subset(labels, 0, 0)
+
+
+# Groups as lesions are: each of one class, of one to six images; its place says which it is.
+lesions = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=40)
+
+
+def _expand(groups: list[tuple[int, int]], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the label and the group of every image, in a random order."""
+    labels = torch.tensor([label for label, size in groups for _ in range(size)])
+    members = torch.tensor([group for group, (_, size) in enumerate(groups) for _ in range(size)])
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return labels[order], members[order] * 7 - 3  # numbers of groups need not be 0, 1, 2
+
+
+@settings(max_examples=200, deadline=None)
+@given(groups=lesions, percent=st.integers(1, 99), seed=st.integers(0, 1000))
+def test_no_group_is_divided_and_every_class_keeps_its_share(
+    groups: list[tuple[int, int]], percent: int, seed: int
+) -> None:
+    labels, members = _expand(groups, seed)
+    kept, held = grouped_split(labels, members, percent / 100, seed)
+    assert sorted(kept.tolist() + held.tolist()) == list(range(len(labels)))
+    assert held.tolist() == sorted(held.tolist())
+    assert not set(members[kept].tolist()) & set(members[held].tolist())
+    assert torch.equal(grouped_split(labels, members, percent / 100, seed)[1], held)
+    for label in set(labels.tolist()):
+        sizes = [size for kind, size in groups if kind == label]
+        num_held = int((labels[held] == label).sum())
+        if len(sizes) == 1:
+            assert num_held == 0
+        else:
+            assert 0 < num_held < sum(sizes)
+            # The quota itself is within one of the share; a group more or less, beyond that.
+            assert abs(num_held - sum(sizes) * percent / 100) <= max(sizes) + 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    percent=st.integers(1, 99),
+    seed=st.integers(0, 100),
+)
+def test_groups_of_one_are_split_like_items(labels: list[int], percent: int, seed: int) -> None:
+    given_labels = torch.tensor(labels)
+    _, held = grouped_split(given_labels, torch.arange(len(labels)), percent / 100, seed)
+    _, expected = stratified_split(given_labels, len(labels), percent / 100, seed)
+    assert Counter(given_labels[held].tolist()) == Counter(given_labels[expected].tolist())
+
+
+def test_the_share_is_close_on_a_set_like_isic() -> None:
+    """Many small groups: within half a group of a fifth for each class."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 6, (3000,), generator=generator).tolist()
+    labels, members = _expand([(i % 7, size) for i, size in enumerate(sizes)], 0)
+    _, held = grouped_split(labels, members, 0.2, 0)
+    shares = torch.bincount(labels[held]) - 0.2 * torch.bincount(labels)
+    assert shares.abs().max() <= 3.5
+    others = [grouped_split(labels, members, 0.2, seed)[1] for seed in (1, 2)]
+    assert all(other.tolist() != held.tolist() for other in others)
+
+
+def test_a_group_of_several_classes_is_not_divided_either() -> None:
+    labels = torch.tensor([0, 1, 1, 0, 0, 1] * 10)
+    members = torch.arange(60) // 3
+    kept, held = grouped_split(labels, members, 0.3, 0)
+    assert not set(members[kept].tolist()) & set(members[held].tolist())
+    assert abs(len(held) - 18) <= 3
+
+
+def test_grouped_split_refuses_what_does_not_match() -> None:
+    with pytest.raises(UserError, match=r"\(2,\).*\(3,\)"):
+        grouped_split(torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), 0.2, 0)
+    with pytest.raises(UserError, match=r"fraction 1\.0"):
+        grouped_split(torch.zeros(3, dtype=torch.int64), torch.arange(3), 1.0, 0)

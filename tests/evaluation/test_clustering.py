@@ -1,71 +1,178 @@
-"""Bregman hard clustering against scikit-learn's k-means and the theory of its centroids."""
+"""The mathematics of clustering with a learned divergence, in float64, hard form and smooth."""
 
-from functools import partial
+import itertools
+from collections import Counter
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.cluster import KMeans
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
-from deepbregman.evaluation.clustering import _settle, bregman_clustering
-from deepbregman.method.bregman import divergence, moment_divergence, soft_divergence
+from deepbregman.evaluation import clustering
+from deepbregman.evaluation.clustering import bregman_clusters, purity
+from deepbregman.method.bregman import learned_divergence
 
-FORMS = {
-    "moment": moment_divergence,
-    "max": divergence,
-    "smooth": partial(soft_divergence, temperature=0.5),
-}
+seeds = st.integers(0, 2**31 - 1)
+smoothings = st.sampled_from([0.0, 0.1, 1.0])
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def points(seed: int, num_points: int, num_scores: int, rounded: bool = False) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = 3.0 * torch.randn(num_points, num_scores, generator=generator, dtype=torch.float64)
+    return drawn.round() if rounded else drawn  # rounded scores tie, at the top too
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_with_the_euclidean_form_it_is_k_means(seed: int) -> None:
-    rows = normal(90, 4, seed=seed)
-    rows[30:60, 0] += 6.0
-    rows[60:, 1] += 6.0
-    found = bregman_clustering(rows, 3, moment_divergence, seed=seed)
-    reference = KMeans(3, n_init=10, random_state=seed).fit(rows.numpy())
-    assert adjusted_rand_score(found.assignment, reference.labels_) == 1.0
-    assert found.objective == pytest.approx(reference.inertia_)
+@given(seed=seeds, smoothing=smoothings, rounded=st.booleans(), count=st.integers(1, 9))
+def test_the_mean_is_the_best_centroid(
+    seed: int, smoothing: float, rounded: bool, count: int
+) -> None:
+    """Whatever s: sum D(x_i, s) - sum D(x_i, mean) = n D(mean, s) >= 0, hard form and ties too."""
+    x, s = points(seed, count, 4, rounded), points(seed + 1, 1, 4, rounded)
+    mean = x.mean(dim=0, keepdim=True)
+    cost_s = learned_divergence(x, s, smoothing).sum()
+    cost_mean = learned_divergence(x, mean, smoothing).sum()
+    gap = count * learned_divergence(mean, s, smoothing).item()
+    assert (cost_s - cost_mean).item() == pytest.approx(gap, abs=1e-9)
+    assert gap >= 0.0
 
 
-@given(st.sampled_from(sorted(FORMS)), st.integers(2, 6), st.integers(0, 999))
-def test_the_mean_is_the_best_centroid(form: str, num_scores: int, seed: int) -> None:
-    rows = normal(7, num_scores, seed=seed)
-    other = rows.mean(dim=0, keepdim=True) + normal(1, num_scores, seed=seed + 1)
-    at_mean = FORMS[form](rows, rows.mean(dim=0, keepdim=True)).sum()
-    assert at_mean <= FORMS[form](rows, other).sum() + 1e-9
+@given(
+    seed=seeds,
+    smoothing=smoothings,
+    rounded=st.booleans(),
+    num_points=st.integers(1, 40),
+    num_clusters=st.integers(1, 8),
+    num_scores=st.integers(1, 6),
+)
+def test_the_objective_never_increases(
+    seed: int,
+    smoothing: float,
+    rounded: bool,
+    num_points: int,
+    num_clusters: int,
+    num_scores: int,
+) -> None:
+    x = points(seed, num_points, num_scores, rounded)
+    num_clusters = min(num_clusters, num_points)
+    found = bregman_clusters(x, num_clusters, smoothing, seed, restarts=2)
+    steps = list(itertools.pairwise(found.objective))
+    assert all(after <= before + 1e-12 for before, after in steps)
+    # What is returned is what the last number says, and is a fixed point of both steps.
+    matrix = learned_divergence(x, found.centroids, smoothing)
+    chosen = matrix.gather(1, found.assignment[:, None])[:, 0]
+    assert chosen.mean().item() == pytest.approx(found.objective[-1], abs=1e-12)
+    assert torch.allclose(chosen, matrix.min(dim=1).values, atol=1e-12)
+    for index in range(num_clusters):
+        members = x[found.assignment == index]
+        if len(members):
+            assert torch.allclose(members.mean(dim=0), found.centroids[index])
 
 
-@given(st.sampled_from(sorted(FORMS)), st.integers(0, 999))
-def test_it_settles_where_no_row_would_move_and_never_above_its_start(form: str, seed: int) -> None:
-    rows, start = normal(20, 4, seed=seed), normal(3, 4, seed=seed + 1)
-    before = FORMS[form](rows, start).amin(dim=1).sum().item()
-    found = _settle(rows, start, FORMS[form])
-    assert found.objective <= before + 1e-9
-    distance = FORMS[form](rows, found.centroids)
-    assert torch.equal(distance.argmin(dim=1), found.assignment)
+@given(seed=seeds, num_clusters=st.integers(2, 6), smoothing=smoothings)
+def test_starts_are_far_from_each_other(seed: int, num_clusters: int, smoothing: float) -> None:
+    """Of many copies of a point one at most is drawn, while others are at a divergence from it."""
+    corners = 9.0 * torch.eye(num_clusters, dtype=torch.float64)
+    x = torch.cat([corners[:1].repeat(40, 1), corners])
+    generator = torch.Generator().manual_seed(seed)
+    starts = clustering._scattered(x, num_clusters, smoothing, generator)
+    assert sorted(starts.argmax(dim=1).tolist()) == list(range(num_clusters))
 
 
-def test_distributions_of_distinct_winners_are_told_apart_by_the_max_form() -> None:
-    rows = torch.eye(3, dtype=torch.float64).repeat(10, 1) + 0.05 * normal(30, 3)
-    found = bregman_clustering(rows, 3, divergence)
-    assert adjusted_rand_score(found.assignment, torch.arange(30) % 3) == 1.0
-    assert found.objective == 0.0
+@given(seed=seeds, num_clusters=st.integers(2, 6))
+def test_empty_clusters_are_filled_from_others(seed: int, num_clusters: int) -> None:
+    """Centroids that all coincide: the first takes every point, and the others end with some."""
+    x = points(seed, 25, 5)
+    found = clustering._refine(x, x[:1].repeat(num_clusters, 1), 1.0, 300)
+    assert torch.bincount(found.assignment, minlength=num_clusters).min() > 0
+    assert all(after <= before + 1e-12 for before, after in itertools.pairwise(found.objective))
 
 
-def test_rows_that_no_divergence_tells_apart_do_not_break_it() -> None:
-    found = bregman_clustering(torch.ones(5, 2), 3, divergence)
-    assert found.objective == 0.0
+def test_filling_a_cluster_empties_no_other_and_moves_nothing_for_nothing() -> None:
+    assignment = torch.tensor([0, 1, 1, 1])  # cluster 0 has one point, clusters 2 and 3 none
+    far = torch.tensor([9.0, 1.0, 3.0, 0.0], dtype=torch.float64)
+    filled = clustering._fill_empty(clustering._Step(assignment, far, far), 4)
+    assert filled[[0, 3]].tolist() == [0, 1]
+    assert sorted(filled[[1, 2]].tolist()) == [2, 3]
+    near = torch.zeros(4, dtype=torch.float64)
+    still = clustering._fill_empty(clustering._Step(assignment, near, near), 4)
+    assert still.tolist() == assignment.tolist()
 
 
-@pytest.mark.parametrize(("clusters", "restarts"), [(0, 1), (6, 1), (2, 0)])
-def test_what_cannot_be_is_refused(clusters: int, restarts: int) -> None:
-    with pytest.raises(ValueError, match=r"ask for 1 to 5|must be 1 or more"):
-        bregman_clustering(torch.ones(5, 2), clusters, divergence, restarts=restarts)
+def test_a_point_between_equal_centroids_stays() -> None:
+    x, centroids = points(6, 10, 4), points(7, 1, 4).repeat(3, 1)
+    current = torch.arange(10) % 3
+    assert torch.equal(clustering._assign(x, centroids, 0.0, current).assignment, current)
+
+
+def test_separate_groups_are_found_and_the_best_start_is_kept() -> None:
+    centres = 20.0 * torch.eye(5, 8, dtype=torch.float64)
+    noise = torch.randn(200, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.arange(200) % 5
+    x = centres[labels] + noise
+    for smoothing in (0.0, 1.0):
+        found = bregman_clusters(x, 5, smoothing, seed=0)
+        assert purity(labels, found.assignment) == 1.0
+        assert len(found.assignment.unique()) == 5
+        alone = [
+            bregman_clusters(x, 3, smoothing, seed=1, restarts=count).objective[-1]
+            for count in (1, 4, 8)
+        ]
+        assert alone == sorted(alone, reverse=True)
+
+
+def test_the_hard_form_tells_winners_apart_and_nothing_else() -> None:
+    x = points(3, 60, 4)
+    found = bregman_clusters(x, 7, 0.0)
+    assert found.objective[-1] == 0.0
+    winners = {
+        cluster: set(x[found.assignment == cluster].argmax(dim=1).tolist()) for cluster in range(7)
+    }
+    assert all(len(kinds) <= 1 for kinds in winners.values())
+    fewer = bregman_clusters(x, 2, 0.0)  # two of four winners: it has to cost something
+    assert fewer.objective[-1] > 0.0
+
+
+def test_a_seed_repeats_and_every_point_may_be_a_cluster() -> None:
+    x = points(4, 30, 6)
+    first, again = (bregman_clusters(x, 4, 1.0, seed=9) for _ in range(2))
+    assert torch.equal(first.assignment, again.assignment)
+    assert first.objective == again.objective
+    single = bregman_clusters(x, 30, 1.0, seed=0)
+    assert sorted(single.assignment.tolist()) == list(range(30))
+    assert single.objective[-1] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = points(5, 50, 6)
+    whole = bregman_clusters(x, 4, 1.0)
+    monkeypatch.setattr("deepbregman.evaluation.clustering._ENTRIES", 28)  # 7 points at a time
+    pieces = bregman_clusters(x, 4, 1.0)
+    assert torch.equal(whole.assignment, pieces.assignment)
+    assert whole.objective == pytest.approx(pieces.objective, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scores", "options"),
+    [
+        (torch.zeros(3, 2), {"num_clusters": 4}),
+        (torch.zeros(3, 2), {"num_clusters": 0}),
+        (torch.zeros(3), {"num_clusters": 1}),
+        (torch.zeros(3, 2), {"num_clusters": 2, "restarts": 0}),
+    ],
+)
+def test_impossible_clusterings_are_refused(scores: Tensor, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"at least 1|1 to N"):
+        bregman_clusters(scores, **options)
+
+
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=30),
+)
+def test_purity_equals_a_loop(pairs: list[tuple[int, int]]) -> None:
+    right = 0
+    for cluster in {cluster for cluster, _ in pairs}:
+        members = Counter(label for other, label in pairs if other == cluster)
+        right += members.most_common(1)[0][1]
+    labels, clusters = torch.tensor([b for _, b in pairs]), torch.tensor([a for a, _ in pairs])
+    assert purity(labels, clusters) == pytest.approx(right / len(pairs))

@@ -1,6 +1,8 @@
 """The supervised baseline: it learns, it is judged by its own divergence, and its folder loads."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,18 +11,17 @@ from deepbregman.config import Config, override
 from deepbregman.data import Source, Split
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import Features
-from deepbregman.evaluation.protocols import Side, Subject, evaluate, open_labelled
-from deepbregman.method.model import Model
+from deepbregman.evaluation.frozen_protocols import by_divergence
+from deepbregman.evaluation.protocols import evaluate
+from deepbregman.evaluation.subject import open_labelled
 from deepbregman.runs import Run
 from deepbregman.studies.deep_divergence import (
-    _knn_by_divergence,
     configured,
     deep_divergence,
     deep_divergence_cell,
     judged,
 )
-from deepbregman.studies.divergence_learning import Form, MetricLoss
-from deepbregman.training.assembly import build_objective
+from deepbregman.studies.divergence_learning import FORMS, Form, MetricLoss
 
 
 @pytest.fixture(scope="module")
@@ -63,34 +64,33 @@ def test_a_cell_is_a_run_like_any_other(
     assert run.result()["study"] == outcome
     assert run.config.divergence.num_subnetworks == 7
     # The verbs that read runs find the same networks: the same features, the same accuracy.
-    rows = {f"{row['protocol']}, {row['variant']}": row["value"] for row in evaluate(run, epochs=0)}
+    rows = {
+        f"{row['protocol']}, {row['variant']}": row["value"]
+        for row in evaluate(run, epochs=0)
+        if row["metric"] == "top1"
+    }
     assert rows == pytest.approx(outcome["metrics"])
     with pytest.raises(UserError, match="never overwrites"):
         deep_divergence_cell(config, "max", "triplet", folder, source=source)
 
 
 def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
-    # Class 0 has the largest score first; by moments the query is nearest to the far, flat class 1.
-    config = configured(short_config, "moment")
+    # Class 0 has the largest score first, as the query; by moments class 1 is nearest to it.
     bank = torch.tensor([[9.0, 0.0], [8.0, 0.0], [1.0, 1.1], [1.2, 1.3]])
-    query = torch.tensor([[1.3, 1.2]])
-    labels, truth = torch.tensor([0, 0, 1, 1]), torch.tensor([1])
-    model = build_objective(config, (0.0,) * 3, (1.0,) * 3).model
-    subject = subject_of(model, config, (bank, labels), (query, truth))
-    assert _knn_by_divergence(subject, "moment") == {"knn, divergence, k=4": 100.0}
-    assert _knn_by_divergence(subject, "max") == {"knn, divergence, k=4": 0.0}
-
-
-def subject_of(
-    model: Model,
-    config: Config,
-    bank: tuple[torch.Tensor, torch.Tensor],
-    queries: tuple[torch.Tensor, torch.Tensor],
-) -> Subject:
-    def side(part: tuple[torch.Tensor, torch.Tensor]) -> Side:
-        return Side(None, part[1], Features(part[0], part[0]))  # type: ignore[arg-type]
-
-    return Subject(model, config, side(bank), side(queries), 2, 0, 0)
+    train, test = torch.tensor([0, 0, 1, 1]), torch.tensor([1])
+    subject: Any = SimpleNamespace(
+        train=SimpleNamespace(labels=train, features=Features(bank, bank), num_replaced=0),
+        test=SimpleNamespace(
+            labels=test, features=Features(bank[:1], torch.tensor([[1.3, 1.2]])), num_replaced=0
+        ),
+        config=configured(short_config, "moment"),
+        num_classes=2,
+        judge=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
+    )
+    (moment,) = by_divergence(subject, 0, FORMS["moment"])
+    assert moment.values == {"top1": 100.0}
+    assert by_divergence(subject, 0, FORMS["max"])[0].values == {"top1": 0.0}
+    assert by_divergence(subject, 0)[0].values == {"top1": 0.0}  # the configuration's: Eq. 6
 
 
 def test_images_without_labels_are_refused(short_config: Config, source: Source) -> None:

@@ -13,7 +13,7 @@ from deepbregman.errors import UserError
 from deepbregman.runs import Run
 from deepbregman.studies.distributions import run_distributions
 from deepbregman.studies.divergence_learning import PlaneNetwork
-from deepbregman.studies.outcome import summarise
+from deepbregman.studies.outcome import rows_of
 from deepbregman.studies.rings import ARMS, Rings, cluster_arm, draw_rings
 
 TINY = Rings(num_points=10, num_train=60, num_test=30, widths=(8,), steps=3, batch_size=30)
@@ -50,11 +50,12 @@ def test_the_moment_form_tells_the_rings_apart_and_euclidean_distance_does_not()
 
 def test_mean_and_deviation_are_those_of_the_values() -> None:
     values = [0.9, 1.0, 0.5]
-    found = summarise(values)
+    (found,) = rows_of({("arm", "ARI"): values}, part="rings")
+    assert (found["arm"], found["metric"], found["part"]) == ("arm", "ARI", "rings")
     assert found["mean"] == pytest.approx(np.mean(values))
     assert found["deviation"] == pytest.approx(statistics.stdev(values))
     assert found["n"] == 3
-    assert summarise([0.9])["deviation"] is None
+    assert found["values"] == values
 
 
 def test_every_arm_leaves_its_rows_and_the_figure(tmp_path: Path) -> None:
@@ -116,9 +117,13 @@ def test_studies_are_listed_and_an_unknown_one_is_refused(
     main(["study"])
     listed = capsys.readouterr().out
     assert all(name in listed for name in ("distributions", "divergence-2d", "tsne"))
-    with pytest.raises(SystemExit):
-        main(["study", "distribution"])
-    assert "did you mean 'distributions'" in " ".join(capsys.readouterr().err.split())
+    for words, answer in (
+        (["distribution"], "did you mean 'distributions'"),
+        (["--seeds", "2", "tsne"], "write its name before"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["study", *words])
+        assert answer in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.slow

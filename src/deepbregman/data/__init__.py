@@ -9,10 +9,13 @@ from deepbregman.data.images import Images as Images
 from deepbregman.data.images import Progress as Progress
 from deepbregman.data.images import Source as Source
 from deepbregman.data.images import Split as Split
+from deepbregman.data.images import join_images as join_images
+from deepbregman.data.listings import open_files as open_files
 from deepbregman.data.placement import open_batches as open_batches
 from deepbregman.data.resident import ResidentBatches as ResidentBatches
 from deepbregman.data.sources import PUBLISHED as PUBLISHED
 from deepbregman.data.sources import open_source as open_source
+from deepbregman.data.splits import grouped_split as grouped_split
 from deepbregman.data.splits import labelled_subset as labelled_subset
 from deepbregman.data.splits import stratified_split as stratified_split
 from deepbregman.data.statistics import channel_statistics as channel_statistics

@@ -1,17 +1,24 @@
 """An ``.npz`` file in the convention of MedMNIST."""
 
+import struct
+import warnings
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deepbregman.data.images import ArrayImages, Source, Split
+from deepbregman.data.images import ArrayImages, Progress, Source, Split
 from deepbregman.errors import UserError
 
+MAP_FROM_BYTES = 1 << 30
+"""Images that take so much, stored without compression, stay in the file and are read by need."""
 _CHUNK_BYTES = 1 << 24
 
 
@@ -27,25 +34,67 @@ def open_archive(path: Path) -> Source:
     ``<split>_images`` is uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3); ``<split>_labels`` holds
     integers, (N,) or (N, 1), and may be absent. The test split is ``test_*``, or ``val_*`` where
     there is no ``test_images``; otherwise ``val_*`` is ignored, and with neither there is no test
-    split. Images are read in pieces, so the pixels are in memory once.
+    split. That is how MedMNIST's files are.
+
+    Beyond that convention, all optional: ``unlabelled_images`` to pretrain on as well;
+    ``<split>_sizes``, integers (N, 2), the height and width of images that do not fill their frame
+    but lie top left in it; ``<split>_names`` (N,), text; ``class_names`` (C,), text;
+    ``imbalanced``, true or false. :func:`~deepbregman.data.cache.write_cache` writes them.
+
+    Images are read in pieces, so the pixels are in memory once, and their checksum is verified.
+    Stored without compression and of a GiB or more they are mapped instead: opened at once, read
+    from the disk when they are used, shared between processes, and not verified.
 
     Raises:
         UserError: When the file is missing, damaged, or not of this form.
     """
+    with _readable(path) as archive:
+        keys = [name.removesuffix(".npy") for name in archive.namelist()]
+        if "train_images" not in keys:
+            found = ", ".join(keys) or "nothing"
+            raise UserError(
+                f"data.source {str(path)!r}: has no array 'train_images' (found: {found}); "
+                "name the arrays train_images, train_labels, test_images, test_labels"
+            )
+        train = _read_split(path, archive, "train", keys)
+        test_name = next((n for n in ("test", "val") if f"{n}_images" in keys), None)
+        test = None if test_name is None else _read_split(path, archive, test_name, keys)
+        extra = None
+        if "unlabelled_images" in keys:
+            extra = Split(_read_split(path, archive, "unlabelled", keys).images)
+        classes = _class_names(path, keys, train, test)
+        imbalanced = "imbalanced" in keys and bool(_read_plain(path, "imbalanced").any())
+    return Source(path.stem, train, test, extra, classes, imbalanced=imbalanced)
+
+
+def verify_checksums(path: Path, progress: Progress | None = None) -> None:
+    """Read all of an ``.npz`` file, also what :func:`open_archive` would only map.
+
+    Args:
+        path: Of the file.
+        progress: Called with the bytes read and the bytes in all.
+
+    Raises:
+        UserError: When a checksum is wrong or the file is cut short.
+    """
+    with _readable(path) as archive:
+        total, done = sum(info.file_size for info in archive.infolist()), 0
+        for info in archive.infolist():
+            with archive.open(info) as stream:
+                while piece := stream.read(_CHUNK_BYTES):
+                    done += len(piece)
+                    if progress is not None:
+                        progress(done, total)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open the file for the body, and say in words what is wrong with it."""
     if not path.is_file():
         raise UserError(f"data.source {str(path)!r}: no such file; give the path of an .npz file")
     try:
         with zipfile.ZipFile(path) as archive:
-            keys = [name.removesuffix(".npy") for name in archive.namelist()]
-            if "train_images" not in keys:
-                found = ", ".join(keys) or "nothing"
-                raise UserError(
-                    f"data.source {str(path)!r}: has no array 'train_images' (found: {found}); "
-                    "name the arrays train_images, train_labels, test_images, test_labels"
-                )
-            train = _read_split(path, archive, "train", keys)
-            test_name = next((n for n in ("test", "val") if f"{n}_images" in keys), None)
-            test = None if test_name is None else _read_split(path, archive, test_name, keys)
+            yield archive
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise UserError(
             f"data.source {str(path)!r}: not a readable .npz file ({error}); "
@@ -53,27 +102,45 @@ def open_archive(path: Path) -> Source:
         ) from error
     except OSError as error:
         raise UserError(f"data.source {str(path)!r}: cannot be read ({error})") from error
-    return Source(path.stem, train, test, classes=_class_names(train, test))
 
 
-def _class_names(*splits: Split | None) -> tuple[str, ...] | None:
+def _class_names(path: Path, keys: list[str], *splits: Split | None) -> tuple[str, ...] | None:
     labels = [split.labels for split in splits if split is not None and split.labels is not None]
     if not labels:
         return None
-    return tuple(str(label) for label in range(int(torch.cat(labels).max()) + 1))
+    num_classes = int(torch.cat(labels).max()) + 1
+    if "class_names" not in keys:
+        return tuple(str(label) for label in range(num_classes))
+    names = _read_text(path, "class_names")
+    if len(names) < num_classes:
+        raise UserError(
+            f"data.source {str(path)!r}: class_names has {len(names)} names for labels up to "
+            f"{num_classes - 1}; give one for each class"
+        )
+    return names
 
 
 def _read_split(path: Path, archive: zipfile.ZipFile, name: str, keys: list[str]) -> Split:
     pixels = _read_images(path, archive, f"{name}_images")
-    if f"{name}_labels" not in keys:
-        return Split(ArrayImages(pixels))
-    return Split(ArrayImages(pixels), _read_labels(path, f"{name}_labels", len(pixels)))
+    labels, sizes, names = None, None, None
+    if f"{name}_labels" in keys:
+        labels = _read_labels(path, f"{name}_labels", len(pixels))
+    if f"{name}_sizes" in keys:
+        sizes = _read_sizes(path, f"{name}_sizes", pixels)
+    if f"{name}_names" in keys:
+        names = _read_text(path, f"{name}_names")
+        if len(names) != len(pixels):
+            raise UserError(
+                f"data.source {str(path)!r}: {name}_names has {len(names)} names for {len(pixels)} "
+                "images: give one for each"
+            )
+    return Split(ArrayImages(pixels, sizes), labels, names)
 
 
 def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
-    """Read an array of images piece by piece into a uint8 (N, 3, H, W) tensor."""
-    where = f"data.source {str(path)!r}: {key}"
-    with archive.open(f"{key}.npy") as stream:
+    """Read an array of images piece by piece, or map it, as a uint8 (N, 3, H, W) tensor."""
+    where, info = f"data.source {str(path)!r}: {key}", archive.getinfo(f"{key}.npy")
+    with archive.open(info) as stream:
         header = _read_header(stream, where)
         shape = header.shape
         rule = "images are uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3)"
@@ -90,19 +157,40 @@ def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
         num_images, height, width = shape[:3]
         item = (height, width, shape[3] if len(shape) == 4 else 1)
         item_bytes = item[0] * item[1] * item[2]
-        left = archive.getinfo(f"{key}.npy").file_size - stream.tell()
+        left = info.file_size - stream.tell()
         if left != num_images * item_bytes:
             raise UserError(
                 f"{where} has shape {shape} but {left} bytes of pixels; write the file again"
             )
+        if info.compress_type == zipfile.ZIP_STORED and left >= MAP_FROM_BYTES:
+            start = _data_offset(path, info) + stream.tell()
+            return _mapped(path, start, (num_images, *item)).expand(-1, 3, -1, -1)
         pixels = torch.empty((num_images, 3, height, width), dtype=torch.uint8)
         step = max(1, _CHUNK_BYTES // item_bytes)
-        for start in range(0, num_images, step):
-            stop = min(start + step, num_images)
-            piece = bytearray(stream.read((stop - start) * item_bytes))
-            chunk = torch.frombuffer(piece, dtype=torch.uint8).view(stop - start, *item)
-            pixels[start:stop] = chunk.permute(0, 3, 1, 2)  # (n, 1 or 3, H, W), grey is repeated
+        for first in range(0, num_images, step):
+            stop = min(first + step, num_images)
+            piece = bytearray(stream.read((stop - first) * item_bytes))
+            chunk = torch.frombuffer(piece, dtype=torch.uint8).view(stop - first, *item)
+            pixels[first:stop] = chunk.permute(0, 3, 1, 2)  # (n, 1 or 3, H, W), grey is repeated
     return pixels
+
+
+def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Return where a member's data begin: its local header has two parts of their own length."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        lengths: tuple[int, int] = struct.unpack("<26x2H", file.read(30))
+    return info.header_offset + 30 + sum(lengths)
+
+
+def _mapped(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
+    """Map (N, H, W, C) bytes of a file as (N, C, H, W)."""
+    pixels = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=shape)
+    with warnings.catch_warnings():
+        # A private writable mapping would please torch, but Linux refuses one that is larger than
+        # its memory. Nothing here writes into a source's pixels.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
 def _read_header(stream: IO[bytes], where: str) -> _Header:
@@ -121,19 +209,55 @@ def _read_header(stream: IO[bytes], where: str) -> _Header:
     return header
 
 
+def _read_plain(path: Path, key: str) -> npt.NDArray[Any]:
+    """Read a small array; never a pickled one."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return np.asarray(archive[key])
+    except ValueError as error:
+        raise UserError(
+            f"data.source {str(path)!r}: {key} cannot be read ({error}); pickled objects are never "
+            "loaded: save plain integers or text"
+        ) from error
+
+
+def _read_text(path: Path, key: str) -> tuple[str, ...]:
+    """Read an array of text."""
+    words = _read_plain(path, key)
+    if words.dtype.kind != "U" or words.ndim != 1:
+        raise UserError(
+            f"data.source {str(path)!r}: {key} is of type {words.dtype} and shape {words.shape}: "
+            "names are a list of text; save numpy.array of strings"
+        )
+    return tuple(words.tolist())
+
+
+def _read_sizes(path: Path, key: str, pixels: Tensor) -> Tensor | None:
+    """Read true sizes as int64 (N, 2), or None where every image fills its frame."""
+    sizes, (num_images, _, height, width) = _read_plain(path, key), pixels.shape
+    frame = np.array([height, width])
+    good = sizes.dtype.kind in "iu" and sizes.shape == (num_images, 2)
+    if not good or (sizes < 1).any() or (sizes > frame).any():
+        raise UserError(
+            f"data.source {str(path)!r}: {key} is of type {sizes.dtype} and shape {sizes.shape}: "
+            f"it holds a height and a width for each of {num_images} images, from 1 to {height} "
+            f"and {width}; write the file again"
+        )
+    return None if (sizes == frame).all() else torch.from_numpy(sizes.astype(np.int64))
+
+
 def _read_labels(path: Path, key: str, num_images: int) -> Tensor:
     """Read labels as int64 (N,)."""
     where = f"data.source {str(path)!r}: {key}"
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            labels = np.asarray(archive[key])
-    except ValueError as error:
-        raise UserError(
-            f"{where} cannot be read ({error}); pickled objects are never loaded: save plain "
-            "integers"
-        ) from error
+    labels = _read_plain(path, key)
     if labels.dtype.kind not in "iu":
         raise UserError(f"{where} is of type {labels.dtype}: labels are integers; convert them")
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        raise UserError(
+            f"{where} has shape {labels.shape}: several labels an image, as ChestMNIST has, but "
+            "one class is told from another here; leave the labels out to pretrain, and name "
+            "another source to evaluate"
+        )
     if labels.shape not in ((len(labels),), (len(labels), 1)):
         raise UserError(
             f"{where} has shape {labels.shape}: labels are (N,) or (N, 1), one class an image"

@@ -1,47 +1,26 @@
-"""A folder of image files: its layout, its classes, and which files can be read."""
+"""A folder of image files: its layout and its classes."""
 
-import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from deepbregman.data.frames import (
-    UnreadableImage,
-    decode_frame,
-    fitted_size,
-    map_files,
-    read_size,
-)
-from deepbregman.data.images import FileImages, Progress, Source, Split
-from deepbregman.data.splits import stratified_split
+from deepbregman.data.images import Progress, Source
+from deepbregman.data.listings import Files, Listing, open_listing
 from deepbregman.errors import UserError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"})
-TEST_FRACTION = 0.2
-"""Share of a labelled folder set aside as test split where the folder has none."""
-FULL_DECODE_LIMIT = 20_000
-"""Up to so many files each is decoded on opening; beyond, only its header is read."""
-_FRAME_MARGIN = 2.25
-"""Frames are this much larger than the training images, so that random crops keep detail, and so
-that ImageNet's usual 500 px need no resizing for 224 px before they reach the device."""
 
 
-class _Tree(NamedTuple):
+class Tree(NamedTuple):
+    """The images of a folder."""
+
     here: list[Path]
     """Images directly in the folder."""
     groups: dict[str, list[Path]]
     """Images anywhere below each sub-folder that holds any."""
     num_ignored: int
-
-
-class _Readable(NamedTuple):
-    kept: list[bool]
-    side: int
-    fills_frame: bool
+    """Files that are not images by their extension."""
 
 
 def open_folder(
@@ -72,56 +51,66 @@ def open_folder(
     Raises:
         UserError: When there is no image, the layout is mixed, or an image is unreadable.
     """
-    tree = _read_tree(folder)
+    listing = list_folder(folder)
+    return open_listing(
+        listing,
+        name=folder.resolve().name,
+        image_size=image_size,
+        seed=seed,
+        skip_unreadable=skip_unreadable,
+        progress=progress,
+    )
+
+
+def list_folder(folder: Path) -> Listing:
+    """List a folder in one of the layouts of :func:`open_folder`; no file is opened.
+
+    Raises:
+        UserError: When there is no image or the layout is mixed.
+    """
+    tree = read_tree(folder)
     if _has_splits(folder, tree):
-        trees = [_read_tree(folder / "train")]
+        trees = [read_tree(folder / "train")]
         test_name = next((name for name in ("test", "val") if name in tree.groups), None)
         if test_name is not None:
-            trees.append(_read_tree(folder / test_name))
+            trees.append(read_tree(folder / test_name))
     else:
         trees = [tree]
     classes = next((tuple(sorted(t.groups)) for t in trees if len(t.groups) > 1), None)
     if len(trees) == 2 and len(trees[0].groups) > 1:
         _check_classes(folder, trees)
-    listings = [_list_images(t, classes) for t in trees]
-    paths = [path for listing in listings for path, _ in listing]
-    if not paths:
+    listed = [_list_images(t, classes) for t in trees]
+    if not any(files.paths for files in listed):
         raise UserError(
             f"data.source {str(folder)!r}: no image in it ({tree.num_ignored} other files); images "
             f"end in {' '.join(sorted(SUFFIXES))}"
         )
-    readable = _check_files(folder, paths, image_size, skip_unreadable, progress)
-    kept = iter(readable.kept)
-    splits = [_make_split(folder, listing, kept, readable) for listing in listings]
-    train, test = splits[0], splits[1] if len(splits) == 2 else None
-    if len(train) == 0:
-        raise UserError(f"data.source {str(folder)!r}: none of the training images can be read")
-    if test is None and train.labels is not None:
-        rest, held = stratified_split(train.labels, len(train), TEST_FRACTION, seed)
-        train, test = train.select(rest), train.select(held)
-    num_skipped = len(paths) - sum(readable.kept)
-    return Source(folder.resolve().name, train, test, None, classes, num_skipped, tree.num_ignored)
+    test = listed[1] if len(listed) == 2 else None
+    return Listing(folder, listed[0], test, classes, num_ignored=tree.num_ignored)
 
 
-def _read_tree(folder: Path) -> _Tree:
+def read_tree(folder: Path) -> Tree:
+    """Find every image of a folder; hidden files and folders are passed over.
+
+    Raises:
+        UserError: When a folder cannot be listed.
+    """
     here: list[Path] = []
     groups: dict[str, list[Path]] = {}
     num_ignored = 0
     try:
         for directory, names in _walk(folder):
-            for name in names:
-                if Path(name).suffix.lower() not in SUFFIXES:
-                    num_ignored += 1
-                elif directory == folder:
-                    here.append(directory / name)
-                else:
-                    group = directory.relative_to(folder).parts[0]
-                    groups.setdefault(group, []).append(directory / name)
+            images = [name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES]
+            num_ignored += len(names) - len(images)
+            found = here
+            if images and directory != folder:
+                found = groups.setdefault(directory.relative_to(folder).parts[0], [])
+            found.extend(directory / name for name in images)
     except OSError as error:
         raise UserError(
             f"data.source {str(folder)!r}: cannot be listed ({error}); check its permissions"
         ) from error
-    return _Tree(here, groups, num_ignored)
+    return Tree(here, groups, num_ignored)
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -141,12 +130,12 @@ def _stop(error: OSError) -> None:
     raise error
 
 
-def _has_splits(folder: Path, tree: _Tree) -> bool:
+def _has_splits(folder: Path, tree: Tree) -> bool:
     """Tell whether the folder is split into train and test, and refuse what is half so."""
     if tree.here and tree.groups:
         raise UserError(
             f"data.source {str(folder)!r}: has {len(tree.here)} images beside sub-folders with "
-            f"images ({_some(tree.groups)}); put every image into a sub-folder named by its "
+            f"images ({some(tree.groups)}); put every image into a sub-folder named by its "
             "class, or none"
         )
     if "train" not in tree.groups:
@@ -157,81 +146,46 @@ def _has_splits(folder: Path, tree: _Tree) -> bool:
     if all(path.parent == folder / "train" for path in tree.groups["train"]):
         return False  # a class of trains among others
     raise UserError(
-        f"data.source {str(folder)!r}: has train/<class> but also {_some(others)}; keep train and "
+        f"data.source {str(folder)!r}: has train/<class> but also {some(others)}; keep train and "
         "test (or val) in it and move the rest elsewhere"
     )
 
 
-def _check_classes(folder: Path, trees: list[_Tree]) -> None:
+def _check_classes(folder: Path, trees: list[Tree]) -> None:
     unknown = sorted(set(trees[1].groups) - set(trees[0].groups))
     if unknown:
         raise UserError(
             f"data.source {str(folder)!r}: the test split has classes that the training split "
-            f"has not ({_some(unknown)}); name the folders alike in both"
+            f"has not ({some(unknown)}); name the folders alike in both"
         )
 
 
-def _some(names: list[str] | dict[str, list[Path]]) -> str:
-    shown = [repr(name) for name in list(names)[:5]]
-    return ", ".join(shown) + (", ..." if len(names) > 5 else "")
+def some(names: Iterable[object]) -> str:
+    """Quote the first few of some names for an error."""
+    quoted = [repr(str(name)) for name in names]
+    return ", ".join(quoted[:5]) + (", ..." if len(quoted) > 5 else "")
 
 
-def _list_images(tree: _Tree, classes: tuple[str, ...] | None) -> list[tuple[Path, int | None]]:
+def _list_images(tree: Tree, classes: tuple[str, ...] | None) -> Files:
     """Return the images, sorted by class and then by path, with their labels."""
     if tree.here and tree.groups:
         raise UserError(
             f"folder {str(tree.here[0].parent)!r}: has images beside sub-folders with images "
-            f"({_some(tree.groups)}); put every image into a sub-folder named by its class, or none"
+            f"({some(tree.groups)}); put every image into a sub-folder named by its class, or none"
         )
     if tree.here:
-        return [(path, None) for path in tree.here]
+        return Files(tree.here)
     if classes is None or not set(tree.groups) <= set(classes):
-        return [(path, None) for name in sorted(tree.groups) for path in tree.groups[name]]
-    return [
-        (path, label) for label, name in enumerate(classes) for path in tree.groups.get(name, [])
-    ]
+        return Files([path for name in sorted(tree.groups) for path in tree.groups[name]])
+    return by_class(tree, classes)
 
 
-def _check_files(
-    folder: Path,
-    paths: list[Path],
-    image_size: int,
-    skip_unreadable: bool,
-    progress: Progress | None,
-) -> _Readable:
-    """Open every file, decode it where there are not too many, and choose the frame."""
-    decode_all = len(paths) <= FULL_DECODE_LIMIT
-    sizes = map_files(read_size, paths, None if decode_all else progress)
-    known = _sizes_or_stop(sizes, skip_unreadable)
-    if not known:
-        raise UserError(f"data.source {str(folder)!r}: none of its {len(paths)} images can be read")
-    side = min(max(max(size) for size in known), math.ceil(_FRAME_MARGIN * image_size))
-    if decode_all:
-        sizes = map_files(lambda path: decode_frame(path, side).size, paths, progress)
-        known = _sizes_or_stop(sizes, skip_unreadable)
-    fills = all(fitted_size(*size, side) == (side, side) for size in known)
-    return _Readable([not isinstance(size, UnreadableImage) for size in sizes], side, fills)
-
-
-def _sizes_or_stop(
-    sizes: list[tuple[int, int] | UnreadableImage], skip_unreadable: bool
-) -> list[tuple[int, int]]:
-    for size in sizes:
-        if isinstance(size, UnreadableImage) and not skip_unreadable:
-            raise size
-    return [size for size in sizes if not isinstance(size, UnreadableImage)]
-
-
-def _make_split(
-    folder: Path,
-    listing: list[tuple[Path, int | None]],
-    kept: Iterator[bool],
-    readable: _Readable,
-) -> Split:
-    items = [item for item, keep in zip(listing, kept, strict=False) if keep]
-    labels: Tensor | None = None
-    if items and items[0][1] is not None:
-        labels = torch.tensor([label for _, label in items], dtype=torch.int64)
-    paths = tuple(path for path, _ in items)
-    names = tuple(path.relative_to(folder).as_posix() for path in paths)
-    return Split(FileImages(paths, readable.side, readable.fills_frame), labels, names)
+def by_class(tree: Tree, classes: Iterable[str]) -> Files:
+    """Label the images of class folders by the place of their class among ``classes``."""
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        members = tree.groups.get(name, [])
+        paths += members
+        labels += [label] * len(members)
+    return Files(paths, labels)

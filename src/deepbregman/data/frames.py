@@ -74,6 +74,22 @@ def decode_frame(path: Path, side: int) -> Frame:
     return Frame(pixels.transpose(2, 0, 1), size)
 
 
+def decode_whole(path: Path) -> Pixels:
+    """Decode a file to RGB at its own size and as it is stored.
+
+    The EXIF orientation is not applied: boxes are drawn in the coordinates of the stored pixels.
+
+    Returns:
+        (3, H, W)
+
+    Raises:
+        UnreadableImage: When the file cannot be decoded in full.
+    """
+    with _opened(path) as image:
+        image.load()
+        return np.array(_to_rgb(image)).transpose(2, 0, 1)
+
+
 def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
     """Decode a file to RGB, top left in a frame of zeros.
 
@@ -178,6 +194,28 @@ def replace_unreadable(pixels: Pixels, sizes: npt.NDArray[np.int64], broken: Seq
         while donor in missing:
             donor = (donor + 1) % num_images
         pixels[position], sizes[position] = pixels[donor], sizes[donor]
+
+
+def decode_frames(
+    paths: Sequence[Path], side: int, skip_unreadable: bool
+) -> tuple[Pixels, npt.NDArray[np.int64], int]:
+    """Decode files with a pool of threads, with stand-ins for unreadable ones where allowed.
+
+    Returns:
+        Frames (N, side, side, 3), sizes (N, 2), and how many another image stands in for.
+
+    Raises:
+        UnreadableImage: When a file cannot be read and ``skip_unreadable`` is not set, or none can.
+    """
+    frames = np.zeros((len(paths), side, side, 3), dtype=np.uint8)
+    results = decode_into(paths, frames)
+    errors = [result for result in results if isinstance(result, UnreadableImage)]
+    if errors and not (skip_unreadable and len(errors) < len(paths)):
+        raise errors[0]
+    sizes = np.array([(0, 0) if isinstance(r, UnreadableImage) else r for r in results])
+    broken = [i for i, result in enumerate(results) if isinstance(result, UnreadableImage)]
+    replace_unreadable(frames, sizes, broken)
+    return frames, sizes, len(broken)
 
 
 @contextmanager

@@ -42,6 +42,12 @@ class ArrayImages:
         """Bytes of the pixels."""
         return self.pixels.numel()
 
+    def true_sizes(self) -> Tensor:
+        """Return height and width of each image in its frame, int64 (N, 2)."""
+        if self.sizes is not None:
+            return self.sizes
+        return torch.tensor(self.pixels.shape[2:]).repeat(len(self), 1)
+
     def select(self, indices: Tensor) -> "ArrayImages":
         """Return a copy of the images at ``indices``, int64 (M,), in that order."""
         sizes = None if self.sizes is None else self.sizes[indices]
@@ -72,6 +78,36 @@ class FileImages:
 
 
 Images = ArrayImages | FileImages
+
+
+def join_images(first: Images, second: Images) -> Images:
+    """Return the images of both, first those of ``first``; arrays are copied.
+
+    Raises:
+        UserError: When one has pixels and the other files, or their frames differ.
+    """
+    if isinstance(first, FileImages) and isinstance(second, FileImages) and _alike(first, second):
+        fills = first.fills_frame and second.fills_frame
+        return FileImages(first.paths + second.paths, first.side, fills)
+    if isinstance(first, ArrayImages) and isinstance(second, ArrayImages) and _alike(first, second):
+        sizes = None
+        if first.sizes is not None or second.sizes is not None:
+            sizes = torch.cat([first.true_sizes(), second.true_sizes()])
+        return ArrayImages(torch.cat([first.pixels, second.pixels]), sizes)
+    raise UserError(
+        f"images in frames of {_frame(first)} and {_frame(second)}: they can be trained on "
+        "together only in the same frames; prepare both alike"
+    )
+
+
+def _alike(first: Images, second: Images) -> bool:
+    return _frame(first) == _frame(second)
+
+
+def _frame(images: Images) -> str:
+    if isinstance(images, FileImages):
+        return f"{images.side} x {images.side} (files)"
+    return f"{images.pixels.shape[2]} x {images.pixels.shape[3]} (pixels)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,3 +158,5 @@ class Source:
     """Unreadable image files that were left out."""
     num_ignored: int = 0
     """Files in the folder that are not images by their extension."""
+    imbalanced: bool = False
+    """Whether classes differ so much in size that accuracy is to be balanced over them as well."""

@@ -1,7 +1,7 @@
-"""Published data sets by name: scikit-learn's digits, CIFAR-10, CIFAR-100 and STL-10."""
+"""Data sets that come by themselves: scikit-learn's digits, and what torchvision downloads."""
 
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def open_stl10(root: Path, download: bool) -> Source:
     """Return STL-10: 5,000 to train on, 8,000 to test on, 100,000 unlabelled, of 96 x 96."""
     from torchvision.datasets import STL10
 
-    with _explained("stl10", STL10, root):
+    with explained("stl10", root, STL10.base_folder, STL10.url):
         verified = STL10(str(root), split="test", download=download)
         folder = root / STL10.base_folder
         splits = [_read_stl10(folder, name) for name in ("train", "test", "unlabeled")]
@@ -64,8 +64,17 @@ def open_stl10(root: Path, download: bool) -> Source:
     return Source("stl10", splits[0], splits[1], splits[2], classes)
 
 
-def _open_cifar(name: str, dataset: Callable[..., Any], root: Path, download: bool) -> Source:
-    with _explained(name, dataset, root):
+def download_voc(root: Path) -> None:
+    """Download Pascal VOC 2007 and 2012 to ``root`` and unpack them there."""
+    from torchvision.datasets import VOCDetection
+
+    with explained("voc", root, "VOCdevkit", "http://host.robots.ox.ac.uk/pascal/VOC/"):
+        for year, image_set in (("2007", "trainval"), ("2007", "test"), ("2012", "trainval")):
+            VOCDetection(str(root), year=year, image_set=image_set, download=True)
+
+
+def _open_cifar(name: str, dataset: Any, root: Path, download: bool) -> Source:
+    with explained(name, root, dataset.base_folder, dataset.url):
         train = dataset(str(root), train=True, download=download)
         test = dataset(str(root), train=False, download=False)
     # The arrays are channels-last views of channels-first memory, so this copies only if need be.
@@ -97,8 +106,15 @@ def _read_stl10(folder: Path, name: str) -> Split:
 
 
 @contextmanager
-def _explained(name: str, dataset: Any, root: Path) -> Iterator[None]:
-    """Bound the wait for the network, and say what to do when files are absent or damaged."""
+def explained(name: str, root: Path, base_folder: str, url: str) -> Iterator[None]:
+    """Bound the wait for the network, and say what to do when files are absent or damaged.
+
+    Args:
+        name: Of the data set.
+        root: Where it is looked for or downloaded to.
+        base_folder: The folder it makes there.
+        url: Where to fetch it by hand.
+    """
     existed, timeout = root.exists(), socket.getdefaulttimeout()
     socket.setdefaulttimeout(_NETWORK_TIMEOUT)
     try:
@@ -107,11 +123,11 @@ def _explained(name: str, dataset: Any, root: Path) -> Iterator[None]:
         if not existed:
             with suppress(OSError):
                 root.rmdir()  # only where the failed download left it empty
-        folder, reason = str(root / dataset.base_folder), str(error) or type(error).__name__
+        folder, reason = str(root / base_folder), str(error) or type(error).__name__
         raise UserError(
             f"data.source {name!r}: no whole copy of its files in {folder!r}"
-            f" and none downloaded ({reason}); fetch {dataset.url} and unpack it in "
-            f"{str(root)!r}, or set data.root to the folder that holds {dataset.base_folder!r}"
+            f" and none downloaded ({reason}); fetch {url} and unpack it in "
+            f"{str(root)!r}, or set data.root to the folder that holds {base_folder!r}"
         ) from error
     finally:
         socket.setdefaulttimeout(timeout)

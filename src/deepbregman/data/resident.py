@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from deepbregman.data.batches import Batch, check_order, split_order
-from deepbregman.data.frames import UnreadableImage, decode_into, replace_unreadable
+from deepbregman.data.frames import decode_frames
 from deepbregman.data.images import ArrayImages, FileImages, Images, Progress
 
 _CHUNK = 2048
@@ -65,15 +64,8 @@ def _decode_all(
     for start in range(0, total, _CHUNK):
         paths = images.paths[start : start + _CHUNK]
         stop = start + len(paths)
-        frames = np.zeros((len(paths), images.side, images.side, 3), dtype=np.uint8)
-        results = decode_into(paths, frames)
-        errors = [result for result in results if isinstance(result, UnreadableImage)]
-        if errors and not (skip_unreadable and len(errors) < len(paths)):
-            raise errors[0]
-        fitted = np.array([(0, 0) if isinstance(r, UnreadableImage) else r for r in results])
-        broken = [i for i, result in enumerate(results) if isinstance(result, UnreadableImage)]
-        replace_unreadable(frames, fitted, broken)
-        num_skipped += len(broken)
+        frames, fitted, num_broken = decode_frames(paths, images.side, skip_unreadable)
+        num_skipped += num_broken
         pixels[start:stop].copy_(torch.from_numpy(frames).permute(0, 3, 1, 2))
         sizes[start:stop] = torch.from_numpy(fitted)
         if progress is not None:

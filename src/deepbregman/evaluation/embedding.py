@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from deepbregman.config import override
-from deepbregman.errors import UserError
-from deepbregman.runs import replacing
+from deepbregman.runs import check_new_file, replacing
 from deepbregman.training.assembly import batches_of, open_data
 from deepbregman.training.checkpoints import load_model
 from deepbregman.training.processes import pick_device
@@ -40,12 +39,7 @@ def embed(
         ``train_labels``, ``train_names``, and the same for ``test`` and ``unlabelled``.
     """
     out = Path(out)
-    if out.suffix != ".npz":
-        raise UserError(f"--out {out}: features are written as .npz; name a file that ends so")
-    if out.exists():
-        raise UserError(f"--out {out} exists: name another file, or remove it")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist; make it first")
+    check_new_file(out, ".npz")
     device = pick_device(accelerator)
     model, config = load_model(run, device, encoder)
     if skip_unreadable:

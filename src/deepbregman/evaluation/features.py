@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepbregman.data import Batches
+from deepbregman.config import Config
+from deepbregman.data import Batches, Progress
 from deepbregman.method.model import Model
-from deepbregman.method.transformation import centre_view
+from deepbregman.method.transformation import Views, centre_view
 
 BATCH_SIZE = 512
 
@@ -59,22 +60,45 @@ def _same(before: Tensor | None, after: Tensor | None) -> bool:
     )
 
 
-def compute_features(model: Model, batches: Batches, image_size: int) -> Features:
+def compute_features(
+    model: Model, batches: Batches, image_size: int, progress: Progress | None = None
+) -> Features:
     """Pass every image, resized and centre-cropped, through the frozen networks.
 
     Args:
         model: of a run.
         batches: the images.
         image_size: side of the view.
+        progress: called with the images done and the images in all.
 
     Returns:
         In the order of the images, float32, on their device.
     """
     representation, scores = [], []
+    done = 0
     with frozen(model):
         for batch in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
             h, _, o = model(centre_view(batch.images, batch.sizes, image_size))
             representation.append(h)
             if o is not None:
                 scores.append(o)
+            done += len(h)
+            if progress is not None:
+                progress(done, batches.num_images)
     return Features(torch.cat(representation), torch.cat(scores) if scores else None)
+
+
+def crop_and_flip(config: Config) -> Views:
+    """Build the one augmentation that classifiers are trained with: a crop and a flip, no colour.
+
+    Both as in the run's own views; a data set whose flipped images mean something else says so
+    there.
+    """
+    return Views(
+        config.data.image_size,
+        num_views=1,
+        crop_area=config.views.crop_area,
+        crop_aspect=config.views.crop_aspect,
+        flip=config.views.flip,
+        without=("rotation", "jitter", "greyscale", "blur"),
+    )

@@ -69,14 +69,19 @@ def cosine_neighbours(queries: Tensor, bank: Tensor, k: int, *, chunk: int = 256
     Returns:
         The neighbours, (Q, k).
     """
+    # Half precision would turn near neighbours into ties.
+    with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
+        return nearest_by(cosine_to(bank), queries, k, chunk)
+
+
+def cosine_to(bank: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function from queries (c, d) to their cosines with a bank (B, d), in float32."""
     targets = functional.normalize(bank.float(), dim=1).T  # (d, B)
 
     def cosine(part: Tensor) -> Tensor:
         return functional.normalize(part.float(), dim=1) @ targets  # (c, B)
 
-    # Half precision would turn near neighbours into ties.
-    with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
-        return nearest_by(cosine, queries, k, chunk)
+    return cosine
 
 
 def vote(

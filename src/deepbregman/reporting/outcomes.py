@@ -5,12 +5,7 @@ from rich.table import Table
 
 from deepbregman.runs import Record
 
-
-def spread(row: Record, digits: int = 3) -> str:
-    """Write mean, deviation and number."""
-    deviation = row["deviation"]
-    words = "" if deviation is None else f" ± {deviation:.{digits}f}"
-    return f"{row['mean']:.{digits}f}{words} (n={row['n']})"
+from .studies import spread
 
 
 def outcome_table(results: Record) -> Table:
@@ -24,6 +19,6 @@ def outcome_table(results: Record) -> Table:
         arm = escape(row["arm"]) if row["arm"] != before else ""
         if before is not None and arm:
             table.add_section()
-        table.add_row(arm, escape(row["metric"]), spread(row))
+        table.add_row(arm, escape(row["metric"]), spread(row, digits=3))
         before = row["arm"]
     return table

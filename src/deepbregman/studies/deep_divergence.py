@@ -7,40 +7,27 @@ same encoder, views, batch and epochs. It sees the labels, and every row of it s
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import Source, channel_statistics
 from deepbregman.errors import UserError
-from deepbregman.evaluation.features import Features
-from deepbregman.evaluation.knn import Neighbours, nearest_by, vote
-from deepbregman.evaluation.protocols import (
-    NEIGHBOURS,
-    VOTE_TEMPERATURE,
-    Side,
-    Subject,
-    judge,
-    knn,
-    linear,
-    open_labelled,
-)
-from deepbregman.method.bregman import similarity
+from deepbregman.evaluation.frozen_protocols import by_cosine, by_divergence, on_cached_features
+from deepbregman.evaluation.subject import Subject, open_labelled
 from deepbregman.method.metric_losses import METRIC_LOSSES
 from deepbregman.method.model import Model
 from deepbregman.runs import Record, Run, now, provenance
 from deepbregman.training import checkpoints
 from deepbregman.training.assembly import batches_of, build_objective
-from deepbregman.training.loop import steps_in_epoch
 from deepbregman.training.optimisers import build_optimiser, learning_rate
 from deepbregman.training.processes import device_name, is_mixed, pick_device
 from deepbregman.training.seeds import derived, epoch_order
+from deepbregman.training.shares import steps_in_epoch
 
-from .divergence_learning import FORMS, Form, MetricLoss
+from .divergence_learning import FORMS, SMOOTHING, Form, MetricLoss
 
 SERIES = "Deep Divergence (supervised)"
 """What a table or figure must call it."""
@@ -147,7 +134,7 @@ def configured(
     changes: Record = {
         "divergence.weight": config.divergence.weight or 1.0,  # SimCLR's has no subnetworks
         "divergence.activation": "relu",
-        "divergence.smoothing": 1.0 if form == "smooth" else 0.0,
+        "divergence.smoothing": SMOOTHING.get(form, 0.0),
         "training.accumulate": 1,
     }
     given = {
@@ -166,42 +153,11 @@ def judged(
     Returns:
         Accuracies in per cent, by ``protocol, variant`` as ``deepbregman evaluate`` names them.
     """
-    subject = judge(found.model, found.config, source, device or torch.device("cpu"), epochs=0)
-    on_features = replace(subject, train=_bare(subject.train), test=_bare(subject.test))
-    rows = {f"knn, {row['variant']}": row["value"] for row in knn(on_features)}
-    rows |= _knn_by_divergence(subject, form)
-    return rows | {f"linear, {row['variant']}": row["value"] for row in linear(on_features)}
-
-
-def _bare(side: Side) -> Side:
-    """Leave out the scores: kNN of the evaluation would take them by Eq. 6, whatever the form."""
-    return replace(side, features=Features(side.features.representation, None))
-
-
-def _knn_by_divergence(subject: Subject, form: Form) -> dict[str, float]:
-    bank, queries = subject.train.features.scores, subject.test.features.scores
-    assert bank is not None  # the configuration has the divergence on
-    assert queries is not None
-    labels = subject.train.labels
-    # Equals are taken in the order of the bank, which must not be that of its classes.
-    order = epoch_order(len(labels), subject.seed, 0).to(labels.device)
-    shuffled = bank[order]
-
-    def nearness(part: Tensor) -> Tensor:
-        return -FORMS[form](part, shuffled)
-
-    k = min(max(NEIGHBOURS), len(labels))
-    found = nearest_by(nearness, queries, k)
-    psi = similarity(-found.similarities, "gaussian", subject.config.divergence.sigma)
-    neighbours = Neighbours(psi, order[found.indices])
-    rows = {}
-    for few in [few for few in NEIGHBOURS if few <= len(labels)] or [k]:
-        predicted = vote(
-            neighbours, labels, subject.num_classes, temperature=VOTE_TEMPERATURE, k=few
-        )
-        accuracy = 100.0 * (predicted == subject.test.labels).double().mean().item()
-        rows[f"knn, divergence, k={few}"] = accuracy
-    return rows
+    subject = Subject(found.model, found.config, source, device or torch.device("cpu"))
+    neighbours = [*by_cosine(subject), *by_divergence(subject, 0, FORMS[form])]
+    rows = {f"knn, {arm.variant}": arm.values["top1"] for arm in neighbours}
+    linear = on_cached_features(subject, 0)
+    return rows | {f"linear, {linear.variant}": linear.values["top1"]}
 
 
 def deep_divergence_cell(

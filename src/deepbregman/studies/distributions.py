@@ -102,7 +102,8 @@ def run_distributions(
                 )
                 for row in evaluate(run, epochs=0, accelerator=accelerator):
                     metric = f"{row['protocol']}, {row['variant']}"
-                    values.setdefault((arm, metric), []).append(row["value"])
+                    if row["metric"] == "top1":
+                        values.setdefault((arm, metric), []).append(row["value"])
         rows += rows_of(values, part="images")
         described["images"] = {
             "recipe": recipe,

@@ -7,17 +7,18 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from deepbregman.method.bregman import divergence, moment_divergence, soft_divergence
+from deepbregman.method.bregman import learned_divergence, moment_divergence
 from deepbregman.method.divergence_network import BregmanNetwork, Norm
 from deepbregman.method.metric_losses import METRIC_LOSSES
 from deepbregman.training.seeds import derived
 
 Form = Literal["moment", "max", "smooth"]
 MetricLoss = Literal["contrastive", "triplet"]
+SMOOTHING: dict[str, float] = {"max": 0.0, "smooth": 1.0}
+"""Temperature of the forms that have one; 0 is the hard form."""
 FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "moment": moment_divergence,
-    "max": divergence,
-    "smooth": partial(soft_divergence, temperature=1.0),
+    **{form: partial(learned_divergence, smoothing=SMOOTHING[form]) for form in SMOOTHING},
 }
 """The divergence of two (N, K) or (N, S, K) outputs of a network: symmetric, Eq. 6, and smooth."""
 

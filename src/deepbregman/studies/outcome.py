@@ -1,12 +1,13 @@
 """What a study that computes and draws leaves: a folder with its results and figures."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, now, write_json
+
+from .results import summarise
 
 
 def claim_folder(out: Path) -> None:
@@ -25,13 +26,6 @@ def check_seeds(seeds: int) -> None:
         raise UserError(f"--seeds {seeds}: there must be at least 1; 3 or more give a deviation")
 
 
-def summarise(values: Sequence[float]) -> Record:
-    """Return mean, sample deviation (None of a single value), number, and the values."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    mean = statistics.fmean(values)
-    return {"mean": mean, "deviation": deviation, "n": len(values), "values": list(values)}
-
-
 def rows_of(values: Mapping[tuple[str, str], Sequence[float]], **shown: Any) -> list[Record]:
     """Make a row of every arm and metric.
 
@@ -40,7 +34,7 @@ def rows_of(values: Mapping[tuple[str, str], Sequence[float]], **shown: Any) -> 
         shown: what every row says besides.
     """
     return [
-        {**shown, "arm": arm, "metric": metric, **summarise(found)}
+        {**shown, "arm": arm, "metric": metric, **summarise(found), "values": list(found)}
         for (arm, metric), found in values.items()
     ]
 

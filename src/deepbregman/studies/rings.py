@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepbregman.evaluation.clustering import bregman_clustering
-from deepbregman.method.bregman import moment_divergence, of_distribution
+from deepbregman.evaluation.clustering import bregman_clusters
+from deepbregman.method.bregman import of_distribution
 from deepbregman.training.seeds import derived
 
-from .divergence_learning import FORMS, Form, MetricLoss, PlaneNetwork, fit
+from .divergence_learning import SMOOTHING, Form, MetricLoss, PlaneNetwork, fit
 
 NOTES = (
     "Each distribution is an empirical set of points of an isotropic Gaussian whose mean lies on "
@@ -85,6 +85,20 @@ def agreement(truth: Tensor, found: Tensor) -> dict[str, float]:
     return {"ARI": float(adjusted_rand_score(*pair)), "RI": float(rand_score(*pair))}
 
 
+def cluster(rows: Tensor, num_clusters: int, form: Form, seed: int) -> Tensor:
+    """Cluster distributions by their mean outputs (N, K), best of 10 starts; return (N,).
+
+    Bregman hard clustering: a centroid is the mean, so the outputs of a mixture of distributions.
+    With the moment form, a squared Euclidean distance, that is k-means.
+    """
+    from sklearn.cluster import KMeans
+
+    if form == "moment":
+        found = KMeans(num_clusters, n_init=10, random_state=seed).fit_predict(rows.numpy())
+        return torch.from_numpy(found).long()
+    return bregman_clusters(rows, num_clusters, SMOOTHING[form], seed).assignment
+
+
 class Clustered(NamedTuple):
     """One arm on one seed."""
 
@@ -122,13 +136,12 @@ def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) 
     """
     how = ARMS[name]
     num_clusters = len(settings.radii)
-    first = derived(seed, "centroids")
     means = of_distribution(test.points)  # (N, 2)
     if name == ORACLE:
         found = (means.norm(dim=1, keepdim=True) - torch.tensor(settings.radii)).abs().argmin(dim=1)
         return Clustered(found, agreement(test.labels, found))
     if how is None:  # the moment form with f(x) = x
-        found = bregman_clustering(means, num_clusters, moment_divergence, seed=first).assignment
+        found = cluster(means, num_clusters, "moment", seed)
         return Clustered(found, agreement(test.labels, found))
     form, loss = how
     by_points = name.startswith("points")
@@ -160,14 +173,13 @@ def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) 
     with torch.no_grad():
         embedded = network(test.points)  # (N, S, K)
     rows = of_distribution(embedded)
-    found = bregman_clustering(rows, num_clusters, FORMS[form], seed=first).assignment
+    found = cluster(rows, num_clusters, form, seed)
     metrics = agreement(test.labels, found)
     if by_points:
-        each = bregman_clustering(embedded.flatten(0, 1), num_clusters, FORMS[form], seed=first)
+        each = cluster(embedded.flatten(0, 1), num_clusters, form, seed)
         labels = test.labels.repeat_interleave(settings.num_points)
         metrics |= {
-            f"{key} of single points": value
-            for key, value in agreement(labels, each.assignment).items()
+            f"{key} of single points": value for key, value in agreement(labels, each).items()
         }
     if form != "moment":
         metrics["subnetworks that win"] = float(len(torch.unique(rows.argmax(dim=1))))

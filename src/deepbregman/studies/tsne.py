@@ -17,7 +17,7 @@ from deepbregman.data import Source, Split, stratified_split
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.knn import knn_accuracy
-from deepbregman.evaluation.protocols import open_labelled
+from deepbregman.evaluation.subject import open_labelled
 from deepbregman.reporting.maps import Map, map_figure
 from deepbregman.reporting.outcomes import outcome_table
 from deepbregman.runs import Record, Run, provenance, replacing
@@ -25,7 +25,8 @@ from deepbregman.training.assembly import batches_of
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
 
-from .outcome import check_seeds, claim_folder, rows_of, summarise, write_outcome
+from .outcome import check_seeds, claim_folder, rows_of, write_outcome
+from .results import summarise
 
 PERPLEXITY = 30.0
 NEIGHBOURS = 20

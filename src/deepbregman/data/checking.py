@@ -1,0 +1,207 @@
+"""Whether a data set is all there: counts, checksums, and files that can be decoded."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deepbregman.data.archives import open_archive, verify_checksums
+from deepbregman.data.catalogue import Archive, Dataset, published_archives, published_files
+from deepbregman.data.folders import list_folder, some
+from deepbregman.data.frames import UnreadableImage, decode_frame, map_files, read_size
+from deepbregman.data.imagenet import list_imagenet
+from deepbregman.data.images import ArrayImages, Progress, Split
+from deepbregman.data.isic import list_isic
+from deepbregman.data.listings import Files, Listing
+from deepbregman.data.published import open_digits
+from deepbregman.data.tiny_imagenet import list_tiny_imagenet
+from deepbregman.errors import UserError
+
+Stage = Callable[[str], Progress]
+"""Called with what begins; gives the progress of it."""
+_FILE_SETS: dict[str, Callable[[Path], Listing]] = {
+    "tiny-imagenet": list_tiny_imagenet,
+    "imagenet": list_imagenet,
+    "isic2018": list_isic,
+}
+_CHUNK_BYTES = 1 << 22
+_MOST_CLASSES_SHOWN = 20
+_LARGEST_FRAME = 512  # a file is decoded whole whatever its frame; this bounds the memory
+
+
+@dataclass
+class Report:
+    """What was found, and what is wrong with it."""
+
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    """What, and how much of it there is."""
+    problems: list[str] = field(default_factory=list)
+
+    def count(self, what: str, found: int, expected: Sequence[int]) -> None:
+        """Note a number of images, and whether it is as published."""
+        good = found in expected
+        self.rows.append((what, f"{found:,}" if good else f"{found:,} of {expected[0]:,}"))
+        if not good:
+            self.problems.append(f"{what}: {found:,} images instead of {expected[0]:,}")
+
+
+def check_dataset(dataset: Dataset, root: Path, stage: Stage) -> Report:
+    """Compare the files of a data set under a root with what was published.
+
+    Counts and labels are compared for sets of image files, checksums for the others, and for
+    archives that lie in the root.
+    """
+    report = Report([("what", dataset.title), ("terms", dataset.terms)])
+    if dataset.name == "digits":
+        digits = open_digits()
+        for name, split in (("train", digits.train), ("test", digits.test)):
+            report.count(name, 0 if split is None else len(split), dataset.counts[name])
+    elif dataset.name == "voc":
+        _check_voc(dataset, root, report)
+    elif dataset.name in _FILE_SETS:
+        try:
+            _check_listing(dataset, _FILE_SETS[dataset.name](root), report)
+        except UserError as error:
+            report.problems.append(str(error).removeprefix(f"data.source {dataset.name!r}: "))
+    else:
+        _check_checksums(published_files(dataset), root, report, stage, required=True)
+        if not report.problems:
+            report.rows += [(name, f"{count[0]:,}") for name, count in dataset.counts.items()]
+    if dataset.name != "digits":
+        _check_checksums(published_archives(dataset), root, report, stage, required=False)
+    return report
+
+
+def check_folder(folder: Path, stage: Stage) -> Report:
+    """Count the images of each class of a folder, and decode every one of them."""
+    listing, report = list_folder(folder), Report()
+    parts = [("train", listing.train), ("test", listing.test)]
+    named = [(name, files) for name, files in parts if files is not None]
+    for name, files in named:
+        _count_classes(name if len(named) == 2 else "images", files, listing.classes, report)
+    paths = [path for _, files in named for path in files.paths]
+    sizes = map_files(read_size, paths, stage("reading headers"))
+    decoded = map_files(
+        lambda path: decode_frame(path, _LARGEST_FRAME).size, paths, stage("decoding")
+    )
+    broken = [result for result in decoded if isinstance(result, UnreadableImage)]
+    known = [size for size in sizes if not isinstance(size, UnreadableImage)]
+    if known:
+        report.rows.append(("sizes", _size_range(known)))
+    report.rows.append(("other files", f"{listing.num_ignored:,}"))
+    report.rows.append(("unreadable", f"{len(broken):,}"))
+    if broken:
+        bad = [
+            path for path, r in zip(paths, decoded, strict=True) if isinstance(r, UnreadableImage)
+        ]
+        report.problems.append(
+            f"{len(broken)} images cannot be read ({some(bad)}); replace or remove them, or go on "
+            "without them with --skip-unreadable"
+        )
+    return report
+
+
+def check_archive(path: Path, stage: Stage) -> Report:
+    """Verify the checksums of an ``.npz`` file, and count the images of each class."""
+    verify_checksums(path, stage("verifying checksums"))
+    source, report = open_archive(path), Report()
+    splits: list[tuple[str, Split | None]] = [
+        ("train", source.train),
+        ("test", source.test),
+        ("unlabelled", source.unlabelled),
+    ]
+    for name, split in splits:
+        if split is not None and isinstance(split.images, ArrayImages):
+            labels = None if split.labels is None else split.labels.tolist()
+            _count_classes(name, labels or len(split), source.classes, report)
+            sizes = split.images.true_sizes().tolist()
+            report.rows.append((f"{name} sizes", _size_range(sizes)))
+    return report
+
+
+def _size_range(sizes: Sequence[Sequence[int]]) -> str:
+    heights, widths = zip(*sizes, strict=True)
+    low, high = (min(heights), min(widths)), (max(heights), max(widths))
+    if low == high:
+        return f"{low[0]} x {low[1]} px"
+    return f"from {low[0]} x {low[1]} to {high[0]} x {high[1]} px"
+
+
+def _count_classes(
+    name: str, found: Files | list[int] | int, classes: tuple[str, ...] | None, report: Report
+) -> None:
+    """Note the images of a split, of each class where there are few and of the extremes else."""
+    if isinstance(found, Files):
+        found = len(found.paths) if found.labels is None else found.labels
+    if isinstance(found, int):
+        report.rows.append((name, f"{found:,}, without labels"))
+        return
+    counts = Counter(found)
+    report.rows.append((name, f"{len(found):,} in {len(counts):,} classes"))
+    ordered = sorted(counts.items())
+    if len(ordered) > _MOST_CLASSES_SHOWN:
+        ordered = [min(ordered, key=lambda item: item[1]), max(ordered, key=lambda item: item[1])]
+    for label, count in ordered:
+        report.rows.append((f"  {label if classes is None else classes[label]}", f"{count:,}"))
+
+
+def _check_listing(dataset: Dataset, listing: Listing, report: Report) -> None:
+    report.rows.append(("folder", str(listing.folder)))
+    num_classes = len(set(listing.train.labels or ()))
+    report.rows.append(("classes", f"{num_classes:,}"))
+    if num_classes != dataset.num_classes:
+        report.problems.append(f"{num_classes:,} classes instead of {dataset.num_classes:,}")
+    for name, files in (("train", listing.train), ("test", listing.test)):
+        if files is None and name in dataset.optional:
+            report.rows.append((name, "absent; a fifth of the training images is set aside"))
+        else:
+            report.count(name, 0 if files is None else len(files.paths), dataset.counts[name])
+
+
+def _check_voc(dataset: Dataset, root: Path, report: Report) -> None:
+    for part, expected in dataset.counts.items():
+        year, image_set = part.split()
+        folder = root / "VOCdevkit" / f"VOC{year}"
+        names = folder / "ImageSets" / "Main" / f"{image_set}.txt"
+        if not names.is_file():
+            report.problems.append(f"{str(names)!r} is not there")
+            continue
+        images = names.read_text(encoding="utf-8", errors="replace").split()
+        report.count(part, len(images), expected)
+        for kind, suffix in (("JPEGImages", ".jpg"), ("Annotations", ".xml")):
+            present = {path.stem for path in (folder / kind).glob(f"*{suffix}")}
+            missing = [image for image in images if image not in present]
+            if missing:
+                report.problems.append(
+                    f"{len(missing):,} of {part} are not in {str(folder / kind)!r} "
+                    f"({some(name + suffix for name in missing)})"
+                )
+
+
+def _check_checksums(
+    archives: Sequence[Archive], root: Path, report: Report, stage: Stage, *, required: bool
+) -> None:
+    absent = [root / archive.name for archive in archives if not (root / archive.name).is_file()]
+    if absent and required:
+        verb = "is" if len(absent) == 1 else "are"
+        report.problems.append(f"{some(absent)} {verb} not there")
+    for archive in archives:
+        path = root / archive.name
+        if path in absent:
+            continue
+        good = _md5(path, stage(f"verifying {archive.name}")) == archive.md5
+        report.rows.append((archive.name, "checksum right" if good else "checksum wrong"))
+        if not good:
+            report.problems.append(f"{str(path)!r} is damaged: its checksum is not {archive.md5}")
+
+
+def _md5(path: Path, progress: Progress) -> str:
+    """Return the checksum that was published; it guards against damage, not against malice."""
+    digest, total, done = hashlib.md5(usedforsecurity=False), path.stat().st_size, 0
+    with path.open("rb") as file:
+        while piece := file.read(_CHUNK_BYTES):
+            digest.update(piece)
+            done += len(piece)
+            progress(done, total)
+    return digest.hexdigest()

@@ -1,0 +1,169 @@
+"""Contact sheets: a query on the left, what was found for it on the right."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageDraw, ImageFont
+
+from deepbregman.runs import replacing
+
+THUMBNAIL = 112
+FRAME = 5
+GAP = 14
+MARGIN = 24
+COLUMNS = 10
+"""Neighbours in a line; more are continued below."""
+TEXT = 13
+LINE = 17
+HEADING = 26
+CELL = THUMBNAIL + 2 * FRAME
+INK, FAINT, PAPER = "#1a1a1a", "#6a6a6a", "#ffffff"
+# Told apart with every kind of colour vision.
+SAME, OTHER, UNKNOWN = "#009e73", "#d55e00", "#c4c4c4"
+
+
+class Tile(NamedTuple):
+    """An image with a few words below it."""
+
+    pixels: npt.NDArray[np.uint8]
+    """(H, W, 3)."""
+    title: str
+    value: str = ""
+    """At the right of the title."""
+    lines: tuple[str, ...] = ()
+    same_class: bool | None = None
+    """Whether it is of the query's class; None where that is not known."""
+
+
+class Strip(NamedTuple):
+    """The neighbours by one measure, the nearest first."""
+
+    title: str
+    tiles: tuple[Tile, ...]
+
+
+class Panel(NamedTuple):
+    """A query and its strips."""
+
+    query: Tile
+    strips: tuple[Strip, ...]
+
+
+def contact_sheet(path: Path, panels: Sequence[Panel]) -> None:
+    """Write a PNG with a panel for each query, one below the other.
+
+    Args:
+        path: of the PNG.
+        panels: at least one; all strips of any lengths.
+    """
+    sheet = draw_sheet(panels)
+    with replacing(path) as file:
+        sheet.save(file, format="PNG")
+
+
+def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
+    """Draw the panels of a contact sheet."""
+    longest = max(len(strip.tiles) for panel in panels for strip in panel.strips)
+    num_columns = min(COLUMNS, longest)
+    judged = any(t.same_class is not None for p in panels for s in p.strips for t in s.tiles)
+    width = 2 * MARGIN + (1 + num_columns) * CELL + (num_columns + 1) * GAP + GAP
+    heights = [_panel_height(panel) for panel in panels]
+    legend = HEADING + GAP if judged else 0
+    height = 2 * MARGIN + sum(heights) + 2 * MARGIN * (len(panels) - 1) + legend
+    sheet = Image.new("RGB", (width, height), PAPER)
+    draw = ImageDraw.Draw(sheet)
+    top = MARGIN
+    for panel, panel_height in zip(panels, heights, strict=True):
+        if top > MARGIN:
+            draw.line([(MARGIN, top - MARGIN), (width - MARGIN, top - MARGIN)], fill=UNKNOWN)
+        _draw_panel(sheet, draw, panel, top)
+        top += panel_height + 2 * MARGIN
+    if judged:
+        _draw_legend(draw, height - MARGIN - LINE)
+    return sheet
+
+
+def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top: int) -> None:
+    draw.text((MARGIN, top), "query", font=_font(TEXT, bold=True), fill=INK)
+    _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING, _tile_height([panel.query]))
+    left = MARGIN + CELL + 3 * GAP
+    for strip in panel.strips:
+        draw.text((left, top), strip.title, font=_font(TEXT, bold=True), fill=INK)
+        top += HEADING
+        row_height = _tile_height(strip.tiles)
+        for start in range(0, len(strip.tiles), COLUMNS):
+            for column, tile in enumerate(strip.tiles[start : start + COLUMNS]):
+                _draw_tile(sheet, draw, tile, left + column * (CELL + GAP), top, row_height)
+            top += row_height + GAP
+
+
+def _draw_tile(
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, tile: Tile, left: int, top: int, height: int
+) -> None:
+    colour = {True: SAME, False: OTHER, None: UNKNOWN}[tile.same_class]
+    draw.rectangle((left, top, left + CELL - 1, top + CELL - 1), fill=colour)
+    inner = (left + FRAME, top + FRAME)
+    sheet.paste(_thumbnail(tile.pixels), inner)
+    below = top + CELL + 4
+    bold = _font(TEXT, bold=True)
+    draw.text((left, below), _fitted(tile.title, bold=True), font=bold, fill=INK)
+    draw.text((left + CELL, below), tile.value, font=bold, fill=INK, anchor="ra")
+    for line in tile.lines:
+        below += LINE
+        draw.text((left, below), _fitted(line), font=_font(TEXT), fill=FAINT)
+
+
+def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
+    left = MARGIN
+    for colour, words in ((SAME, "the query's class"), (OTHER, "another class")):
+        draw.rectangle((left, top + 2, left + 11, top + 13), fill=colour)
+        draw.text((left + 18, top), words, font=_font(TEXT), fill=INK)
+        left += 18 + round(_font(TEXT).getlength(words)) + 2 * GAP
+
+
+def _panel_height(panel: Panel) -> int:
+    strips = 0
+    for strip in panel.strips:
+        num_rows = -(-len(strip.tiles) // COLUMNS)
+        strips += HEADING + num_rows * (_tile_height(strip.tiles) + GAP)
+    return max(strips - GAP, HEADING + _tile_height([panel.query]))
+
+
+def _tile_height(tiles: Sequence[Tile]) -> int:
+    """Return the height of a line of tiles, words included."""
+    return CELL + 4 + LINE * (1 + max(len(tile.lines) for tile in tiles))
+
+
+def _thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
+    """Fit an image into a square of paper: small ones in whole pixels, so that they stay sharp."""
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    scale = THUMBNAIL / max(image.size)
+    size = (max(1, round(image.width * scale)), max(1, round(image.height * scale)))
+    method = Image.Resampling.NEAREST if scale > 2 else Image.Resampling.LANCZOS
+    square = Image.new("RGB", (THUMBNAIL, THUMBNAIL), PAPER)
+    corner = ((THUMBNAIL - size[0]) // 2, (THUMBNAIL - size[1]) // 2)
+    square.paste(image.resize(size, method), corner)
+    return square
+
+
+def _fitted(words: str, *, bold: bool = False) -> str:
+    """Shorten words from the left until they fit a tile: the end of a path says most."""
+    font = _font(TEXT, bold=bold)
+    words = " ".join(words.encode(errors="replace").decode().split())
+    if font.getlength(words) <= CELL:
+        return words
+    while words and font.getlength("…" + words) > CELL:
+        words = words[1:]
+    return "…" + words
+
+
+@cache
+def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
+    """Return matplotlib's own DejaVu, which is there on every machine and the same on all."""
+    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
+    return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts" / "ttf" / name, size)

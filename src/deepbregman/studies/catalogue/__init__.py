@@ -1,0 +1,31 @@
+"""The studies: a file each, which holds one as ``STUDY``. Adding a study is adding a file."""
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+
+from deepbregman.errors import UserError, nearest
+from deepbregman.studies.definition import Entry
+
+
+def catalogue() -> dict[str, Entry]:
+    """Return every study by its name."""
+    modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    entries = [importlib.import_module(f"{__name__}.{name}").STUDY for name in modules]
+    return {entry.name: entry for entry in entries}
+
+
+def find_study(name: str, also: Iterable[str] = ()) -> Entry:
+    """Return a study by its name.
+
+    Args:
+        name: as the user wrote it.
+        also: studies that are not grids or searches and parse their own options.
+    """
+    known = catalogue()
+    if name in also:
+        raise UserError(f"study {name!r} has options of its own: write its name before them")
+    if name not in known:
+        names = [*known, *also]
+        raise UserError(f"study {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
+    return known[name]

@@ -1,0 +1,388 @@
+"""Searching and clustering as a user does it: the verbs, what they leave, and their errors."""
+
+import csv
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import average_precision_score, normalized_mutual_info_score
+
+from deepbregman import cluster, embed, evaluate, search
+from deepbregman.cli import main
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.method.bregman import soft_divergence
+from deepbregman.runs import Run
+from deepbregman.studies.pretraining import pretrain
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run the command line on a CPU; return its exit code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            main([*(str(word) for word in words), "--accelerator", "cpu"])
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def run(short_run: Run, tmp_path: Path) -> Run:
+    """A copy of the short run on digits, to write results into."""
+    shutil.copytree(short_run.path, tmp_path / "run")
+    return Run.open(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reddish and bluish photographs in two folders, of several shapes."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    random = np.random.default_rng(0)
+    for channel, name in ((0, "red"), (2, "blue")):
+        (folder / name).mkdir(parents=True)
+        for index in range(15):
+            pixels = random.integers(0, 90, (12 + index % 4, 10, 3), dtype=np.uint8)
+            pixels[..., channel] += 150
+            Image.fromarray(pixels).save(folder / name / f"{name}-{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def flat(photos: Path) -> Path:
+    """The same photographs without classes."""
+    folder = photos.parent / "flat"
+    folder.mkdir()
+    for path in photos.rglob("*.png"):
+        shutil.copy(path, folder / path.name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(short_config: Config, flat: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run without a divergence network, on photographs without classes."""
+    changes = {"divergence.weight": 0.0, "training.epochs": 1, "training.batch_size": 8}
+    config = override(short_config, {**changes, "data.source": str(flat), "data.image_size": 8})
+    return pretrain(config, run=tmp_path_factory.mktemp("runs") / "plain", accelerator="cpu")
+
+
+@pytest.fixture
+def arrays(run: Run, tmp_path: Path) -> dict[str, torch.Tensor]:
+    """The run's features of digits, as `deepbregman embed` writes them."""
+    embed(run.path, tmp_path / "features.npz", accelerator="cpu")
+    with np.load(tmp_path / "features.npz") as file:
+        return {name: torch.from_numpy(file[name]) for name in file.files}
+
+
+class TestSearch:
+    def test_two_queries_by_both_measures(
+        self, command: Command, run: Run, tmp_path: Path, arrays: dict[str, torch.Tensor]
+    ) -> None:
+        sheet = tmp_path / "sheet.png"
+        code, out, err = command("search", run.path, "--query", "test:17", "test:3", "--out", sheet)
+        assert (code, err) == (0, "")
+        smoothing = run.config.divergence.smoothing
+        assert smoothing > 0.0
+        found = search(run, ["test:17"], accelerator="cpu")[0]
+        query = torch.nn.functional.normalize(arrays["test_features"][17].double(), dim=0)
+        bank = torch.nn.functional.normalize(arrays["train_features"].double(), dim=1)
+        scores = arrays["test_scores"][17:18].double(), arrays["train_scores"].double()
+        expected = {
+            "cosine": (bank @ query).sort(descending=True),
+            "divergence": soft_divergence(*scores, smoothing)[0].sort(),
+        }
+        for measure, (values, indices) in expected.items():
+            hits = found.hits[measure]
+            assert [hit.image.name for hit in hits] == [f"train:{i}" for i in indices[:10]]
+            assert [hit.value for hit in hits] == pytest.approx(values[:10].tolist(), abs=1e-5)
+            kinds = [str(label) for label in arrays["train_labels"][indices[:10]].tolist()]
+            assert [hit.image.class_name for hit in hits] == kinds
+            for hit in hits:
+                assert hit.image.name in out
+        assert found.query.class_name == str(int(arrays["test_labels"][17]))
+        assert found.query.pixels.shape == (8, 8, 3)
+        with Image.open(sheet) as image:
+            assert image.width > 10 * 112
+            assert image.height > 4 * 112  # two queries by two measures
+        assert "evaluations" not in run.result()
+
+    def test_precision_over_all_queries(
+        self, command: Command, run: Run, arrays: dict[str, torch.Tensor]
+    ) -> None:
+        evaluate(run, protocols=["knn"], accelerator="cpu")
+        before = run.result()["evaluations"]
+        code, out, err = command("search", run.path)
+        assert (code, err) == (0, "")
+        rows = run.result()["evaluations"]
+        assert rows[: len(before)] == before
+        rows = rows[len(before) :]
+        kinds = [(row["variant"], row["metric"]) for row in rows]
+        assert kinds == [
+            (variant, metric)
+            for variant in ("cosine", "divergence")
+            for metric in ("mAP", "precision@10")
+        ]
+        expected = {}
+        unit = [
+            torch.nn.functional.normalize(arrays[f"{name}_features"].double(), dim=1)
+            for name in ("test", "train")
+        ]
+        scores = arrays["test_scores"].double(), arrays["train_scores"].double()
+        likeness = {
+            "cosine": unit[0] @ unit[1].T,
+            "divergence": -soft_divergence(*scores, run.config.divergence.smoothing),
+        }
+        for variant, matrix in likeness.items():
+            relevant = arrays["test_labels"][:, None] == arrays["train_labels"]
+            pairs = list(zip(relevant.numpy(), matrix.numpy(), strict=True))
+            expected[variant, "mAP"] = np.mean([average_precision_score(*pair) for pair in pairs])
+            first = [truth[np.argsort(-values)[:10]] for truth, values in pairs]
+            expected[variant, "precision@10"] = np.mean(first)
+        for row in rows:
+            value = expected[row["variant"], row["metric"]]
+            assert row["value"] == pytest.approx(100.0 * value, abs=0.01)
+            assert f"{row['value']:.2f}" in out
+            assert row["protocol"] == "search"
+            assert (row["values"], row["deviation"], row["n"]) == ([row["value"]], None, 1)
+            assert (row["num_train"], row["num_test"]) == (1297, 500)
+            assert row["details"]["num_queries"] == 500
+            assert (row["epoch"], row["epochs"], row["data"]) == (2.0, 2, "digits")
+        command("search", run.path, "--by", "cosine")
+        again = run.result()["evaluations"]
+        assert len(again) == len(before) + 4  # the new rows took the place of theirs
+        assert again[-2]["value"] == rows[0]["value"]
+
+    def test_an_image_is_not_found_for_itself(self, plain: Run, flat: Path) -> None:
+        place = sorted(path.name for path in flat.iterdir()).index("red-3.png")
+        for query in ("red-3.png", flat / "red-3.png", f"train:{place}"):
+            (answer,) = search(plain, [query], k=29, accelerator="cpu")
+            names = [hit.image.name for hit in answer.hits["cosine"]]
+            assert answer.query.name == "red-3.png"
+            assert sorted([*names, "red-3.png"]) == sorted(p.name for p in flat.iterdir())
+            assert answer.query.class_name is None
+        assert names[0].startswith("red")
+
+    def test_a_file_from_elsewhere_looks_as_it_would_in_the_data(
+        self, plain: Run, flat: Path, tmp_path: Path
+    ) -> None:
+        shutil.copy(flat / "blue-7.png", tmp_path / "mine.png")
+        (answer,) = search(plain, [tmp_path / "mine.png"], k=2, accelerator="cpu")
+        best = answer.hits["cosine"][0]
+        assert best.image.name == "blue-7.png"
+        assert best.value == pytest.approx(1.0, abs=1e-6)
+        assert np.array_equal(best.image.pixels, answer.query.pixels)
+        assert answer.query.pixels.shape == (15, 10, 3)
+
+    def test_splits_names_and_classes_of_a_folder(self, run: Run, photos: Path) -> None:
+        source = str(photos)
+        (everything,) = search(run, ["test:0"], data=source, k=29, split="all", accelerator="cpu")
+        names = {hit.image.name for hit in everything.hits["divergence"]}
+        assert len(names | {everything.query.name}) == 30
+        (again,) = search(run, [everything.query.name], data=source, split="test", k=5)
+        held = {hit.image.name for hit in again.hits["cosine"]}
+        assert len(held) == 5
+        (third,) = search(run, ["train:0"], data=source, split="train", k=23)
+        assert not held & {hit.image.name for hit in third.hits["cosine"]}
+        for hit in everything.hits["cosine"]:
+            assert hit.image.name.startswith(f"{hit.image.class_name}/")
+
+    def test_unreadable_images_can_be_skipped(
+        self, command: Command, plain: Run, flat: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(flat, tmp_path / "some")
+        (tmp_path / "some" / "broken.png").write_bytes(b"no image")
+        words = ("search", plain.path, "--data", tmp_path / "some", "--query", "red-1.png")
+        code, _, err = command(*words)
+        assert code == 2
+        assert "broken.png" in err
+        code, out, err = command(*words, "--skip-unreadable", "-k", 29)
+        assert (code, err) == (0, "")
+        assert "broken.png" not in out
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            (["--query", "red-1.png", "-k", 30], "k is 30: there are 29 images to search"),
+            (["--query", "red-1.png", "-k", 0], "k is 0"),
+            (["--query", "nothing.png"], "neither an image file nor an image"),
+            (["--query", "train:30"], "has 30 images"),
+            (["--query", "test:0"], "has 0 images"),
+            (["--query", "red-1.png", "--split", "test"], "no test split"),
+            (["--query", "red-1.png", "--by", "divergence"], "no divergence network"),
+            (["--query", "red-1.png", "--out", "sheet.jpg"], "ends so"),
+            (["--query", "red-1.png", "--out", "old.png"], "exists"),
+            (["--query", "red-1.png", "--out", "nowhere/sheet.png"], "does not exist"),
+            (["--query", "old.png"], "cannot be read"),
+            (["--query", "red-1.png", "--data", "nowhere"], "no such folder"),
+            ([], "no labels to judge searches by"),
+            (["--out", "sheet.png"], "no --query"),
+            (["--split", "all"], "no --query"),
+        ],
+    )
+    def test_errors(
+        self,
+        command: Command,
+        plain: Run,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        words: list[object],
+        expected: str,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "old.png").write_text("precious")
+        before = (plain.path / "result.json").read_bytes()
+        code, _, err = command("search", plain.path, *words)
+        assert code == 2
+        assert expected in err
+        assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
+        assert (tmp_path / "old.png").read_text() == "precious"
+        assert (plain.path / "result.json").read_bytes() == before
+
+    def test_precision_of_more_than_there_is(self, command: Command, run: Run) -> None:
+        code, _, err = command("search", run.path, "-k", 1298)
+        assert code == 2
+        assert "k is 1298: there are 1297 images" in err
+
+    def test_networks_that_diverged_are_named(self, command: Command, run: Run) -> None:
+        state = torch.load(run.last_checkpoint, weights_only=True)
+        name = next(name for name in state["model"] if name.startswith("encoder"))
+        state["model"][name] = torch.full_like(state["model"][name], torch.nan)
+        torch.save(state, run.last_checkpoint)
+        code, _, err = command("search", run.path, "--query", "test:0")
+        assert code == 2
+        assert "not finite" in err
+
+
+class TestCluster:
+    def test_digits_by_both_methods(self, command: Command, run: Run, tmp_path: Path) -> None:
+        table = tmp_path / "clusters.csv"
+        code, out, err = command(
+            "cluster", run.path, "--split", "test", "--seeds", 2, "--out", table
+        )
+        assert (code, err) == (0, "")
+        with table.open(newline="") as file:
+            lines = list(csv.DictReader(file))
+        assert [line["image"] for line in lines] == [f"test:{index}" for index in range(500)]
+        labels = [int(line["class"]) for line in lines]
+        rows = json.loads((run.path / "result.json").read_text())["evaluations"]
+        variants = {
+            "k-means, cosine features": "features",
+            "Bregman, learned divergence": "divergence",
+        }
+        assert {(row["variant"], row["metric"]) for row in rows} == {
+            (variant, metric) for variant in variants for metric in ("NMI", "ARI", "purity")
+        }
+        for row in rows:
+            assert row["protocol"] == "cluster"
+            assert (row["n"], len(row["values"]), row["clusters"]) == (2, 2, 10)
+            assert row["value"] == pytest.approx(np.mean(row["values"]))
+            assert row["deviation"] == pytest.approx(np.std(row["values"], ddof=1))
+            assert (row["num_train"], row["num_test"], row["split"]) == (0, 500, "test")
+            assert f"{row['value']:.2f} ± {row['deviation']:.2f}" in out
+            if row["metric"] == "NMI":  # what was written is one of the seeds
+                found = [int(line[variants[row["variant"]]]) for line in lines]
+                agreement = 100.0 * normalized_mutual_info_score(labels, found)
+                assert min(abs(value - agreement) for value in row["values"]) < 1e-9
+                assert row["value"] > 25.0  # far from chance, which is about 4
+
+    def test_without_labels(self, command: Command, plain: Run, tmp_path: Path) -> None:
+        before = (plain.path / "result.json").read_bytes()
+        table = tmp_path / "c.csv"
+        code, out, err = command("cluster", plain.path, "--clusters", 2, "--out", table)
+        assert (code, err) == (0, "")
+        assert "objective" in out
+        assert "15 15" in out
+        assert "NMI" not in out
+        assert (plain.path / "result.json").read_bytes() == before
+        with table.open(newline="") as file:
+            groups = {
+                (line["image"].split("-")[0], line["features"]) for line in csv.DictReader(file)
+            }
+        assert len(groups) == 2  # red and blue
+        assert table.read_text().splitlines()[0] == "image,features"
+
+    def test_the_seed_of_the_lowest_objective_is_kept(
+        self, run: Run, arrays: dict[str, torch.Tensor]
+    ) -> None:
+        """Each image's cost, measured here from its cluster's own mean."""
+        found = cluster(run, 7, split="test", seeds=4, accelerator="cpu")
+        features = torch.nn.functional.normalize(arrays["test_features"].double(), dim=1)
+        scores, smoothing = arrays["test_scores"].double(), run.config.divergence.smoothing
+        for name, part in found.partitions.items():
+            cost = 0.0
+            for index in range(7):
+                members = part.assignment == index
+                assert int(members.sum()) == part.sizes[index]
+                if name == "features":
+                    centred = features[members] - features[members].mean(dim=0)
+                    cost += centred.square().sum().item()
+                else:
+                    mean = scores[members].mean(dim=0, keepdim=True)
+                    cost += soft_divergence(scores[members], mean, smoothing).sum().item()
+            assert cost / 500 == pytest.approx(min(part.objectives), rel=1e-4)
+        assert len(set(found.partitions["features"].objectives)) > 1  # so there was a choice
+
+    def test_more_clusters_than_winners_is_said(self, command: Command, run: Run) -> None:
+        path = run.path / "config.toml"
+        smoothing = f"smoothing = {run.config.divergence.smoothing}"
+        assert smoothing in path.read_text()
+        path.write_text(path.read_text().replace(smoothing, "smoothing = 0.0"))
+        code, out, _ = command(
+            *("cluster", run.path, "--clusters", 12, "--by", "divergence"),
+            *("--split", "test", "--seeds", 1),
+        )
+        assert code == 0
+        assert "of 12 clusters are empty" in out
+        assert "± " not in out
+
+    @pytest.mark.parametrize(
+        ("words", "expected"),
+        [
+            ([], "give it with --clusters"),
+            (["--clusters", 31], "between 1 and the 30 images"),
+            (["--clusters", 0], "between 1 and the 30 images"),
+            (["--clusters", 2, "--seeds", 0], "seeds is 0"),
+            (["--clusters", 2, "--by", "divergence"], "no divergence network"),
+            (["--clusters", 2, "--split", "test"], "no test split"),
+            (["--clusters", 2, "--out", "old.csv"], "exists"),
+            (["--clusters", 2, "--out", "c.txt"], "ends so"),
+        ],
+    )
+    def test_errors(
+        self,
+        command: Command,
+        plain: Run,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        words: list[object],
+        expected: str,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "old.csv").write_text("precious")
+        code, _, err = command("cluster", plain.path, *words)
+        assert code == 2
+        assert expected in err
+        assert [path.name for path in tmp_path.iterdir()] == ["old.csv"]
+        assert (tmp_path / "old.csv").read_text() == "precious"
+
+    def test_names_from_python_are_checked(self, plain: Run) -> None:
+        with pytest.raises(UserError, match="did you mean 'features'"):
+            cluster(plain, 2, by=["feature"], accelerator="cpu")
+        with pytest.raises(UserError, match="'valid' is not one of"):
+            search(plain, ["train:0"], split="valid", accelerator="cpu")
+        with pytest.raises(UserError, match="no query"):
+            search(plain, [], accelerator="cpu")

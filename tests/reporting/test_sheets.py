@@ -1,0 +1,76 @@
+"""Contact sheets: their size, their frames, and that they are the same every time."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman.reporting import sheets
+from deepbregman.reporting.sheets import CELL, FRAME, GAP, MARGIN, Panel, Strip, Tile
+
+
+def tile(seed: int, same: bool | None = None, lines: tuple[str, ...] = ("cat", "a.png")) -> Tile:
+    pixels = np.random.default_rng(seed).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+    return Tile(pixels, "1", "0.123", lines, same)
+
+
+def panel(count: int, strips: int = 1, same: bool | None = None) -> Panel:
+    tiles = tuple(tile(index, same) for index in range(count))
+    return Panel(tile(99), tuple(Strip(f"by {index}", tiles) for index in range(strips)))
+
+
+ROW = CELL + 4 + 3 * sheets.LINE  # a frame, then rank, class and name
+
+
+@pytest.mark.parametrize(
+    ("panels", "columns", "content"),
+    [
+        ([panel(3)], 3, sheets.HEADING + ROW),
+        ([panel(10, strips=2)], 10, 2 * (sheets.HEADING + ROW) + GAP),
+        ([panel(13)], 10, sheets.HEADING + 2 * ROW + GAP),
+        ([panel(2), panel(2)], 2, 2 * (sheets.HEADING + ROW) + 2 * MARGIN),
+        ([panel(2, same=True)], 2, sheets.HEADING + ROW + sheets.HEADING + GAP),
+    ],
+)
+def test_the_size_follows_from_what_is_shown(
+    panels: list[Panel], columns: int, content: int
+) -> None:
+    width, height = sheets.draw_sheet(panels).size
+    assert height == content + 2 * MARGIN
+    assert width == 2 * MARGIN + CELL + 3 * GAP + columns * CELL + (columns - 1) * GAP
+
+
+def test_frames_say_whose_class_it_is_and_images_are_in_them() -> None:
+    tiles = tuple(tile(index, same) for index, same in enumerate((True, False, None)))
+    sheet = np.asarray(sheets.draw_sheet([Panel(tile(9), (Strip("by", tiles),))]))
+    top = MARGIN + sheets.HEADING
+    lefts = [MARGIN + CELL + 3 * GAP + column * (CELL + GAP) for column in range(3)]
+    colours = ["#" + bytes(sheet[top, left]).hex() for left in lefts]
+    assert colours == [sheets.SAME, sheets.OTHER, sheets.UNKNOWN]
+    for left, shown in zip(lefts, tiles, strict=True):
+        inside = sheet[top + FRAME :, left + FRAME :][: sheets.THUMBNAIL, : sheets.THUMBNAIL]
+        height = round(20 * sheets.THUMBNAIL / 30)
+        start = (sheets.THUMBNAIL - height) // 2
+        image = Image.fromarray(shown.pixels)
+        size = (sheets.THUMBNAIL, height)
+        expected = np.asarray(image.resize(size, Image.Resampling.NEAREST))
+        assert np.array_equal(inside[start : start + height], expected)
+        assert (inside[:start] == 255).all()
+
+
+def test_the_same_sheet_is_written_again(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        sheets.contact_sheet(tmp_path / name, [panel(4, same=False)])
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    with Image.open(tmp_path / "a.png") as image:
+        image.load()
+        assert image.format == "PNG"
+
+
+@pytest.mark.parametrize("words", ["x" * 500, "写真/ネコ.png", "a\nb", "\udcff.png", ""])
+def test_any_name_fits(words: str) -> None:
+    fitted = sheets._fitted(words)
+    assert sheets._font(sheets.TEXT).getlength(fitted) <= CELL
+    assert words[-3:] in fitted or not words.isascii() or "\n" in words
+    sheets.draw_sheet([Panel(tile(0), (Strip("by", (tile(1, None, (words,)),)),))])

@@ -1,0 +1,476 @@
+"""The verb data as a user meets it: list, check and prepare, and what each says when it cannot."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman.cli import main
+from deepbregman.data import ArrayImages, open_source
+from deepbregman.data.catalogue import DATASETS, Archive
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Command:
+    """Run `deepbregman data ...` in an empty folder; return its exit code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            main(["data", *(str(word) for word in words)])
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return run
+
+
+def _save(path: Path, height: int = 6, width: int = 6, seed: int = 0) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(seed)
+    Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path)
+
+
+def _expect(monkeypatch: pytest.MonkeyPatch, name: str, **changes: object) -> None:
+    """Let a published data set be as small as the test's."""
+    monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], **changes))
+
+
+@pytest.fixture
+def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root with three classes of ImageNet, as many as are expected of it."""
+    for number, wnid in enumerate(("n01440764", "n01443537", "n01484850")):
+        for i in range(4):
+            _save(tmp_path / "root" / "imagenet" / "train" / wnid / f"{i}.JPEG", 20, 30 + number)
+        _save(tmp_path / "root" / "imagenet" / "val" / wnid / "0.JPEG", 25, 20)
+    _expect(
+        monkeypatch, "imagenet", num_classes=3, counts={"train": (12,), "test": (3,)}, image_size=8
+    )
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A root with CIFAR-10 in its real layout, of four and two images."""
+    from torchvision.datasets import CIFAR10
+
+    folder, random = tmp_path / "root" / "cifar-10-batches-py", np.random.default_rng(0)
+    folder.mkdir(parents=True)
+
+    def write(name: str, record: dict[str, object]) -> list[str]:
+        content = pickle.dumps(record)
+        (folder / name).write_bytes(content)
+        return [name, hashlib.md5(content).hexdigest()]
+
+    listed = [
+        write(f"b{i}", {"data": random.integers(0, 256, (2, 3072), np.uint8), "labels": [i, 9]})
+        for i in range(3)
+    ]
+    meta = write("batches.meta", {"label_names": [str(i) for i in range(10)]})
+    monkeypatch.setattr(CIFAR10, "train_list", listed[:2])
+    monkeypatch.setattr(CIFAR10, "test_list", listed[2:])
+    monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": meta[1]})
+    _expect(monkeypatch, "cifar10", counts={"train": (4,), "test": (2,)})
+    return tmp_path / "root"
+
+
+class TestList:
+    def test_every_data_set_with_its_published_counts(self, command: Command) -> None:
+        code, out, err = command("list")
+        assert (code, err) == (0, "")
+        lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
+        assert lines["cifar10"][:3] == ["50,000", "10,000", "10"]
+        assert lines["cifar100"][:3] == ["50,000", "10,000", "100"]
+        assert lines["stl10"][:4] == ["5,000", "8,000", "100,000", "10"]
+        assert lines["tiny-imagenet"][:3] == ["100,000", "10,000", "200"]
+        assert lines["imagenet"][:3] == ["1,281,167", "50,000", "1,000"]
+        assert lines["isic2018"][:3] == ["10,015", "1,512", "7"]
+        assert lines["voc"][:3] == ["16,551", "4,952", "20"]
+        answers = {name: lines[name][-1] for name in DATASETS}
+        assert [name for name, answer in answers.items() if answer == "no"] == [
+            "tiny-imagenet",
+            "imagenet",
+            "isic2018",
+        ]
+
+    def test_the_overview_and_wrong_words(self, command: Command) -> None:
+        code, out, _ = command()
+        assert code == 0
+        assert all(verb in out for verb in ("list", "check", "prepare"))
+        code, _, err = command("chek")
+        assert code == 2
+        assert "did you mean 'check'?" in err
+        for verb in ("list", "check", "prepare"):
+            code, out, _ = command(verb, "--help")
+            assert code == 0
+            assert f"usage: deepbregman data {verb}" in out
+
+
+class TestCheck:
+    def test_complete_class_folders(self, command: Command, imagenet: Path) -> None:
+        code, out, err = command("check", "imagenet", "--root", imagenet)
+        assert (code, err) == (0, "")
+        assert "imagenet: complete" in out
+        code, out, _ = command("check", "imagenet", "--root", imagenet / "imagenet")
+        assert code == 0
+
+    def test_wrong_counts_say_how_many_and_where_to_get_it(
+        self, command: Command, imagenet: Path
+    ) -> None:
+        (imagenet / "imagenet" / "train" / "n01443537" / "2.JPEG").unlink()
+        shutil.rmtree(imagenet / "imagenet" / "val")
+        code, out, err = command("check", "imagenet", "--root", imagenet)
+        assert code == 2
+        assert "11 of 12" in out
+        for part in ("11 images instead of 12", "test: 0 images", "image-net.org", "<wnid>"):
+            assert part in err
+        assert "download it" not in err  # nobody can
+
+    @pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])
+    def test_nothing_there(self, command: Command, name: str, tmp_path: Path) -> None:
+        code, _, err = command("check", name, "--root", tmp_path / "none")
+        assert code == 2
+        assert f"{name} is not complete" in err
+        assert "http" in err
+        assert ("data prepare" in err) == DATASETS[name].downloadable
+        assert list(tmp_path.iterdir()) == []
+
+    def test_digits_need_nothing(self, command: Command) -> None:
+        assert command("check", "digits")[0] == 0
+
+    def test_files_of_cifar_by_their_checksums(self, command: Command, cifar10: Path) -> None:
+        code, out, err = command("check", "cifar10", "--root", cifar10)
+        assert (code, err) == (0, "")
+        assert out.count("checksum right") == 4
+        path = cifar10 / "cifar-10-batches-py" / "b1"
+        path.write_bytes(path.read_bytes()[:-1])
+        (cifar10 / "cifar-10-batches-py" / "b2").unlink()
+        code, out, err = command("check", "cifar10", "--root", cifar10)
+        assert code == 2
+        assert "b1' is damaged" in err
+        assert "b2' is not there" in err
+        assert out.count("checksum right") == 2
+
+    def test_an_archive_beside_it_is_verified(
+        self, command: Command, imagenet: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from torchvision.datasets import imagenet as published
+
+        (imagenet / "train.tar").write_bytes(b"all of it")
+        archive = Archive("train.tar", hashlib.md5(b"all of it").hexdigest())
+        meta = {"train": dataclasses.astuple(archive), "val": ("val.tar", "0")}
+        monkeypatch.setattr(published, "ARCHIVE_META", meta)
+        code, out, _ = command("check", "imagenet", "--root", imagenet)
+        assert code == 0
+        assert "checksum right" in out
+        (imagenet / "train.tar").write_bytes(b"some of it")
+        code, _, err = command("check", "imagenet", "--root", imagenet)
+        assert code == 2
+        assert "train.tar' is damaged" in err
+
+    def test_pascal_voc(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "VOCdevkit" / "VOC2007"
+        (folder / "ImageSets" / "Main").mkdir(parents=True)
+        (folder / "ImageSets" / "Main" / "trainval.txt").write_text("000005\n000007\n")
+        (folder / "Annotations").mkdir()
+        for name in ("000005", "000007"):
+            _save(folder / "JPEGImages" / f"{name}.jpg")
+            (folder / "Annotations" / f"{name}.xml").write_text("<annotation/>")
+        _expect(monkeypatch, "voc", counts={"2007 trainval": (2,)})
+        assert command("check", "voc", "--root", tmp_path)[0] == 0
+        (folder / "Annotations" / "000007.xml").unlink()
+        code, _, err = command("check", "voc", "--root", tmp_path)
+        assert code == 2
+        assert "'000007.xml'" in err
+
+    def test_a_folder_of_your_own(self, command: Command, tmp_path: Path) -> None:
+        for i in range(3):
+            _save(tmp_path / "photos" / "cats" / f"{i}.png", 6, 9 + i)
+        _save(tmp_path / "photos" / "dogs" / "0.jpg", 12, 5)
+        (tmp_path / "photos" / "notes.txt").write_text("x")
+        code, out, err = command("check", tmp_path / "photos")
+        assert (code, err) == (0, "")
+        for part in ("4 in 2 classes", "cats", "from 6 x 5 to 12 x 11 px", "unreadable"):
+            assert part in out
+        content = (tmp_path / "photos" / "dogs" / "0.jpg").read_bytes()
+        (tmp_path / "photos" / "dogs" / "0.jpg").write_bytes(content[: len(content) * 2 // 3])
+        code, _, err = command("check", tmp_path / "photos")
+        assert code == 2
+        assert "1 images cannot be read" in err
+        assert "0.jpg" in err
+
+    def test_an_archive_of_your_own(self, command: Command, tmp_path: Path) -> None:
+        pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6), dtype=np.uint8)
+        np.savez(tmp_path / "a.npz", train_images=pixels, train_labels=[0, 1, 0, 0, 1])
+        code, out, err = command("check", tmp_path / "a.npz")
+        assert (code, err) == (0, "")
+        assert "5 in 2 classes" in out
+        assert "8 x 6 px" in out
+
+    def test_a_mapped_archive_is_verified_all_the_same(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pixels = np.random.default_rng(0).integers(0, 256, (9, 80, 60), dtype=np.uint8)
+        np.savez(tmp_path / "a.npz", train_images=pixels)
+        content = bytearray((tmp_path / "a.npz").read_bytes())
+        content[content.index(pixels.tobytes()[:16])] ^= 1
+        (tmp_path / "a.npz").write_bytes(content)
+        monkeypatch.setattr("deepbregman.data.archives.MAP_FROM_BYTES", 1)
+        open_source(str(tmp_path / "a.npz"), image_size=8)  # goes unnoticed here, as documented
+        code, _, err = command("check", tmp_path / "a.npz")
+        assert code == 2
+        assert "CRC" in err
+
+    @pytest.mark.parametrize("verb", ["check", "prepare"])
+    @pytest.mark.parametrize(
+        ("name", "part"),
+        [
+            ("imagnet", "did you mean 'imagenet'?"),
+            ("gone.npz", "'gone.npz' is neither one of"),
+            ("", "'' is neither one of"),
+        ],
+    )
+    def test_unknown_names(self, command: Command, verb: str, name: str, part: str) -> None:
+        code, _, err = command(verb, name)
+        assert code == 2
+        assert part in err
+
+
+class TestPrepare:
+    def test_digits_are_measured_and_cached(self, command: Command, tmp_path: Path) -> None:
+        code, out, err = command("prepare", "digits", "--root", "r", "--cache", "d.npz")
+        assert (code, err) == (0, "")
+        from sklearn.datasets import load_digits
+
+        record = json.loads((tmp_path / "r" / "digits.json").read_text())
+        assert record["images"] == {"train": 1297, "test": 500}
+        assert record["mean"][0] == record["mean"][1]
+        # All 1,797 are in two splits; their mean in sixteenths is scikit-learn's, but for rounding.
+        everything = load_digits().images.mean() / 16
+        assert record["mean"][0] == pytest.approx(everything, abs=0.005)
+        assert f"{record['mean'][0]:.4f}" in out
+        cached = open_source(str(tmp_path / "d.npz"), image_size=8)
+        original = open_source("digits", image_size=8)
+        assert isinstance(cached.train.images, ArrayImages)
+        assert isinstance(original.train.images, ArrayImages)
+        assert cached.train.images.pixels.equal(original.train.images.pixels)
+        assert command("check", "d.npz")[0] == 0
+
+    def test_files_are_cached_for_the_image_size(self, command: Command, imagenet: Path) -> None:
+        words = ("prepare", "imagenet", "--root", imagenet, "--cache", "i.npz")
+        code, _, err = command(*words)
+        assert (code, err) == (0, "")
+        record = json.loads((imagenet / "imagenet.json").read_text())
+        assert (record["image_size"], record["frame"]) == (8, [18, 18])
+        cached = open_source("i.npz", image_size=8)
+        assert cached.classes == ("n01440764", "n01443537", "n01484850")
+        assert isinstance(cached.train.images, ArrayImages)
+        assert cached.train.images.sizes is not None
+        assert cached.train.images.sizes[0].tolist() == [12, 18]  # 20 x 30, shrunk by 0.6
+        code, _, err = command(*words)
+        assert code == 2
+        assert "i.npz: exists" in err
+        assert command(*words[:-1], "j.npz", "--image-size", 4)[0] == 0
+        assert json.loads((imagenet / "imagenet.json").read_text())["frame"] == [9, 9]
+
+    def test_a_folder_of_your_own_and_its_record(self, command: Command, tmp_path: Path) -> None:
+        for i in range(6):
+            _save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", seed=i)
+        pixels = [np.asarray(Image.open(path)) for path in (tmp_path / "photos").rglob("*.png")]
+        assert command("prepare", tmp_path / "photos")[0] == 0
+        record = json.loads((tmp_path / "photos.json").read_text())
+        assert record["images"] == {"train": 4, "test": 2}
+        assert np.isclose(record["mean"], np.mean(pixels, axis=(0, 1, 2)) / 255, atol=0.1).all()
+        assert command("prepare", tmp_path / "photos")[0] == 0  # its own record is replaced
+        (tmp_path / "photos.json").write_text('{"precious": 1}')
+        code, _, err = command("prepare", tmp_path / "photos")
+        assert code == 2
+        assert "photos.json exists" in err
+        assert json.loads((tmp_path / "photos.json").read_text()) == {"precious": 1}
+
+    def test_the_current_folder_and_no_size(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _save(tmp_path / "photos" / "0.png")
+        monkeypatch.chdir(tmp_path / "photos")
+        assert command("prepare", ".")[0] == 0
+        assert (tmp_path / "photos.json").is_file()
+        code, _, err = command("prepare", ".", "--image-size", 0)
+        assert code == 2
+        assert "image_size 0" in err
+
+    @pytest.mark.parametrize(
+        ("name", "module"), [("cifar10", "cifar"), ("stl10", "stl10"), ("voc", "voc")]
+    )
+    def test_offline(
+        self,
+        command: Command,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+        module: str,
+    ) -> None:
+        def fail(*args: object, **kwargs: object) -> None:
+            raise URLError("no route to host")
+
+        place = f"torchvision.datasets.{module}.download_and_extract_archive"
+        monkeypatch.setattr(place, fail)
+        code, _, err = command("prepare", name, "--root", tmp_path / "r", "--cache", "c.npz")
+        if name == "voc":
+            assert "leave --cache out" in err
+            code, _, err = command("prepare", name, "--root", tmp_path / "r")
+        assert code == 2
+        for part in (name, "no route to host", "http", str(tmp_path / "r")):
+            assert part in err
+        assert list(tmp_path.iterdir()) == []
+
+    def test_downloads_can_be_forbidden(
+        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: object, **kwargs: object) -> None:
+            raise AssertionError("reached for the network")
+
+        for name in ("cifar10", "voc"):
+            module = "cifar" if name == "cifar10" else "voc"
+            monkeypatch.setattr(f"torchvision.datasets.{module}.download_and_extract_archive", fail)
+            code, _, err = command("prepare", name, "--no-download")
+            assert code == 2
+            assert "http" in err
+
+    @pytest.mark.parametrize("name", ["imagenet", "isic2018", "tiny-imagenet"])
+    def test_what_nobody_may_download_says_where_it_is(self, command: Command, name: str) -> None:
+        code, _, err = command("prepare", name)
+        assert code == 2
+        assert "http" in err
+        assert f"{name} is not complete" in err
+
+    def test_wrong_counts_are_refused(
+        self, command: Command, cifar10: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert command("prepare", "cifar10", "--root", cifar10)[0] == 0
+        (cifar10 / "cifar10.json").unlink()
+        _expect(monkeypatch, "cifar10", counts={"train": (50_000,), "test": (2,)})
+        code, _, err = command("prepare", "cifar10", "--root", cifar10)
+        assert code == 2
+        assert "4 images instead of 50,000" in err
+        assert not (cifar10 / "cifar10.json").exists()
+
+    @pytest.mark.parametrize(
+        ("cache", "part"), [("c.zip", ".npz file"), ("no/c.npz", "no folder"), ("c.npz", "exists")]
+    )
+    def test_a_cache_that_cannot_be_written_is_refused_before_the_work(
+        self, command: Command, tmp_path: Path, cache: str, part: str
+    ) -> None:
+        (tmp_path / "c.npz").write_text("precious")
+        code, _, err = command("prepare", "digits", "--cache", cache)
+        assert code == 2
+        assert part in err
+        assert [path.name for path in tmp_path.iterdir()] == ["c.npz"]
+        assert (tmp_path / "c.npz").read_text() == "precious"
+
+    def test_too_little_room_says_how_much_it_takes(
+        self, command: Command, imagenet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        usage = shutil.disk_usage(tmp_path)._replace(free=900_000)
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+        code, _, err = command("prepare", "imagenet", "--root", imagenet, "--cache", "c.npz")
+        assert code == 2
+        assert "takes 0.0 GB" in err
+        assert not (tmp_path / "c.npz").exists()
+        assert not (imagenet / "imagenet.json").exists()
+
+    @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left")])
+    def test_interrupted_it_leaves_nothing_and_can_be_run_again(
+        self,
+        command: Command,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        failure: BaseException,
+    ) -> None:
+        def fail(file: int) -> None:
+            raise failure
+
+        with monkeypatch.context() as context:
+            context.setattr(os, "fsync", fail)  # the last thing before the file has its name
+            code, _, _ = command("prepare", "digits", "--root", "r", "--cache", "c.npz")
+        assert code == (130 if isinstance(failure, KeyboardInterrupt) else 2)
+        assert list(tmp_path.iterdir()) == []
+        assert command("prepare", "digits", "--root", "r", "--cache", "c.npz")[0] == 0
+
+    def test_unreadable_images(self, command: Command, imagenet: Path) -> None:
+        broken = imagenet / "imagenet" / "train" / "n01440764" / "1.JPEG"
+        broken.write_bytes(b"")
+        code, _, err = command("prepare", "imagenet", "--root", imagenet)
+        assert code == 2
+        assert str(broken) in err
+        words = ("--root", imagenet, "--skip-unreadable", "--cache", "c.npz")
+        code, out, _ = command("prepare", "imagenet", *words)
+        assert code == 0
+        assert "1 unreadable" in out
+        assert len(open_source("c.npz", image_size=8).train) == 11
+
+    def test_a_cache_is_trained_on(self, command: Command, tmp_path: Path) -> None:
+        assert command("prepare", "digits", "--cache", "d.npz")[0] == 0
+        words = [
+            "--data",
+            "d.npz",
+            "--run",
+            "run",
+            "--accelerator",
+            "cpu",
+            "--training.epochs",
+            "1",
+        ]
+        main(["pretrain", "digits", *words, "--optimiser.warmup-epochs", "0"])
+        assert json.loads((tmp_path / "run" / "result.json").read_text())
+
+
+SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[2] / "shared")) / "data"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (SHARED / "cifar10" / "unpack.py").is_file(),
+    reason="the compact copy of CIFAR-10 is not beside this repository",
+)
+def test_cifar10_itself(command: Command, tmp_path: Path) -> None:
+    """Mean and deviation are those published; the cache holds the same arrays."""
+    script = str(SHARED / "cifar10" / "unpack.py")
+    subprocess.run([sys.executable, script, str(tmp_path / "cifar.npz")], check=True)
+    code, out, err = command("check", "cifar.npz")
+    assert (code, err) == (0, "")
+    assert "50,000 in 10 classes" in out
+    assert out.count("5,000\n") == 10
+    code, _, err = command("prepare", "cifar.npz", "--cache", "copy.npz")
+    assert (code, err) == (0, "")
+    record = json.loads((tmp_path / "cifar.npz.json").read_text())
+    # The compact copy is lossy: its colours are up to 0.0025 from the published ones.
+    assert record["mean"] == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.003)
+    assert record["deviation"] == pytest.approx([0.2470, 0.2435, 0.2616], abs=0.003)
+    with np.load(tmp_path / "cifar.npz") as before, np.load(tmp_path / "copy.npz") as after:
+        for key in ("train_images", "train_labels", "test_images", "test_labels"):
+            assert np.array_equal(before[key], after[key])
+        values = after["train_images"].reshape(-1, 3)
+        assert record["mean"] == pytest.approx((values.mean(axis=0) / 255).tolist(), abs=1e-9)
