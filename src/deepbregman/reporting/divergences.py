@@ -132,7 +132,9 @@ def plane_figure(
                 _, regions = np.unique(panel.values, return_inverse=True)
                 count = int(regions.max()) + 1
                 soft = ListedColormap([mpl.colormaps["Pastel1"](i % 9) for i in range(count)])
-                axes.pcolormesh(x, y, regions.reshape(panel.values.shape), cmap=soft)
+                image = regions.reshape(panel.values.shape)
+                # As an image also in SVG, where it would be a path for every cell.
+                axes.pcolormesh(x, y, image, cmap=soft, rasterized=True)
             else:
                 top = float(np.quantile(panel.values, 0.98)) or 1.0
                 levels = np.linspace(0.0, top, 16)
