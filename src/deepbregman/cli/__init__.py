@@ -22,7 +22,7 @@ VERBS = {
     "search": "Find the images most like a query, or measure how well searches find classes.",
     "cluster": "Group images by k-means of features and by the learned divergence.",
     "data": "List data sets, check one, or prepare one: deepbregman data list|check|prepare.",
-    "study": "Run an ablation of the paper, with error bars: deepbregman study [NAME].",
+    "study": "Run an ablation or a claim of the paper, with error bars: deepbregman study [NAME].",
     "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",

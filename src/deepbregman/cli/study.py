@@ -1,4 +1,4 @@
-"""deepbregman study: the paper's ablations, one command each."""
+"""deepbregman study: the paper's ablations and claims, one command each."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,11 +11,15 @@ from rich.table import Table
 from deepbregman.studies.catalogue import catalogue, find_study
 from deepbregman.studies.definition import Settings, assignments, literal
 
+from .demonstrations import DEMONSTRATIONS
 from .options import PROGRAM, Accelerator, parse, say
 
 
 def command(arguments: list[str]) -> None:
-    """Run one of the paper's ablations, or list them: deepbregman study [NAME]."""
+    """Run one of the paper's ablations or claims, or list them: deepbregman study [NAME]."""
+    if arguments and arguments[0] in DEMONSTRATIONS:
+        DEMONSTRATIONS[arguments[0]].command(arguments[1:])
+        return
 
     def options(
         name: Annotated[str | None, tyro.conf.Positional] = None,
@@ -75,7 +79,7 @@ def command(arguments: list[str]) -> None:
             out=out,
             accelerator=accelerator,
         )
-        folder = find_study(name).run(settings, console)
+        folder = find_study(name, also=DEMONSTRATIONS).run(settings, console)
         say(console, f"study:  {folder}")
 
     parse(options, "study", arguments)
@@ -84,7 +88,14 @@ def command(arguments: list[str]) -> None:
 def _list(console: Console) -> None:
     """Print the studies, a line each."""
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, entry in catalogue().items():
-        table.add_row(f"[bold]{name}[/bold]", escape(entry.title))
+    titles = {name: entry.title for name, entry in catalogue().items()}
+    titles |= {name: entry.title for name, entry in DEMONSTRATIONS.items()}
+    for name, title in titles.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(title))
     console.print(table)
-    say(console, f"\n{PROGRAM} study NAME runs one; {PROGRAM} study --help says what it takes.")
+    own = ", ".join(DEMONSTRATIONS)
+    say(
+        console,
+        f"\n{PROGRAM} study NAME runs one; {PROGRAM} study --help says what it takes. {own} have "
+        f"options of their own: {PROGRAM} study NAME --help.",
+    )

@@ -1,6 +1,7 @@
 """The protocols that leave the encoder as it is: nearest neighbours and a linear classifier."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -63,8 +64,16 @@ def by_cosine(subject: Subject) -> list[Measured]:
     return _votes("cosine", found, subject)
 
 
-def by_divergence(subject: Subject, seed: int) -> list[Measured]:
-    """Classify by the neighbours of the smallest learned divergence."""
+def by_divergence(
+    subject: Subject, seed: int, divergence: Callable[[Tensor, Tensor], Tensor] | None = None
+) -> list[Measured]:
+    """Classify by the neighbours of the smallest learned divergence.
+
+    Args:
+        subject: whose scores.
+        seed: decides among equals.
+        divergence: of scores (N, K) and (M, K); that of the configuration when None.
+    """
     train, test = subject.train, subject.test
     assert train.features.scores is not None
     assert test.features.scores is not None
@@ -72,9 +81,11 @@ def by_divergence(subject: Subject, seed: int) -> list[Measured]:
     # must not be in the order of its classes.
     order = epoch_order(len(train.labels), seed, 0).to(train.labels.device)
     bank, settings = train.features.scores[order], subject.config.divergence
+    if divergence is None:
+        divergence = partial(learned_divergence, smoothing=settings.smoothing)
 
     def learned(queries: Tensor) -> Tensor:
-        distance = learned_divergence(queries, bank, settings.smoothing)
+        distance = divergence(queries, bank)
         # The kernel's own psi would lose the order of far neighbours to rounding, and psi is
         # decreasing, so neighbours are found by -D; votes are weighted by the Gaussian kernel.
         return -distance

@@ -34,13 +34,13 @@ def published(results: Record) -> list[Record]:
     return [part for part in results["study"]["published"] if part["data"] == results["data"]]
 
 
-def spread(summary: Record | None) -> str:
-    """Write mean, deviation and number."""
+def spread(summary: Record | None, digits: int = 2) -> str:
+    """Write mean, deviation and number, with so many decimals."""
     if summary is None:
         return ""
     deviation = summary["deviation"]
-    words = "" if deviation is None else f" ± {deviation:.2f}"
-    return f"{summary['mean']:.2f}{words} (n={summary['n']})"
+    words = "" if deviation is None else f" ± {deviation:.{digits}f}"
+    return f"{summary['mean']:.{digits}f}{words} (n={summary['n']})"
 
 
 def study_table(results: Record) -> Table:

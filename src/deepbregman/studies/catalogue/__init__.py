@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+from collections.abc import Iterable
 
 from deepbregman.errors import UserError, nearest
 from deepbregman.studies.definition import Entry
@@ -14,9 +15,17 @@ def catalogue() -> dict[str, Entry]:
     return {entry.name: entry for entry in entries}
 
 
-def find_study(name: str) -> Entry:
-    """Return a study by its name."""
+def find_study(name: str, also: Iterable[str] = ()) -> Entry:
+    """Return a study by its name.
+
+    Args:
+        name: as the user wrote it.
+        also: studies that are not grids or searches and parse their own options.
+    """
     known = catalogue()
+    if name in also:
+        raise UserError(f"study {name!r} has options of its own: write its name before them")
     if name not in known:
-        raise UserError(f"study {name!r} is not one of {', '.join(known)}{nearest(name, known)}")
+        names = [*known, *also]
+        raise UserError(f"study {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
     return known[name]

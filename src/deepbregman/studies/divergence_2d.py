@@ -1,0 +1,230 @@
+"""The study ``divergence-2d``: learned divergences from every point of the plane to a sample.
+
+The paper's figure of this kind says neither the data nor the training. Here samples of five
+classes, each a Gaussian, train K affine subnetworks directly on the plane: phi(x) = max_k w_k x +
+b_k is then convex in x, and the functional divergence of single points is an ordinary Bregman
+divergence of the plane, piecewise linear, as in Siahkamari et al. 2019, whom the paper follows.
+Training is supervised: pairs of samples of one class against pairs of two, contrastive with a
+margin. The classical divergences stand beside it; KL and Itakura-Saito need positive coordinates,
+so for these the plane is shifted into the positive quadrant, and drawn where it was.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from deepbregman.errors import UserError
+from deepbregman.method import bregman
+from deepbregman.reporting.divergences import Panel, plane_figure
+from deepbregman.reporting.outcomes import outcome_table
+from deepbregman.runs import Record, provenance
+from deepbregman.training.processes import device_name
+from deepbregman.training.seeds import derived
+
+from .divergence_learning import FORMS, Form, PlaneNetwork, fit
+from .outcome import check_seeds, claim_folder, rows_of, write_outcome
+
+CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))
+DEVIATION = (0.3, 0.65)
+"""Of every class, along the two axes: longer than wide, so that Euclidean distance misleads."""
+BORDER = 0.8
+"""Of the plane that is drawn, beyond the outermost sample."""
+LEAST = 0.25
+"""Least coordinate of the shifted plane."""
+Divergence = Callable[[Tensor, Tensor], Tensor]
+LEARNED: dict[str, Form] = {"learned, max form": "max", "learned, smooth form": "smooth"}
+CLASSICAL: dict[str, tuple[bregman.Generator, bool]] = {
+    "squared Euclidean": (bregman.squared_euclidean, False),
+    "Kullback-Leibler": (bregman.kl, True),
+    "Itakura-Saito": (bregman.itakura_saito, True),
+}
+"""Name -> generator, and whether it needs the shifted plane."""
+
+
+def draw_classes(num_samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw samples (N, 2) of the classes in turn, and their labels (N,)."""
+    generator = torch.Generator().manual_seed(derived(seed, "classes"))
+    labels = torch.arange(num_samples) % len(CENTRES)
+    noise = torch.randn(num_samples, 2, generator=generator)
+    return torch.tensor(CENTRES)[labels] + torch.tensor(DEVIATION) * noise, labels
+
+
+def separation(distance: Tensor, labels: Tensor) -> dict[str, float]:
+    """Measure how well divergences between all samples (N, N) tell classes apart.
+
+    Returns:
+        The area under the ROC curve of "of two classes" by divergence and, where a tenth of the
+        pairs of one class or more has divergence zero, the shares of pairs of one class and of two
+        that have.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    other = labels[:, None] != labels
+    pairs = ~torch.eye(len(labels), dtype=torch.bool)
+    found = {"AUC": float(roc_auc_score(other[pairs].numpy(), distance[pairs].numpy()))}
+    zero = distance <= 1e-6 * distance.max()
+    same_at_zero = zero[pairs & ~other].double().mean().item()
+    if same_at_zero >= 0.1:
+        other_at_zero = zero[other].double().mean().item()
+        found |= {"same class at zero": same_at_zero, "other class at zero": other_at_zero}
+    return found
+
+
+def run_divergence_2d(
+    out: Path,
+    *,
+    seeds: int = 5,
+    num_subnetworks: int = 10,
+    samples: int = 250,
+    steps: int = 300,
+    resolution: int = 160,
+    target: int = 1,
+    console: Console | None = None,
+) -> Record:
+    """Learn divergences on classes of points and draw them, beside the classical ones.
+
+    Args:
+        out: folder, new or empty.
+        seeds: of samples and training, 0, 1, ...; the first is drawn, all are measured.
+        num_subnetworks: K.
+        samples: of all classes together; as many held-out ones are measured.
+        steps: of training.
+        resolution: of the maps, in points along a side.
+        target: class of the sample x0, 0 to 4; the sample nearest its centre is taken.
+        console: to draw on; quiet when None.
+
+    Returns:
+        What ``results.json`` holds.
+    """
+    console = console or Console(quiet=True)
+    check_seeds(seeds)
+    for name, value, least in (
+        ("num-subnetworks", num_subnetworks, 2),
+        ("samples", samples, 2 * len(CENTRES)),
+        ("steps", steps, 1),
+        ("resolution", resolution, 2),
+    ):
+        if value < least:
+            raise UserError(f"--{name} {value}: it must be {least} or more")
+    if not 0 <= target < len(CENTRES):
+        raise UserError(f"--target {target}: classes are 0 to {len(CENTRES) - 1}")
+    claim_folder(out)
+    record = provenance(device_name(torch.device("cpu")))
+    values: dict[tuple[str, str], list[float]] = {}
+    for seed in range(seeds):
+        points, labels = draw_classes(samples, derived(seed, "train"))
+        held_out, truth = draw_classes(samples, derived(seed, "test"))
+        with console.status(f"divergence-2d, seed {seed}"):
+            measures, network = learn(points, labels, num_subnetworks, steps, seed)
+        low, high = _square(points)
+        shift = LEAST - torch.minimum(low, held_out.amin(dim=0))
+        measures |= classical(shift)
+        for name, measure in measures.items():
+            for metric, found in separation(measure(held_out, held_out), truth).items():
+                values.setdefault((name, metric), []).append(found)
+        if seed == 0:
+            axes = [torch.linspace(*ends, resolution) for ends in zip(low, high, strict=True)]
+            _draw(out, measures, network, points, labels, axes, target)
+    settings = {
+        **{"num_subnetworks": num_subnetworks, "samples": samples, "steps": steps},
+        **{"centres": CENTRES, "deviation": DEVIATION, "target": target},
+    }
+    notes = " ".join((__doc__ or "").split())
+    results = write_outcome(out, "divergence-2d", settings, record, rows_of(values), notes)
+    console.print(outcome_table(results))
+    return results
+
+
+def _square(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the corners (2,) of the square that is drawn."""
+    middle = (points.amin(dim=0) + points.amax(dim=0)) / 2
+    half = (points.amax(dim=0) - points.amin(dim=0)).max() / 2 + BORDER
+    return middle - half, middle + half
+
+
+def learn(
+    points: Tensor, labels: Tensor, num_subnetworks: int, steps: int, seed: int
+) -> tuple[dict[str, Divergence], PlaneNetwork]:
+    """Train the two learned forms; return D of points for each, and the max form's network."""
+    measures: dict[str, Divergence] = {}
+    networks: dict[Form, PlaneNetwork] = {}
+    for name, form in LEARNED.items():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived(seed, "weights"))
+            network = PlaneNetwork((), num_subnetworks, subnetworks=True, activation=None)
+        networks[form] = fit(
+            network,
+            points,
+            labels,
+            form=form,
+            loss="contrastive",
+            margin=1.0,
+            steps=steps,
+            batch_size=len(points),
+            learning_rate=0.02,
+            seed=seed,
+        )
+        measures[name] = partial(_of_network, networks[form], form)
+    return measures, networks["max"]
+
+
+def _of_network(network: PlaneNetwork, form: Form, x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        return FORMS[form](network(x), network(y))
+
+
+def classical(shift: Tensor) -> dict[str, Divergence]:
+    """Return D of points for each classical divergence; ``shift`` makes coordinates positive."""
+
+    def measure(phi: bregman.Generator, offset: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return bregman.bregman(phi, (x + offset)[:, None], (y + offset)[None])
+
+    return {
+        name: partial(measure, phi, shift if shifted else torch.zeros_like(shift))
+        for name, (phi, shifted) in CLASSICAL.items()
+    }
+
+
+def _draw(
+    out: Path,
+    measures: dict[str, Divergence],
+    network: PlaneNetwork,
+    points: Tensor,
+    labels: Tensor,
+    axes: list[Tensor],
+    target: int,
+) -> None:
+    """Map D(x || x0) over the plane for every measure, and the regions of the subnetworks."""
+    resolution = len(axes[0])
+    grid = torch.stack(torch.meshgrid(*axes, indexing="xy"), dim=-1).flatten(0, 1)  # (G^2, 2)
+    away = (points - torch.tensor(CENTRES[target])).square().sum(dim=1)
+    chosen = int(away.masked_fill(labels != target, torch.inf).argmin())
+    one = points[chosen : chosen + 1]
+
+    def panel(name: str, measure: Divergence) -> Panel:
+        is_shifted = name in CLASSICAL and CLASSICAL[name][1]
+        shifted = "\n(plane shifted into the positive quadrant)" * is_shifted
+        heights = measure(grid, one).view(resolution, resolution).numpy()
+        hatched = "\n(hatched: exactly zero)" * (name == "learned, max form")
+        return Panel(f"D(x, x0), {name}{shifted}{hatched}", heights)
+
+    panels = [panel(name, measure) for name, measure in measures.items()]
+    with torch.no_grad():
+        winner = network(grid).argmax(dim=1).view(resolution, resolution).numpy()
+    won = len(np.unique(winner))
+    title = f"winning subnetwork, max form\n({won} of {network.num_outputs} win somewhere)"
+    panels.insert(1, Panel(title, winner, is_partition=True))
+    plane_figure(
+        [out / f"divergence-2d.{kind}" for kind in ("png", "svg")],
+        panels,
+        x=axes[0].numpy(),
+        y=axes[1].numpy(),
+        points=points.numpy(),
+        labels=labels.numpy(),
+        chosen=chosen,
+    )

@@ -1,0 +1,199 @@
+"""The study ``tsne``: maps of the features of several runs, with numbers under each.
+
+The paper shows two such maps and reads "better separation" off them. A map is no measure, so each
+comes with some of the features themselves: silhouette (cosine), agreement of k-means with the
+classes, and kNN accuracy.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from deepbregman.data import Source, Split, stratified_split
+from deepbregman.errors import UserError
+from deepbregman.evaluation.features import compute_features
+from deepbregman.evaluation.knn import knn_accuracy
+from deepbregman.evaluation.subject import open_labelled
+from deepbregman.reporting.maps import Map, map_figure
+from deepbregman.reporting.outcomes import outcome_table
+from deepbregman.runs import Record, Run, provenance, replacing
+from deepbregman.training.assembly import batches_of
+from deepbregman.training.checkpoints import load_trained
+from deepbregman.training.processes import device_name, pick_device
+
+from .outcome import check_seeds, claim_folder, rows_of, write_outcome
+from .results import summarise
+
+PERPLEXITY = 30.0
+NEIGHBOURS = 20
+NOTES = (
+    "t-SNE (perplexity 30, PCA start) of the L2-normalised features of the frozen encoder on the "
+    "same test images, a stratified subset. Silhouette (cosine), k-means (as many clusters as "
+    "classes, on the same normalised features) and kNN (cosine, k = 20, bank: all training images) "
+    "are of the features, not of the map. Seeds are of t-SNE and k-means; silhouette and kNN "
+    "depend on none. One run of each kind is an anecdote: differences between runs have no "
+    "deviation here."
+)
+
+
+class Judged(NamedTuple):
+    """The features of a run on the subset, and what does not depend on a seed."""
+
+    features: np.ndarray  # (N, d), L2-normalised
+    silhouette: float
+    silhouette_by_class: dict[str, float]
+    knn: float
+
+
+def run_tsne(
+    out: Path,
+    *,
+    runs: Sequence[Path],
+    data: str | None = None,
+    images: int = 2000,
+    seeds: int = 3,
+    accelerator: str = "auto",
+    console: Console | None = None,
+) -> Record:
+    """Map the features of runs side by side, on the same test images.
+
+    Args:
+        out: folder, new or empty.
+        runs: folders of one or more runs.
+        data: a labelled source; the first run's when None.
+        images: at most so many test images, stratified by class.
+        seeds: of t-SNE and k-means, 0, 1, ...; the first map is drawn, all are saved.
+        accelerator: for the features.
+        console: to draw on; quiet when None.
+
+    Returns:
+        What ``results.json`` holds.
+    """
+    console = console or Console(quiet=True)
+    check_seeds(seeds)
+    opened = [Run.open(Path(run)) for run in runs]
+    if not opened:
+        raise UserError("--runs names no run: give the folders of one or more")
+    names = [run.path.resolve().name for run in opened]
+    names = [n if names.count(n) == 1 else str(r.path) for n, r in zip(names, opened, strict=True)]
+    if len(set(names)) < len(names):
+        raise UserError(f"--runs {' '.join(names)}: a run is named twice")
+    device = pick_device(accelerator)
+    source = open_labelled(opened[0].config, data)
+    chosen = _subset(source, images)
+    labels = chosen.labels
+    assert labels is not None  # open_labelled has made sure
+    claim_folder(out)
+    record = provenance(device_name(device))
+    classes = list(source.classes or map(str, range(1 + int(labels.max()))))
+    values: dict[tuple[str, str], list[float]] = {}
+    rows: list[Record] = []
+    maps: dict[str, list[np.ndarray]] = {}
+    pictures = []
+    for name, run in zip(names, opened, strict=True):
+        with console.status(f"features of {name} ..."):
+            judged = _judge(run, source, chosen, classes, device)
+        found: dict[str, list[float]] = {"k-means NMI": [], "k-means ARI": []}
+        for seed in range(seeds):
+            with console.status(f"t-SNE of {name}, seed {seed} ..."):
+                maps.setdefault(name, []).append(_tsne(judged.features, seed))
+                for metric, value in _kmeans(judged.features, labels.numpy(), seed).items():
+                    found[metric].append(value)
+        fixed = {"silhouette": [judged.silhouette], f"kNN, k={NEIGHBOURS}, %": [judged.knn]}
+        for metric, each in {**fixed, **found}.items():
+            values[name, metric] = each
+        for label, value in judged.silhouette_by_class.items():
+            values[name, f"silhouette of class {label}"] = [value]
+        words = [f"silhouette {judged.silhouette:.3f}, kNN {judged.knn:.1f} %"]
+        summary = [(metric, summarise(each)) for metric, each in found.items()]
+        words.append(
+            ", ".join(f"{m} {s['mean']:.3f} ± {s['deviation'] or 0.0:.3f}" for m, s in summary)
+        )
+        pictures.append(Map(name, maps[name][0], tuple(words)))
+    _save(out, maps, labels.numpy())
+    rows = rows_of(values)
+    map_figure([out / f"tsne.{kind}" for kind in ("png", "svg")], pictures, labels.numpy(), classes)
+    settings = {
+        "runs": names,
+        "data": Path(data or opened[0].config.data.source).name,
+        "images": len(labels),
+        "perplexity": min(PERPLEXITY, (len(labels) - 1) / 3),
+    }
+    results = write_outcome(out, "tsne", settings, record, rows, NOTES)
+    shown = [row for row in rows if "of class" not in row["metric"]]
+    console.print(outcome_table({**results, "rows": shown}))
+    return results
+
+
+def _subset(source: Source, images: int) -> Split:
+    """Take at most so many test images, each class by its share."""
+    test = source.test
+    assert test is not None
+    assert test.labels is not None
+    least = 2 * len(torch.unique(test.labels))
+    if images < least:
+        raise UserError(f"--images {images}: there must be 2 of each class, so {least} or more")
+    if len(test) <= images:
+        return test
+    _, taken = stratified_split(test.labels, len(test), images / len(test), seed=0)
+    return test.select(taken)
+
+
+def _judge(
+    run: Run, source: Source, chosen: Split, classes: list[str], device: torch.device
+) -> Judged:
+    from sklearn.metrics import silhouette_samples
+
+    model, config, _ = load_trained(run, device)
+    size = config.data.image_size
+    parts = [
+        compute_features(model, batches_of(split.images, config, device), size).representation
+        for split in (chosen, source.train)
+    ]
+    assert chosen.labels is not None
+    assert source.train.labels is not None
+    k = min(NEIGHBOURS, len(source.train))
+    accuracy = knn_accuracy(parts[0], chosen.labels, parts[1], source.train.labels.to(device), k=k)
+    features = torch.nn.functional.normalize(parts[0].double(), dim=1).cpu().numpy()
+    labels = chosen.labels.numpy()
+    widths = silhouette_samples(features, labels, metric="cosine")
+    by_class = {classes[i]: float(widths[labels == i].mean()) for i in np.unique(labels)}
+    return Judged(features, float(widths.mean()), by_class, accuracy)
+
+
+def _tsne(features: np.ndarray, seed: int) -> np.ndarray:
+    from sklearn.manifold import TSNE  # a second to import
+
+    perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
+    mapped = TSNE(random_state=seed, init="pca", perplexity=perplexity).fit_transform(features)
+    return np.asarray(mapped, dtype=np.float32)
+
+
+def _kmeans(features: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+    from sklearn.cluster import KMeans
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    number = len(np.unique(labels))
+    found = KMeans(number, n_init=10, random_state=seed).fit_predict(features)
+    return {
+        "k-means NMI": float(normalized_mutual_info_score(labels, found)),
+        "k-means ARI": float(adjusted_rand_score(labels, found)),
+    }
+
+
+def _save(out: Path, maps: dict[str, list[np.ndarray]], labels: np.ndarray) -> None:
+    """Write every map: as arrays (seeds, N, 2) by run, and the drawn ones as CSV."""
+    arrays = {f"map_{index}": np.stack(each) for index, each in enumerate(maps.values())}
+    with replacing(out / "coordinates.npz") as file:
+        np.savez(file, labels=labels, runs=np.array(list(maps)), **arrays)  # type: ignore[arg-type]
+    lines = ["run,image,label,x,y"]
+    for name, each in maps.items():
+        quoted = '"' + name.replace('"', '""') + '"'
+        for index, (point, label) in enumerate(zip(each[0], labels, strict=True)):
+            lines.append(f"{quoted},{index},{label},{point[0]:.6g},{point[1]:.6g}")
+    with replacing(out / "coordinates.csv") as file:
+        file.write(("\n".join(lines) + "\n").encode())

@@ -1,0 +1,98 @@
+"""The supervised baseline: it learns, it is judged by its own divergence, and its folder loads."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from deepbregman.config import Config, override
+from deepbregman.data import Source, Split
+from deepbregman.errors import UserError
+from deepbregman.evaluation.features import Features
+from deepbregman.evaluation.frozen_protocols import by_divergence
+from deepbregman.evaluation.protocols import evaluate
+from deepbregman.evaluation.subject import open_labelled
+from deepbregman.runs import Run
+from deepbregman.studies.deep_divergence import (
+    configured,
+    deep_divergence,
+    deep_divergence_cell,
+    judged,
+)
+from deepbregman.studies.divergence_learning import FORMS, Form, MetricLoss
+
+
+@pytest.fixture(scope="module")
+def source(short_config: Config) -> Source:
+    return open_labelled(short_config)
+
+
+@pytest.mark.parametrize(
+    ("form", "loss"),
+    [
+        ("max", "triplet"),
+        pytest.param("max", "contrastive", marks=pytest.mark.slow),
+        pytest.param("moment", "contrastive", marks=pytest.mark.slow),
+        pytest.param("smooth", "triplet", marks=pytest.mark.slow),
+    ],
+)
+def test_it_learns_the_labels(
+    form: Form, loss: MetricLoss, short_config: Config, source: Source
+) -> None:
+    config = override(short_config, {"optimiser.learning_rate": 5e-3, "training.batch_size": 64})
+    few = Source("few digits", source.train.select(torch.arange(640)), source.test)
+    found = deep_divergence(few, config, form=form, loss=loss, num_subnetworks=30, epochs=5)
+    assert found.losses[-1] < 0.7 * found.losses[0]
+    metrics = judged(found, few, form=form)
+    assert metrics["knn, divergence, k=20"] > 40.0  # chance is 10
+    assert metrics["knn, cosine, k=20"] > 70.0
+
+
+def test_a_cell_is_a_run_like_any_other(
+    tmp_path: Path, short_config: Config, source: Source
+) -> None:
+    config = override(short_config, {"training.epochs": 1, "divergence.num_subnetworks": 7})
+    folder = tmp_path / "cell"
+    outcome = deep_divergence_cell(
+        config, "max", "triplet", folder, source=source, accelerator="cpu"
+    )
+    assert outcome["supervised"] is True
+    assert "supervised" in outcome["series"]
+    run = Run.open(folder)
+    assert run.result()["study"] == outcome
+    assert run.config.divergence.num_subnetworks == 7
+    # The verbs that read runs find the same networks: the same features, the same accuracy.
+    rows = {
+        f"{row['protocol']}, {row['variant']}": row["value"]
+        for row in evaluate(run, epochs=0)
+        if row["metric"] == "top1"
+    }
+    assert rows == pytest.approx(outcome["metrics"])
+    with pytest.raises(UserError, match="never overwrites"):
+        deep_divergence_cell(config, "max", "triplet", folder, source=source)
+
+
+def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
+    # Class 0 has the largest score first, as the query; by moments class 1 is nearest to it.
+    bank = torch.tensor([[9.0, 0.0], [8.0, 0.0], [1.0, 1.1], [1.2, 1.3]])
+    train, test = torch.tensor([0, 0, 1, 1]), torch.tensor([1])
+    subject: Any = SimpleNamespace(
+        train=SimpleNamespace(labels=train, features=Features(bank, bank), num_replaced=0),
+        test=SimpleNamespace(
+            labels=test, features=Features(bank[:1], torch.tensor([[1.3, 1.2]])), num_replaced=0
+        ),
+        config=configured(short_config, "moment"),
+        num_classes=2,
+        judge=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
+    )
+    (moment,) = by_divergence(subject, 0, FORMS["moment"])
+    assert moment.values == {"top1": 100.0}
+    assert by_divergence(subject, 0, FORMS["max"])[0].values == {"top1": 0.0}
+    assert by_divergence(subject, 0)[0].values == {"top1": 0.0}  # the configuration's: Eq. 6
+
+
+def test_images_without_labels_are_refused(short_config: Config, source: Source) -> None:
+    with pytest.raises(UserError, match="supervised; give a labelled source"):
+        deep_divergence(Source("bare", Split(source.train.images)), short_config)

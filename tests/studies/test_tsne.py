@@ -1,0 +1,75 @@
+"""Maps of features: the same images for every run, and numbers that scikit-learn confirms."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import silhouette_score
+
+from deepbregman.cli import main
+from deepbregman.evaluation.embedding import embed
+from deepbregman.runs import Run
+
+
+def test_two_runs_side_by_side(tmp_path: Path, short_run: Run) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(short_run.path, other)
+    out = tmp_path / "maps"
+    runs = [str(short_run.path), str(other)]
+    main(["study", "tsne", "--runs", *runs, "--images", "100", "--seeds", "1", "--out", str(out)])
+    results = json.loads((out / "results.json").read_text())
+    rows = {(row["arm"], row["metric"]): row["mean"] for row in results["rows"]}
+    assert results["settings"]["images"] == 100
+    # Copies of one run must come to the same numbers.
+    for metric in ("silhouette", "kNN, k=20, %", "k-means NMI", "k-means ARI"):
+        assert rows[short_run.path.name, metric] == rows["other", metric]
+    arrays = np.load(out / "coordinates.npz", allow_pickle=False)
+    assert arrays["map_0"].shape == (1, 100, 2)
+    assert np.bincount(arrays["labels"]).min() >= 9  # stratified
+    with (out / "coordinates.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 200
+    assert float(lines[3]["x"]) == pytest.approx(arrays["map_0"][0, 3, 0], rel=1e-4)
+    assert (out / "tsne.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "tsne.svg").is_file()
+
+
+def test_the_silhouette_is_of_the_features(tmp_path: Path, short_run: Run) -> None:
+    out = tmp_path / "maps"
+    command = ["study", "tsne", "--runs", str(short_run.path), "--images", "10000"]
+    main([*command, "--seeds", "1", "--out", str(out)])
+    rows = {row["metric"]: row for row in json.loads((out / "results.json").read_text())["rows"]}
+    embed(short_run.path, tmp_path / "features.npz")
+    arrays = np.load(tmp_path / "features.npz")
+    reference = silhouette_score(arrays["test_features"], arrays["test_labels"], metric="cosine")
+    assert rows["silhouette"]["mean"] == pytest.approx(reference, abs=1e-5)
+    by_class = [rows[f"silhouette of class {digit}"]["mean"] for digit in range(10)]
+    weights = np.bincount(arrays["test_labels"])
+    assert np.average(by_class, weights=weights) == pytest.approx(reference, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--runs", "nowhere"], "is not a run folder"),
+        (["--runs", "RUN", "RUN"], "named twice"),
+        (["--runs", "RUN", "--images", "3"], "2 of each class"),
+        (["--runs", "RUN", "--data", "nothing"], "no such folder"),
+    ],
+)
+def test_bad_options_are_refused(
+    options: list[str],
+    words: str,
+    tmp_path: Path,
+    short_run: Run,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [str(short_run.path) if option == "RUN" else option for option in options]
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", "tsne", *given, "--out", str(tmp_path / "out")])
+    assert stopped.value.code == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
