@@ -63,7 +63,7 @@ def test_what_the_paper_printed() -> None:
     deep = (71.9, 77.8, 79.4, 80.0, 77.4, 74.1, 70.8)
     assert kappa["the paper"] == dict(zip(numbers, ours, strict=True))
     assert kappa["Deep Divergence"] == dict(zip(numbers, deep, strict=True))
-    trained = [str(arm.x) for arm in GRIDS["kappa"].arms if arm.name != "none"]
+    trained = [str(arm.x) for arm in GRIDS["kappa"].chosen(()) if arm.name != "none"]
     assert trained == list(numbers)
     kernels = {arm.x: arm.beyond for arm in GRIDS["psi"].arms if arm.name != "none"}
     paper = dict.fromkeys(("gaussian", "inverse", "sqrt", "linear", "arccot"), False)
@@ -110,7 +110,8 @@ def test_other_values_of_the_one_field() -> None:
     assert names == ["simclr-small", "simclr-resnet18", "divergence-small", "divergence-resnet18"]
     assert study.arms[0].changes == {"divergence.weight": 0.0, "encoder.name": "small"}
     kappa = GRIDS["kappa"].with_values((3, 7))
-    assert [arm.name for arm in kappa.arms] == ["none", "3", "7"]
+    assert [arm.name for arm in kappa.chosen(())] == ["none", "3", "7"]
+    assert kappa.chosen(("deep-max-triplet-7",))[0].supervised == ("max", "triplet")
     with pytest.raises(UserError, match="subnetwork takes no --values"):
         GRIDS["subnetwork"].with_values((1,))
 

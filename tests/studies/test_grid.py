@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from deepbregman.evaluation import subject
 from deepbregman.runs import Run
 from deepbregman.studies import cells, grid, pretraining
 from deepbregman.studies.catalogue import find_study
+from deepbregman.studies.catalogue.kappa import LOSSES
 from deepbregman.studies.cells import run_cell
 from deepbregman.studies.definition import Settings, assignments
 from deepbregman.studies.folder import open_task
@@ -393,3 +395,21 @@ def test_a_killed_worker_s_cell_is_finished_by_the_other(few_digits: str, out: P
     killed = Run.open(out / "runs" / "5-seed0")
     assert len(killed.provenance()["resumed"]) == 1
     assert [record["epoch"] for record in killed.metrics()] == list(range(1, 41))
+
+
+def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(
+    tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["study", "kappa", "--out", str(out), "--only", "20", "deep-m*-20", *tiny])
+    names = {f"deep-{form}-{loss}-20" for form, loss in product(("max", "moment"), LOSSES)}
+    rows = {row["arm"]: row for row in read(out)["cells"]}
+    assert set(rows) == {"20", *names}
+    for name in names:
+        assert rows[name]["supervised"] is True
+        assert rows[name]["series"].endswith("(supervised)")
+        assert rows[name]["metrics"][MAIN_METRIC] > 30.0  # it has seen the labels
+        assert not (out / "runs" / rows[name]["run"] / "checkpoints").exists()
+    assert "supervised" in capsys.readouterr().out
+    main(
+        ["study", "kappa", "--out", str(out), "--only", "20", "deep-m*-20", *tiny]
+    )  # nothing to do

@@ -50,7 +50,8 @@ def command(arguments: list[str]) -> None:
             data: A labelled source in place of the recipe's.
             epochs: Of pretraining, in place of the recipe's.
             seeds: How many; 3 by default.
-            only: Arms to run, by name; all by default.
+            only: Arms to run, by name or pattern; by default all that are trained without labels
+                (kappa's '*' includes Deep Divergence, which sees them).
             values: For a study that varies one field: other values of it.
             changes: Fields to change in every arm, such as training.batch_size=256.
             judge: test (the default) or holdout, a part of the training images.

@@ -15,6 +15,7 @@ from deepbregman.evaluation.protocols import evaluate
 from deepbregman.runs import Record, Run
 from deepbregman.training.assembly import open_data
 
+from .deep_divergence import deep_divergence_cell
 from .definition import Arm, Judge, differences
 from .pretraining import Watch, pretrain, resume
 
@@ -61,7 +62,7 @@ def plan(arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Path) ->
         for arm in arms:
             config = override(base, {**arm.changes, "seed": seed})
             name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', arm.name)}-seed{seed}"
-            cells = groups.setdefault(repr(config), [])
+            cells = groups.setdefault(repr((config, arm.supervised)), [])
             folder = cells[0].folder if cells else runs / name
             cells.append(Cell(arm, seed, config, folder))
     return list(groups.values())
@@ -115,8 +116,13 @@ def run_cell(cell: Cell, source: Source, how: Judgement, watch: Watch | None = N
     Returns:
         Its outcome: ``state``, and ``metrics`` or, where training diverged, ``why``.
     """
-    run = _existing(cell)
     done = cell.outcome()
+    if cell.arm.supervised is not None:
+        done = done or _supervised(cell, source, how)
+        if not how.keep_checkpoints:
+            shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)
+        return done
+    run = _existing(cell)
     if done is None:
         try:
             run = _trained(run, cell, source, how, watch)
@@ -129,6 +135,17 @@ def run_cell(cell: Cell, source: Source, how: Judgement, watch: Watch | None = N
     if not how.keep_checkpoints:
         shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)
     return done
+
+
+def _supervised(cell: Cell, source: Source, how: Judgement) -> Record:
+    """Train and judge Deep Divergence, which sees the labels."""
+    assert cell.arm.supervised is not None
+    form, loss = cell.arm.supervised
+    splits = judged_on(source, cell.config, how.judge)
+    outcome = deep_divergence_cell(
+        cell.config, form, loss, cell.folder, source=splits, accelerator=how.accelerator
+    )
+    return outcome
 
 
 def _existing(cell: Cell) -> Run | None:

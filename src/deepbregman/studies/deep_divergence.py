@@ -27,10 +27,9 @@ from deepbregman.training.processes import device_name, is_mixed, pick_device
 from deepbregman.training.seeds import derived, epoch_order
 from deepbregman.training.shares import steps_in_epoch
 
-from .divergence_learning import FORMS, SMOOTHING, Form, MetricLoss
+from .definition import Form, MetricLoss
+from .divergence_learning import FORMS, SMOOTHING
 
-SERIES = "Deep Divergence (supervised)"
-"""What a table or figure must call it."""
 Watch = Callable[[int, float], None]
 
 
@@ -187,7 +186,7 @@ def deep_divergence_cell(
         watch: is told each epoch and its mean loss.
 
     Returns:
-        ``state``, ``judge``, ``supervised``, ``series`` and ``metrics``; also in the folder's
+        ``state``, ``judge``, ``supervised`` and ``metrics``; also in the folder's
         ``result.json``, under ``study``.
     """
     Run.check_free(folder)
@@ -202,7 +201,6 @@ def deep_divergence_cell(
         "state": "done",
         "judge": "test",
         "supervised": True,
-        "series": SERIES,
         "form": form,
         "loss": loss,
         "margin": margin,

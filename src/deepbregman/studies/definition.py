@@ -1,6 +1,7 @@
 """What a study is: data. No torch here, so that the list of studies is there at once."""
 
 import dataclasses
+import fnmatch
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,10 @@ from deepbregman.errors import UserError, nearest
 Changes = Mapping[str, Any]
 """Fields of the configuration by their dotted names, and the value of each."""
 Judge = Literal["test", "holdout"]
+Form = Literal["moment", "max", "smooth"]
+"""Of a learned divergence between distributions."""
+MetricLoss = Literal["contrastive", "triplet"]
+"""With which labels teach it."""
 OURS, SIMCLR = "with divergence", "SimCLR"
 
 
@@ -33,6 +38,8 @@ class Arm:
     """Whether the paper has no such arm."""
     only_if: str | None = None
     """A field without which the arm changes nothing: it is left out where the recipe has 0."""
+    supervised: tuple[Form, MetricLoss] | None = None
+    """In place of pretraining, Deep Divergence with labels; run only when it is asked for."""
 
 
 @dataclass(frozen=True)
@@ -124,19 +131,23 @@ class Study:
         for series, arm in reversed(first.items()):
             also = dict(arm.changes)
             prefix = arm.name.removesuffix(str(also.pop(self.field)))
-            arms += over(self.field, values, series=series, also=also, prefix=prefix)
+            made = over(self.field, values, series=series, also=also, prefix=prefix)
+            arms += [dataclasses.replace(new, supervised=arm.supervised) for new in made]
         return dataclasses.replace(self, arms=tuple(arms))
 
     def chosen(self, only: Sequence[str]) -> tuple[Arm, ...]:
-        """Return the arms of these names, or all."""
+        """Return the arms of these names, which may be patterns, or all that need no labels."""
         names = [arm.name for arm in self.arms]
         for name in only:
-            if name not in names:
+            if not fnmatch.filter(names, name):
                 raise UserError(
                     f"arm {name!r} is not one of {_names(self)}{nearest(name, names)}: study "
                     f"{self.name} has no other"
                 )
-        return tuple(arm for arm in self.arms if not only or arm.name in only)
+        if not only:
+            return tuple(arm for arm in self.arms if arm.supervised is None)
+        wanted = {name for pattern in only for name in fnmatch.filter(names, pattern)}
+        return tuple(arm for arm in self.arms if arm.name in wanted)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from deepbregman.runs import Record, provenance
 from deepbregman.training.processes import device_name
 from deepbregman.training.seeds import derived
 
-from .divergence_learning import FORMS, Form, PlaneNetwork, fit
+from .definition import Form
+from .divergence_learning import FORMS, PlaneNetwork, fit
 from .outcome import check_seeds, claim_folder, rows_of, write_outcome
 
 CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))

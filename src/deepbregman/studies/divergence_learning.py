@@ -12,8 +12,8 @@ from deepbregman.method.divergence_network import BregmanNetwork, Norm
 from deepbregman.method.metric_losses import METRIC_LOSSES
 from deepbregman.training.seeds import derived
 
-Form = Literal["moment", "max", "smooth"]
-MetricLoss = Literal["contrastive", "triplet"]
+from .definition import Form, MetricLoss
+
 SMOOTHING: dict[str, float] = {"max": 0.0, "smooth": 1.0}
 """Temperature of the forms that have one; 0 is the hard form."""
 FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

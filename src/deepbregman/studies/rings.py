@@ -13,7 +13,8 @@ from deepbregman.evaluation.clustering import bregman_clusters
 from deepbregman.method.bregman import of_distribution
 from deepbregman.training.seeds import derived
 
-from .divergence_learning import SMOOTHING, Form, MetricLoss, PlaneNetwork, fit
+from .definition import Form, MetricLoss
+from .divergence_learning import SMOOTHING, PlaneNetwork, fit
 
 NOTES = (
     "Each distribution is an empirical set of points of an isotropic Gaussian whose mean lies on "
