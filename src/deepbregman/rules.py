@@ -60,8 +60,8 @@ def shown(value: Any) -> str:
     """Write a value for an error, at bearable length."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no whole number of more than 4300 digits
-        return "a number of thousands of digits"
+    except (ValueError, RecursionError):  # a whole number of more than 4300 digits, perhaps in it
+        return "beyond what can be written"
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
@@ -117,6 +117,8 @@ def broken(value: Any, hint: Any) -> str | None:
         words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
         return words or broken(value, get_args(hint)[0])
     if hint is str:
+        if "\0" in value:
+            return "it must not hold a null character"
         try:
             value.encode()
         except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
@@ -137,7 +139,7 @@ class Section:
                 object.__setattr__(self, name, value)
             if not matches(value, hint):
                 choices = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
-                guess = nearest(str(value), choices)
+                guess = nearest(value, choices) if isinstance(value, str) else ""
                 raise UserError(f"{where} is {shown(value)}: it must be {described(hint)}{guess}")
             words = broken(value, hint)
             if words:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -263,13 +264,13 @@ def judge(
 def _keep(run: Run, rows: list[Record]) -> None:
     """Write rows beside those that are there, in place of older ones of the same kind or epoch."""
 
-    def kind(row: Record) -> tuple[str, ...]:
-        return row["protocol"], row["variant"], row["data"]
+    def kind(row: Record) -> tuple[Any, ...]:
+        return row.get("protocol"), row.get("variant"), row.get("data")
 
     fresh = {kind(row) for row in rows}
     older = [
         row
-        for row in run.result().get("evaluations", [])
+        for row in run.evaluations()
         if kind(row) not in fresh and row["epoch"] == rows[0]["epoch"]
     ]
     run.add_result(evaluations=[*older, *rows])

@@ -57,7 +57,7 @@ def keep_rows(
     fresh = {kind(row) for row in rows}
     older = [
         row
-        for row in setting.run.result().get("evaluations", [])
+        for row in setting.run.evaluations()
         if kind(row) not in fresh and row["epoch"] == setting.epoch
     ]
     setting.run.add_result(evaluations=[*older, *rows])
