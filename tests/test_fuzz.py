@@ -255,6 +255,7 @@ def called(arguments: list[str]) -> int:
     printed = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
     assert code in (0, 2, None)
     assert "Traceback" not in "".join(printed)
+    assert "\x1b" not in printed[1]  # what a name holds is shown, not obeyed by the terminal
     if code == 2:
         assert printed[1].strip()
     return code or 0

@@ -1,5 +1,7 @@
 """Runs and exports from strangers: nothing in them runs, and whatever is wrong is said in words."""
 
+import contextlib
+import csv
 import io
 import json
 import os
@@ -15,8 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from deepbregman.cli import main
 from deepbregman.config import Config, override, to_toml
@@ -405,3 +409,63 @@ class TestRunFolder:
                 main(words)
             assert caught.value.code == 2
             assert capsys.readouterr().err.startswith("error: ")
+
+
+NAMES = [b"a\x1b[2Jb", b"latin-\xe9", b"new\nline", "\u202egnp".encode(), b"[bold]x", b"-x"]
+
+
+class TestNames:
+    """Files and classes whose names are no text, or would move the cursor of a terminal."""
+
+    @pytest.fixture
+    def photos(self, tmp_path: Path) -> Path:
+        chance = np.random.default_rng(0)
+        for label in NAMES[:2]:
+            folder = tmp_path / "photos" / os.fsdecode(label)
+            folder.mkdir(parents=True)
+            for name in NAMES:
+                pixels = chance.integers(0, 256, (9, 9, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{os.fsdecode(name)}.png")
+        return tmp_path / "photos"
+
+    def test_every_verb_that_names_files(
+        self, run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        for words in (
+            ["evaluate", "run", "--protocol", "knn", "--data", "photos"],
+            ["embed", "run", "--out", "f.npz", "--data", "photos"],
+            [
+                "search",
+                "run",
+                "--data",
+                "photos",
+                "--query",
+                "train:0",
+                "--k",
+                "5",
+                "--out",
+                "s.png",
+            ],
+            ["cluster", "run", "--data", "photos", "--seeds", "1", "--out", "c.csv"],
+            ["data", "check", "photos"],
+            ["data", "prepare", "photos", "--cache", "cache.npz"],
+            ["search", "run", "--data", "cache.npz", "--query", "test:0", "--k", "5"],
+        ):
+            out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+                try:
+                    main(words)
+                    code: object = 0
+                except SystemExit as stop:
+                    code = stop.code
+            out.flush()
+            printed = out.buffer.getvalue()  # type: ignore[attr-defined]
+            assert code == 0, (words, printed)
+            assert b"\x1b" not in printed
+        table = Path("c.csv").read_bytes()
+        with open("c.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            rows = list(csv.reader(file))
+        found = {os.fsencode(row[0]) for row in rows}
+        expected = {b"%b/%b.png" % (label, name) for label in NAMES[:2] for name in NAMES}
+        assert found >= expected, table

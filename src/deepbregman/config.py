@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import tomli_w
 import tyro
 
-from .errors import UserError, nearest
-from .rules import Name, Range, Section, matches, shown
+from .errors import UserError, nearest, shown
+from .rules import Name, Range, Section, matches
 
 Count = Annotated[int, Range(low=1)]
 Whole = Annotated[int, Range(low=0)]

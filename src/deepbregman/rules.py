@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from .errors import UserError, nearest
+from .errors import UserError, nearest, shown
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,6 @@ class Name:
         foreign = f"{self.prefix}{value.rpartition(':')[2]}"  # a prefix misspelt, or left out
         guess = nearest(value, (*self.known, foreign))
         return f"it must be one of {', '.join(self.known)}, or {self.prefix}NAME{guess}"
-
-
-def shown(value: Any) -> str:
-    """Write a value for an error, at bearable length."""
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # a whole number of more than 4300 digits, perhaps in it
-        return "beyond what can be written"
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _is_finite(number: float) -> bool:

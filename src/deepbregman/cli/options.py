@@ -8,6 +8,8 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from deepbregman.errors import printable
+
 Accelerator = Literal["auto", "cpu", "cuda"]
 PROGRAM = "deepbregman"
 T = TypeVar("T")
@@ -19,8 +21,8 @@ def parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
 
 
 def say(console: Console, message: str) -> None:
-    """Print words as they are: a folder may be called [x]."""
-    console.print(message, soft_wrap=True, highlight=False, markup=False)
+    """Print words as they are: a folder may be called [x], or hold the codes of a terminal."""
+    console.print(printable(message), soft_wrap=True, highlight=False, markup=False)
 
 
 @contextmanager

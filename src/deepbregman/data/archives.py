@@ -9,8 +9,7 @@ from torch import Tensor
 
 from deepbregman.data.images import ArrayImages, Progress, Source, Split
 from deepbregman.data.npz import check_room, data_offset, mapped, read_plain, readable, stored
-from deepbregman.errors import UserError
-from deepbregman.rules import shown
+from deepbregman.errors import UserError, shown
 
 MAP_FROM_BYTES = 1 << 30
 """Images that take so much, stored without compression, stay in the file and are read by need."""

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.data.memory import free_memory
-from deepbregman.errors import UserError
-from deepbregman.rules import shown
+from deepbregman.errors import UserError, shown
 
 _MAX_RATIO = 1032
 """Deflate makes no byte into more than so many; a directory that says so lies."""

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from deepbregman.errors import printable
 from deepbregman.runs import Record
 
 
@@ -15,7 +16,7 @@ def percent(value: float, deviation: float | None = None) -> str:
 
 def evaluation_table(rows: Sequence[Record], title: str) -> Table:
     """Draw the rows of evaluations, of one or several protocols."""
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=escape(printable(title)), title_justify="left")
     table.add_column("protocol")
     table.add_column("variant")
     table.add_column("top-1 %", justify="right")
