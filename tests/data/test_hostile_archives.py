@@ -4,11 +4,9 @@ import io
 import os
 import pickle
 import random
-import resource
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,8 @@ ARRAYS: dict[str, np.ndarray] = {
     "unlabelled_images": IMAGES,
     "test_images": IMAGES,
 }
+pytestmark = pytest.mark.usefixtures("little_memory")
 SMALL = ("train_labels", "train_sizes", "train_names", "class_names", "imbalanced")
-ROOM = 150 << 20
 
 
 class Bomb:
@@ -75,24 +73,12 @@ def opened(path: Path) -> Source:
 
 
 def refusal(path: Path) -> str:
-    with memory_limit(ROOM), pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as caught:
         opened(path)
     words = str(caught.value)
     assert repr(str(path)) in words
     assert len(words) < 1500
     return words
-
-
-@contextmanager
-def memory_limit(num_bytes: int) -> Iterator[None]:
-    """Let this process take only so much more address space than it has."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def test_the_table_is_sound(tmp_path: Path) -> None:
@@ -137,11 +123,11 @@ def test_items_without_bytes(tmp_path: Path, key: str, kind: str) -> None:
     refusal(write(tmp_path / "a.npz", members(**{key: claimed((10**15,), kind)})))
 
 
-@pytest.mark.parametrize("key", ["train_images", "train_labels", "train_sizes", "class_names"])
+@pytest.mark.parametrize("key", ["train_images", "class_names"])
 def test_bomb_that_really_unpacks(tmp_path: Path, key: str) -> None:
-    """200 MB of zeros in 1 MB: true to its header, and refused for the memory it would take."""
+    """400 MB of zeros in 2 MB: true to its header, and refused for the memory it would take."""
     kind = "<U1" if "names" in key else "|u1" if "images" in key else "<i8"
-    count = 200_000_000 // np.dtype(kind).itemsize
+    count = 400_000_000 // np.dtype(kind).itemsize
     shape = (count // 8, 2, 4) if "images" in key else (count,)
     with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, content in members().items():
@@ -149,9 +135,9 @@ def test_bomb_that_really_unpacks(tmp_path: Path, key: str) -> None:
                 archive.writestr(f"{name}.npy", content)
         with archive.open(f"{key}.npy", "w") as stream:
             stream.write(claimed(shape, kind))
-            for _ in range(20):
+            for _ in range(40):
                 stream.write(bytes(10_000_000))
-    assert (tmp_path / "a.npz").stat().st_size < 2_000_000
+    assert (tmp_path / "a.npz").stat().st_size < 4_000_000
     words = refusal(tmp_path / "a.npz")
     assert key in words
     assert "GB are free" in words

@@ -30,9 +30,14 @@ def _available() -> list[int]:
 
 
 def _left_in_group() -> list[int]:
+    """Return what the limit of a container leaves; cached files would make room by themselves."""
     try:
         limit, used = ((_GROUP / f"memory.{x}").read_text().strip() for x in ("max", "current"))
-        return [] if limit == "max" else [max(0, int(limit) - int(used))]
+        if limit == "max":
+            return []
+        counts = dict(x.split() for x in (_GROUP / "memory.stat").read_text().splitlines())
+        cached = sum(int(counts.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
+        return [max(0, int(limit) - int(used) + cached)]
     except (OSError, ValueError):
         return []
 
