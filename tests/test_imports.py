@@ -10,14 +10,16 @@ ALLOWED = {
     "errors": set(),
     "rules": {"errors"},
     "config": {"errors", "rules"},
-    "runs": {"errors", "config"},
+    "files": {"errors"},
+    "runs": {"errors", "config", "files"},
+    "launching": {"errors"},
     "method": set(),
     "data": {"errors"},
-    "training": {"errors", "config", "runs", "method", "data"},
-    "evaluation": {"errors", "config", "runs", "method", "data", "training"},
+    "training": {"errors", "config", "files", "runs", "launching", "method", "data"},
+    "evaluation": {"errors", "rules", "config", "runs", "method", "data", "training"},
     "reporting": {"errors", "config", "runs"},
     "studies": {
-        *("errors", "config", "runs", "method", "data"),
+        *("errors", "config", "files", "runs", "launching", "method", "data"),
         *("training", "evaluation", "reporting"),
     },
     "benchmarks": {
@@ -26,14 +28,14 @@ ALLOWED = {
     },
     "exporting": {"errors", "config", "runs", "method", "data", "training"},
     "cli": {
-        *("errors", "config", "runs", "evaluation"),
+        *("errors", "config", "runs", "launching", "evaluation"),
         *("studies", "benchmarks", "reporting", "exporting"),
     },
     "__main__": {"cli"},
     "__init__": set(),
 }
 FORBIDDEN_NAMES = {"utils", "common", "misc", "helpers"}
-NO_TORCH = {"errors", "rules", "config", "runs", "reporting", "cli"}
+NO_TORCH = {"errors", "rules", "config", "files", "runs", "launching", "reporting", "cli"}
 
 
 def part_of(path: Path) -> str:

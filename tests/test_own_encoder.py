@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,8 +86,8 @@ def test_resuming_is_to_the_bit(
     every = override(short_config, {"training.save_seconds": 0.0})
     keep = loop.Pretraining._keep
 
-    def keep_and_stop(self: loop.Pretraining, record: dict[str, object], is_last: bool) -> None:
-        keep(self, record, is_last)
+    def keep_and_stop(self: loop.Pretraining, record: dict[str, object], *rest: Any) -> None:
+        keep(self, record, *rest)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(loop.Pretraining, "_keep", keep_and_stop)

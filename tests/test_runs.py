@@ -86,7 +86,8 @@ def test_replacing_is_on_disk_before_it_takes_the_name(
     fsync, replace = os.fsync, Path.replace
 
     def note_fsync(handle: int) -> None:
-        events.append(("fsync", os.fstat(handle).st_size))
+        status = os.fstat(handle)
+        events.append(("fsync", -1 if stat.S_ISDIR(status.st_mode) else status.st_size))
         fsync(handle)
 
     def note_replace(self: Path, target: Path) -> Path:
@@ -98,7 +99,7 @@ def test_replacing_is_on_disk_before_it_takes_the_name(
     monkeypatch.setattr(Path, "replace", note_replace)
     with replacing(tmp_path / "file") as file:
         file.write(b"12345")
-    assert events == [("fsync", 5), ("replace", 5)]
+    assert events == [("fsync", 5), ("replace", 5), ("fsync", -1)]  # and then the folder
 
 
 def test_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
@@ -342,6 +343,49 @@ def test_metrics_of_a_run_that_crashed_can_be_read(run: Run) -> None:
         assert run.metrics() == [{"epoch": 1}], size
     path.write_bytes(whole + line)  # all there but the end of the line
     assert [record["epoch"] for record in run.metrics()] == [1, 2]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_metrics_are_on_disk_when_they_are_appended(
+    run: Run, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Else a crash of the machine could leave a checkpoint of an epoch that has no metrics."""
+    sizes: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: sizes.append(os.fstat(handle).st_size))
+    for epoch in range(count):
+        run.append_metrics({"epoch": epoch})
+    assert sizes == [len('{"epoch": 0}\n') * (epoch + 1) for epoch in range(count)]
+
+
+def test_a_run_of_an_older_version_takes_defaults_for_fields_it_does_not_know(run: Run) -> None:
+    path = run.path / "config.toml"
+    lines = path.read_text().splitlines()
+    old = [line for line in lines if not line.startswith("skip_nonfinite")]
+    assert len(old) == len(lines) - 1
+    path.write_text("\n".join(old))
+    assert run.config == CONFIG
+
+
+@pytest.mark.parametrize("wrote", ["0.9.3", None])
+def test_a_field_of_another_version_is_named_with_that_version(run: Run, wrote: str | None) -> None:
+    path = run.path / "config.toml"
+    path.write_text(path.read_text().replace("[training]", "[training]\nwarp = 9"))
+    write_json(run.path / "provenance.json", {"versions": {"deepbregman": wrote}})
+    with pytest.raises(UserError, match=r"unknown field 'training\.warp'") as caught:
+        _ = run.config
+    here = provenance("cpu")["versions"]["deepbregman"]
+    said = f"made by deepbregman {wrote}, this is {here}"
+    assert (said in str(caught.value)) == (wrote is not None)
+
+
+def test_a_wrong_field_of_this_version_blames_no_version(run: Run) -> None:
+    path = run.path / "config.toml"
+    path.write_text(path.read_text().replace("[training]", "[training]\nwarp = 9"))
+    for record in (provenance("cpu"), {}, {"versions": 3}):
+        write_json(run.path / "provenance.json", record)
+        with pytest.raises(UserError) as caught:
+            _ = run.config
+        assert "made by" not in str(caught.value)
 
 
 def test_add_result_merges(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,8 @@ class Training(Section):
     """Images (not views) in one forward pass, over all processes; the last, short batch is left."""
     accumulate: Count = 1
     """Forward passes whose gradients are added up before a step; negatives stay within each."""
+    sync_norm: bool = True
+    """Batch normalisation over the batch of all processes; false: each over its share."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     """auto is bf16-mixed on a GPU and 32-true on a CPU."""
     compile: Literal["auto", "yes", "no"] = "auto"
@@ -217,6 +219,8 @@ class Training(Section):
     """Keep a checkpoint every so many epochs beside the last one; 0 keeps the last only."""
     save_seconds: NotNegative = 60.0
     """At the end of an epoch, save when the last save is this old; what a crash can cost."""
+    skip_nonfinite: Whole = 0
+    """Batches of non-finite loss or gradient to leave out before stopping; above 0, steps wait."""
     knn_every: Whole = 5
     """Run the kNN monitor every so many epochs; 0 never."""
     tensorboard: bool = True

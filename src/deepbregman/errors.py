@@ -5,12 +5,33 @@ import errno
 from collections.abc import Iterable
 from typing import Any
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.EPERM)
+_NO_ROOM = dict.fromkeys(
+    (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; free space there or choose another folder"
+) | dict.fromkeys(
+    (errno.EACCES, errno.EROFS, errno.EPERM), "; make it writable or choose another folder"
+)
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_LOST = ("connection closed by peer", "connection reset by peer", "nccl communicator was aborted")
 
 
 class UserError(Exception):
     """Bad input: the message names the value, the rule and the fix; the command exits with 2."""
+
+
+class Diverged(UserError):
+    """Training blew up: fatal to a run, but only one bad cell to a study or a search."""
+
+
+class SaidElsewhere(Exception):
+    """This process ends because of an error that another process of the run prints.
+
+    Args:
+        code: to exit with.
+    """
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"another process of the run ended it with code {code}")
+        self.code = code
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -35,23 +56,40 @@ def printable(text: str) -> str:
     )
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: Python's own, or the words of torch and CUDA."""
+    said = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in said for words in _OUT_OF_MEMORY)
+
+
 def explanation(error: BaseException) -> tuple[str, int] | None:
-    """Return the words and the exit code for what is no fault of the program, else None."""
+    """Return the words and the exit code for what is no fault of the program, else None.
+
+    The words are empty when another process has them.
+    """
+    if isinstance(error, SaidElsewhere):
+        return "", error.code
     if isinstance(error, UserError):
         return str(error), 2
     if isinstance(error, KeyboardInterrupt):
-        return "stopped", 130
+        return str(error) or "stopped", 130
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        advice = "; free space there or choose another folder" * (error.errno in _NO_ROOM)
+        advice = _NO_ROOM.get(error.errno or 0, "")
         words = f"{where}{error.strerror or error}{advice}; nothing that was complete is lost"
         return words, 2
     number = getattr(error, "signal_number", None)  # an interrupted run
     if number is not None:
         return str(error), 128 + int(number)
-    if any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+    if any(words in str(error).lower() for words in _LOST):
         return (
-            f"out of memory ({str(error).splitlines()[0]}); lower training.batch_size, "
+            "lost another process of the run, whose own error says why; what the run has saved is "
+            "whole: continue it with --resume"
+        ), 1
+    if is_out_of_memory(error):
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return (
+            f"out of memory ({reason}); lower training.batch_size, "
             "data.image_size or divergence.num_subnetworks, or stream with --data.resident no"
         ), 2
     return None

@@ -7,8 +7,9 @@
       provenance.json    command, commit, versions, device, times
       metrics.jsonl      one JSON object per epoch
       result.json        what pretraining ended with, and each evaluation
-      checkpoints/       last.pt, and epoch-0010.pt ... where asked for
+      checkpoints/       last.pt, previous.pt, and epoch-0010.pt ... where asked for
       tensorboard/
+      .lock              names the process that trains; the kernel holds the lock itself
 """
 
 import importlib.metadata
@@ -19,33 +20,19 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .config import Config, from_toml, to_toml
 from .errors import UserError
+from .files import clear_temporaries
+from .files import now as now
+from .files import replacing as replacing
 
 Record = dict[str, Any]
 RECORDED_VERSIONS = ("torch", "torchvision", "numpy", "deepbregman")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of ``path`` only once it is complete and on disk."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def check_new_file(path: Path, suffix: str) -> None:
@@ -72,7 +59,7 @@ def parse_json(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _read_record(path: Path) -> Record:
+def read_json(path: Path) -> Record:
     """Read a JSON object that somebody may have edited or damaged."""
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
@@ -85,11 +72,6 @@ def _read_record(path: Path) -> Record:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def now() -> str:
-    """Return the time in UTC, to the second, as ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def default_folder(name: str) -> Path:
@@ -197,6 +179,19 @@ class Run:
             return from_toml(path.read_text(encoding="utf-8"), str(path))
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not a text file in UTF-8: {error.reason}") from None
+        except UserError as error:
+            raise UserError(f"{error}{self._other_version()}") from None
+
+    def _other_version(self) -> str:
+        """Say which version wrote the run, if it was another one, and nothing otherwise."""
+        try:
+            wrote = self.provenance()["versions"]["deepbregman"]
+        except (UserError, KeyError, TypeError):
+            return ""
+        here = importlib.metadata.version("deepbregman")
+        if wrote is None or wrote == here:
+            return ""
+        return f"; the run was made by deepbregman {wrote}, this is {here}: use that version"
 
     @property
     def checkpoints(self) -> Path:
@@ -207,6 +202,19 @@ class Run:
     def last_checkpoint(self) -> Path:
         """The checkpoint a run resumes from and is judged by."""
         return self.checkpoints / "last.pt"
+
+    @property
+    def previous_checkpoint(self) -> Path:
+        """What the last checkpoint was before it was written anew; for when that is damaged."""
+        return self.checkpoints / "previous.pt"
+
+    def clear_temporaries(self) -> None:
+        """Remove what a killed process left half-written.
+
+        Not that of result.json: an evaluation may be writing it at this moment.
+        """
+        clear_temporaries(self.path, frozenset({"metrics.jsonl", "provenance.json"}))
+        clear_temporaries(self.checkpoints)
 
     def metrics(self) -> list[Record]:
         """Read the metrics of every epoch so far; a line that a crash cut short is left out."""
@@ -223,9 +231,16 @@ class Run:
         return records
 
     def append_metrics(self, record: Record) -> None:
-        """Add one epoch's metrics."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Add one epoch's metrics; on disk before a checkpoint can say that they are written."""
+        path = self.path / "metrics.jsonl"
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            error.filename = str(path)  # a full disk names no file
+            raise
 
     def truncate_metrics(self, epochs: int) -> None:
         """Keep the metrics of the first ``epochs`` epochs: what a resumed run will write again."""
@@ -236,16 +251,16 @@ class Run:
     def result(self) -> Record:
         """Read what the run and its evaluations ended with; empty before that."""
         path = self.path / "result.json"
-        return _read_record(path) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
     def evaluations(self) -> list[Record]:
         """Read the rows of the evaluations so far."""
         rows = self.result().get("evaluations", [])
-        keys = ("protocol", "variant", "metric", "data", "split")
+        keys = ("protocol", "variant", "data")
         if not isinstance(rows, list) or not all(
             isinstance(row, dict)
             and _is_number(row.get("epoch"))
-            and all(isinstance(row.get(key), str | None) for key in keys)
+            and all(isinstance(row.get(key), str) for key in keys)
             for row in rows
         ):
             raise UserError(
@@ -260,7 +275,7 @@ class Run:
 
     def provenance(self) -> Record:
         """Read where the run came from."""
-        return _read_record(self.path / "provenance.json")
+        return read_json(self.path / "provenance.json")
 
     def add_resumption(self, record: Record) -> None:
         """Note where the run goes on: perhaps another device, perhaps another version."""

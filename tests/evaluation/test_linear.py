@@ -17,7 +17,7 @@ from deepbregman.evaluation.linear import (
     fit_linear,
     linear_accuracy,
 )
-from deepbregman.evaluation.linear_sgd import fit_linear_sgd
+from deepbregman.evaluation.linear_sgd import Rows, Setting, fit_linear_sgd
 
 DIGITS = load_digits()
 FEATURES = torch.tensor(DIGITS.data, dtype=torch.float32)  # (1797, 64); some are constant
@@ -196,25 +196,25 @@ def test_few_label_mean_and_deviation() -> None:
 
 
 def sgd(seed: int = 0, epochs: int = 100, learning_rate: float = 0.2) -> LinearClassifier:
-    def batches(epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(epoch: int) -> Iterator[Rows]:
         order = torch.randperm(1300, generator=torch.Generator().manual_seed(epoch))
         with torch.inference_mode():  # as a caller's frozen encoder would
             for rows in order.split(130):
-                yield FEATURES[rows], LABELS[rows]
+                yield FEATURES[rows], LABELS[rows], torch.ones(130, dtype=torch.bool)
 
     scaler = StandardScaler().fit(DIGITS.data[TRAIN])
-    return fit_linear_sgd(
+    (classifier,) = fit_linear_sgd(
         batches,
+        [Setting(learning_rate, 1e-3)],
         in_features=64,
         num_classes=10,
         epochs=epochs,
-        learning_rate=learning_rate,
-        weight_decay=1e-3,
         seed=seed,
         device="cpu",
         mean=torch.tensor(scaler.mean_),
         deviation=torch.tensor(scaler.scale_),
     )
+    return classifier
 
 
 def test_sgd_comes_close_to_the_optimum_and_repeats() -> None:
@@ -229,23 +229,22 @@ def test_sgd_comes_close_to_the_optimum_and_repeats() -> None:
 
 def test_sgd_follows_the_cosine_and_spares_the_bias() -> None:
     # Zero features leave the weights to the decay alone, and the bias to the labels alone.
-    def batches(epoch: int) -> list[tuple[Tensor, Tensor]]:
-        return [(torch.zeros(4, 1), torch.tensor([0, 0, 0, 1]))]
+    def batches(epoch: int) -> list[Rows]:
+        return [(torch.zeros(4, 1), torch.tensor([0, 0, 0, 1]), torch.ones(4, dtype=torch.bool))]
 
     start, ended = (
         fit_linear_sgd(
             batches,
+            [Setting(0.5, 0.1)],
             in_features=1,
             num_classes=2,
             epochs=epochs,
-            learning_rate=0.5,
-            weight_decay=0.1,
             seed=3,
             device="cpu",
             mean=torch.zeros(1),
             deviation=torch.ones(1),
             momentum=0.0,
-        )
+        )[0]
         for epochs in (0, 4)
     )
     rates = [0.5 * (1 + math.cos(math.pi * epoch / 4)) / 2 for epoch in range(4)]
@@ -255,6 +254,38 @@ def test_sgd_follows_the_cosine_and_spares_the_bias() -> None:
     for rate in rates:
         first -= rate * (1 / (1 + math.exp(-2 * first)) - 3 / 4)
     torch.testing.assert_close(ended.bias, torch.tensor([first, -first]))
+
+
+def test_many_sgd_classifiers_are_each_what_torch_makes_alone() -> None:
+    """torch's own SGD, one setting at a time, on all rows or on the kept ones; one diverges."""
+    kept = torch.rand(6, 100, generator=torch.Generator().manual_seed(1)) < 0.7
+    settings = [Setting(0.1, 1e-2), Setting(1e9, 1.0), Setting(0.02, 1e-3, kept_only=True)]
+    common = {"in_features": 64, "num_classes": 10, "seed": 5, "device": "cpu"}
+    scale = {"mean": FEATURES.mean(0).double(), "deviation": torch.full((64,), 7.0).double()}
+
+    def batches(epoch: int) -> list[Rows]:
+        rows = range(0, 600, 100)
+        return [(FEATURES[r : r + 100], LABELS[r : r + 100], kept[i]) for i, r in enumerate(rows)]
+
+    found = fit_linear_sgd(batches, settings, epochs=4, **common, **scale)
+    start = fit_linear_sgd(batches, settings[:1], epochs=0, **common, **scale)[0]
+    assert not found[1].weight.isfinite().all()
+    for fit, setting in ((found[0], settings[0]), (found[2], settings[2])):
+        weight, bias = start.weight.clone().requires_grad_(), start.bias.clone().requires_grad_()
+        groups = [{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}]
+        decay = setting.weight_decay
+        optimiser = torch.optim.SGD(groups, setting.learning_rate, 0.9, weight_decay=decay)
+        for epoch in range(4):
+            for group in optimiser.param_groups:
+                group["lr"] = setting.learning_rate * (1 + math.cos(math.pi * epoch / 4)) / 2
+            for features, labels, seen in batches(epoch):
+                mine = seen if setting.kept_only else torch.ones_like(seen)
+                inputs = (features[mine] - scale["mean"].float()) / 7.0
+                optimiser.zero_grad()
+                torch.nn.functional.cross_entropy(inputs @ weight.T + bias, labels[mine]).backward()
+                optimiser.step()
+        torch.testing.assert_close(fit.weight, weight.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(fit.bias, bias.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_bad_values_are_named() -> None:

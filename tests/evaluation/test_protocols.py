@@ -1,25 +1,50 @@
 """Whole protocols: what they measure on features whose answer is known, and what they leave."""
 
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from deepbregman.config import override
 from deepbregman.data import ArrayImages, Source, Split
 from deepbregman.errors import UserError
-from deepbregman.evaluation.protocols import Subject, evaluate, judge, knn, linear, open_labelled
+from deepbregman.evaluation.frozen_protocols import (
+    by_cosine,
+    by_divergence,
+    on_cached_features,
+    on_crops,
+)
+from deepbregman.evaluation.linear import fit_linear
+from deepbregman.evaluation.protocols import evaluate
+from deepbregman.evaluation.subject import Subject, open_labelled
 from deepbregman.method.bregman import divergence, soft_divergence
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load_model
 from deepbregman.training.seeds import epoch_order
 
+QUIET = Console(quiet=True)
+
 
 @pytest.fixture(scope="module")
 def subject(short_run: Run) -> Subject:
     model, config = load_model(short_run)
-    source = open_labelled(config)
-    return judge(model, config, source, torch.device("cpu"), epochs=2)
+    return Subject(model, config, open_labelled(config), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def few(subject: Subject, few_digits: str) -> Subject:
+    return replace(subject, source=open_labelled(subject.config, few_digits))
+
+
+def of(subject: Subject, train: Split | None = None, test: Split | None = None) -> Subject:
+    """The same networks, judged by other images or labels."""
+    source = subject.source
+    return replace(
+        subject, source=replace(source, train=train or source.train, test=test or source.test)
+    )
 
 
 def test_an_untrained_encoder_scores_less(short_run: Run, subject: Subject) -> None:
@@ -27,34 +52,23 @@ def test_an_untrained_encoder_scores_less(short_run: Run, subject: Subject) -> N
     from deepbregman.training.assembly import build_model
 
     fresh = build_model(subject.config).eval()
-    other = judge(fresh, subject.config, open_labelled(subject.config), torch.device("cpu"))
-    trained = {row["variant"]: row["value"] for row in knn(subject)}
-    untrained = {row["variant"]: row["value"] for row in knn(other)}
-    assert trained["divergence, k=20"] > untrained["divergence, k=20"]
+    trained = by_divergence(subject, seed=0)[0]
+    untrained = by_divergence(replace(subject, model=fresh), seed=0)[0]
+    assert trained.values["top1"] > untrained.values["top1"]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 1.0])
 def test_knn_by_divergence_equals_a_loop(subject: Subject, smoothing: float) -> None:
     """The nearest neighbours of each query by D(query || bank), votes weighted by psi."""
     config = override(subject.config, {"divergence.smoothing": smoothing})
-    few = replace(
-        subject,
-        config=config,
-        train=replace(
-            subject.train,
-            labels=subject.train.labels[:60],
-            features=subject.train.features._replace(
-                representation=subject.train.features.representation[:60],
-                scores=subject.train.features.scores[:60],
-            ),
-        ),
-    )
-    found = {row["variant"]: row["value"] for row in knn(few)}
+    bank = subject.source.train.select(torch.arange(1297)[::21][:60])
+    few = replace(of(subject, train=bank), config=config)
+    (found,) = by_divergence(few, seed=0)
     assert few.train.features.scores is not None
     assert few.test.features.scores is not None
     form = (lambda p, q: soft_divergence(p, q, smoothing)) if smoothing else divergence
     distance = form(few.test.features.scores, few.train.features.scores)
-    shuffled = epoch_order(60, few.seed, 0)  # decides among equals, of which the hard form has many
+    shuffled = epoch_order(60, 0, 0)  # decides among equals, of which the hard form has many
     correct = 0
     for row, label in zip(distance, few.test.labels, strict=True):
         nearest = shuffled[row[shuffled].argsort(stable=True)[:20]]
@@ -64,45 +78,75 @@ def test_knn_by_divergence_equals_a_loop(subject: Subject, smoothing: float) -> 
             votes[few.train.labels[index]] += torch.exp(psi / 0.1)
         correct += int(votes.argmax() == label)
     expected = 100 * correct / len(few.test.labels)
-    assert found["divergence, k=20"] == pytest.approx(expected, abs=0.41)  # two queries of 500
-    assert "cosine, k=200" not in found  # the bank has 60
+    assert found.variant == "divergence, k=20"
+    assert found.values["top1"] == pytest.approx(expected, abs=0.41)  # two queries of 500
+    assert [arm.variant for arm in by_cosine(few)] == ["cosine, k=20"]  # the bank has 60
 
 
-def test_linear_is_above_chance_and_reports_what_it_chose(subject: Subject) -> None:
-    cached, augmented = linear(subject)
-    assert cached["value"] > 90.0
-    assert cached["l2"] in (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-    assert augmented["value"] > 30.0
-    assert augmented["epochs"] == 2
+def test_linear_is_above_chance_and_reports_what_it_chose(few: Subject) -> None:
+    cached = on_cached_features(few, seed=0)
+    assert cached.values["top1"] > 80.0
+    assert cached.values["top5"] >= cached.values["top1"]
+    assert cached.chosen["l2"] in cached.details["l2_grid"]
+    crops = on_crops(few, seed=0, epochs=2, console=QUIET)
+    assert crops.values["top1"] > 30.0
+    assert crops.details["epochs"] == 2
+    assert crops.chosen["learning_rate"] in crops.details["learning_rates"]
+    assert crops.chosen["weight_decay"] in crops.details["weight_decays"]
 
 
-def test_evaluation_leaves_the_networks_alone(subject: Subject) -> None:
-    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
-    knn(subject)
-    linear(subject)
-    assert all(
-        torch.equal(value, before[name]) for name, value in subject.model.state_dict().items()
+def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(
+    few: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 12 settings trained without the held-out part the sixth is good; of 12 with it also."""
+    features, labels = few.train.features.representation, few.train.labels
+    good = fit_linear(features, labels, num_classes=10)
+    bad = good._replace(weight=torch.zeros_like(good.weight))
+    diverged = good._replace(weight=torch.full_like(good.weight, float("nan")))
+    fits = [bad] * 24
+    fits[5] = fits[12 + 5] = good
+    fits[7] = diverged
+    monkeypatch.setattr(
+        "deepbregman.evaluation.frozen_protocols.fit_linear_sgd", lambda *_, **__: fits
     )
-    assert not any(part.training for part in subject.model.modules())
+    found = on_crops(few, seed=0, epochs=1, console=QUIET)
+    assert (found.chosen["weight_decay"], found.chosen["learning_rate"]) == (1e-4, 0.03)
+    assert found.chosen["held_out"] > 90.0
+    assert found.values["top1"] > 80.0
+
+
+def test_evaluation_leaves_the_networks_alone(few: Subject) -> None:
+    before = {name: value.clone() for name, value in few.model.state_dict().items()}
+    by_cosine(few)
+    by_divergence(few, seed=0)
+    on_cached_features(few, seed=0)
+    on_crops(few, seed=0, epochs=1, console=QUIET)
+    assert all(torch.equal(value, before[name]) for name, value in few.model.state_dict().items())
+    assert not any(part.training for part in few.model.modules())
 
 
 def test_rows_replace_older_rows_of_their_kind(short_run: Run) -> None:
-    first = evaluate(short_run, protocols=["knn"], accelerator="cpu")
+    first = evaluate(short_run, protocols=["knn"], balanced=True, accelerator="cpu")
     again = evaluate(short_run, protocols=["knn"], accelerator="cpu")
-    kept = [row for row in short_run.result()["evaluations"] if row["protocol"] == "knn"]
+    rows = short_run.result()["evaluations"]  # other tests have judged it on other data
+    kept = [row for row in rows if (row["protocol"], row["data"]) == ("knn", "digits")]
     assert kept == again
-    assert [row["value"] for row in first] == [row["value"] for row in again]
+    assert [row["value"] for row in first if row["metric"] == "top1"] == [
+        row["value"] for row in again
+    ]
     assert short_run.result()["pretrain"]["epoch"] == 2  # and nothing else is lost
 
 
-def test_test_labels_do_not_influence_the_classifier(subject: Subject) -> None:
+def test_test_labels_do_not_influence_the_classifier(few: Subject) -> None:
     """Shuffled test labels change the score, not what was chosen on the training split."""
-    shuffled = replace(
-        subject, epochs=0, test=replace(subject.test, labels=subject.test.labels.roll(7))
-    )
-    (honest,), (other,) = linear(replace(subject, epochs=0)), linear(shuffled)
-    assert honest["l2"] == other["l2"]
-    assert other["value"] < 40.0
+    test = few.source.test
+    assert test is not None
+    assert test.labels is not None
+    shuffled = of(few, test=replace(test, labels=test.labels.roll(7)))
+    for judge in (on_cached_features, partial(on_crops, epochs=1, console=QUIET)):
+        honest, other = judge(few, seed=0), judge(shuffled, seed=0)
+        assert honest.chosen == other.chosen
+        assert other.values["top1"] < 40.0
 
 
 def test_unknown_protocol_and_negative_epochs_are_refused(short_run: Run) -> None:
@@ -114,7 +158,7 @@ def test_unknown_protocol_and_negative_epochs_are_refused(short_run: Run) -> Non
 
 def test_labels_are_needed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Source("bare", Split(ArrayImages(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))))
-    monkeypatch.setattr("deepbregman.evaluation.protocols.open_data", lambda *_: bare)
+    monkeypatch.setattr("deepbregman.evaluation.subject.open_data", lambda *_: bare)
     with pytest.raises(UserError, match="has no labels"):
         open_labelled(subject.config)
 
@@ -131,3 +175,104 @@ def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run: Run) -> 
 def test_no_protocol_is_refused(short_run: Run) -> None:
     with pytest.raises(UserError, match="no protocol"):
         evaluate(short_run, protocols=[])
+
+
+class TestSeeds:
+    def test_a_row_is_the_mean_of_its_seeds(self, short_run: Run, few_digits: str) -> None:
+        options = {"data": few_digits, "epochs": 1, "accelerator": "cpu"}
+        together = evaluate(short_run, seed=3, seeds=2, **options)
+        alone = [evaluate(short_run, seed=seed, **options) for seed in (3, 4)]
+        for row, *singles in zip(together, *alone, strict=True):
+            values = [single["value"] for single in singles]
+            if row["variant"].startswith("cosine"):  # nothing is drawn, nothing repeated
+                assert (row["n"], row["deviation"], len(set(values))) == (1, None, 1)
+                continue
+            assert row["values"] == values
+            assert row["n"] == 2
+            assert row["value"] == pytest.approx(np.mean(values))
+            assert row["deviation"] == pytest.approx(np.std(values, ddof=1))
+            assert row["chosen"] == [single["chosen"][0] for single in singles]
+        assert {row["seed"] for row in together} == {3}
+        varied = [row for row in together if row["variant"] == "crop and flip"]
+        assert any(row["deviation"] > 0 for row in varied)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"seeds": 0}, "seeds is 0: it must be 1 or more"),
+            ({"seed": -1}, "seed is -1: it must be 0 or more"),
+            ({"seed": 2**32 - 1, "seeds": 2}, "seeds run from 0"),
+            ({"epochs": "3"}, "epochs is '3'"),
+        ],
+    )
+    def test_out_of_range(self, short_run: Run, options: dict[str, int], words: str) -> None:
+        with pytest.raises(UserError, match=words):
+            evaluate(short_run, **options)
+
+
+def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
+    rows = evaluate(short_run, data=few_digits, epochs=0, balanced=True, accelerator="cpu")
+    found = {(row["variant"], row["metric"]) for row in rows}
+    assert found == {
+        *(
+            (f"{name}, k={k}", m)
+            for name in ("cosine", "divergence")
+            for k in (20, 200)
+            for m in ("top1", "balanced")
+        ),
+        *(("cached features", metric) for metric in ("top1", "top5", "balanced")),
+    }
+
+
+def test_an_imbalanced_source_is_also_judged_by_its_classes(
+    short_run: Run, subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uneven = replace(subject.source, imbalanced=True)
+    monkeypatch.setattr("deepbregman.evaluation.job.open_labelled", lambda *_: uneven)
+    rows = evaluate(short_run, protocols=["knn"], accelerator="cpu")
+    assert {row["metric"] for row in rows} == {"top1", "balanced"}
+
+
+def test_what_is_finished_stays_when_a_later_protocol_is_stopped(
+    short_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    short_run.add_result(evaluations=[])
+    monkeypatch.setattr("deepbregman.evaluation.frozen_protocols.on_cached_features", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(short_run, protocols=["knn", "linear"], accelerator="cpu")
+    assert {row["protocol"] for row in short_run.result()["evaluations"]} == {"knn"}
+
+
+def test_options_are_checked_before_anything_is_judged(
+    short_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = short_run.result()
+    with pytest.raises(UserError, match="transfer needs another data set"):
+        evaluate(short_run, protocols=["knn", "transfer"], accelerator="cpu")
+    with pytest.raises(UserError, match="epochs is 0"):
+        evaluate(short_run, protocols=["knn", "supervised"], epochs=0, accelerator="cpu")
+    assert short_run.result() == before
+
+
+def test_a_class_of_the_test_split_only_is_refused(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = subject.source
+    assert source.train.labels is not None
+    without = source.train.select(torch.nonzero(source.train.labels != 7).flatten())
+    partial_source = replace(source, train=without, classes=None)
+    monkeypatch.setattr("deepbregman.evaluation.subject.open_data", lambda *_: partial_source)
+    with pytest.raises(UserError, match="no training image has the class 7"):
+        open_labelled(subject.config)
+
+
+def test_features_that_are_no_numbers_are_refused(subject: Subject) -> None:
+    import copy
+
+    model = copy.deepcopy(subject.model)
+    model.encoder.mean.fill_(float("nan"))
+    with pytest.raises(UserError, match="not finite"):
+        by_cosine(replace(subject, model=model))

@@ -1,3 +1,5 @@
+import hashlib
+import io
 import os
 import pickle
 import random
@@ -8,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from deepbregman import load_encoder
@@ -15,9 +19,11 @@ from deepbregman.config import Config, load_recipe, override
 from deepbregman.errors import UserError
 from deepbregman.method.base_network import Encoder
 from deepbregman.runs import Run
+from deepbregman.training import checkpoints
 from deepbregman.training.assembly import build_model
 from deepbregman.training.checkpoints import (
     FORMAT,
+    DamagedCheckpoint,
     load,
     load_model,
     load_strictly,
@@ -185,11 +191,25 @@ def test_pickled_code_does_not_run(tmp_path: Path, how: str) -> None:
         assert target.exists()
 
 
-@pytest.mark.parametrize("number", [0, 2, "1", None, -1])
+@pytest.mark.parametrize("number", [0, 3, "1", None, -1])
 def test_another_format(tmp_path: Path, number: Any) -> None:
+    """By ``torch.save`` alone, as was format 1 and only that."""
     path = tmp_path / "last.pt"
     torch.save({"format": number}, path)
-    assert f"has checkpoint format {number}, this version reads {FORMAT}" in refusal(path)
+    assert f"has checkpoint format {number}, this version reads 1 and {FORMAT}" in refusal(path)
+
+
+def test_a_later_format(
+    tmp_path: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "last.pt"
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "FORMAT", 3)
+        save_checkpoint(path, state)
+    assert "has checkpoint format 3, this version reads 1 and 2" in refusal(path)
+    with pytest.raises(UserError) as caught:
+        load(path)
+    assert not isinstance(caught.value, DamagedCheckpoint)  # an older one must not take its place
 
 
 @pytest.mark.parametrize(
@@ -201,22 +221,95 @@ def test_what_another_program_saved(tmp_path: Path, content: Any) -> None:
     assert "not a checkpoint that can be read" in refusal(path)
 
 
-def test_damaged_checkpoint_is_read_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "last.pt"
-    save_checkpoint(path, {"step": 1, "model": {"weight": torch.zeros(2)}})
-    whole = path.read_bytes()
-    pickled = whole.index(b"\x80\x02}"), whole.index(b"PK", 4)  # the part that could do harm
-    generator, refused = random.Random(0), 0
-    for _ in range(1000):
+# Damage
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    path = tmp_path_factory.mktemp("damage") / "last.pt"
+    save_checkpoint(path, {"step": 1, "model": {"weight": torch.arange(4.0)}})
+    return path, path.read_bytes()
+
+
+def is_found(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(DamagedCheckpoint) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_the_checksum_is_that_of_other_programs(written: tuple[Path, bytes]) -> None:
+    """What follows the first line is ``torch.save``'s, should this package not be at hand."""
+    head, content = written[1].split(b"\n", 1)
+    title, digest = head[:-64], head[-64:]
+    assert title == b"deepbregman checkpoint 2 sha256 "
+    assert hashlib.sha256(title + content).hexdigest().encode() == digest
+    assert torch.load(io.BytesIO(content), weights_only=True)["step"] == 1
+
+
+def test_any_flipped_bit_is_found(written: tuple[Path, bytes]) -> None:
+    path, whole = written
+    generator = random.Random(0)
+    for place in (*range(100), *generator.sample(range(100, len(whole)), 300)):
         content = bytearray(whole)
-        content[generator.randrange(*pickled)] = generator.randrange(256)
+        content[place] ^= 1 << generator.randrange(8)
+        is_found(path, bytes(content))
+
+
+def test_any_cut_is_found(written: tuple[Path, bytes]) -> None:
+    path, whole = written
+    for size in (*range(0, len(whole), 9), len(whole) - 1):
+        is_found(path, whole[:size])
+
+
+@given(data=st.data())
+def test_any_change_is_found(written: tuple[Path, bytes], data: st.DataObject) -> None:
+    """A stretch anywhere replaced by anything: lost, doubled, zeroed, inserted, appended."""
+    path, whole = written
+    start = data.draw(st.integers(0, len(whole)))
+    stop = data.draw(st.integers(start, len(whole)))
+    new = data.draw(
+        st.binary(max_size=80)
+        | st.just(bytes(stop - start))
+        | st.just(whole[start:stop] * 2)
+        | st.just(whole)
+    )
+    changed = whole[:start] + new + whole[stop:]
+    if changed != whole:
+        is_found(path, changed)
+
+
+# Format 1, written by the first version
+
+
+@pytest.fixture
+def first_format(tmp_path: Path, state: dict[str, Any]) -> Path:
+    path = tmp_path / "last.pt"
+    torch.save({"format": 1, **state}, path)
+    return path
+
+
+def test_format_1_is_read_as_a_checkpoint_of_today(
+    first_format: Path, state: dict[str, Any]
+) -> None:
+    migrated = {**state, "format": FORMAT, "skipped": 0, "skipped_in_epoch": 0}
+    assert same(load(first_format), migrated)
+
+
+def test_damage_to_format_1_is_found_or_without_effect(tmp_path: Path) -> None:
+    """It has no checksum of the whole, only of its parts; what lies between them does not count."""
+    path = tmp_path / "last.pt"
+    torch.save({"format": 1, "step": 1, "model": {"weight": torch.arange(4.0)}}, path)
+    whole, expected, found = path.read_bytes(), load(path), 0
+    for place in (*range(0, len(whole) - 700, 9), *range(len(whole) - 700, len(whole), 2)):
+        content = bytearray(whole)
+        content[place] ^= 1 << (place % 8)
         path.write_bytes(content)
         try:
-            load(path)
-        except UserError as error:
-            assert str(path) in str(error)  # noqa: PT017  # both outcomes are right
-            refused += 1
-    assert 0 < refused < 1000
+            assert same(load(path), expected), place
+        except UserError:
+            found += 1
+    assert found > 0
 
 
 # What must be in it
@@ -328,6 +421,23 @@ def test_load_model_of_a_checkpoint_without_one(run: Run) -> None:
     with pytest.raises(UserError, match="has no model") as caught:
         load_model(run)
     assert str(run.last_checkpoint) in str(caught.value)
+
+
+def test_a_damaged_run_is_not_judged_by_an_older_checkpoint(run: Run) -> None:
+    """It is an error that names the others, and how to use them."""
+    run.last_checkpoint.write_bytes(run.last_checkpoint.read_bytes()[:-1])
+    with pytest.raises(UserError, match="this run has no other"):
+        load_model(run)
+    run.previous_checkpoint.touch()
+    (run.checkpoints / "epoch-0010.pt").touch()
+    with pytest.raises(UserError) as caught:
+        load_encoder(run.path)
+    for words in (
+        "last.pt is not a checkpoint that can be read (its SHA-256",
+        f"pretrain --resume {run.path} goes on from previous.pt",
+        f"epoch-0010.pt one can be copied to {run.last_checkpoint}",
+    ):
+        assert words in str(caught.value)
 
 
 def test_load_model_before_there_is_a_checkpoint(run: Run) -> None:

@@ -184,7 +184,7 @@ def test_other_numbers_do_not_compile_again(images: ArrayImages, tmp_path: Path)
             job.advance(feed)
         assert graphs() == compiled, name
     job = start("all", NUMBERS)
-    batch, uniforms = next(job.feed(0, 0)), job._uniforms(0)
+    batch, uniforms = next(job.feed(0, 0)), job.share.uniforms(job.objective.views, 0)
     reference = build_objective(job.config, *channel_statistics(images)).to(fabric.device).train()
     reference.model.load_state_dict(job.objective.model.state_dict())
     expected = torch.stack(reference(batch.images, batch.sizes, uniforms).losses).detach()

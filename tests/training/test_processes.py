@@ -1,67 +1,141 @@
-"""Several processes with one joint batch take the step that one process takes."""
+"""Several processes with one joint batch take the steps that one process takes."""
 
+import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from deepbregman.config import load_recipe, override
 from deepbregman.training.processes import is_mixed
 
-SCRIPT = """
-import sys
-import torch
-from torch import nn
-from deepbregman.method.base_network import Encoder
-from deepbregman.method.divergence_network import BregmanNetwork
-from deepbregman.method.losses import TotalLoss
-from deepbregman.method.model import Model
-from deepbregman.method.transformation import Views
-from deepbregman.training.assembly import Objective
-from deepbregman.training.processes import gathering, launch
-
-torch.set_num_threads(1)
-fabric = launch("cpu")
-torch.manual_seed(0)
-trunk = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 12), nn.Tanh())
-model = Model(Encoder(trunk, 12), nn.Linear(12, 6), BregmanNetwork(6, 5, 4, norm="none"))
-loss = TotalLoss(contrastive=sys.argv[2], pairs=sys.argv[3], learn_sigma=True, smoothing=0.5)
-gather = gathering(fabric) if fabric.world_size > 1 else None
-views = Views(8)
-objective = Objective(views, model.double(), loss.double(), gather)
-objective, optimiser = fabric.setup(objective, torch.optim.SGD(objective.parameters(), 0.1))
-images = torch.randint(0, 256, (3, 16, 3, 8, 8), dtype=torch.uint8)
-for batch in images:
-    draw = views.draw(16, device="cpu")
-    mine = batch.chunk(fabric.world_size)[fabric.global_rank]
-    draws = draw.chunk(fabric.world_size, dim=1)[fabric.global_rank]
-    fabric.backward(objective(mine, None, draws).losses.total)
-    optimiser.step()
-    optimiser.zero_grad()
-if fabric.is_global_zero:
-    torch.save({k: v.detach() for k, v in objective.named_parameters()}, sys.argv[1])
-"""
+SCRIPT = Path(__file__).with_name("joint_batch.py")
+CASES = (
+    *("NT-Xent alone", "NT-Logistic, hard", "pairs all, hard, learnt sigma"),
+    *("pairs views, smooth, learnt sigma, usage", "hidden norm, relu", "two passes a step"),
+    *("sets of four views", "learnt sigma without a use"),
+)
+SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]
+Found = list[dict[str, Any]]
 
 
-def trained(folder: Path, processes: int, *words: str) -> dict[str, torch.Tensor]:
-    script, out = folder / "script.py", folder / f"{processes}.pt"
-    script.write_text(SCRIPT)
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    command = [sys.executable, *(launcher if processes > 1 else []), str(script), str(out), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    state: dict[str, torch.Tensor] = torch.load(out, weights_only=True)
-    return {name.split("module.")[-1]: value for name, value in state.items()}
+def run_script(folder: Path, processes: int) -> Found:
+    """Run the script in so many processes; return what each found."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
+    shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    started = []
+    for rank in range(processes):
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        environment = {**os.environ, **(shared | own if processes > 1 else {})}
+        command = [sys.executable, str(SCRIPT), str(folder)]
+        started.append(
+            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+        )
+    words = [process.communicate(timeout=300)[1] for process in started]
+    assert not any(process.returncode for process in started), "\n".join(words)
+    return [torch.load(folder / f"found{rank}.pt", weights_only=True) for rank in range(processes)]
 
 
-@pytest.mark.parametrize(("contrastive", "pairs"), [("nt_xent", "all")])
-def test_two_processes_equal_one(tmp_path: Path, contrastive: str, pairs: str) -> None:
-    one, two = (trained(tmp_path, count, contrastive, pairs) for count in (1, 2))
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=0.0, atol=1e-10)
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    return {processes: tmp_path_factory.mktemp(f"of{processes}") for processes in (1, 2, 4)}
+
+
+@pytest.fixture(scope="module")
+def alone(folders: dict[int, Path]) -> dict[str, Any]:
+    return run_script(folders[1], 1)[0]
+
+
+@pytest.fixture(scope="module", params=SEVERAL)
+def several(request: pytest.FixtureRequest, folders: dict[int, Path]) -> Found:
+    return run_script(folders[request.param], request.param)
+
+
+def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_any_number_of_processes_takes_the_same_steps(
+    case: str, alone: dict[str, Any], several: Found
+) -> None:
+    assert all(value.dtype != torch.float32 for value in alone[case].values())
+    for found in several:  # parameters and running statistics, in every process
+        assert difference(alone[case], found[case]) < 1e-10
+
+
+def test_without_synchronised_norm_the_steps_differ(alone: dict[str, Any], several: Found) -> None:
+    assert difference(alone["norm apart"], several[0]["norm apart"]) > 1e-5
+
+
+def test_synchronised_norm_is_the_norm_of_the_joint_batch(
+    alone: dict[str, Any], several: Found
+) -> None:
+    truth = alone["normalised"]  # torch's own batch norm
+    assert len(truth) == 3 * 6 + 2 * 4
+    for name, expected in truth.items():
+        parts = [found["normalised"][name] for found in several]
+        if "grad" in name:
+            parts = [torch.stack(parts).sum(dim=0)]
+        elif any(part in name for part in ("output", "input", "judged")):
+            parts = [torch.cat(parts)]
+        for part in parts:
+            torch.testing.assert_close(part, expected, rtol=0.0, atol=1e-10, msg=name)
+
+
+def test_processes_see_slices_of_the_views_of_one(alone: dict[str, Any], several: Found) -> None:
+    shares = [found["views"] for found in several]
+    assert torch.equal(torch.cat(shares, dim=1), alone["views"])
+    assert not torch.equal(shares[0], shares[1])
+
+
+def test_dropout_differs_by_process_and_step_and_comes_again(several: Found) -> None:
+    masks = [found["dropped"] for found in several]
+    for first, second, again in masks:
+        assert torch.equal(first, again)
+        assert 0.4 < (first == second).double().mean() < 0.6  # as independent coins agree
+    assert 0.4 < (masks[0][0] == masks[1][0]).double().mean() < 0.6
+
+
+def test_metrics_are_those_of_the_joint_batch(
+    alone: dict[str, Any], several: Found, folders: dict[int, Path]
+) -> None:
+    one, other = (
+        [
+            json.loads(line)
+            for line in (folders[count] / "fitted/metrics.jsonl").read_text().splitlines()
+        ]
+        for count in (1, len(several))
+    )
+    assert [record["epoch"] for record in other] == [1, 2]  # one line an epoch: one process wrote
+    for before, after in zip(one, other, strict=True):
+        assert before.keys() == after.keys()
+        for name in before.keys() - {"images_per_second"}:
+            assert after[name] == pytest.approx(before[name], rel=1e-5), name  # diagnosed in 32 bit
+        for name in ("total", "contrastive", "divergence", "knn"):
+            assert after[name] == pytest.approx(before[name], rel=1e-9), name
+
+
+def test_only_the_first_process_writes(
+    alone: dict[str, Any], several: Found, folders: dict[int, Path]
+) -> None:
+    one, other = (
+        sorted(path.name for path in (folders[count] / "fitted").rglob("*"))
+        for count in (1, len(several))
+    )
+    assert one == other
+    record = json.loads((folders[len(several)] / "fitted/provenance.json").read_text())
+    assert record["processes"] == len(several)
 
 
 def test_precision_follows_the_device_unless_chosen() -> None:

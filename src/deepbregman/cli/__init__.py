@@ -10,18 +10,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from deepbregman.errors import UserError, explanation, nearest
+from deepbregman.launching import place
 
 from .options import PROGRAM, say
 
 VERBS = {
     "quickstart": "Pretrain on digits, under 3 minutes on a CPU, and see what it was good for.",
     "pretrain": "Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.",
-    "evaluate": "Judge a run's frozen encoder by kNN and linear classification.",
+    "evaluate": "Judge a run: kNN, linear, few labels, another data set, from scratch.",
     "embed": "Write the features of images to an .npz file.",
     "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
     "search": "Find the images most like a query, or measure how well searches find classes.",
     "cluster": "Group images by k-means of features and by the learned divergence.",
     "data": "List data sets, check one, or prepare one: deepbregman data list|check|prepare.",
+    "study": "Run an ablation of the paper, with error bars: deepbregman study [NAME].",
+    "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }
@@ -70,5 +73,10 @@ def main(arguments: list[str] | None = None) -> None:
         if explained is None:
             raise
         message, code = explained
-        say(Console(stderr=True), f"error: {message}")
+        if message:
+            here = place()
+            who = (
+                f"process {here.rank} of processes 0 to {here.processes - 1}: " if here.rank else ""
+            )
+            say(Console(stderr=True), f"error: {who}{message}")
         sys.exit(code)

@@ -6,46 +6,72 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
+from deepbregman.evaluation.detection.options import Detect
+from deepbregman.evaluation.options import Semi, Tuning
+
 from .options import Accelerator, parse, say
+
+Protocol = Literal["knn", "linear", "semi", "transfer", "detect", "supervised"]
 
 
 def command(arguments: list[str]) -> None:
-    """Judge a run's frozen encoder by kNN and linear classification."""
+    """Judge a run: frozen, fine-tuned on few labels, or on another data set."""
 
     def options(
         run: tyro.conf.Positional[Path],
-        protocol: tuple[Literal["knn", "linear"], ...] = ("knn", "linear"),
+        protocol: tuple[Protocol, ...] = ("knn", "linear"),
         data: str | None = None,
-        epochs: int = 50,
+        epochs: int | None = None,
         seed: int = 0,
+        seeds: int = 1,
+        balanced: bool = False,
         skip_unreadable: bool = False,
         accelerator: Accelerator = "auto",
+        semi: tyro.conf.OmitArgPrefixes[Semi] = Semi(),  # noqa: B008  # frozen
+        tuning: tyro.conf.OmitArgPrefixes[Tuning] = Tuning(),  # noqa: B008  # frozen
+        detect: Detect = Detect(),  # noqa: B008  # frozen
     ) -> None:
-        """Judge a run's frozen encoder; the rows also go into RUN/result.json.
+        """Judge a run; its rows also go into RUN/result.json, protocol by protocol as they end.
 
         Args:
             run: Folder of the run.
-            protocol: knn: by cosine and by the learned divergence. linear: on cached features, and
-                on features of random crops.
-            data: A labelled source in place of the run's own.
-            epochs: Of the linear classifier on random crops; 0 leaves it out.
-            seed: Of splits and crops.
+            protocol: knn: neighbours by cosine and by the learned divergence. linear: a classifier
+                on frozen features, cached and of random crops. semi: all weights fine-tuned on a
+                part of the labels. transfer: linear and fine-tuned on another data set. detect:
+                Faster R-CNN around the encoder on Pascal VOC. supervised: the same architecture
+                trained from random weights on all labels, for reference.
+            data: A labelled source in place of the run's own; transfer needs one. Its images are
+                resized to the size the run was trained at. For detect the folder VOCdevkit.
+            epochs: Of whatever is trained; by default 50, and in semi 60 below a twentieth of the
+                labels and 30 above. 0 leaves the linear classifier on random crops out.
+            seed: Of splits, subsets, order, crops and first weights.
+            seeds: Run so many seeds, from --seed on, and report their mean and deviation.
+            balanced: Also report the mean over classes; imbalanced sources always do.
             skip_unreadable: Go on without images that cannot be read.
             accelerator: Where to compute; auto takes a GPU if there is one.
+            semi: Which labels semi may see.
+            tuning: How semi, transfer and supervised train.
+            detect: How detect trains.
         """
         from deepbregman.evaluation.protocols import evaluate
         from deepbregman.reporting.tables import evaluation_table
 
+        console = Console()
         rows = evaluate(
             run,
             protocols=protocol,
             data=data,
             epochs=epochs,
             seed=seed,
+            seeds=seeds,
+            balanced=balanced,
+            semi=semi,
+            tuning=tuning,
+            detect=detect,
             skip_unreadable=skip_unreadable,
             accelerator=accelerator,
+            console=console,
         )
-        console = Console()
         console.print(evaluation_table(rows, f"{run} on {rows[0]['data']}"))
         if rows[0]["epoch"] < rows[0]["epochs"]:
             words = f"after {rows[0]['epoch']:g} of {rows[0]['epochs']} epochs"

@@ -1,5 +1,7 @@
 """What the verbs share: common options, parsing, and words printed as they are."""
 
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeVar
@@ -9,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from deepbregman.errors import printable
+from deepbregman.launching import place
 
 Accelerator = Literal["auto", "cpu", "cuda"]
 PROGRAM = "deepbregman"
@@ -17,7 +20,10 @@ T = TypeVar("T")
 
 def parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
     """Call a function with the options that its signature and docstring describe."""
-    return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}")
+    first = place().local_rank == 0  # the one that talks, among several processes
+    # A sentence that goes on in a deeper line is one sentence: the terminal wraps it anew.
+    function.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
+    return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}", console_outputs=first)
 
 
 def say(console: Console, message: str) -> None:

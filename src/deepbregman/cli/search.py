@@ -82,7 +82,9 @@ def command(arguments: list[str]) -> None:
                     accelerator=accelerator,
                     report=report,
                 )
-            sizes = f"{rows[0]['num_queries']:,} queries, {rows[0]['num_train']:,} images"
+            sizes = (
+                f"{rows[0]['details']['num_queries']:,} queries, {rows[0]['num_train']:,} images"
+            )
             console.print(metric_table(rows, f"{run} searching {rows[0]['data']}: {sizes}"))
             return
         with progress_bars() as report:

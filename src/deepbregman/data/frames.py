@@ -75,6 +75,22 @@ def decode_frame(path: Path, side: int) -> Frame:
     return Frame(pixels.transpose(2, 0, 1), size)
 
 
+def decode_whole(path: Path) -> Pixels:
+    """Decode a file to RGB at its own size and as it is stored.
+
+    The EXIF orientation is not applied: boxes are drawn in the coordinates of the stored pixels.
+
+    Returns:
+        (3, H, W)
+
+    Raises:
+        UnreadableImage: When the file cannot be decoded in full.
+    """
+    with _opened(path) as image:
+        image.load()
+        return np.array(_to_rgb(image)).transpose(2, 0, 1)
+
+
 def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
     """Decode a file to RGB, top left in a frame of zeros.
 

@@ -1,1 +1,1 @@
-"""Judging a frozen encoder: features once, then kNN and linear protocols."""
+"""Judging a run: its encoder frozen, fine-tuned on few labels, or on another data set."""

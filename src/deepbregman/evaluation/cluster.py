@@ -18,7 +18,7 @@ from deepbregman.runs import Record, Run, check_new_file, replacing
 from .clustering import bregman_clusters, purity
 from .features import Features
 from .galleries import Gallery, Report, Setting, chosen, open_gallery, open_setting
-from .records import keep_rows, spread
+from .rows import Measured, rows_of
 
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
 """What to cluster by, and the variant's name in the rows."""
@@ -87,7 +87,9 @@ def cluster(
     methods = chosen(by, tuple(METHODS), setting)
     count = _count(setting, split, clusters)
     gallery = open_gallery(setting, split, report)
-    partitions, rows = {}, []
+    partitions: dict[str, Partition] = {}
+    measured: list[list[Measured]] = [[] for _ in range(seeds)]
+    replaced = sum(batches.num_skipped for batches in gallery.batches.values())
     for method in methods:
         runs = []
         for seed in range(seeds):
@@ -99,11 +101,14 @@ def cluster(
         sizes = torch.bincount(best, minlength=count).tolist()
         partitions[method] = Partition(best, tuple(sizes), objectives)
         if gallery.labels is not None:
-            rows += _agreement(gallery.labels.cpu(), [found for found, _ in runs], method)
+            variant = METHODS[method] + ("" if split == "all" else f", {split} split")
+            for rest, (found, _) in zip(measured, runs, strict=True):
+                values = _agreement(gallery.labels.cpu(), found)
+                told = {"split": split, "clusters": count}
+                rest.append(Measured(variant, values, 0, len(found), replaced, told))
+    rows = rows_of(measured)
     if rows:
-        replaced = sum(batches.num_skipped for batches in gallery.batches.values())
-        details = {"split": split, "clusters": count, "num_replaced": replaced}
-        rows = keep_rows(setting, rows, gallery.splits, **details)
+        rows = setting.kept(rows, "cluster", 0)
     if out is not None:
         _write(Path(out), gallery, setting, partitions)
     return Clustering(gallery.names, partitions, rows)
@@ -144,7 +149,8 @@ def _partition(
     return torch.from_numpy(kmeans.labels_).long(), float(kmeans.inertia_) / len(points)
 
 
-def _agreement(labels: Tensor, assignments: Sequence[Tensor], method: str) -> list[Record]:
+def _agreement(labels: Tensor, found: Tensor) -> dict[str, float]:
+    """Return how well clusters agree with classes, in per cent."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     metrics = {
@@ -152,15 +158,7 @@ def _agreement(labels: Tensor, assignments: Sequence[Tensor], method: str) -> li
         "ARI": adjusted_rand_score,
         "purity": purity,
     }
-    return [
-        {
-            "protocol": "cluster",
-            "variant": METHODS[method],
-            "metric": name,
-            **spread([100.0 * float(metric(labels, found)) for found in assignments]),
-        }
-        for name, metric in metrics.items()
-    ]
+    return {name: 100.0 * float(metric(labels, found)) for name, metric in metrics.items()}
 
 
 def _write(path: Path, gallery: Gallery, setting: Setting, parts: dict[str, Partition]) -> None:

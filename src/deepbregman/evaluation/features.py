@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deepbregman.config import Config
 from deepbregman.data import Batches, Progress
 from deepbregman.method.model import Model
-from deepbregman.method.transformation import centre_view
+from deepbregman.method.transformation import Views, centre_view
 
 BATCH_SIZE = 512
 
@@ -85,3 +86,19 @@ def compute_features(
             if progress is not None:
                 progress(done, batches.num_images)
     return Features(torch.cat(representation), torch.cat(scores) if scores else None)
+
+
+def crop_and_flip(config: Config) -> Views:
+    """Build the one augmentation that classifiers are trained with: a crop and a flip, no colour.
+
+    Both as in the run's own views; a data set whose flipped images mean something else says so
+    there.
+    """
+    return Views(
+        config.data.image_size,
+        num_views=1,
+        crop_area=config.views.crop_area,
+        crop_aspect=config.views.crop_aspect,
+        flip=config.views.flip,
+        without=("rotation", "jitter", "greyscale", "blur"),
+    )

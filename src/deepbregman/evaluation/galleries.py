@@ -14,12 +14,13 @@ from deepbregman.config import Config, override
 from deepbregman.data import Batches, Source, Split
 from deepbregman.errors import UserError, nearest
 from deepbregman.method.model import Model
-from deepbregman.runs import Run
+from deepbregman.runs import Record, Run
 from deepbregman.training.assembly import batches_of, open_data
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import pick_device
 
 from .features import Features, compute_features
+from .rows import keep, stamped
 
 Pixels = npt.NDArray[np.uint8]
 Report = Callable[[str, int, int], None]
@@ -55,6 +56,20 @@ class Setting(NamedTuple):
         """Name a class, by its number where it has no other name."""
         classes = self.source.classes
         return str(label) if classes is None else classes[label]
+
+    def kept(self, rows: Sequence[Record], protocol: str, seed: int) -> list[Record]:
+        """Complete rows of a measurement and write them into the run's result."""
+        complete = stamped(
+            rows,
+            protocol=protocol,
+            data=self.data,
+            seed=seed,
+            epoch=self.epoch,
+            config=self.config,
+            device=self.device,
+        )
+        keep(self.run, complete)
+        return complete
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .metrics import top_k_accuracy
+
 L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 # Up to here (1 GiB) float64 is affordable, and only float64 reaches the optimum when l2 is small.
 _FLOAT64_ELEMENTS = 2**27
@@ -49,6 +51,14 @@ class LinearResult(NamedTuple):
 
     accuracy: float
     top5: float | None
+    l2: float
+    validation: dict[float, float]
+
+
+class ChosenFit(NamedTuple):
+    """A fit to all of the training set, its penalty chosen by held-out accuracies in per cent."""
+
+    classifier: LinearClassifier
     l2: float
     validation: dict[float, float]
 
@@ -158,9 +168,31 @@ def choose_l2(
     fit: LinearClassifier | None = None
     for l2 in sorted(grid, reverse=True):
         fit = fit_linear(features[kept], labels[kept], num_classes=num_classes, l2=l2, start=fit)
-        validation[l2] = _top(fit.predict(features[held_out]), labels[held_out])
+        validation[l2] = top_k_accuracy(fit.predict(features[held_out]), labels[held_out])
     # max keeps the first of equals, and the strongest comes first.
     return max(validation, key=lambda l2: validation[l2]), validation
+
+
+def fit_chosen(
+    features: Tensor,
+    labels: Tensor,
+    held_out: Tensor,
+    *,
+    num_classes: int,
+    grid: Sequence[float] = L2_GRID,
+) -> ChosenFit:
+    """Choose l2 on the held-out part, then fit again to all of the training set.
+
+    Args:
+        features: (n, d).
+        labels: (n,).
+        held_out: (m,), indices into the training set.
+        num_classes: Number of classes.
+        grid: The penalties to try.
+    """
+    l2, validation = choose_l2(features, labels, held_out, num_classes=num_classes, grid=grid)
+    fit = fit_linear(features, labels, num_classes=num_classes, l2=l2)
+    return ChosenFit(fit, l2, validation)
 
 
 def linear_accuracy(
@@ -184,11 +216,10 @@ def linear_accuracy(
         held_out: (m,), indices into the training set.
         grid: The penalties to try.
     """
-    train = (train_features, train_labels)
-    l2, validation = choose_l2(*train, held_out, num_classes=num_classes, grid=grid)
-    logits = fit_linear(*train, num_classes=num_classes, l2=l2).predict(test_features)  # (t, C)
-    top5 = _top(logits, test_labels, 5) if num_classes > 5 else None
-    return LinearResult(_top(logits, test_labels), top5, l2, validation)
+    fit = fit_chosen(train_features, train_labels, held_out, num_classes=num_classes, grid=grid)
+    logits = fit.classifier.predict(test_features)  # (t, C)
+    top5 = top_k_accuracy(logits, test_labels, 5) if num_classes > 5 else None
+    return LinearResult(top_k_accuracy(logits, test_labels), top5, fit.l2, fit.validation)
 
 
 def few_label_accuracy(
@@ -218,7 +249,7 @@ def few_label_accuracy(
     for rows in (subset.to(train_features.device) for subset in subsets):
         few = train_features[rows], train_labels[rows]
         fit = fit_linear(*few, num_classes=num_classes, l2=l2, one_scale=True)
-        values.append(_top(fit.predict(test_features), test_labels))
+        values.append(top_k_accuracy(fit.predict(test_features), test_labels))
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return FewLabelResult(statistics.fmean(values), deviation, tuple(values))
 
@@ -267,9 +298,3 @@ def _minimise(
             f"{max_iterations} iterations: raise max_iterations or l2"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=3)
-
-
-def _top(logits: Tensor, labels: Tensor, k: int = 1) -> float:
-    """Return how often the label is among the k largest logits (n, C), in per cent."""
-    hits = logits.topk(k, dim=1).indices == labels.to(logits.device)[:, None]  # (n, k)
-    return 100.0 * hits.any(dim=1).double().mean().item()

@@ -4,7 +4,7 @@ import torch
 
 from deepbregman.config import Config
 from deepbregman.data import Split, stratified_split
-from deepbregman.errors import UserError
+from deepbregman.errors import Diverged
 from deepbregman.method.model import Model
 from deepbregman.training.assembly import batches_of
 from deepbregman.training.loop import Monitor
@@ -56,7 +56,7 @@ def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor |
         queries = compute_features(model, query_batches, size).representation
         bank = compute_features(model, bank_batches, size).representation
         if not (queries.isfinite().all() and bank.isfinite().all()):
-            raise UserError(
+            raise Diverged(
                 "features are not finite: training has diverged; lower optimiser.learning_rate "
                 f"({config.optimiser.learning_rate}) or lengthen optimiser.warmup_epochs"
             )

@@ -26,8 +26,8 @@ from .galleries import (
     open_gallery,
     open_setting,
 )
-from .records import keep_rows, spread
 from .retrieval import MEASURES, described, ranking, ranking_quality
+from .rows import Measured, rows_of
 
 
 class Image(NamedTuple):
@@ -240,7 +240,7 @@ def evaluate_search(
     assert asked.labels is not None
     if not torch.isin(asked.labels, bank.labels).any():
         raise UserError(f"data {setting.data!r}: no test image is of a class in the training split")
-    rows = []
+    measured = []
     for measure in measures:
 
         def progress(done: int, total: int, measure: str = measure) -> None:
@@ -259,8 +259,14 @@ def evaluate_search(
             progress=progress,
         )
         metrics = {"mAP": quality.mean_average_precision, f"precision@{k}": quality.precision}
-        for metric, value in metrics.items():
-            row = {"protocol": "search", "variant": measure, "metric": metric}
-            rows.append({**row, **spread([100.0 * value]), "num_queries": quality.num_queries})
-    replaced = sum(part.num_skipped for side in (bank, asked) for part in side.batches.values())
-    return keep_rows(setting, rows, splits, seed=seed, num_replaced=replaced)
+        measured.append(
+            Measured(
+                measure,
+                {metric: 100.0 * value for metric, value in metrics.items()},
+                len(splits["train"]),
+                len(splits["test"]),
+                sum(part.num_skipped for side in (bank, asked) for part in side.batches.values()),
+                {"num_queries": quality.num_queries},
+            )
+        )
+    return setting.kept(rows_of([measured]), "search", seed)

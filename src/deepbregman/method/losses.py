@@ -207,7 +207,9 @@ class TotalLoss(nn.Module):
         self.is_smooth = smoothing > 0.0
         self.has_divergence = divergence_weight > 0.0
         self.has_usage = self.has_divergence and usage_bonus > 0.0
-        self.log_sigma = nn.Parameter(torch.tensor(sigma).log()) if learn_sigma else None
+        # Only where it is used: several processes wait for the gradient of every parameter.
+        learns = learn_sigma and self.has_divergence and kernel == "gaussian"
+        self.log_sigma = nn.Parameter(torch.tensor(sigma).log()) if learns else None
         values = [
             *(temperature, contrastive_weight, divergence_weight, sigma, alpha),
             *(divergence_temperature, smoothing, usage_bonus),

@@ -14,17 +14,42 @@ def percent(value: float, deviation: float | None = None) -> str:
     return f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
 
 
+METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
+"""Titles of metrics; any other is titled by its name."""
+
+
 def evaluation_table(rows: Sequence[Record], title: str) -> Table:
-    """Draw the rows of evaluations, of one or several protocols."""
-    table = Table(title=escape(printable(title)), title_justify="left")
-    table.add_column("protocol")
-    table.add_column("variant")
-    table.add_column("top-1 %", justify="right")
-    table.add_column("train / test", justify="right")
+    """Draw the rows of evaluations: a line for each variant, a column for each metric.
+
+    A mean over several seeds is written with the sample's deviation.
+    """
+    lines: dict[tuple[str, ...], dict[str, Record]] = {}
     for row in rows:
-        sizes = f"{row['num_train']:,} / {row['num_test']:,}"
-        table.add_row(row["protocol"], row["variant"], f"{row['value']:.2f}", sizes)
+        kind = (row["protocol"], row["variant"], row["data"])
+        lines.setdefault(kind, {})[row["metric"]] = row
+    found: set[str] = {row["metric"] for row in rows}
+    metrics = [name for name in METRICS if name in found] + sorted(found - set(METRICS))
+    several = any(row["n"] > 1 for row in rows)
+    table = Table(title=escape(printable(title)), title_justify="left")
+    table.add_column("protocol", no_wrap=True)
+    table.add_column("variant", min_width=16)
+    for metric in metrics:
+        table.add_column(METRICS.get(metric, metric), justify="right")
+    if several:
+        table.add_column("seeds", justify="right")
+    table.add_column("train / test", justify="right")
+    for (protocol, variant, _), measured in lines.items():
+        one = next(iter(measured.values()))
+        cells = [_mean(measured[name]) if name in measured else "" for name in metrics]
+        cells += [str(one["n"])] if several else []
+        sizes = f"{one['num_train']:,} / {one['num_test']:,}"
+        table.add_row(protocol, escape(variant), *cells, sizes)
     return table
+
+
+def _mean(row: Record) -> str:
+    spread = "" if row["deviation"] is None else f" ± {row['deviation']:.2f}"
+    return f"{row['value']:.2f}{spread}"
 
 
 def comparison_table(rows: Sequence[Record], title: str) -> Table:

@@ -16,9 +16,10 @@ from deepbregman.data import (
     stratified_split,
 )
 from deepbregman.evaluation.features import compute_features
+from deepbregman.evaluation.frozen_protocols import CHOICE_SHARE
 from deepbregman.evaluation.knn import knn_accuracy
 from deepbregman.evaluation.linear import few_label_accuracy, linear_accuracy
-from deepbregman.evaluation.protocols import CHOICE_SHARE, open_labelled
+from deepbregman.evaluation.subject import open_labelled
 from deepbregman.reporting.figures import quickstart_figure
 from deepbregman.reporting.tables import comparison_table
 from deepbregman.runs import Record, Run, default_folder

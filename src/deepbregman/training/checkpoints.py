@@ -1,6 +1,17 @@
-"""Checkpoints: written whole, read without executing anything, loaded strictly."""
+"""Checkpoints: written whole, checked to the byte, read without executing anything.
 
+A file is a line of text and then what ``torch.save`` wrote. The line ends with the SHA-256 of all
+that surrounds it, so that a byte that is wrong or missing anywhere is found before use::
+
+    deepbregman checkpoint 2 sha256 <64 digits>
+
+Format 1 was ``torch.save`` alone; it is still read, by the CRC-32 of its parts.
+"""
+
+import hashlib
 import io
+import re
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,28 +19,49 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import Config, from_toml
+from deepbregman.config import Config
 from deepbregman.errors import UserError
 from deepbregman.method.model import Model
 from deepbregman.runs import Run, replacing
 
 from .assembly import build_model
 
-FORMAT = 1
-PARTS = (
-    *("model", "loss", "optimiser", "step", "epoch", "num_images", "config"),
-    *("sums", "seconds", "random", "random_cuda"),
-)
-"""What a checkpoint must have for a run to go on from it."""
+FORMAT = 2
+_HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
 State = dict[str, Any]
 
 
-def save(path: Path, state: State) -> None:
-    """Write a checkpoint so that ``path`` always holds a complete one."""
+class DamagedCheckpoint(UserError):
+    """A checkpoint that is not what was written; an older one may do in its place."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path} is not a checkpoint that can be read ({reason}): it is damaged or comes from "
+            "another program; use another checkpoint of the run, or train it again"
+        )
+        self.reason = reason
+
+
+def save(path: Path, state: State, keep: Path | None = None) -> None:
+    """Write a checkpoint so that ``path`` always holds a complete one.
+
+    Args:
+        path: to write.
+        state: to save.
+        keep: where to keep the checkpoint that ``path`` held before.
+    """
     buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
     torch.save({"format": FORMAT, **state}, buffer)
-    with replacing(path) as file:
+    title = f"deepbregman checkpoint {FORMAT} sha256 ".encode()
+    with replacing(path, keep) as file:
+        file.write(title + _digest(title, buffer.getbuffer()) + b"\n")
         file.write(buffer.getbuffer())
+
+
+def _digest(title: bytes, content: memoryview) -> bytes:
+    digest = hashlib.sha256(title)
+    digest.update(content)
+    return digest.hexdigest().encode()
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> State:
@@ -39,22 +71,56 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
             f"{path} does not exist: the run has no checkpoint yet; let it finish an epoch, or "
             "continue it with --resume"
         )
-    content = io.BytesIO(path.read_bytes())
+    content = memoryview(path.read_bytes())
+    header = _HEADER.match(content)
+    if header is None:
+        return _load_format_1(path, content, device)
+    content = content[header.end() :]
+    if _digest(header[1], content) != header[3]:
+        raise DamagedCheckpoint(path, "its SHA-256 is not the one it was written with")
+    if int(header[2]) != FORMAT:
+        raise _other_format(path, int(header[2]))
+    return _read(path, content, device)
+
+
+def _read(path: Path, content: memoryview, device: torch.device | str) -> State:
     try:
-        state: State = torch.load(content, map_location=device, weights_only=True)
-        number = state["format"]
+        state: State = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+        state["format"]  # another program's need not be a dictionary
     except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
         reason = str(why).splitlines()[0] if str(why) else type(why).__name__
-        raise UserError(
-            f"{path} is not a checkpoint that can be read ({reason}): it is damaged or comes from "
-            "another program; use another checkpoint of the run, or train it again"
-        ) from None
-    if type(number) is not int or number != FORMAT:
-        raise UserError(
-            f"{path} has checkpoint format {number}, this version reads {FORMAT}: use the version "
-            "of deepbregman that wrote it"
-        )
+        raise DamagedCheckpoint(path, reason) from None
     return state
+
+
+def _load_format_1(path: Path, content: memoryview, device: torch.device | str) -> State:
+    """Read a checkpoint of the first version, which had no checksum, as one of today.
+
+    Its archive is written anew from parts whose CRC-32 is right: torch looks neither at those nor
+    at the rest of a directory that is wrong.
+    """
+    sound = io.BytesIO()
+    if bytes(content[:2]) != b"PK":
+        raise DamagedCheckpoint(path, "it begins as no checkpoint does")
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(sound, "w") as new:
+            for part in old.namelist():
+                new.writestr(part, old.read(part))
+    except Exception as why:  # as below: of any kind, on bytes that are no archive
+        raise DamagedCheckpoint(path, str(why) or type(why).__name__) from None
+    state = _read(path, sound.getbuffer(), device)
+    if state["format"] == FORMAT:
+        raise DamagedCheckpoint(path, "its first line is missing")
+    if type(state["format"]) is not int or state["format"] != 1:
+        raise _other_format(path, state["format"])
+    return {**state, "format": FORMAT, "skipped": 0, "skipped_in_epoch": 0}
+
+
+def _other_format(path: Path, number: Any) -> UserError:
+    return UserError(
+        f"{path} has checkpoint format {number}, this version reads 1 and {FORMAT}: use the "
+        "version of deepbregman that wrote it"
+    )
 
 
 def require(state: State, parts: Iterable[str], origin: str) -> None:
@@ -64,29 +130,6 @@ def require(state: State, parts: Iterable[str], origin: str) -> None:
         raise UserError(
             f"{origin} has no {', '.join(missing)}: it was not written by `deepbregman pretrain`; "
             "use another checkpoint of the run, or train it again"
-        )
-
-
-def check_resumable(state: State, config: Config, num_images: int, origin: str) -> None:
-    """Refuse to go on with other images or another configuration than before.
-
-    Args:
-        state: of the checkpoint.
-        config: that the run folder holds now.
-        num_images: there are to pretrain on now.
-        origin: the checkpoint's file.
-    """
-    require(state, PARTS, origin)
-    if state["num_images"] != num_images:
-        raise UserError(
-            f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
-            f"{num_images} to pretrain on: a run goes on with the same images only; put them back, "
-            "or start a new run"
-        )
-    if from_toml(state["config"], origin) != config:
-        raise UserError(
-            f"the config.toml beside {origin} was changed since: a run goes on as it began; put it "
-            "back, or start a new run from the changed file"
         )
 
 
@@ -113,6 +156,17 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> N
             "the encoder if it is your own, that the checkpoint was trained with"
         )
     module.load_state_dict(state)
+
+
+def alternatives(run: Run) -> str:
+    """Say which other checkpoints a run has, for when its last one is damaged."""
+    words = []
+    if run.previous_checkpoint.is_file():
+        words.append(f"deepbregman pretrain --resume {run.path} goes on from previous.pt")
+    kept = sorted(path.name for path in run.checkpoints.glob("epoch-*.pt"))
+    if kept:
+        words.append(f"of {', '.join(kept)} one can be copied to {run.last_checkpoint}")
+    return "; ".join(words) or "this run has no other"
 
 
 class Trained(NamedTuple):
@@ -144,7 +198,10 @@ def load_trained(
     run = run if isinstance(run, Run) else Run.open(Path(run))
     config = run.config
     model = build_model(config, trunk=encoder)
-    saved = load(run.last_checkpoint)
+    try:
+        saved = load(run.last_checkpoint)
+    except DamagedCheckpoint as error:  # never judge another one instead
+        raise UserError(f"{error}; {alternatives(run)}") from None
     require(saved, ("model", "epoch"), str(run.last_checkpoint))
     load_strictly(model, saved["model"], str(run.last_checkpoint))
     model.to(memory_format=torch.channels_last)

@@ -1,11 +1,15 @@
 """What a user sees while a run trains."""
 
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deepbregman.runs import Record
+from deepbregman.runs import Record, Run
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 SHOWN = (
     ("total", "loss", "{:.4f}"),
@@ -80,3 +84,17 @@ class Display:
     def warn(self, message: str) -> None:
         """Show something that the user should look at."""
         self.console.print(f"warning: {message}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def event_writer(run: Run, step: int) -> "SummaryWriter":
+    """Open a run's TensorBoard events; those after a step, left by a crash, are taken back."""
+    from torch.utils.tensorboard import SummaryWriter  # two seconds to import
+
+    return SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
+
+
+def write_events(writer: "SummaryWriter", record: Record) -> None:
+    """Write an epoch's metrics to disk, before a checkpoint can say that it is over."""
+    for name, value in record.items():
+        writer.add_scalar(name, value, record["step"])
+    writer.flush()

@@ -14,13 +14,12 @@ class Interrupted(Exception):
     Args:
         folder: of the run.
         number: of the signal.
+        advice: how to go on; by default, how a pretraining run does.
     """
 
-    def __init__(self, folder: Path, number: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(number).name}; everything is saved, continue with: "
-            f"deepbregman pretrain --resume {folder}"
-        )
+    def __init__(self, folder: Path, number: int, advice: str | None = None) -> None:
+        advice = advice or f"continue with: deepbregman pretrain --resume {folder}"
+        super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved, {advice}")
         self.signal_number = number
 
 

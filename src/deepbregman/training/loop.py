@@ -2,52 +2,38 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
-from deepbregman.config import Config, to_toml
+from deepbregman.config import Config
 from deepbregman.data import Batch, Images, channel_statistics
-from deepbregman.errors import UserError
+from deepbregman.errors import SaidElsewhere
 from deepbregman.method.losses import Losses
 from deepbregman.method.model import Model
 from deepbregman.runs import Record, Run, now, provenance
 
 from . import checkpoints, diagnostics
 from .assembly import StepOutputs, batches_of, build_objective
-from .display import Display
+from .display import Display, event_writer, write_events
+from .guard import Guard
 from .interruption import Interrupted, watch_signals
 from .optimisers import build_optimiser, learning_rate
-from .processes import compile_step, device_name, gathering, is_mixed
-from .seeds import derived, epoch_order
+from .processes import Vote, compile_step, device_name, gather, is_mixed, together
+from .resuming import Found, check_resumable, find_checkpoint, restore, settle, snapshot
+from .shares import Share, steps_in_epoch
+from .synchronised_norm import synchronise
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 Monitor = Callable[[Model], dict[str, float]]
 """Judges the networks between epochs; what it returns joins the metrics."""
-
-
-def steps_in_epoch(config: Config, num_images: int, world_size: int = 1) -> int:
-    """Count the optimiser steps of an epoch; the images of a last, short batch are left out."""
-    settings = config.training
-    if settings.batch_size % world_size:
-        raise UserError(
-            f"training.batch_size is {settings.batch_size}: it is the batch of all {world_size} "
-            "processes together and must be a multiple of their number"
-        )
-    needed = settings.batch_size * settings.accumulate
-    if num_images < needed:
-        raise UserError(
-            f"training.batch_size {settings.batch_size} (times training.accumulate "
-            f"{settings.accumulate}) needs {needed} images for a step, but there are {num_images} "
-            "to pretrain on: lower it, or give more images"
-        )
-    return num_images // needed
 
 
 class Pretraining:
@@ -71,38 +57,59 @@ class Pretraining:
         resume: bool = False,
         trunk: nn.Module | None = None,
     ) -> None:
-        self.config, self.fabric = config, fabric
+        self.config, self.fabric, self.run = config, fabric, Run(folder)
+        optimiser, found = together(fabric, partial(self._assemble, images, resume, trunk))
+        self.notes: list[str] = [] if found is None else found.notes
+        self.step_module, self.optimiser = fabric.setup(self.objective, optimiser)
+        self.guard = Guard(self.objective, optimiser, fabric, config)
+        self.step = self.saved_step = 0
+        self.sums = torch.zeros(len(Losses._fields), device=fabric.device)  # of the epoch so far
+        self.seconds_before = 0.0
+        self.started = self.last_saved = time.monotonic()
+        self.vote = Vote(fabric)
+        together(fabric, partial(self._enter, resume, found))
+
+    def _assemble(
+        self, images: Images, resume: bool, trunk: nn.Module | None
+    ) -> tuple[torch.optim.Optimizer, Found | None]:
+        """Build what is trained, and read where an interrupted run stood."""
+        config, fabric = self.config, self.fabric
+        several = fabric.world_size > 1
         self.steps_per_epoch = steps_in_epoch(config, len(images), fabric.world_size)
-        saved = None
-        if resume and Run.open(folder).last_checkpoint.exists():  # else it was killed before one
-            saved = checkpoints.load(Run.open(folder).last_checkpoint)
+        self.share = Share(
+            config, len(images), fabric.device, fabric.global_rank, fabric.world_size
+        )
+        found = find_checkpoint(Run.open(self.run.path)) if resume else None
+        if found is not None:  # else it was killed before it saved
+            found = check_resumable(found, config, len(images))
         self.batches = batches_of(images, config, fabric.device)
-        gather = gathering(fabric) if fabric.world_size > 1 else None
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
         mixed = is_mixed(config, fabric.device)
-        self.objective = build_objective(config, *pixels, gather, mixed, trunk)
+        joining = gather if several else None
+        self.objective = build_objective(config, *pixels, joining, mixed, trunk)
+        if several and config.training.sync_norm:
+            synchronise(self.objective.model, fabric.device)
         self.objective.to(memory_format=torch.channels_last)
         self.objective.to(fabric.device)
         optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
         compile_step(self.objective, config, fabric)
-        self.step_module, self.optimiser = fabric.setup(self.objective, optimiser)
-        self.generator = torch.Generator(fabric.device)
-        self.step = 0
-        self.sums = torch.zeros(len(Losses._fields), device=fabric.device)  # of the epoch so far
-        self.seconds_before = 0.0
-        self.started = self.last_saved = time.monotonic()
-        torch.manual_seed(derived(config.seed, "dropout"))  # all that draws from the global state
-        if fabric.is_global_zero:
-            record = provenance(device_name(fabric.device))
+        return optimiser, found
+
+    def _enter(self, resume: bool, found: Found | None) -> None:
+        """Make the run folder, or go on in it."""
+        if self.fabric.is_global_zero:
+            record = provenance(device_name(self.fabric.device))
+            record["processes"] = self.fabric.world_size
             if resume:
-                Run.open(folder).add_resumption(record)
+                self.run.clear_temporaries()
+                self.run.add_resumption({**record, **(found.record if found else {})})
             else:
-                Run.create(folder, config, record)
-        fabric.barrier()
-        self.run = Run.open(folder)
-        if saved is not None:
-            self._restore(saved)
-        if resume and fabric.is_global_zero:
+                Run.create(self.run.path, self.config, record)
+        if found is not None:
+            restore(self, found)
+        if resume and self.fabric.is_global_zero:
+            if found is not None and found.origin == str(self.run.previous_checkpoint):
+                settle(self.run)
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
@@ -116,7 +123,8 @@ class Pretraining:
             The run, complete.
         """
         settings = self.config.training
-        writer = self._event_writer() if settings.tensorboard else None
+        writes = settings.tensorboard and self.fabric.is_global_zero
+        writer = event_writer(self.run, self.step) if writes else None
         console = console or Console(quiet=True)
         display = Display(console, settings.epochs, self.steps_per_epoch, settings.knn_every)
         record: Record = {}
@@ -127,24 +135,17 @@ class Pretraining:
                 epoch = record["epoch"]
                 is_last = epoch == settings.epochs
                 due = settings.knn_every and epoch % settings.knn_every == 0
-                if monitor is not None and (is_last or due):
-                    self.objective.eval()
-                    record |= monitor(self.objective.model)
-                if self.fabric.is_global_zero:
-                    self._keep(record, is_last)
-                    display.epoch(record)
-                    for words in self._warnings(record):
-                        display.warn(words)
-                    if writer is not None:
-                        for name, value in record.items():
-                            writer.add_scalar(name, value, self.step)
-                if received and not is_last:
-                    self._stop(received[0])
+                judge = monitor if is_last or due else None
+                together(self.fabric, partial(self._close_epoch, record, judge, display, writer))
+                self.vote.cast(received)
+                self.vote.close()
+                if self.vote.outcome and not is_last:
+                    self._stop(self.vote.outcome)
         if writer is not None:
             writer.close()
         if self.fabric.is_global_zero and (record or "pretrain" not in self.run.result()):
             last = record or self.run.metrics()[-1]  # killed after the last save
-            self.run.add_result(pretrain={**last, "seconds": self._seconds(), "finished": now()})
+            self.run.add_result(pretrain={**last, "seconds": self.seconds(), "finished": now()})
         return self.run
 
     def advance(self, feed: Iterator[Batch]) -> StepOutputs:
@@ -155,16 +156,23 @@ class Pretraining:
         )
         for group in self.optimiser.param_groups:
             group["lr"] = rate
+        self.guard.remember()
+        losses = torch.zeros_like(self.sums)
         for part in range(accumulate):
             batch = next(feed)
-            uniforms = self._uniforms(self.step * accumulate + part)
+            draw = self.step * accumulate + part
+            uniforms = self.share.uniforms(self.objective.views, draw)
+            self.share.seed_dropout(draw)
             more = part < accumulate - 1
             with self.fabric.no_backward_sync(self.step_module, enabled=more):
                 outputs: StepOutputs = self.step_module(batch.images, batch.sizes, uniforms)
                 self.fabric.backward(outputs.losses.total / accumulate)
-            self.sums += torch.stack(outputs.losses).detach() / accumulate
-        self.optimiser.step()
+            losses += torch.stack(outputs.losses).detach() / accumulate
+        if not self.guard.skips(losses, self.step):
+            self.sums += losses
+            self.optimiser.step()
         self.optimiser.zero_grad()
+        self.guard.count(self.sums)
         self.step += 1
         return outputs
 
@@ -173,15 +181,21 @@ class Pretraining:
         settings = self.config.training
         epoch, offset = divmod(self.step, self.steps_per_epoch)
         self.objective.train()
+        self.guard.start_counting(self.step)
         started = time.monotonic()
         outputs: StepOutputs | None = None
         for _ in range(offset, self.steps_per_epoch):
             outputs = self.advance(feed)
             display.step(self.step)
-            if received and self.step % self.steps_per_epoch:  # else the epoch closes first
-                self._stop(received[0])
+            self.vote.cast(received)
+            if self.vote.outcome and self.step % self.steps_per_epoch:  # else the epoch closes
+                self._stop(self.vote.outcome)
         assert outputs is not None  # an epoch has at least one step
-        means = (self.sums / self.steps_per_epoch).tolist()
+        if self.fabric.world_size > 1:
+            outputs = outputs._replace(representation=gather(outputs.representation))
+        together(self.fabric, partial(self.guard.check, self.step))
+        counted = self.guard.end_epoch(self.steps_per_epoch)
+        means = (self.sums / counted).tolist()
         self.sums.zero_()
         seconds = time.monotonic() - started
         images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
@@ -190,13 +204,17 @@ class Pretraining:
             "step": self.step,
             **dict(zip(Losses._fields, means, strict=True)),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            **self._diagnose(outputs, means[0]),
+            **together(self.fabric, partial(self._diagnose, outputs)),
+            **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
             "images_per_second": images * self.config.views.num_views / seconds,
         }
 
     def _stop(self, number: int) -> NoReturn:
-        self.save("last.pt")
-        raise Interrupted(self.run.path, number)
+        if self.step != self.saved_step:
+            together(self.fabric, partial(self.save, "last.pt"))
+        if self.fabric.is_global_zero:
+            raise Interrupted(self.run.path, number)
+        raise SaidElsewhere(128 + number)
 
     def feed(self, epoch: int, offset: int) -> Iterator[Batch]:
         """Iterate over this process's share of the batches, from a step on to the end of training.
@@ -204,37 +222,15 @@ class Pretraining:
         One iterator for all epochs, so that streaming need not start afresh at each.
         """
         orders = (
-            self._order(later, offset if later == epoch else 0)
+            self.share.order(later, offset if later == epoch else 0)
             for later in range(epoch, self.config.training.epochs)
         )
-        return self.batches.chain(orders, self.config.training.batch_size // self.fabric.world_size)
+        return self.batches.chain(orders, self.share.batch_size)
 
-    def _order(self, epoch: int, offset: int) -> Tensor:
-        """Return the images (n,) of this process in an epoch from a step on, batch after batch."""
-        settings, fabric = self.config.training, self.fabric
-        order = epoch_order(self.batches.num_images, self.config.seed, epoch)
-        chunks = self.steps_per_epoch * settings.accumulate
-        local = settings.batch_size // fabric.world_size
-        order = order[: chunks * settings.batch_size].view(chunks, fabric.world_size, local)
-        return order[offset * settings.accumulate :, fabric.global_rank].flatten()
-
-    def _uniforms(self, draw: int) -> Tensor:
-        """Draw the views' randomness of the joint batch and take this process's share (M, n, R)."""
-        self.generator.manual_seed(derived(self.config.seed, "views", draw))
-        joint = self.objective.views.draw(
-            self.config.training.batch_size, device=self.fabric.device, generator=self.generator
-        )
-        return joint.chunk(self.fabric.world_size, dim=1)[self.fabric.global_rank]
-
-    def _diagnose(self, outputs: StepOutputs, loss: float) -> dict[str, float]:
-        """Look at the epoch's last batch, and stop a run that has diverged."""
-        if not torch.isfinite(torch.tensor(loss)):
-            raise UserError(
-                f"the loss is {loss} in the epoch that ends at step {self.step}: training has "
-                f"diverged; what {self.run.path} holds from before is kept; lower "
-                f"optimiser.learning_rate ({self.config.optimiser.learning_rate}) or lengthen "
-                "optimiser.warmup_epochs"
-            )
+    def _diagnose(self, outputs: StepOutputs) -> dict[str, float]:
+        """Look at the epoch's last batch, unless it was one to skip."""
+        if self.guard.skipped_last:
+            return {}
         return diagnostics.diagnose(
             outputs.representation,
             outputs.embedding,
@@ -243,58 +239,59 @@ class Pretraining:
         )
 
     def _warnings(self, record: Record) -> list[str]:
-        samples = self.config.training.batch_size * self.config.views.num_views
-        return diagnostics.warnings(record, self.config.divergence.num_subnetworks, samples)
+        words = []
+        if record.get("skipped"):
+            words.append(f"skipped {record['skipped']} batches of non-finite loss or gradient")
+        if "effective_rank" in record:  # else its batch was skipped
+            samples = self.config.training.batch_size * self.config.views.num_views
+            most = self.config.divergence.num_subnetworks
+            words += diagnostics.warnings(record, most, samples)
+        return words
 
-    def _keep(self, record: Record, is_last: bool) -> None:
-        """Write an epoch's metrics and, where due, checkpoints."""
+    def _close_epoch(
+        self,
+        record: Record,
+        monitor: Monitor | None,
+        display: Display,
+        writer: "SummaryWriter | None",
+    ) -> None:
+        """Judge the networks, then write and show the epoch's metrics: process 0's business."""
+        if not self.fabric.is_global_zero:
+            return
+        if monitor is not None:
+            self.objective.eval()
+            record |= monitor(self.objective.model)
+        self._keep(record, record["epoch"] == self.config.training.epochs, writer)
+        display.epoch(record)
+        for words in self._warnings(record):
+            display.warn(words)
+
+    def _keep(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
+        """Write an epoch's metrics and, where due, checkpoints.
+
+        The last checkpoint comes last: what it says is done must be written, since a run that is
+        killed here goes on after it.
+        """
         settings = self.config.training
         self.run.append_metrics(record)
+        if writer is not None:
+            write_events(writer, record)
+        if settings.checkpoint_every and record["epoch"] % settings.checkpoint_every == 0:
+            self.save(f"epoch-{record['epoch']:04d}.pt")
         if is_last or time.monotonic() - self.last_saved >= settings.save_seconds:
             self.save("last.pt")
             self.last_saved = time.monotonic()
-        if settings.checkpoint_every and record["epoch"] % settings.checkpoint_every == 0:
-            self.save(f"epoch-{record['epoch']:04d}.pt")
 
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
+        """Return how long the run has trained, its earlier lives included."""
         return self.seconds_before + time.monotonic() - self.started
 
     def save(self, name: str) -> None:
-        """Write a checkpoint from which the run goes on to the bit."""
+        """Write a checkpoint from which the run goes on to the bit; a diverged run is not saved."""
         if not self.fabric.is_global_zero:
             return
-        state = {
-            "model": self.objective.model.state_dict(),
-            "loss": self.objective.loss.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "step": self.step,
-            "epoch": self.step / self.steps_per_epoch,
-            "num_images": self.batches.num_images,
-            "config": to_toml(self.config),
-            "sums": self.sums,
-            "seconds": self._seconds(),
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        }
-        checkpoints.save(self.run.checkpoints / name, state)
-
-    def _restore(self, saved: checkpoints.State) -> None:
-        origin = str(self.run.last_checkpoint)
-        checkpoints.check_resumable(saved, self.config, self.batches.num_images, origin)
-        checkpoints.load_strictly(self.objective.model, saved["model"], origin)
-        checkpoints.load_strictly(self.objective.loss, saved["loss"], origin)
-        self.optimiser.load_state_dict(saved["optimiser"])
-        self.step = saved["step"]
-        self.sums.copy_(saved["sums"])
-        self.seconds_before = saved["seconds"]
-        torch.set_rng_state(saved["random"])
-        if torch.cuda.is_available() and len(saved["random_cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(saved["random_cuda"])
-
-    def _event_writer(self) -> "SummaryWriter | None":
-        if not self.fabric.is_global_zero:
-            return None
-        from torch.utils.tensorboard import SummaryWriter  # two seconds to import
-
-        folder = self.run.path / "tensorboard"
-        return SummaryWriter(str(folder), purge_step=self.step + 1)
+        self.guard.check(self.step)
+        is_last = name == "last.pt"
+        keep = self.run.previous_checkpoint if is_last else None
+        checkpoints.save(self.run.checkpoints / name, snapshot(self), keep)
+        self.saved_step = self.step if is_last else self.saved_step

@@ -1,15 +1,39 @@
 """Devices and processes, through Lightning Fabric."""
 
+import functools
+import inspect
+import logging
 import os
 import platform
+import signal
 from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
 from deepbregman.config import Config
-from deepbregman.errors import UserError
+from deepbregman.errors import SaidElsewhere, UserError, explanation
+from deepbregman.launching import (
+    LAUNCHER,
+    place,
+    said_by_first,
+    under_torchrun,
+    when_left_alone,
+)
+
+STEP_TIMEOUT = timedelta(minutes=10)
+"""How long a step may wait for another process that neither answers nor closes its connection."""
+HOST_TIMEOUT = timedelta(hours=12)
+"""The same of what processes agree on between steps, while the first may download or evaluate."""
+T = TypeVar("T")
 
 
 def pick_device(accelerator: str = "auto") -> torch.device:
@@ -23,7 +47,7 @@ def pick_device(accelerator: str = "auto") -> torch.device:
 
 
 def launch(accelerator: str = "auto") -> Fabric:
-    """Start a run's process, or join those that torchrun started.
+    """Start a run's process, or join those that torchrun, srun or ``--devices`` started.
 
     Precision is not Fabric's business here: it would cast every input of the step, the views'
     random numbers among them, to bfloat16.
@@ -31,14 +55,123 @@ def launch(accelerator: str = "auto") -> Fabric:
     Args:
         accelerator: ``auto``, ``cpu`` or ``cuda``.
     """
-    kind = pick_device(accelerator).type
+    with said_by_first():
+        kind = pick_device(accelerator).type
+        here = place()
+        if kind == "cuda" and here.local_processes > torch.cuda.device_count():
+            raise UserError(
+                f"{here.local_processes} processes on a machine with {torch.cuda.device_count()} "
+                "visible GPUs: every process needs one; start fewer (--devices), or use "
+                "--accelerator cpu"
+            )
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun's
-    nodes = int(os.environ.get("WORLD_SIZE", "1")) // here
-    fabric = Fabric(accelerator=kind, devices=here, num_nodes=nodes)
+    if here.processes == 1:
+        fabric = Fabric(accelerator=kind, devices=1, plugins=[LightningEnvironment()])
+        fabric.launch()
+        return fabric
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # ours says what it needs to
+    if LAUNCHER in os.environ:  # then nobody is left to stop this process but itself
+        when_left_alone(functools.partial(os.kill, os.getpid(), signal.SIGTERM))
+    fabric = Fabric(
+        accelerator=kind,
+        devices=here.local_processes,
+        num_nodes=here.nodes,
+        strategy=_ddp(),
+        plugins=[
+            TorchElasticEnvironment() if under_torchrun() else SLURMEnvironment(auto_requeue=False)
+        ],
+    )
     fabric.launch()
+    _host_group()
     return fabric
+
+
+def _ddp() -> DDPStrategy:
+    # Buffers are equal by synchronised normalisation, or else those of process 0 count: they need
+    # not be sent at every step. torch has renamed the option that says so.
+    options = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    new, old = "forward_sync_buffers", "broadcast_buffers"
+    sync: dict[str, Any] = {new if new in options else old: False}
+    return DDPStrategy(timeout=STEP_TIMEOUT, gradient_as_bucket_view=True, **sync)
+
+
+@functools.cache
+def _host_group() -> dist.ProcessGroup:
+    """Make the group for words between hosts, which leaves the GPUs alone; all must call it."""
+    group = dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def together(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Do something that may fail in one process only, and let all of them fail if it does.
+
+    The first process that failed raises its error, the others :class:`SaidElsewhere`; none is left
+    waiting for another. The work itself must not wait for other processes.
+    """
+    if fabric.world_size == 1:
+        return work()
+    mine: Exception | None = None
+    try:
+        result = work()
+    except Exception as error:
+        mine = error
+    code = 0 if mine is None else (explanation(mine) or ("", 1))[1]
+    codes: list[Any] = [0] * fabric.world_size
+    dist.all_gather_object(codes, code, group=_host_group())
+    failed = [rank for rank, other in enumerate(codes) if other]
+    if not failed:
+        return result
+    if mine is not None and failed[0] == fabric.global_rank:
+        raise mine
+    raise SaidElsewhere(codes[failed[0]]) from mine
+
+
+def first_then_others(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Do something once on each machine, then in its other processes: what may download a file."""
+    done = together(fabric, lambda: [work()] if fabric.local_rank == 0 else [])
+    return together(fabric, lambda: done[0] if done else work())
+
+
+def from_first(fabric: Fabric, value: T) -> T:
+    """Return process 0's value in every process."""
+    if fabric.world_size == 1:
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0, group=_host_group())
+    return values[0]
+
+
+class Vote:
+    """Lets all processes stop after the same step, whichever of them a signal reached first.
+
+    A process's signals become known to all one step later, so that no step waits for the vote.
+    """
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._alone = fabric.world_size == 1
+        self._pending: tuple[Tensor, Any] | None = None
+        self.outcome = 0
+        """The signal that all have agreed to stop by, or 0."""
+
+    def cast(self, received: list[int]) -> None:
+        """Say which signals this process has received; every process must, after each step."""
+        if self._alone:
+            self.outcome = received[0] if received else 0
+            return
+        self.close()
+        ballot = torch.tensor(received[:1] or [0])
+        work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=_host_group(), async_op=True)
+        self._pending = ballot, work
+
+    def close(self) -> None:
+        """Wait for the vote under way."""
+        if self._pending is not None:
+            ballot, work = self._pending
+            work.wait()
+            self.outcome = self.outcome or int(ballot)
+            self._pending = None
 
 
 def is_mixed(config: Config, device: torch.device) -> bool:
@@ -63,15 +196,37 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
         step.compile(mode="reduce-overhead" if graphs else "default")
 
 
-def gathering(fabric: Fabric) -> Callable[[Tensor], Tensor]:
-    """Return a function that joins (M, n, d) of every process to (M, N, d), with gradient."""
+class _Gather(torch.autograd.Function):
+    """Stacks a tensor of every process; what flows back is summed over the processes."""
 
-    def gather(mine: Tensor) -> Tensor:
-        every = fabric.all_gather(mine, sync_grads=True)  # (W, M, n, d)
-        assert isinstance(every, Tensor)
-        return every.transpose(0, 1).flatten(1, 2)  # (M, W * n, d)
+    @staticmethod
+    def forward(ctx: Any, mine: Tensor) -> Tensor:
+        every = mine.new_empty((dist.get_world_size(), *mine.shape))
+        dist.all_gather(list(every.unbind()), mine.contiguous())
+        return every
 
-    return gather
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        summed = gradients[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(summed)
+        return summed[dist.get_rank()]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def gather_with_gradient(mine: Tensor) -> Tensor:
+    """Stack a tensor of every process to (W, ...), with gradient.
+
+    Every process that computes the same loss of what it gathered sends its gradient back, so that
+    W times the gradient arrives; DDP's mean over the W processes makes it the joint batch's.
+    """
+    every: Tensor = _Gather.apply(mine)
+    return every
+
+
+def gather(mine: Tensor) -> Tensor:
+    """Join (M, n, d) of every process to (M, N, d), with gradient."""
+    every: Tensor = gather_with_gradient(mine)  # (W, M, n, d)
+    return every.transpose(0, 1).flatten(1, 2)  # (M, W * n, d)
 
 
 def device_name(device: torch.device) -> str:

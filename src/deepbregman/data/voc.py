@@ -1,0 +1,247 @@
+"""Pascal VOC: photographs with boxes, in the layout of the devkit.
+
+::
+
+    VOCdevkit/VOC2007/ImageSets/Main/trainval.txt   a name per line
+                      Annotations/000005.xml
+                      JPEGImages/000005.jpg
+    VOCdevkit/VOC2012/...
+"""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepbregman.data.frames import UnreadableImage, map_files, read_size
+from deepbregman.data.images import Progress
+from deepbregman.errors import UserError, nearest
+
+CLASSES = (
+    *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa"),
+    *("train", "tvmonitor"),
+)
+TRAINING = (("VOC2007", "trainval"), ("VOC2012", "trainval"))
+TEST = ("VOC2007", "test")
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_CORNERS = ("xmin", "ymin", "xmax", "ymax")
+
+
+class Objects(NamedTuple):
+    """The objects of one image."""
+
+    boxes: Tensor
+    """float32 (n, 4): left, top, right, bottom; from 0, the right and the bottom excluded."""
+    labels: Tensor
+    """int64 (n,): positions in CLASSES."""
+    difficult: Tensor
+    """bool (n,): objects that count neither as found nor as missed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Detections:
+    """Photographs and the objects in them."""
+
+    paths: tuple[Path, ...]
+    names: tuple[str, ...]
+    """Year and name of each, such as VOC2007/000005."""
+    sizes: Tensor
+    """int64 (N, 2): height and width as the files have them."""
+    objects: tuple[Objects, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True, eq=False)
+class Voc:
+    """What a devkit holds for detection."""
+
+    train: Detections
+    """trainval of 2007 and 2012, as far as they are there."""
+    test: Detections
+    """test of 2007."""
+    found: tuple[str, ...]
+    """The parts that are there, such as VOC2007 trainval."""
+    missing: tuple[str, ...]
+    """The parts of the usual protocol that are not."""
+
+
+def open_voc(root: Path | str, *, progress: Progress | None = None) -> Voc:
+    """Read the annotations of a devkit and check that every image is there.
+
+    Args:
+        root: VOCdevkit, or the folder that holds it; both years, one of them, or a part of one.
+        progress: Called with the images checked and the images in all.
+
+    Raises:
+        UserError: When a split, an image or an annotation is missing or wrong.
+    """
+    root = Path(root)
+    devkit = root / "VOCdevkit" if (root / "VOCdevkit").is_dir() else root
+    parts = (*TRAINING, TEST)
+    lists = {part: _split_file(devkit, *part) for part in parts}
+    here = [part for part in parts if lists[part].is_file()]
+    found = tuple(" ".join(part) for part in here)
+    if TEST not in here or len(here) < 2:
+        lacking = [lists[TRAINING[0]]] * (here in ([], [TEST])) + [lists[TEST]] * (TEST not in here)
+        raise UserError(
+            f"{str(root)!r} has {', '.join(found) or 'no split of Pascal VOC'}: detection is "
+            "trained on trainval of 2007, 2012 or both and tested on test of 2007, so "
+            f"{' and '.join(map(str, lacking))} must be there; unpack that part of the devkit"
+        )
+    entries = {part: _read_names(lists[part]) for part in here}
+    pairs = [(devkit / year, name) for (year, _), names in entries.items() for name in names]
+    photographs = _read_all(pairs, progress)
+    num_train = sum(len(names) for part, names in entries.items() if part != TEST)
+    train, test = _joined(photographs[:num_train]), _joined(photographs[num_train:])
+    twice = set(train.names) & set(test.names)
+    if twice:
+        raise UserError(
+            f"{lists[TEST]}: {min(twice)} is also among the training images ({len(twice)} are): "
+            "an image must not be trained on and tested on; restore the list of the devkit"
+        )
+    missing = tuple(" ".join(part) for part in parts if part not in here)
+    return Voc(train, test, found, missing)
+
+
+class _Photograph(NamedTuple):
+    path: Path
+    name: str
+    size: tuple[int, int]
+    objects: Objects
+
+
+def _split_file(devkit: Path, year: str, split: str) -> Path:
+    return devkit / year / "ImageSets" / "Main" / f"{split}.txt"
+
+
+def _read_names(path: Path) -> list[str]:
+    """Read a list of images, one name per line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): restore it from the devkit") from None
+    names = [line.strip() for line in lines if line.strip()]
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"{path}: {name[:80]!r} is no image's name: a line is one name, of letters, "
+                "digits, _ and -, without folder or extension"
+            )
+    if not names:
+        raise UserError(f"{path} names no image: restore it from the devkit")
+    if len(set(names)) < len(names):
+        again = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"{path} names {again} more than once: restore it from the devkit")
+    return names
+
+
+def _read_all(pairs: list[tuple[Path, str]], progress: Progress | None) -> list[_Photograph]:
+    def read(pair: tuple[Path, str]) -> _Photograph:
+        year, name = pair
+        image = year / "JPEGImages" / f"{name}.jpg"
+        size = read_size(image)
+        objects = read_annotation(year / "Annotations" / f"{name}.xml", size)
+        return _Photograph(image, f"{year.name}/{name}", size, objects)
+
+    photographs = []
+    for (year, name), result in zip(pairs, map_files(read, pairs, progress), strict=True):
+        if isinstance(result, UnreadableImage):
+            raise UserError(
+                f"image {year / 'JPEGImages' / name}.jpg cannot be read ({result.__cause__}): "
+                "every image of a list must be there; restore it from the devkit"
+            )
+        photographs.append(result)
+    return photographs
+
+
+def _joined(photographs: list[_Photograph]) -> Detections:
+    return Detections(
+        tuple(photograph.path for photograph in photographs),
+        tuple(photograph.name for photograph in photographs),
+        torch.tensor([photograph.size for photograph in photographs], dtype=torch.int64),
+        tuple(photograph.objects for photograph in photographs),
+    )
+
+
+def read_annotation(path: Path, size: tuple[int, int]) -> Objects:
+    """Read the objects of an image.
+
+    Args:
+        path: Of the XML file; document types and entities are refused.
+        size: Height and width of the image itself; boxes are cut off there. What the XML says
+            about the size is not used: a few files of the devkit have it wrong.
+    """
+    rows = [_read_object(path, node, size) for node in _parsed(path).findall("object")]
+    return Objects(
+        torch.tensor([row[0] for row in rows], dtype=torch.float32).view(-1, 4),
+        torch.tensor([row[1] for row in rows], dtype=torch.int64),
+        torch.tensor([row[2] for row in rows], dtype=torch.bool),
+    )
+
+
+def _parsed(path: Path) -> ElementTree.Element:
+    try:
+        # Handed on as text, so that no declared encoding can hide a document type from the search.
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"annotation {path} cannot be read ({error}): every image of a list needs its XML "
+            "file, in UTF-8; restore it from the devkit"
+        ) from None
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise UserError(
+            f"annotation {path} declares a document type or entities: they are refused, since they "
+            "can make a reader fetch files or fill the memory; remove the declaration"
+        )
+    try:
+        root = ElementTree.fromstring(text)
+    except ElementTree.ParseError as error:
+        raise UserError(f"annotation {path} is not valid XML: {error}; restore it") from None
+    if root.tag != "annotation":
+        raise UserError(
+            f"annotation {path} has the root element <{root.tag[:40]}>: it must be <annotation>"
+        )
+    return root
+
+
+def _read_object(
+    path: Path, node: ElementTree.Element, size: tuple[int, int]
+) -> tuple[list[float], int, bool]:
+    name = (node.findtext("name") or "").strip()
+    if name not in CLASSES:
+        raise UserError(
+            f"annotation {path}: {name[:40]!r} is not one of the 20 classes of Pascal VOC"
+            f"{nearest(name, CLASSES)}"
+        )
+    difficult = (node.findtext("difficult") or "0").strip()
+    if difficult not in ("0", "1"):
+        raise UserError(f"annotation {path}: difficult is {difficult[:40]!r}: it must be 0 or 1")
+    return _read_box(path, node, name, size), CLASSES.index(name), difficult == "1"
+
+
+def _read_box(
+    path: Path, node: ElementTree.Element, name: str, size: tuple[int, int]
+) -> list[float]:
+    """Return a box from 0 with its end excluded; the devkit counts from 1 and includes the end."""
+    words = [(node.findtext(f"bndbox/{corner}") or "").strip() for corner in _CORNERS]
+    what = f"annotation {path}: the box of a {name} is ({', '.join(words)[:80]})"
+    try:
+        xmin, ymin, xmax, ymax = map(float, words)
+    except ValueError:
+        raise UserError(f"{what}: xmin, ymin, xmax and ymax must each be a number") from None
+    height, width = size
+    box = [max(xmin - 1.0, 0.0), max(ymin - 1.0, 0.0), min(xmax, width), min(ymax, height)]
+    # One chain of comparisons, so that a value that is not a number fails it too.
+    if not (xmin - 1.0 < xmax and ymin - 1.0 < ymax and box[0] < box[2] and box[1] < box[3]):
+        raise UserError(
+            f"{what}: it must go from left to right and from top to bottom, and lie in the image, "
+            f"which has {width} x {height} pixels"
+        )
+    return box

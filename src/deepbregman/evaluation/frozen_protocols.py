@@ -1,0 +1,219 @@
+"""The protocols that leave the encoder as it is: nearest neighbours and a linear classifier."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from deepbregman.data import stratified_split
+from deepbregman.method.bregman import learned_divergence, similarity
+from deepbregman.runs import Record
+from deepbregman.training.seeds import derived, epoch_order
+
+from .features import BATCH_SIZE, crop_and_flip, frozen
+from .finetuning import progress_bar
+from .job import Job
+from .knn import Neighbours, cosine_neighbours, nearest_by, vote
+from .linear import L2_GRID, LinearClassifier, fit_chosen, standardisation
+from .linear_sgd import Rows, Setting, fit_linear_sgd
+from .metrics import top_k_accuracy
+from .rows import Measured, rows_of
+from .subject import Subject
+
+NEIGHBOURS = (20, 200)
+VOTE_TEMPERATURE = 0.1
+CHOICE_SHARE = 0.1
+"""Of the training set, held out to choose a linear classifier's settings on."""
+LINEAR_EPOCHS = 50
+LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
+WEIGHT_DECAYS = (1e-3, 1e-4, 1e-5)
+
+
+def knn(job: Job) -> list[Record]:
+    """Judge by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
+
+    By cosine no seed plays a part, so there is one value. By the divergence the seed decides among
+    equals, of which the hard form has many. Few neighbours vote for few classes, so no top 5.
+    """
+    subject = job.subject
+    rows = rows_of([by_cosine(subject)])
+    if subject.model.divergence_network is not None:
+        rows += rows_of([by_divergence(subject, seed) for seed in job.options.each_seed])
+    return rows
+
+
+def linear(job: Job) -> list[Record]:
+    """Judge by a linear classifier on frozen features: cached, and of random crops and flips."""
+    subject, options = job.subject, job.options
+    rows = rows_of([[on_cached_features(subject, seed)] for seed in options.each_seed])
+    epochs = LINEAR_EPOCHS if options.epochs is None else options.epochs
+    if epochs:
+        rows += rows_of(
+            [[on_crops(subject, seed, epochs, job.console)] for seed in options.each_seed]
+        )
+    return rows
+
+
+def by_cosine(subject: Subject) -> list[Measured]:
+    """Classify by the neighbours of the largest cosine."""
+    bank, queries = subject.train.features, subject.test.features
+    k = min(max(NEIGHBOURS), len(subject.train.labels))
+    found = cosine_neighbours(queries.representation, bank.representation, k)
+    return _votes("cosine", found, subject)
+
+
+def by_divergence(subject: Subject, seed: int) -> list[Measured]:
+    """Classify by the neighbours of the smallest learned divergence."""
+    train, test = subject.train, subject.test
+    assert train.features.scores is not None
+    assert test.features.scores is not None
+    # Equal winners are at divergence 0, many of them; the first of equals is taken, so the bank
+    # must not be in the order of its classes.
+    order = epoch_order(len(train.labels), seed, 0).to(train.labels.device)
+    bank, settings = train.features.scores[order], subject.config.divergence
+
+    def learned(queries: Tensor) -> Tensor:
+        distance = learned_divergence(queries, bank, settings.smoothing)
+        # The kernel's own psi would lose the order of far neighbours to rounding, and psi is
+        # decreasing, so neighbours are found by -D; votes are weighted by the Gaussian kernel.
+        return -distance
+
+    found = nearest_by(learned, test.features.scores, min(max(NEIGHBOURS), len(train.labels)))
+    psi = similarity(-found.similarities, "gaussian", settings.sigma)
+    return _votes("divergence", Neighbours(psi, order[found.indices]), subject)
+
+
+def on_cached_features(subject: Subject, seed: int, name: str = "cached features") -> Measured:
+    """Fit to the features of whole images, to the optimum; the seed holds out what l2 is chosen on.
+
+    Args:
+        subject: whose features.
+        seed: of the held-out part.
+        name: of the variant.
+    """
+    fit = fit_chosen(
+        subject.train.features.representation,
+        subject.train.labels,
+        _held_out(subject, seed),
+        num_classes=subject.num_classes,
+    )
+    return _judge_linear(subject, fit.classifier, name, {"l2_grid": list(L2_GRID)}, {"l2": fit.l2})
+
+
+def on_crops(subject: Subject, seed: int, epochs: int, console: Console) -> Measured:
+    """Train a classifier by SGD on features of random crops and flips of the training images.
+
+    Every pair of learning rate and weight decay is tried at once, in one pass over the views. Each
+    is trained twice, without the held-out tenth and with it: the first of the two chooses the pair,
+    the second is tested.
+
+    Args:
+        subject: whose images.
+        seed: of the held-out part, the order, the crops and the initial weights.
+        epochs: passes over the training images.
+        console: for progress.
+    """
+    train, device = subject.train, subject.device
+    views, encoder = crop_and_flip(subject.config), subject.model.encoder
+    mean, deviation = standardisation(train.features.representation)
+    held_out = _held_out(subject, seed)
+    kept = torch.ones(len(train.labels), dtype=torch.bool, device=device)
+    kept[held_out] = False
+
+    def epoch_features(epoch: int) -> Iterable[Rows]:
+        order = epoch_order(len(train.labels), seed, epoch)
+        generator = torch.Generator(device).manual_seed(derived(seed, "linear", epoch))
+        there = order.to(device)
+        labels, is_kept = train.labels[there], kept[there]
+        start = 0
+        for batch in train.batches.iterate(order, BATCH_SIZE):
+            count = len(batch.images)
+            uniforms = views.draw(count, device=device, generator=generator)
+            with torch.no_grad():
+                h = encoder(views(batch.images, batch.sizes, uniforms)[0])
+            yield h, labels[start : start + count], is_kept[start : start + count]
+            start += count
+        advance()
+
+    pairs = [(rate, decay) for decay in WEIGHT_DECAYS for rate in LEARNING_RATES]
+    settings = [Setting(*pair, kept_only) for kept_only in (True, False) for pair in pairs]
+    title = f"linear: crop and flip, seed {seed}"
+    with (
+        progress_bar(console, title, epochs) as advance,
+        frozen(subject.model),
+        torch.enable_grad(),
+    ):
+        classifiers = fit_linear_sgd(
+            epoch_features,
+            settings,
+            in_features=len(mean),
+            num_classes=subject.num_classes,
+            epochs=epochs,
+            seed=seed,
+            device=device,
+            mean=mean,
+            deviation=deviation,
+        )
+    best, accuracy = _best(subject, classifiers[: len(pairs)], held_out)
+    details = {
+        "epochs": epochs,
+        "batch_size": BATCH_SIZE,
+        "learning_rates": list(LEARNING_RATES),
+        "weight_decays": list(WEIGHT_DECAYS),
+    }
+    rate, decay = pairs[best]
+    chosen = {"learning_rate": rate, "weight_decay": decay, "held_out": accuracy}
+    chosen_classifier = classifiers[len(pairs) + best]
+    return _judge_linear(subject, chosen_classifier, "crop and flip", details, chosen)
+
+
+def _held_out(subject: Subject, seed: int) -> Tensor:
+    labels = subject.train.labels
+    _, held_out = stratified_split(labels.cpu(), len(labels), CHOICE_SHARE, seed)
+    return held_out.to(labels.device)
+
+
+def _best(
+    subject: Subject, classifiers: Sequence[LinearClassifier], held_out: Tensor
+) -> tuple[int, float]:
+    """Return which classifier does best on the held-out part, the first of equals, and how well."""
+    features = subject.train.features.representation[held_out]
+    labels = subject.train.labels[held_out]
+    # One that has diverged predicts no class.
+    scores = [
+        top_k_accuracy(logits, labels) if logits.isfinite().all() else 0.0
+        for logits in (classifier.predict(features) for classifier in classifiers)
+    ]
+    best = max(range(len(scores)), key=lambda index: scores[index])
+    return best, scores[best]
+
+
+def _judge_linear(
+    subject: Subject, classifier: LinearClassifier, name: str, details: Record, chosen: Record
+) -> Measured:
+    logits = classifier.predict(subject.test.features.representation)
+    values = subject.judge(predicted=logits.argmax(dim=1), logits=logits)
+    return Measured(name, values, *_counts(subject), details, chosen)
+
+
+def _votes(name: str, neighbours: Neighbours, subject: Subject) -> list[Measured]:
+    measured = []
+    bank = len(subject.train.labels)
+    for k in [k for k in NEIGHBOURS if k <= bank] or [bank]:
+        predicted = vote(
+            neighbours,
+            subject.train.labels,
+            subject.num_classes,
+            temperature=VOTE_TEMPERATURE,
+            k=k,
+        )
+        details = {"k": k, "temperature": VOTE_TEMPERATURE}
+        values = subject.judge(predicted=predicted)
+        measured.append(Measured(f"{name}, k={k}", values, *_counts(subject), details))
+    return measured
+
+
+def _counts(subject: Subject) -> tuple[int, int, int]:
+    replaced = subject.train.num_replaced + subject.test.num_replaced
+    return len(subject.train.labels), len(subject.test.labels), replaced

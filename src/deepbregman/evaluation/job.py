@@ -1,0 +1,47 @@
+"""What a protocol is handed."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from deepbregman.config import override
+from deepbregman.data import Source
+from deepbregman.runs import Run
+from deepbregman.training.checkpoints import Trained, load_trained
+
+from .options import Options
+from .subject import Subject, open_labelled
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A run to judge, the options, and what several protocols share, made when first asked for."""
+
+    run: Run
+    options: Options
+    device: torch.device
+    console: Console
+    source: Source | None = None
+    """What to judge by, where it is open already."""
+    encoder: nn.Module | None = None
+    """Of the structure of the run's, where that was the user's own."""
+
+    @cached_property
+    def trained(self) -> Trained:
+        """The run's networks and how far they are trained."""
+        trained = load_trained(self.run, self.device, self.encoder)
+        if self.options.skip_unreadable:
+            config = override(trained.config, {"data.skip_unreadable": True})
+            trained = trained._replace(config=config)
+        return trained
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The networks with the labelled source to judge them by."""
+        model, config, _ = self.trained
+        source = self.source or open_labelled(config, self.options.data)
+        balanced = self.options.balanced or source.imbalanced
+        return Subject(model, config, source, self.device, balanced)

@@ -1,0 +1,112 @@
+"""What is judged and on what; everything costly is computed when a protocol first asks for it."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from deepbregman.config import Config
+from deepbregman.data import Batches, Source, Split
+from deepbregman.errors import UserError
+from deepbregman.method.model import Model
+from deepbregman.training.assembly import batches_of, open_data
+
+from .features import Features, compute_features
+from .metrics import accuracies
+
+
+@dataclass(frozen=True, eq=False)
+class Side:
+    """One labelled split, and what the frozen networks make of it."""
+
+    model: Model
+    config: Config
+    split: Split
+    device: torch.device
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The labels, int64 (N,), on the device."""
+        assert self.split.labels is not None  # open_labelled has made sure
+        return self.split.labels.to(self.device)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """The images on the device, or streamed to it."""
+        return batches_of(self.split.images, self.config, self.device)
+
+    @cached_property
+    def features(self) -> Features:
+        """The features of the whole images, without augmentation."""
+        features = compute_features(self.model, self.batches, self.config.data.image_size)
+        if not features.representation.isfinite().all():
+            raise UserError(
+                "the encoder's features are not finite: its training has diverged; judge an "
+                "earlier checkpoint, or train again with a lower optimiser.learning_rate"
+            )
+        return features
+
+    @property
+    def num_replaced(self) -> int:
+        """How many unreadable images others have stood in for so far."""
+        return self.batches.num_skipped if "batches" in self.__dict__ else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A run's networks and the labelled source to judge them by."""
+
+    model: Model
+    config: Config
+    source: Source
+    device: torch.device
+    balanced: bool = False
+    """Whether accuracies are also given as means over the classes."""
+
+    @cached_property
+    def train(self) -> Side:
+        """The training split."""
+        return Side(self.model, self.config, self.source.train, self.device)
+
+    @cached_property
+    def test(self) -> Side:
+        """The test split."""
+        assert self.source.test is not None  # open_labelled has made sure
+        return Side(self.model, self.config, self.source.test, self.device)
+
+    @cached_property
+    def num_classes(self) -> int:
+        """One more than the largest label."""
+        return 1 + int(max(self.train.labels.max(), self.test.labels.max()))
+
+    def judge(self, *, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
+        """Compare predictions for the test split with its labels."""
+        return accuracies(
+            self.test.labels, predicted=predicted, logits=logits, balanced=self.balanced
+        )
+
+
+def open_labelled(config: Config, data: str | None = None) -> Source:
+    """Open the source of an evaluation: labels in both splits, no class in the test split only."""
+    spec = data or config.data.source
+    source = open_data(config, data)
+    if source.train.labels is None or source.test is None or source.test.labels is None:
+        raise UserError(
+            f"data {spec!r} has no labels to judge by: give a labelled source with --data, such as "
+            "a folder with one subfolder for each class"
+        )
+    strangers = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
+    if strangers:
+        names = ", ".join(class_name(source, label) for label in strangers[:5])
+        raise UserError(
+            f"data {spec!r}: no training image has the class {names}, which the test split has "
+            f"({len(strangers)} such classes); both splits need the same classes"
+        )
+    return source
+
+
+def class_name(source: Source, label: int) -> str:
+    """Name a class as the source does, or by its number."""
+    known = source.classes is not None and label < len(source.classes)
+    return repr(source.classes[label]) if source.classes and known else str(label)

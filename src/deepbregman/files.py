@@ -1,0 +1,126 @@
+"""Files that are complete or not there, and folders that one process at a time may train in."""
+
+import errno
+import os
+import platform
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from .errors import UserError
+
+_TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_held: dict[Path, str] = {}
+"""Folders that this process holds: the kernel's lock keeps out other processes only."""
+
+
+def now() -> str:
+    """Return the time in UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@contextmanager
+def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of ``path`` only once it is complete and on disk.
+
+    Args:
+        path: to replace.
+        keep: a second name for what ``path`` held before.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if keep is not None and path.exists():
+            _name_also(path, keep)
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            error.filename = str(path)
+        raise
+
+
+def _name_also(path: Path, other: Path) -> None:
+    """Give a file a second name, in place of what had it."""
+    second = other.with_name(f".{other.name}.{secrets.token_hex(4)}")
+    try:
+        second.hardlink_to(path)
+    except OSError:  # a file system without links: the second name is then its only one
+        path.replace(other)
+        return
+    second.replace(other)
+    second.unlink(missing_ok=True)  # renaming onto another name of the same file does nothing
+
+
+def _sync_folder(path: Path) -> None:
+    """Bring a folder's names to disk, else a crash of the machine may undo a replacement."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # as some network file systems say
+            raise
+    finally:
+        os.close(handle)
+
+
+def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
+    """Remove what :func:`replacing` left half-written in a folder when its process was killed.
+
+    Args:
+        folder: in which no process writes now.
+        of: the files whose temporaries to remove; all when None.
+    """
+    for path in folder.iterdir():
+        match = _TEMPORARY.fullmatch(path.name)
+        if match and path.is_file() and (of is None or match["name"] in of):
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process alone; another is refused and told which process holds it.
+
+    The lock is the kernel's, on ``folder/.lock``: it ends with the process, however that ends, and
+    forked workers do not inherit it. On NFS the server keeps it, and gives up that of a host that
+    is gone. Where a file system has no locks, nothing is held.
+    """
+    import fcntl  # POSIX only, and runs are read elsewhere, too
+
+    place = folder.resolve()
+    if place in _held:  # asked before the file is opened: closing it would end the lock
+        raise _in_use(folder, _held[place])
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # what taken locks raise differs by system
+            file.seek(0)
+            raise _in_use(folder, file.read().strip() or "another process") from None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        _held[place] = f"process {os.getpid()} on {platform.node()} since {now()}"
+        try:
+            file.truncate(0)
+            file.write(_held[place])
+            file.flush()
+            yield
+        finally:
+            del _held[place]
+            file.truncate(0)
+
+
+def _in_use(folder: Path, holder: str) -> UserError:
+    return UserError(
+        f"{folder} is in use by {holder}: two would overwrite each other's checkpoints; wait until "
+        "that one ends, or stop it"
+    )

@@ -1,0 +1,39 @@
+"""What each method loses as augmentations are taken away: the paper's figure."""
+
+from deepbregman.studies.definition import OURS, SIMCLR, Arm, Study
+
+STEPS: tuple[tuple[str, str, tuple[str, ...], str | None], ...] = (
+    ("all", "all", (), None),
+    ("no-greyscale", "no greyscale", ("greyscale",), "views.greyscale"),
+    ("no-colour", "no colour", ("greyscale", "jitter"), "views.jitter_probability"),
+    ("crop-blur", "crop and blur", ("greyscale", "jitter", "flip", "rotation"), "views.blur"),
+    ("crop", "crop only", ("greyscale", "jitter", "flip", "rotation", "blur"), None),
+    ("no-crop", "all but crop", ("crop",), None),
+)
+"""Name, words, operators to leave out, and the field without which the step is none."""
+
+STUDY = Study(
+    name="augmentations",
+    title="What is lost as augmentations are taken away?",
+    arms=tuple(
+        Arm(
+            f"{prefix}-{name}",
+            {**method, "views.without": list(without)},
+            words,
+            series,
+            only_if=needed,
+        )
+        for prefix, series, method in (
+            ("simclr", SIMCLR, {"divergence.weight": 0.0}),
+            ("divergence", OURS, {}),
+        )
+        for name, words, without, needed in STEPS
+    ),
+    x_label="augmentations",
+    figure="drops",
+    note=(
+        "The paper shows it on ImageNet, as a figure whose values its text does not give; SimCLR's "
+        "are from Grill et al. 2020 (BYOL). The order of the steps here is ours. The text adds "
+        "that SimCLR does not work well without the crop."
+    ),
+)

@@ -1,0 +1,29 @@
+"""Which kernel turns a divergence into a similarity: the paper's table of psi."""
+
+from deepbregman.studies.definition import SIMCLR, Arm, Published, Study, over
+
+STUDY = Study(
+    name="psi",
+    title="Which kernel turns a divergence into a similarity?",
+    arms=(
+        Arm("none", {"divergence.weight": 0.0}, "none (SimCLR)", SIMCLR, beyond=True),
+        *over(
+            "divergence.kernel",
+            ("gaussian", "inverse", "sqrt", "linear", "arccot"),
+            beyond=("negative",),
+        ),
+    ),
+    x_label="kernel",
+    figure="bars",
+    field="divergence.kernel",
+    reference="none",
+    published=(
+        Published(
+            "the paper",
+            {"gaussian": 93.2, "none (SimCLR)": 91.8},
+            "cifar10",
+            "the paper's table of baselines: CIFAR-10, ResNet-50, 400 epochs, linear; one run",
+        ),
+    ),
+    note="The paper lists five kernels, says that the Gaussian was best, and gives no accuracies.",
+)

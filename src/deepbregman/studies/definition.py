@@ -1,0 +1,240 @@
+"""What a study is: data. No torch here, so that the list of studies is there at once."""
+
+import dataclasses
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rich.console import Console
+
+from deepbregman.config import Config, load_recipe, override, to_dict
+from deepbregman.errors import UserError, nearest
+
+Changes = Mapping[str, Any]
+"""Fields of the configuration by their dotted names, and the value of each."""
+Judge = Literal["test", "holdout"]
+OURS, SIMCLR = "with divergence", "SimCLR"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One configuration of a study: what it changes, and where it stands in the figure."""
+
+    name: str
+    """Of its folders and on the command line."""
+    changes: Changes
+    x: float | str
+    """Where it stands on the axis: a number, or words."""
+    series: str = OURS
+    """The line or group that it belongs to."""
+    beyond: bool = False
+    """Whether the paper has no such arm."""
+    only_if: str | None = None
+    """A field without which the arm changes nothing: it is left out where the recipe has 0."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """Values that somebody printed, to stand beside ours and never to be mixed with them."""
+
+    series: str
+    values: Mapping[str, float]
+    """x, as text -> accuracy in per cent."""
+    data: str
+    source: str
+    """Where it was printed, and under which conditions."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for; None is the study's default, or what the study's folder holds."""
+
+    recipe: str | None = None
+    data: str | None = None
+    epochs: int | None = None
+    changes: Changes = field(default_factory=dict)
+    seeds: int | None = None
+    only: tuple[str, ...] = ()
+    values: tuple[Any, ...] = ()
+    judge: Judge | None = None
+    linear_epochs: int | None = None
+    keep_checkpoints: bool = False
+    trials: int | None = None
+    out: Path | None = None
+    accelerator: str = "auto"
+
+
+class Entry(Protocol):
+    """What ``deepbregman study NAME`` can run: a file of the catalogue holds one as ``STUDY``."""
+
+    @property
+    def name(self) -> str:
+        """What it is called on the command line."""
+
+    @property
+    def title(self) -> str:
+        """What it asks, in a line."""
+
+    def run(self, settings: Settings, console: Console) -> Path:
+        """Run it to the end, and return its folder."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A grid: every arm is trained with every seed and judged alike."""
+
+    name: str
+    title: str
+    arms: tuple[Arm, ...]
+    x_label: str
+    figure: Literal["line", "bars", "drops"]
+    """Accuracy over a number; over words; or lost against the first arm of each series."""
+    recipe: str = "paper"
+    field: str | None = None
+    """The one field that the arms vary, whose values can then be given anew."""
+    reference: str | None = None
+    """The arm that the others are seen against."""
+    published: tuple[Published, ...] = ()
+    note: str = ""
+    """What the paper says, and what it leaves open."""
+
+    def run(self, settings: Settings, console: Console) -> Path:
+        """Train and judge what is not done yet; return the study's folder."""
+        from .grid import run_study
+
+        return run_study(self, settings, console)
+
+    def record(self) -> dict[str, Any]:
+        """Return the definition as plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+    def with_values(self, values: Sequence[Any]) -> "Study":
+        """Replace the values of the one field that the arms vary, keeping the reference."""
+        if not values:
+            return self
+        if self.field is None:
+            raise UserError(
+                f"study {self.name} takes no --values: its arms are {_names(self)}; choose among "
+                "them with --only"
+            )
+        arms = [arm for arm in self.arms if arm.name == self.reference]
+        first = {arm.series: arm for arm in reversed(self.arms) if arm.name != self.reference}
+        for series, arm in reversed(first.items()):
+            also = dict(arm.changes)
+            prefix = arm.name.removesuffix(str(also.pop(self.field)))
+            arms += over(self.field, values, series=series, also=also, prefix=prefix)
+        return dataclasses.replace(self, arms=tuple(arms))
+
+    def chosen(self, only: Sequence[str]) -> tuple[Arm, ...]:
+        """Return the arms of these names, or all."""
+        names = [arm.name for arm in self.arms]
+        for name in only:
+            if name not in names:
+                raise UserError(
+                    f"arm {name!r} is not one of {_names(self)}{nearest(name, names)}: study "
+                    f"{self.name} has no other"
+                )
+        return tuple(arm for arm in self.arms if not only or arm.name in only)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A Bayesian search over a few fields, judged on held-out training images."""
+
+    name: str
+    title: str
+    space: tuple[str, ...]
+    trials: int
+    recipe: str = "paper"
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Field -> the best value in the paper."""
+    note: str = ""
+
+    def run(self, settings: Settings, console: Console) -> Path:
+        """Search until the trials are done; return the folder."""
+        from .tuning.search import search_study
+
+        return search_study(self, settings, console)
+
+
+def over(
+    name: str,
+    values: Iterable[Any],
+    *,
+    series: str = OURS,
+    also: Changes | None = None,
+    prefix: str = "",
+    beyond: Iterable[Any] = (),
+) -> tuple[Arm, ...]:
+    """Make an arm for each value of a field.
+
+    Args:
+        name: of the field.
+        values: of it.
+        series: of the arms.
+        also: what every one of them changes.
+        prefix: of their names.
+        beyond: further values, marked as not the paper's.
+    """
+    marked = [(value, False) for value in values] + [(value, True) for value in beyond]
+    return tuple(
+        Arm(f"{prefix}{value}", {**(also or {}), name: value}, value, series, beyond=is_beyond)
+        for value, is_beyond in marked
+    )
+
+
+def literal(text: str) -> Any:
+    """Read a value as TOML would: a number, true, a list, quoted text; anything else is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def assignments(words: Iterable[str]) -> dict[str, Any]:
+    """Read ``field=value`` words."""
+    changes = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name or not text:
+            raise UserError(f"--set {word!r}: write it as field=value, such as optimiser.name=lars")
+        changes[name] = literal(text)
+    return changes
+
+
+def base_config(recipe: str, data: str | None, epochs: int | None, changes: Changes) -> Config:
+    """Return what every arm starts from."""
+    given: dict[str, Any] = {}
+    if data is not None:
+        given["data.source"] = data
+    if epochs is not None:
+        given["training.epochs"] = epochs
+    return override(load_recipe(recipe), {**given, **changes})
+
+
+def value_of(config: Config, name: str) -> Any:
+    """Return the value of a field by its dotted name."""
+    value: Any = to_dict(config)
+    for part in name.split("."):
+        value = value[part]
+    return value
+
+
+def differences(before: Config, after: Config) -> list[str]:
+    """Name every field in which two configurations differ."""
+    found = []
+    one, other = to_dict(before), to_dict(after)
+    for key, value in one.items():
+        if not isinstance(value, dict):
+            found += [f"{key} is {value!r} there, {other[key]!r} here"] * (value != other[key])
+            continue
+        for name, inner in value.items():
+            if inner != other[key][name]:
+                found.append(f"{key}.{name} is {inner!r} there, {other[key][name]!r} here")
+    return found
+
+
+def _names(study: Study) -> str:
+    return ", ".join(arm.name for arm in study.arms)

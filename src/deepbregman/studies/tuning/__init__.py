@@ -1,0 +1,1 @@
+"""Bayesian search over fields of a recipe, judged on held-out training images only."""

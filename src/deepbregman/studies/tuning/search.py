@@ -1,0 +1,96 @@
+"""deepbregman tune: a recipe and a space in, the best configuration out.
+
+::
+
+    SEARCH/
+      search.db              Optuna's storage, unless another is named
+      runs/trial-0007/       an ordinary run folder, its checkpoints deleted once judged
+      trials.json, trials.csv, best.toml, search.png, search.svg
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from deepbregman.errors import UserError
+from deepbregman.reporting.search import search_figure, search_table
+from deepbregman.studies.cells import labelled_training
+from deepbregman.studies.claims import exclusively
+from deepbregman.studies.definition import Search, Settings
+from deepbregman.studies.grid import one_process, stopping
+from deepbregman.training.processes import pick_device
+
+from .plan import Request, join, resolve
+from .records import write_best
+from .trials import Job, say
+from .workers import TAKEN, work
+
+
+def search_study(entry: Search, settings: Settings, console: Console) -> Path:
+    """Run a search of the catalogue."""
+    refused = ("seeds", "only", "values", "judge", "linear_epochs", "keep_checkpoints")
+    given = [name for name in refused if getattr(settings, name) not in (None, (), False)]
+    if given:
+        raise UserError(
+            f"study {entry.name} is a search and takes no --{given[0].replace('_', '-')}; see "
+            "--trials"
+        )
+    name = f"{entry.name}-{Path(settings.recipe or entry.recipe).stem}"
+    out = settings.out or Path("studies") / name
+    has_begun = (out / "search.db").exists()  # then what is left out is the folder's
+    request = Request(
+        settings.recipe or (None if has_begun else entry.recipe),
+        entry.space,
+        settings.trials or (None if has_begun else entry.trials),
+        settings.data,
+        settings.epochs,
+        settings.changes,
+        out=out,
+        accelerator=settings.accelerator,
+        published=entry.published,
+        command=f"study {entry.name}",
+    )
+    return tune(request, console)
+
+
+def tune(request: Request, console: Console | None = None) -> Path:
+    """Search until the trials are done, together with other workers on the same storage.
+
+    Args:
+        request: what to search, and how.
+        console: to draw on; quiet when None.
+
+    Returns:
+        The folder with ``trials.csv``, ``best.toml`` and the figure.
+    """
+    console = console or Console(quiet=True)
+    one_process()
+    pick_device(request.accelerator)
+    if request.trials is not None and request.trials < 1:
+        raise UserError(f"--trials {request.trials}: there must be at least 1")
+    folder = request.out or Path("studies") / f"tune-{Path(request.recipe or 'search').stem}"
+    if request.storage is None and not (folder / "search.db").exists():
+        resolve(request, None)  # nothing is made for a request that is refused
+    with exclusively(folder / "locks" / "search"):
+        study, plan = join(request, folder)
+    total = request.trials or plan.definition["trials"]
+
+    def state() -> str:
+        return f"{len(study.get_trials(deepcopy=False, states=TAKEN))} of {total} trials are begun"
+
+    with console.status(f"opening {escape(plan.base.data.source)} ..."):
+        source = labelled_training(plan.base)
+    say(console, f"search in {folder}: {state()}; judged on held-out training images")
+    job = Job(study, plan, source, folder, request.accelerator, console)
+    with stopping(state, f"deepbregman {request.command} --out {folder}"):
+        work(study, total, job.objective, after=job.after, waiting=job.wait)
+    record = job.after()
+    figures = [folder / f"search.{kind}" for kind in ("png", "svg")]
+    search_figure(figures, record, request.published or {})
+    console.print(search_table(record))
+    best = write_best(folder, plan.recipe, record)
+    say(console, f"figure: {figures[0]}")
+    if best is not None:
+        say(console, f"best:   {best}\nnext:   deepbregman pretrain {best}")
+    return folder

@@ -1,0 +1,215 @@
+"""The space of a search: fields of the configuration, and the values each may take.
+
+A dimension is written ``field=LOW:HIGH``, with ``:log`` for a logarithmic scale, or
+``field=A,B,C``. A TOML file holds the same by section: ``sigma = "0.1:5:log"`` under
+``[divergence]``, or a list of values.
+"""
+
+import itertools
+import math
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError, nearest
+from deepbregman.studies.definition import literal, value_of
+
+if TYPE_CHECKING:
+    import optuna
+
+MOST_CORNERS = 1024
+Value = bool | int | float | str
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers between two ends, both included."""
+
+    field: str
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """The values that are checked beforehand."""
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
+    def suggest(self, trial: "optuna.Trial") -> Value:
+        """Let a trial take a value."""
+        if self.whole:
+            return trial.suggest_int(self.field, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(self.field, self.low, self.high, log=self.log)
+
+    def __str__(self) -> str:
+        ends = [f"{int(end)}" if self.whole else repr(end) for end in (self.low, self.high)]
+        return f"{self.field}={':'.join(ends)}{':log' * self.log}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A few values without an order."""
+
+    field: str
+    values: tuple[Value, ...]
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """The values that are checked beforehand: all."""
+        return self.values
+
+    def suggest(self, trial: "optuna.Trial") -> Value:
+        """Let a trial take a value."""
+        value = trial.suggest_categorical(self.field, list(self.values))
+        assert value is not None  # none was offered
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.field}={','.join(map(_written, self.values))}"
+
+
+Dimension = Interval | Choice
+Space = tuple[Dimension, ...]
+
+
+def parse_space(words: Iterable[str], base: Config) -> Space:
+    """Read a space and check it against the configuration that it varies.
+
+    Args:
+        words: dimensions, or ``.toml`` files of them.
+        base: what the trials change; every corner of the space must be a configuration.
+    """
+    pairs: list[tuple[str, Any]] = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if equals:
+            pairs.append((name, text))
+        elif word.endswith(".toml"):
+            pairs += _from_file(Path(word))
+        else:
+            raise UserError(
+                f"--space {word!r}: write field=LOW:HIGH, field=LOW:HIGH:log or field=A,B,C, such "
+                "as divergence.sigma=0.1:5:log, or name a .toml file"
+            )
+    if not pairs:
+        raise UserError("the space is empty: name a field, such as divergence.sigma=0.1:5:log")
+    seen: dict[str, Dimension] = {}
+    for name, text in pairs:
+        if name in seen:
+            raise UserError(f"--space names {name} twice: once is enough")
+        seen[name] = _dimension(name, text, base)
+    space = tuple(seen.values())
+    check_corners(space, base)
+    return space
+
+
+def check_corners(space: Space, base: Config) -> None:
+    """Build the configurations at the corners of the space, so that no trial is refused later.
+
+    Of a space with very many corners, only those that leave one dimension are built.
+    """
+    corners: Iterable[tuple[Value, ...]]
+    if math.prod(len(dimension.ends) for dimension in space) <= MOST_CORNERS:
+        corners = itertools.product(*(dimension.ends for dimension in space))
+        names = [dimension.field for dimension in space]
+        points = (dict(zip(names, corner, strict=True)) for corner in corners)
+    else:
+        points = ({dim.field: end} for dim in space for end in dim.ends)
+    for point in points:
+        try:
+            override(base, point)
+        except UserError as error:
+            where = ", ".join(f"{name}={value}" for name, value in point.items())
+            raise UserError(f"--space reaches {where}, where {error}") from None
+
+
+def _from_file(path: Path) -> list[tuple[str, Any]]:
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--space {path}: it cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"--space {path} is not valid TOML: {error}") from None
+    pairs = []
+    for section, table in tables.items():
+        if not isinstance(table, dict):
+            raise UserError(
+                f"--space {path}: {section} stands outside of a section; write it under one, such "
+                "as [divergence]"
+            )
+        pairs += [(f"{section}.{name}", value) for name, value in table.items()]
+    return pairs
+
+
+def _kind(name: str, base: Config) -> Any:
+    """Return the type of a field that can be searched."""
+    section, _, key = name.partition(".")
+    if section in ("seed", "data"):
+        raise UserError(
+            f"--space {name}: a search keeps to one seed and one set of images, or its trials "
+            "could not be compared; set it with --set instead"
+        )
+    hints = get_type_hints(Config)
+    fields = get_type_hints(hints[section], include_extras=True) if section in hints else {}
+    if key not in fields:
+        known = [
+            f"{s}.{f}" for s, hint in hints.items() if s != "seed" for f in get_type_hints(hint)
+        ]
+        raise UserError(f"--space {name}: there is no such field{nearest(name, known)}")
+    hint = fields[key]
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) is tuple:
+        raise UserError(
+            f"--space {name}: its value {value_of(base, name)} is a list, and only single values "
+            "are searched; set it with --set instead"
+        )
+    return hint
+
+
+def _dimension(name: str, text: Any, base: Config) -> Dimension:
+    kind = _kind(name, base)
+    if isinstance(text, list):
+        return _choice(name, text)
+    if not isinstance(text, str):
+        return _choice(name, [text])
+    if kind in (int, float) and ":" in text:
+        return _interval(name, text, kind)
+    return _choice(name, [literal(part.strip()) for part in text.split(",")])
+
+
+def _choice(name: str, values: list[Any]) -> Choice:
+    if not all(isinstance(value, bool | int | float | str) for value in values):
+        raise UserError(f"--space {name}={values}: every value must be a number, text or true")
+    distinct = list(dict.fromkeys(map(_written, values)))
+    if len(distinct) < max(2, len(values)):
+        raise UserError(
+            f"--space {name}={','.join(map(_written, values))}: give at least two values, each "
+            "once; one value alone belongs into --set"
+        )
+    return Choice(name, tuple(values))
+
+
+def _interval(name: str, text: str, kind: type) -> Interval:
+    wrong = f"--space {name}={text}: "
+    low, high, *rest = text.split(":")
+    if rest not in ([], ["log"]):
+        raise UserError(f"{wrong}write LOW:HIGH, or LOW:HIGH:log")
+    try:
+        ends = [kind(part) for part in (low, high)]
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers"
+        raise UserError(f"{wrong}the ends must be {words}") from None
+    if not all(map(math.isfinite, ends)) or ends[0] >= ends[1]:
+        raise UserError(f"{wrong}the ends must be finite and go from low to high")
+    if rest and ends[0] <= 0:
+        raise UserError(f"{wrong}a logarithmic scale needs a LOW above 0")
+    return Interval(name, ends[0], ends[1], bool(rest), kind is int)
+
+
+def _written(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,259 @@
+"""Detection from a run folder to rows, on a devkit of drawings and on real photographs."""
+
+import io
+import json
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.evaluation.detection import arm
+from deepbregman.evaluation.detection.metric import METRICS
+from deepbregman.evaluation.detection.options import Architecture, Detect
+from deepbregman.evaluation.protocols import evaluate
+from deepbregman.runs import Record, Run, provenance
+from deepbregman.training import checkpoints
+from deepbregman.training.assembly import build_model
+
+SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "shared"))
+SAMPLE = SHARED / "data" / "voc_mini"
+COLOURS = {"aeroplane": (220, 40, 40), "cat": (40, 200, 60), "person": (50, 70, 230)}
+TINY = Detect(
+    architectures=("fpn",),
+    iterations=1,
+    batch_size=2,
+    learning_rate=0.005,
+    image_side=(64, 64),
+    regions=8,
+    proposals=10,
+    workers=0,
+)
+
+
+def detect(
+    run: Run,
+    data: Path,
+    options: Detect = Detect(),  # noqa: B008  # frozen
+    seeds: int = 1,
+    seed: int = 0,
+    console: Console | None = None,
+) -> list[Record]:
+    return evaluate(
+        run,
+        protocols=("detect",),
+        data=str(data),
+        detect=options,
+        seeds=seeds,
+        seed=seed,
+        accelerator="cpu",
+        console=console,
+    )
+
+
+def make_run(path: Path, **changes: object) -> Run:
+    """A run as pretraining leaves it, of a network whose weights were never trained."""
+    settings = {"encoder.name": "resnet18", "encoder.stem": "standard", **changes}
+    config = override(Config(), settings)
+    run = Run.create(path, config, provenance("cpu"))
+    torch.manual_seed(1)
+    model = build_model(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2))
+    checkpoints.save(run.last_checkpoint, {"model": model.state_dict(), "epoch": 400.0})
+    return run
+
+
+def draw_scene(folder: Path, name: str, seed: int) -> None:
+    """A coloured rectangle on grey noise; the colour is the class."""
+    generator = np.random.default_rng(seed)
+    pixels = generator.integers(90, 150, (64, 64, 3)).astype(np.uint8)
+    width, height = generator.integers(28, 44, 2).tolist()
+    left, top = int(generator.integers(1, 63 - width)), int(generator.integers(1, 63 - height))
+    word = list(COLOURS)[seed % len(COLOURS)]
+    colour = COLOURS[word] + generator.integers(-20, 20, (height, width, 3))
+    pixels[top : top + height, left : left + width] = colour.clip(0, 255)
+    corners = (left + 1, top + 1, left + width, top + height)
+    tags = zip(("xmin", "ymin", "xmax", "ymax"), corners, strict=True)
+    inside = "".join(f"<{tag}>{value}</{tag}>" for tag, value in tags)
+    note = f"<object><name>{word}</name><bndbox>{inside}</bndbox></object>"
+    Image.fromarray(pixels).save(folder / "JPEGImages" / f"{name}.jpg", quality=95)
+    (folder / "Annotations" / f"{name}.xml").write_text(f"<annotation>{note}</annotation>")
+
+
+def make_devkit(root: Path, train: list[int], test: list[int]) -> Path:
+    """Scenes by their seeds; the same seed in both splits is the same scene."""
+    folder = root / "VOCdevkit" / "VOC2007"
+    for part in ("ImageSets/Main", "Annotations", "JPEGImages"):
+        (folder / part).mkdir(parents=True)
+    for split, seeds in (("trainval", train), ("test", test)):
+        names = [f"{split}{seed:02d}" for seed in seeds]
+        for name, seed in zip(names, seeds, strict=True):
+            draw_scene(folder, name, seed)
+        (folder / "ImageSets" / "Main" / f"{split}.txt").write_text("\n".join(names))
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return make_run(tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture(scope="module")
+def devkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_devkit(tmp_path_factory.mktemp("voc"), [0, 1, 2], [3])
+
+
+def test_rows_files_and_what_is_said(
+    run: Run, devkit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    rows = detect(run, data=devkit, options=TINY, console=console)
+    said = console.export_text()
+    assert "3 images to train on, 1 to test on: VOC2007 trainval, VOC2007 test; without" in said
+    assert "fpn-pretrained-seed0: loaded 120 of 120 tensors of the encoder\n" in said
+    assert "fpn-random-seed0: loaded 0 of 120 tensors of the encoder (its weights are" in said
+    assert "AP50 by class" in said
+    arms = ("FPN, pretrained", "FPN, random")
+    assert [(row["variant"], row["metric"]) for row in rows] == [
+        (variant, metric) for variant in arms for metric in METRICS
+    ]
+    for row in rows:
+        assert row["protocol"] == "detect"
+        assert (row["num_train"], row["num_test"], row["n"]) == (3, 1, 1)
+        assert (row["epoch"], row["epochs"]) == (400.0, 400)
+        assert 0.0 <= row["value"] <= 100.0
+        assert row["values"] == [row["value"]]
+        assert row["deviation"] is None
+        assert row["details"]["num_loaded"] == (120 if row["variant"] == arms[0] else 0)
+    assert run.result()["evaluations"] == rows
+    json.dumps(rows)  # as result.json takes them
+    folder = run.path / "detection" / "fpn-pretrained-seed0"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *("detections.json", "detections.png", "result.json")
+    ]
+    assert set(json.loads((folder / "detections.json").read_text())) == {"VOC2007/test03"}
+    with Image.open(folder / "detections.png") as picture:
+        assert picture.size == (480, 380)
+
+    # Asked again, nothing is trained; asked otherwise, nothing is mixed up.
+    monkeypatch.setattr(arm, "fine_tune", lambda *_, **__: pytest.fail("it was trained again"))
+    again = detect(run, data=devkit, options=TINY)
+    assert [row["value"] for row in again] == [row["value"] for row in rows]
+    with pytest.raises(UserError, match=r"result\.json was made with other.*batch_size was 2, is"):
+        detect(run, data=devkit, options=replace(TINY, batch_size=3))
+    (folder / "result.json").write_text('{"scores": {}')
+    with pytest.raises(UserError, match=r"result\.json cannot be read .*begin anew"):
+        detect(run, data=devkit, options=TINY)
+
+
+def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:
+    from deepbregman.data.voc import open_voc
+    from deepbregman.evaluation.detection.models import trunk_names
+
+    subject = arm.Subject(
+        run,
+        checkpoints.load_trained(run),
+        open_voc(devkit),
+        str(devkit),
+        TINY,
+        torch.device("cpu"),
+        Console(quiet=True),
+    )
+    (pretrained, loaded), (random, none) = (
+        arm._assemble(subject, "fpn", which, 0) for which in ("pretrained", "random")
+    )
+    assert (loaded, none) == (120, 0)
+    trunk = set(trunk_names(pretrained).values())
+    theirs = random.state_dict()
+    for name, tensor in pretrained.state_dict().items():
+        if name not in trunk:
+            assert torch.equal(tensor, theirs[name]), name
+        elif "conv" in name:
+            assert not torch.equal(tensor, theirs[name]), name
+    saved = checkpoints.load(run.last_checkpoint)["model"]["encoder.trunk.layer1.0.conv1.weight"]
+    assert torch.equal(pretrained.get_parameter("backbone.body.layer1.0.conv1.weight"), saved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"architectures": ("c5",)}, "each item one of c4, fpn"),
+        ({"architectures": ()}, "at least one"),
+        ({"arms": ("pretrained", "pretrained")}, "each once"),
+        ({"arms": ("pretraind",)}, "each item one of pretrained, random"),
+        ({"norm": "frozen"}, "the pretrained arm alone"),
+        ({"norm": "group"}, "one of train, frozen"),
+        ({"iterations": 0}, "detect.iterations is 0: it must be 1 or more"),
+        ({"learning_rate": float("nan")}, "it must be finite"),
+        ({"clip_gradient": -1.0}, "it must be 0 or more"),
+        ({"image_side": (800, 480)}, "from low to high"),
+        ({"image_side": (8, 480)}, "32 or more"),
+    ],
+)
+def test_bad_options_are_refused(changes: dict[str, object], says: str) -> None:
+    with pytest.raises(UserError) as error:
+        Detect(**changes)  # type: ignore[arg-type]
+    assert says in str(error.value)
+
+
+def test_an_encoder_that_does_not_fit_is_refused_first(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", **{"encoder.stem": "thumbnail"})
+    with pytest.raises(UserError, match="thumbnail stem"):
+        detect(run, data=tmp_path / "nowhere")
+    assert not (run.path / "detection").exists()
+
+
+def test_seeds_are_averaged(run: Run, devkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deepbregman.evaluation.detection import protocol
+
+    def judged(subject: object, architecture: str, which: str, seed: int) -> dict[str, object]:
+        return {
+            "scores": dict.fromkeys(METRICS, 10.0 * seed),
+            "per_class": {"cat": 10.0 * seed},
+            "num_loaded": 120,
+            "device": "cpu",
+            "finished": "now",
+        }
+
+    monkeypatch.setattr(protocol, "judge", judged)
+    console = Console(record=True, width=200, file=io.StringIO())
+    options = replace(TINY, arms=("pretrained",))
+    row = detect(run, devkit, options, seeds=3, seed=2, console=console)[1]
+    assert row["values"] == [20.0, 30.0, 40.0]
+    assert (row["value"], row["deviation"], row["n"]) == (30.0, 10.0, 3)
+    assert re.search(r"cat\W+30\.0", console.export_text())
+
+
+@pytest.mark.slow
+def test_a_detector_learns_a_handful_of_scenes_by_heart(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    devkit = make_devkit(tmp_path / "voc", [0, 1, 2], [0, 1, 2])
+    options = replace(
+        TINY,
+        arms=("random",),
+        iterations=60,
+        batch_size=3,
+        learning_rate=0.01,
+        clip_gradient=5.0,
+        regions=16,
+        proposals=30,
+    )
+    rows = detect(run, data=devkit, options=options)
+    values = {row["metric"]: row["value"] for row in rows}
+    assert values["AP50"] > 80.0, values
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SAMPLE.is_dir(), reason=f"the sample of Pascal VOC is not in {SAMPLE}")
+@pytest.mark.parametrize("architecture", ["c4", "fpn"])
+def test_it_runs_to_the_end_on_real_photographs(run: Run, architecture: Architecture) -> None:
+    options = replace(TINY, architectures=(architecture,), iterations=4, image_side=(96, 128))
+    rows = detect(run, data=SAMPLE, options=options, seed=5)
+    assert len(rows) == 2 * len(METRICS)
+    assert {(row["num_train"], row["num_test"]) for row in rows} == {(60, 30)}

@@ -1,0 +1,187 @@
+"""Detectors around an encoder: what is in them, and what is refused."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepbregman.errors import UserError
+from deepbregman.evaluation.detection.models import (
+    Detector,
+    build_detector,
+    differing,
+    load_trunk,
+    require_fitting,
+    trunk_names,
+)
+from deepbregman.evaluation.detection.options import Architecture
+from deepbregman.method.base_network import Encoder, build_encoder
+
+ARCHITECTURES: tuple[Architecture, ...] = ("c4", "fpn")
+MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def an_encoder(name: str = "resnet18", seed: int = 0) -> Encoder:
+    torch.manual_seed(seed)
+    encoder = build_encoder(name, 224, "auto", MEAN, DEVIATION)
+    for module in encoder.modules():  # as if trained: no statistic is as it began
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
+                assert tensor is not None
+                tensor.data.uniform_(0.5, 1.5)
+            module.num_batches_tracked.fill_(7)  # type: ignore[operator]
+    return encoder
+
+
+def a_detector(architecture: Architecture, **settings: object) -> Detector:
+    torch.manual_seed(9)
+    encoder = build_encoder("resnet18", 224, "auto", MEAN, DEVIATION)
+    small = {"image_side": (64, 64), "regions": 8, "proposals": 10, **settings}
+    return build_detector(encoder, architecture, **small)  # type: ignore[arg-type]
+
+
+def a_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    generator = torch.Generator().manual_seed(4)
+    images = [torch.rand(3, 64, 80, generator=generator) for _ in range(2)]
+    boxes = torch.tensor([[5.0, 6.0, 50.0, 60.0]])
+    return images, [{"boxes": boxes, "labels": torch.tensor([3])} for _ in images]
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "count"),
+    [
+        ("resnet18", "c4", 120),
+        ("resnet18", "fpn", 120),
+        ("resnet50", "c4", 318),
+        ("resnet50", "fpn", 318),
+    ],
+)
+def test_every_tensor_of_the_trunk_is_loaded(
+    name: str, architecture: Architecture, count: int
+) -> None:
+    encoder = an_encoder(name)
+    state = encoder.trunk.state_dict()
+    detector = build_detector(build_encoder(name, 224), architecture)
+    assert differing(detector, state)
+    assert load_trunk(detector, state, "a run") == len(state) == count
+    assert differing(detector, state) == []
+    assert set(trunk_names(detector)) == set(state)
+
+
+def test_the_c4_detector_computes_the_features_of_the_encoder() -> None:
+    encoder, detector = an_encoder().eval(), a_detector("c4").eval()
+    load_trunk(detector, encoder.trunk.state_dict(), "a run")
+    pixels = torch.rand(2, 3, 64, 96)
+    with torch.no_grad():
+        normalised = torch.stack([detector.transform.normalize(image) for image in pixels])
+        features = detector.roi_heads.box_head.layer4(detector.backbone(normalised))
+        torch.testing.assert_close(features.mean(dim=(2, 3)), encoder(pixels))
+
+
+def test_the_pyramid_gets_the_features_of_the_encoder() -> None:
+    encoder, detector = an_encoder().eval(), a_detector("fpn").eval()
+    load_trunk(detector, encoder.trunk.state_dict(), "a run")
+    pixels = torch.rand(2, 3, 64, 96)
+    with torch.no_grad():
+        normalised = torch.stack([detector.transform.normalize(image) for image in pixels])
+        features = detector.backbone.body(normalised)
+        torch.testing.assert_close(features["3"].mean(dim=(2, 3)), encoder(pixels))
+    strides = [pixels.shape[3] // level.shape[3] for level in features.values()]
+    assert strides == [4, 8, 16, 32]
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("key", ["conv1.weight", "layer3.1.bn2.running_var", "layer4.0.bn1.bias"])
+def test_a_state_that_does_not_fit_names_the_key(architecture: Architecture, key: str) -> None:
+    state = dict(an_encoder().trunk.state_dict())
+    detector = a_detector(architecture)
+    before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
+    broken = [
+        ({name: value for name, value in state.items() if name != key}, f"{key} is missing"),
+        ({**state, key: state[key][..., :1, None]}, f"{key} has shape"),
+        ({**state, f"{key}.more": state[key]}, f"{key}.more has no place"),
+    ]
+    for wrong, says in broken:
+        with pytest.raises(UserError) as error:
+            load_trunk(detector, wrong, "RUN/last.pt")
+        assert says in str(error.value)
+        assert "RUN/last.pt" in str(error.value)
+    unchanged = detector.state_dict()
+    assert all(torch.equal(tensor, unchanged[name]) for name, tensor in before.items())
+
+
+def test_a_tensor_that_did_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    detector, state = a_detector("c4"), an_encoder().trunk.state_dict()
+    monkeypatch.setattr(Tensor, "copy_", lambda self, other: self)
+    with pytest.raises(UserError, match=r"conv1\.weight did not arrive"):
+        load_trunk(detector, state, "a run")
+
+
+def test_one_changed_value_is_noticed() -> None:
+    detector, state = a_detector("fpn"), an_encoder().trunk.state_dict()
+    load_trunk(detector, state, "a run")
+    detector.get_parameter("backbone.body.layer2.0.conv1.weight").data[0, 0, 0, 0] += 1e-6
+    assert differing(detector, state) == ["layer2.0.conv1.weight"]
+
+
+def test_encoders_that_do_not_fit_are_told_what_does() -> None:
+    with pytest.raises(UserError, match=r"thumbnail stem.*encoder\.stem standard"):
+        require_fitting(build_encoder("resnet18", 32))
+    with pytest.raises(UserError, match=r"is a Sequential: detection takes a ResNet"):
+        require_fitting(build_encoder("small", 32))
+
+
+def test_pixels_are_normalised_as_the_encoder_does() -> None:
+    transform = a_detector("c4").transform
+    assert transform.image_mean == pytest.approx(list(MEAN))
+    assert transform.image_std == pytest.approx(list(DEVIATION))
+
+
+def test_sides_are_those_of_the_protocol() -> None:
+    transform = build_detector(build_encoder("resnet18", 224), "c4").transform
+    sides = [480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800]
+    assert transform.min_size == sides
+    assert transform.max_size == 1333
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("norm", ["train", "frozen"])
+def test_norms_are_trained_or_frozen(architecture: Architecture, norm: str) -> None:
+    encoder = an_encoder()
+    detector = a_detector(architecture, norm=norm)
+    load_trunk(detector, encoder.trunk.state_dict(), "a run")
+    detector.train()
+    optimiser = torch.optim.SGD((p for p in detector.parameters() if p.requires_grad), lr=0.01)
+    torch.stack(list(detector(*a_batch()).values())).sum().backward()
+    optimiser.step()
+    changed = set(differing(detector, encoder.trunk.state_dict()))
+    norms = {
+        name
+        for name in encoder.trunk.state_dict()
+        if ".bn" in name or name.startswith("bn1") or "downsample.1" in name
+    }
+    assert len(norms) == 100  # 20 norms of 5 tensors
+    assert changed & norms == (norms if norm == "train" else set())
+    assert "layer4.1.conv2.weight" in changed
+    if architecture == "c4":  # the added norm has nothing to keep
+        assert detector.roi_heads.box_head.norm.num_batches_tracked == 1
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_bfloat16_ends_before_the_boxes(architecture: Architecture) -> None:
+    exact, mixed = (a_detector(architecture, mixed=mixed).eval() for mixed in (False, True))
+    images, _ = exact.transform(a_batch()[0])
+    with torch.no_grad():
+        levels = [detector.backbone(images.tensors) for detector in (exact, mixed)]
+    ours, theirs = (x if isinstance(x, dict) else {"0": x} for x in levels)
+    for name in ours:
+        assert theirs[name].dtype == torch.float32
+        assert not torch.equal(ours[name], theirs[name])  # it was in bfloat16
+        assert (ours[name] - theirs[name]).abs().mean() < 0.05 * ours[name].abs().mean()
+    anchors = [
+        detector.rpn.anchor_generator(images, list(features.values()))
+        for detector, features in ((exact, ours), (mixed, theirs))
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*anchors, strict=True))
+    with torch.no_grad():
+        outputs = mixed(a_batch()[0])
+    assert outputs[0]["boxes"].dtype == torch.float32

@@ -1,0 +1,198 @@
+"""Fine-tuning: order, augmentation, schedule, and stopping without a trace."""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deepbregman.data.voc import Detections, Objects
+from deepbregman.errors import UserError
+from deepbregman.evaluation.detection.feeding import (
+    Photographs,
+    batches_of_indices,
+    feed,
+    flipped,
+    targets_of,
+)
+from deepbregman.evaluation.detection.models import Detector, build_detector
+from deepbregman.evaluation.detection.training import (
+    Plan,
+    build_optimiser,
+    fine_tune,
+    learning_rate,
+    settle_norms,
+)
+from deepbregman.method.base_network import build_encoder
+from deepbregman.training.interruption import Interrupted
+
+CPU = torch.device("cpu")
+MOCO = Plan(24_000, 16, 0.02, 0.0, True, 0, 0, 300.0)
+TINY = Plan(3, 2, 0.005, 0.0, True, 3, 0, 1e9)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Detections:
+    """Three photographs of noise, of different sizes, with one bright object each."""
+    generator = np.random.default_rng(0)
+    paths, objects, sizes = [], [], []
+    for index, (height, width) in enumerate([(48, 64), (64, 48), (56, 56)]):
+        pixels = generator.integers(0, 120, (height, width, 3), dtype=np.uint8)
+        pixels[8:40, 6:36] += 120
+        paths.append(tmp_path / f"{index}.png")
+        Image.fromarray(pixels).save(paths[-1])
+        sizes.append([height, width])
+        box = torch.tensor([[6.0, 8.0, 36.0, 40.0]])
+        objects.append(Objects(box, torch.tensor([index]), torch.tensor([index == 2])))
+    names = ("a", "b", "c")
+    return Detections(tuple(paths), names, torch.tensor(sizes), tuple(objects))
+
+
+def a_detector() -> Detector:
+    torch.manual_seed(5)
+    encoder = build_encoder("resnet18", 224)
+    return build_detector(encoder, "fpn", image_side=(32, 64), regions=8, proposals=10)
+
+
+def test_the_learning_rate_is_the_protocol_s() -> None:
+    assert learning_rate(MOCO, 0) < 0.001
+    assert learning_rate(MOCO, 50) == pytest.approx(0.02 * 51 / 101)
+    for iteration in (100, 17_999):
+        assert learning_rate(MOCO, iteration) == pytest.approx(0.02)
+    for iteration in (18_000, 21_999):
+        assert learning_rate(MOCO, iteration) == pytest.approx(0.002)
+    for iteration in (22_000, 23_999):
+        assert learning_rate(MOCO, iteration) == pytest.approx(0.0002)
+
+
+def test_a_short_training_warms_up_for_a_tenth_of_it() -> None:
+    short = replace(MOCO, iterations=100)
+    assert learning_rate(short, 9) < learning_rate(short, 10) == pytest.approx(0.02)
+
+
+def test_every_epoch_visits_every_image_once() -> None:
+    flat = [index for batch in batches_of_indices(7, 3, 1, 0, 14) for index in batch]
+    epochs = [flat[start : start + 7] for start in range(0, 42, 7)]
+    assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+    assert batches_of_indices(7, 3, 1, 5, 14) == batches_of_indices(7, 3, 1, 0, 14)[5:]
+    assert batches_of_indices(7, 3, 2, 0, 14) != batches_of_indices(7, 3, 1, 0, 14)
+    assert [len(batch) for batch in batches_of_indices(2, 5, 1, 0, 3)] == [5, 5, 5]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_photographs_come_as_they_are(data: Detections, workers: int) -> None:
+    batches = list(feed(data, [[2, 0], [1]], CPU, workers))
+    for batch, indices in zip(batches, [[2, 0], [1]], strict=True):
+        for image, objects, index in zip(batch.images, batch.objects, indices, strict=True):
+            with Image.open(data.paths[index]) as file:
+                stored = np.asarray(file).transpose(2, 0, 1) / 255.0
+            torch.testing.assert_close(image, torch.from_numpy(stored).float())
+            assert objects.labels.tolist() == [index]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_went_bad_is_named(data: Detections, workers: int) -> None:
+    data.paths[1].write_bytes(b"gone")
+    with pytest.raises(UserError, match=r"1\.png cannot be read .*restore"):
+        list(feed(data, [[0], [1]], CPU, workers))
+
+
+def test_a_mirrored_box_holds_the_mirrored_pixels(data: Detections) -> None:
+    (batch,) = feed(data, [[0, 1, 2] * 8], CPU, 0)
+    mirrored = flipped(batch, seed=0, iteration=3)
+    turned = 0
+    for image, objects, before, old in zip(*mirrored, *batch, strict=True):
+        left, top, right, bottom = objects.boxes[0].int().tolist()
+        inside = image[:, top:bottom, left:right]
+        x0, y0, x1, y1 = old.boxes[0].int().tolist()
+        assert torch.equal(inside.sort(dim=2)[0], before[:, y0:y1, x0:x1].sort(dim=2)[0])
+        assert float(inside.min()) >= 120 / 255
+        turned += not torch.equal(image, before)
+    assert 4 <= turned <= 20  # of 24
+    again = flipped(batch, seed=0, iteration=3)
+    assert all(torch.equal(a, b) for a, b in zip(again.images, mirrored.images, strict=True))
+
+
+def test_difficult_objects_are_trained_on_or_left_out() -> None:
+    boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [1.0, 1.0, 5.0, 5.0]])
+    objects = Objects(boxes, torch.tensor([0, 19]), torch.tensor([True, False]))
+    batch = Photographs([torch.zeros(3, 8, 8)], [objects])
+    assert targets_of(batch, True)[0]["labels"].tolist() == [1, 20]
+    assert targets_of(batch, False)[0]["labels"].tolist() == [20]
+    assert targets_of(batch, False)[0]["boxes"].tolist() == [[1.0, 1.0, 5.0, 5.0]]
+
+
+def test_norms_are_not_decayed() -> None:
+    detector = a_detector()
+    decayed, kept = build_optimiser(detector).param_groups
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (1e-4, 0.0)
+    assert len(kept["params"]) == 40  # 20 norms, a weight and a bias each
+    assert len(decayed["params"]) + 40 == len(list(detector.parameters()))
+
+
+def test_a_stopped_training_goes_on_to_the_bit(data: Detections, tmp_path: Path) -> None:
+    def train(detector: Detector, name: str, stop_at: int | None, settings: object = 1) -> None:
+        def report(iterations: int, loss: float) -> None:
+            seen.append((iterations, loss))
+            if iterations == stop_at:
+                signal.raise_signal(signal.SIGTERM)
+
+        fine_tune(
+            detector,
+            data,
+            TINY,
+            device=CPU,
+            checkpoint=tmp_path / name,
+            settings={"what": settings},
+            report=report,
+        )
+
+    seen: list[tuple[int, float]] = []
+    straight = a_detector()
+    state = torch.get_rng_state()
+    train(straight, "straight.pt", None)
+    assert torch.equal(torch.get_rng_state(), state)  # the global state is left as it was
+    losses, seen = seen, []
+    with pytest.raises(Interrupted, match=r"stopped by SIGTERM.*the same command again"):
+        train(a_detector(), "stopped.pt", 1)
+    with pytest.raises(UserError, match="what was 1, is 2"):
+        train(a_detector(), "stopped.pt", None, settings=2)
+    torch.manual_seed(77)  # another process has another state
+    resumed = a_detector()
+    train(resumed, "stopped.pt", None)
+    assert seen == losses
+    expected = straight.state_dict()
+    for name, tensor in resumed.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+def test_a_loss_that_is_no_number_stops_the_training(data: Detections, tmp_path: Path) -> None:
+    detector = a_detector()
+    detector.rpn.head.cls_logits.bias.data.fill_(float("nan"))
+    with pytest.raises(UserError, match="loss is nan at iteration 1: the detector has diverged"):
+        fine_tune(
+            detector,
+            data,
+            TINY,
+            device=CPU,
+            checkpoint=tmp_path / "last.pt",
+            settings={},
+            report=lambda iterations, loss: None,
+        )
+    assert not (tmp_path / "last.pt").exists()
+
+
+def test_settled_norms_hold_the_average_over_batches(data: Detections) -> None:
+    detector = a_detector()
+    means: list[torch.Tensor] = []
+    norm = detector.backbone.body.bn1
+    norm.register_forward_pre_hook(lambda _, inputs: means.append(inputs[0].mean(dim=(0, 2, 3))))
+    norm.running_mean.fill_(5.0)
+    settle_norms(detector, data, TINY, CPU)
+    assert len(means) == TINY.iterations
+    torch.testing.assert_close(norm.running_mean, torch.stack(means).mean(dim=0))
+    assert norm.momentum == 0.1

@@ -1,0 +1,166 @@
+"""deepbregman evaluate as a user meets it: the table, folders and lists, and every refusal."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from deepbregman.cli import main
+from deepbregman.reporting.tables import evaluation_table
+from deepbregman.runs import Run
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(short_run: Run, tmp_path: Path) -> Path:
+    shutil.copytree(short_run.path, tmp_path / "run")
+    (tmp_path / "run" / "result.json").write_text('{"pretrain": {"epoch": 2}}\n')
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def evaluate(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Command:
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(["evaluate", str(run), "--accelerator", "cpu", *map(str, words)])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Bright cats and dark dogs of several sizes, one of them grey."""
+    random = np.random.default_rng(0)
+    for label, name in enumerate(("cats", "dogs")):
+        for split, count in (("train", 12), ("test", 5)):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                shape = (20 + 3 * index, 30, 3)[: 2 if index == 4 else 3]
+                pixels = random.integers(0, 100, shape) + 150 * (1 - label)
+                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{name}_{index}.png")
+    return tmp_path / "photos"
+
+
+def rows_of(run: Path) -> list[dict[str, object]]:
+    result = json.loads((run / "result.json").read_text())
+    assert result["pretrain"] == {"epoch": 2}
+    rows: list[dict[str, object]] = result["evaluations"]
+    return rows
+
+
+class TestUse:
+    def test_transfer_to_a_folder(self, evaluate: Command, run: Path, photos: Path) -> None:
+        words = ("--protocol", "transfer", "--data", photos, "--epochs", 6, "--batch-size", 8)
+        code, out, err = evaluate(*words, "--seeds", 2, "--balanced")
+        assert (code, err) == (0, "")
+        rows = rows_of(run)
+        assert [(row["variant"], row["metric"]) for row in rows] == [
+            (variant, metric)
+            for variant in ("linear, cached features", "fine-tuned", "supervised")
+            for metric in ("top1", "balanced")  # two classes have no top 5
+        ]
+        assert "top-5" not in out
+        assert "balanced %" in out
+        for row in rows:
+            assert (row["num_train"], row["num_test"], row["n"]) == (24, 10, 2)
+            assert f"{row['value']:.2f} ± {row['deviation']:.2f}" in out
+        assert rows[2]["value"] == 100.0  # bright or dark
+
+    def test_semi_with_a_list(
+        self, evaluate: Command, run: Path, photos: Path, tmp_path: Path
+    ) -> None:
+        names = ("cats_0.png", "dogs_1.png", "train/cats/cats_4.png", "dogs/dogs_5.png")
+        (tmp_path / "few.txt").write_bytes("\r\n".join(names).encode())
+        words = ("--protocol", "semi", "--data", photos, "--epochs", 2)
+        code, out, err = evaluate(*words, "--labelled-list", tmp_path / "few.txt")
+        assert (code, err) == (0, "")
+        assert [row["variant"] for row in rows_of(run)] == [
+            f"labels of few.txt, {arm}"
+            for arm in ("from encoder", "from projection layer 1", "supervised")
+        ]
+        assert "4 / 10" in out
+
+    def test_the_help_groups_what_belongs_together(self, evaluate: Command) -> None:
+        code, out, _ = evaluate("--help")
+        assert code == 0
+        labels, rate = out.index("semi options"), out.index("tuning options")
+        assert labels < out.index("--labels ") < rate < out.index("--learning-rate ")
+        assert out.index("--seeds") < labels
+
+    def test_an_unreadable_image(self, evaluate: Command, run: Path, photos: Path) -> None:
+        (photos / "train" / "cats" / "broken.png").write_bytes(b"no image")
+        words = ("--protocol", "semi", "--data", photos, "--labels", 0.5, "--epochs", 1)
+        code, _, err = evaluate(*words)
+        assert code == 2
+        assert "broken.png" in err
+        assert "evaluations" not in (run / "result.json").read_text()
+        code, _, err = evaluate(*words, "--skip-unreadable")
+        assert (code, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--protocol knn --seeds 0", ["seeds is 0", "1 or more"]),
+        ("--protocol knn --seed -3", ["seed is -3", "0 or more"]),
+        ("--protocol linear --epochs -1", ["epochs is -1", "0 or more"]),
+        ("--protocol knn semi --epochs 0", ["epochs is 0", "1 epoch or more"]),
+        ("--protocol knn transfer", ["transfer", "another data set", "--data"]),
+        ("--protocol transfer --data digits", ["--data digits", "pretrained on"]),
+        ("--protocol transfer --data none.npz", ["none.npz"]),
+        ("--protocol semi --labels 0.005", ["--labels 0.005", "class", "smallest share"]),
+        ("--protocol semi --labels 1.5", ["labels is (1.5,)", "above 0 and at most 1"]),
+        ("--protocol semi --labels", ["labels is empty"]),
+        ("--protocol semi --labelled-list x.txt", ["x.txt", "no file names"]),
+        ("--protocol semi --learning-rate 0", ["learning_rate", "above 0"]),
+        ("--protocol semi --learning-rate", ["learning_rate is empty"]),
+        (
+            "--protocol semi --labels 0.01 --learning-rate 0.1 0.2",
+            ["2 learning rates", "2 labelled images of each class", "one --learning-rate"],
+        ),
+        ("--protocol supervised --batch-size 1", ["batch_size is 1", "2 or more"]),
+        ("--protocol supervised --epochs 1 --learning-rate 1e30", ["diverged", "1e+30", "lower"]),
+    ],
+)
+def test_refusals(evaluate: Command, run: Path, words: str, expected: list[str]) -> None:
+    before = (run / "result.json").read_text()
+    code, _, err = evaluate(*words.split())
+    assert code == 2
+    assert "Traceback" not in err
+    for part in expected:
+        assert part in err
+    assert (run / "result.json").read_text() == before
+
+
+def test_the_table_has_a_line_for_a_variant_and_a_column_for_a_metric(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    common = {"protocol": "linear", "data": "d", "num_train": 1297, "num_test": 500}
+    rows = [
+        {"variant": "a [b]", "metric": "top5", "value": 99.0, "deviation": 0.126, "n": 3},
+        {"variant": "a [b]", "metric": "top1", "value": 90.0, "deviation": 1.5, "n": 3},
+        {"variant": "c", "metric": "top1", "value": 80.0, "deviation": None, "n": 1},
+    ]
+    Console(width=100).print(evaluation_table([{**common, **row} for row in rows], "title"))
+    lines = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+    assert cells == [
+        ["linear", "a [b]", "90.00 ± 1.50", "99.00 ± 0.13", "3", "1,297 / 500"],
+        ["linear", "c", "80.00", "", "1", "1,297 / 500"],
+    ]

@@ -1,0 +1,324 @@
+"""Training all weights: what an arm starts from, that it learns, repeats, and says what fails."""
+
+import copy
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from deepbregman.data import ArrayImages, ResidentBatches
+from deepbregman.errors import UserError
+from deepbregman.evaluation.features import crop_and_flip
+from deepbregman.evaluation.finetuned_protocols import (
+    first_layer,
+    from_encoder,
+    from_projection,
+    from_scratch,
+)
+from deepbregman.evaluation.finetuning import Budget, Classifier, Diverged, finetune, predict
+from deepbregman.evaluation.options import Semi, Tuning
+from deepbregman.evaluation.protocols import PROTOCOLS, evaluate
+from deepbregman.evaluation.subject import Subject, open_labelled
+from deepbregman.method.base_network import build_encoder
+from deepbregman.method.transformation import Views
+from deepbregman.runs import Run
+from deepbregman.training import checkpoints
+from deepbregman.training.checkpoints import load_model
+
+LABELS = torch.arange(60) % 3
+BUDGET = Budget(epochs=8, batch_size=20, learning_rate=0.05, weight_decay=1e-4)
+VIEWS = Views(8, num_views=1, jitter_probability=0.0, greyscale=0.0)
+
+
+def coloured(device: str = "cpu") -> ResidentBatches:
+    """Noisy images, each of its class's colour: what a crop and a flip cannot hide."""
+    random = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 60, (60, 3, 8, 8), generator=random)
+    pixels[torch.arange(60), LABELS] += 150
+    return ResidentBatches(ArrayImages(pixels.to(torch.uint8)), torch.device(device))
+
+
+def classifier(seed: int = 0) -> Classifier:
+    torch.manual_seed(3)
+    encoder = build_encoder("small", 8)
+    return Classifier(encoder, encoder.num_features, 3, seed)
+
+
+def tuned(seed: int = 0, **options: Any) -> Classifier:
+    network = classifier()
+    finetune(network, coloured(), LABELS, VIEWS, replace(BUDGET, **options), seed=seed)
+    return network
+
+
+class TestEngine:
+    def test_learns_what_can_be_learned(self) -> None:
+        logits = predict(tuned(), coloured(), 8)
+        assert torch.equal(logits.argmax(1), LABELS)
+        untrained = predict(classifier().eval(), coloured(), 8)
+        assert (untrained.argmax(1) == LABELS).float().mean() < 0.7
+
+    def test_the_same_seed_gives_the_same_bits_and_another_does_not(self) -> None:
+        first, again, other = (tuned(seed).state_dict() for seed in (0, 0, 1))
+        assert all(torch.equal(first[name], again[name]) for name in first)
+        assert not torch.equal(first["linear.weight"], other["linear.weight"])
+
+    def test_every_weight_moves_and_normalisation_learns(self) -> None:
+        before = classifier().state_dict()
+        after = tuned(epochs=1).state_dict()
+        still = [name for name in before if torch.equal(before[name], after[name])]
+        assert still == ["extractor.mean", "extractor.deviation"]  # of the pixels: no weights
+
+    def test_a_step_is_torchs_nesterov_on_a_cosine(self) -> None:
+        """Whole images, one batch in an epoch: a loop by hand, without the engine's machinery."""
+        plain = Views(8, num_views=1, without=("crop", "flip", "jitter", "greyscale"))
+        budget = Budget(epochs=3, batch_size=60, learning_rate=0.1, weight_decay=0.01)
+        found, expected = classifier(), classifier()
+        finetune(found, coloured(), LABELS, plain, budget, seed=0)
+        decayed = [p for p in expected.parameters() if p.ndim > 1]
+        spared = [p for p in expected.parameters() if p.ndim == 1]
+        optimiser = torch.optim.SGD(
+            [{"params": decayed, "weight_decay": 0.01}, {"params": spared}],
+            lr=0.1,
+            momentum=0.9,
+            nesterov=True,
+        )
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=3)
+        (batch,) = coloured().iterate(torch.arange(60), 60)
+        for _ in range(3):
+            optimiser.zero_grad()
+            nn.functional.cross_entropy(expected(batch.images), LABELS).backward()
+            optimiser.step()
+            schedule.step()
+        for name, value in expected.state_dict().items():
+            torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+    def test_only_the_given_images_are_trained_on(self) -> None:
+        """Wrong labels elsewhere do no harm, nor does a batch larger than what is left."""
+        indices = torch.arange(0, 60, 2)
+        wrong = torch.full_like(LABELS, 2)
+        wrong[indices] = LABELS[indices]
+        network = classifier()
+        options = replace(BUDGET, batch_size=1000, epochs=25)
+        finetune(network, coloured(), wrong, VIEWS, options, seed=0, indices=indices)
+        held_out = torch.arange(1, 60, 2)
+        logits = predict(network, coloured(), 8, held_out)
+        assert torch.equal(logits.argmax(1), LABELS[held_out])
+
+    def test_a_diverged_loss_is_an_error_with_a_way_out(self) -> None:
+        with pytest.raises(Diverged, match=r"diverged at learning rate 1e\+30; give a lower one"):
+            tuned(learning_rate=1e30)
+
+    def test_one_image_is_too_few(self) -> None:
+        with pytest.raises(UserError, match="1 labelled images"):
+            finetune(
+                classifier(), coloured(), LABELS, VIEWS, BUDGET, seed=0, indices=torch.tensor([4])
+            )
+
+    def test_progress_is_drawn_on_a_terminal_only(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for terminal in (True, False):
+            console = Console(force_terminal=terminal, width=80)
+            arguments = (classifier(), coloured(), LABELS, VIEWS, replace(BUDGET, epochs=1))
+            finetune(*arguments, seed=0, console=console, title="a [title]")
+            out = capsys.readouterr().out
+            assert ("a [title]" in out) is terminal
+            assert bool(out) is terminal
+
+    @pytest.mark.gpu
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+    def test_the_host_never_waits_inside_an_epoch(
+        self,
+        no_host_sync: Callable[[], AbstractContextManager[None]],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Every step of an epoch runs in a block where waiting is an error; the GPU learns too."""
+        network, batches, labels = classifier().cuda(), coloured("cuda"), LABELS.cuda()
+        finetune(network, batches, labels, VIEWS, BUDGET, seed=0, mixed=True)  # warm up
+        assert (predict(network, batches, 8).argmax(1) == labels).float().mean() > 0.95
+        guards: list[AbstractContextManager[None]] = []
+        chain = batches.chain
+
+        def guarded(orders: Any, size: int) -> Any:
+            for batch in chain(orders, size):
+                if not guards:  # from the first batch of an epoch to its last loss
+                    guards.append(no_host_sync())
+                    guards[0].__enter__()
+                yield batch
+
+        def leave(*_: object) -> None:
+            guards.pop().__exit__(None, None, None)
+
+        monkeypatch.setattr(batches, "chain", guarded)
+        monkeypatch.setattr("deepbregman.evaluation.finetuning._require_finite", leave)
+        finetune(network, batches, labels, VIEWS, BUDGET, seed=0, mixed=True)
+        assert not guards
+
+
+@pytest.fixture(scope="module")
+def subject(short_run: Run, few_digits: str) -> Subject:
+    model, config = load_model(short_run)
+    return Subject(model, config, open_labelled(config, few_digits), torch.device("cpu"))
+
+
+@pytest.fixture
+def images() -> Tensor:
+    random = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (5, 3, 8, 8), generator=random, dtype=torch.uint8)
+
+
+class TestStarts:
+    def test_the_encoder_is_the_runs(self, subject: Subject, short_run: Run) -> None:
+        saved = checkpoints.load(short_run.last_checkpoint)["model"]
+        module, _ = from_encoder(subject, 0)
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, saved[f"encoder.{name}"])
+
+    def test_the_projections_first_layer_by_hand(
+        self, subject: Subject, short_run: Run, images: Tensor
+    ) -> None:
+        """Linear, batch norm with running statistics, ReLU, classifier: from the saved tensors."""
+        saved = checkpoints.load(short_run.last_checkpoint)["model"]
+        network = Classifier(*from_projection(subject, 0), 10, seed=4).eval()
+        h = subject.model.encoder(images)
+        hidden = h @ saved["projection.0.weight"].T
+        mean, variance = (saved[f"projection.1.running_{part}"] for part in ("mean", "var"))
+        hidden = (hidden - mean) / (variance + 1e-5).sqrt()
+        hidden = hidden * saved["projection.1.weight"] + saved["projection.1.bias"]
+        expected = hidden.clamp_min(0) @ network.linear.weight.T + network.linear.bias
+        torch.testing.assert_close(network(images), expected, rtol=1e-4, atol=1e-5)
+        assert hidden.shape[1] == 32  # of short_config
+
+    def test_a_projection_without_normalisation_works_and_none_at_all_does_not(
+        self, subject: Subject
+    ) -> None:
+        model = copy.deepcopy(subject.model)
+        layers = (nn.Linear(128, 7), nn.Identity(), nn.ReLU(), nn.Linear(7, 2))
+        model.projection = nn.Sequential(*layers)
+        layer, width = first_layer(model)
+        assert (len(layer), width) == (3, 7)
+        model.projection = nn.Identity()
+        with pytest.raises(ValueError, match="begins with Linear"):
+            first_layer(model)
+
+    def test_from_scratch_is_random_and_seeded(self, subject: Subject, images: Tensor) -> None:
+        first, again, other = (from_scratch(subject, seed).module for seed in (0, 0, 1))
+        assert torch.equal(first(images), again(images))
+        assert not torch.equal(first(images), other(images))
+        weights, trained = first.state_dict(), subject.model.encoder.state_dict()
+        same = [name for name in weights if torch.equal(weights[name], trained[name])]
+        assert not any(name.endswith("conv.weight") or name == "trunk.0.weight" for name in same)
+
+    def test_training_an_arm_leaves_the_run_alone(self, subject: Subject) -> None:
+        before = copy.deepcopy(subject.model.state_dict())
+        for start in (from_encoder, from_projection):
+            network = Classifier(*start(subject, 0), 10, seed=0)
+            views = crop_and_flip(subject.config)
+            finetune(
+                network,
+                subject.train.batches,
+                subject.train.labels,
+                views,
+                replace(BUDGET, epochs=1),
+                seed=0,
+            )
+        for name, value in subject.model.state_dict().items():
+            assert torch.equal(value, before[name])
+
+
+class TestProtocols:
+    def test_rows_of_every_protocol_have_the_same_keys(
+        self, short_run: Run, few_digits: str
+    ) -> None:
+        checkpoint = short_run.last_checkpoint.read_bytes()
+        protocols = ["knn", "linear", "semi", "transfer", "supervised"]
+        assert {*protocols, "detect"} == set(PROTOCOLS)  # whose rows its own tests look at
+        rows = evaluate(
+            short_run,
+            protocols=protocols,
+            data=few_digits,
+            epochs=2,
+            seeds=2,
+            semi=Semi(labels=(0.1,)),
+            accelerator="cpu",
+        )
+        assert [row["protocol"] for row in rows if row["metric"] == "top1"] == [
+            *["knn"] * 4,
+            *["linear"] * 2,
+            *["semi"] * 3,
+            *["transfer"] * 3,
+            "supervised",
+        ]
+        assert len({tuple(sorted(row)) for row in rows}) == 1
+        assert {row["data"] for row in rows} == {few_digits}
+        kept = [r for r in short_run.result()["evaluations"] if r["data"] == few_digits]
+        assert json.loads(json.dumps(rows)) == kept
+        assert short_run.last_checkpoint.read_bytes() == checkpoint
+        semi = [row for row in rows if row["protocol"] == "semi"]
+        assert [row["variant"] for row in semi if row["metric"] == "top5"] == [
+            "10 % labels, from encoder",
+            "10 % labels, from projection layer 1",
+            "10 % labels, supervised",
+        ]
+        for row in semi:
+            assert (row["num_train"], row["num_test"], row["n"]) == (20, 100, 2)
+            assert row["details"]["steps"] == 2
+            assert row["details"]["batch_size"] == 20
+        transfer = [row["variant"] for row in rows if row["protocol"] == "transfer"]
+        assert transfer[::2] == ["linear, cached features", "fine-tuned", "supervised"]
+        scratch = [row["value"] for row in rows if row["variant"] in ("supervised", "from scratch")]
+        assert scratch[:2] == scratch[2:]  # the same arm, budget and seeds
+
+    def test_epochs_depend_on_how_many_labels_there_are(
+        self, short_run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        budgets: list[tuple[int, int]] = []
+
+        def noted(network: nn.Module, batches: Any, *rest: Any, **options: Any) -> None:
+            budgets.append((batches.num_images, rest[2].epochs))
+            network.eval()
+
+        monkeypatch.setattr("deepbregman.evaluation.finetuned_protocols.finetune", noted)
+        evaluate(short_run, protocols=["semi"], accelerator="cpu")
+        assert budgets == [(13, 60)] * 3 + [(130, 30)] * 3
+
+    def test_the_rate_is_chosen_on_labels_held_out_of_the_given_ones(
+        self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A rate that diverges is passed over, and the chosen one is used on all labels."""
+        from deepbregman.evaluation import finetuned_protocols
+
+        trained: list[tuple[float, int]] = []
+        engine = finetuned_protocols.finetune
+
+        def noted(*arguments: Any, indices: Tensor | None, **options: Any) -> None:
+            budget, labels = arguments[4], arguments[2]
+            count = len(labels) if indices is None else len(indices)
+            trained.append((budget.learning_rate, count))
+            engine(*arguments, indices=indices, **options)
+
+        monkeypatch.setattr(finetuned_protocols, "finetune", noted)
+        row = evaluate(
+            short_run,
+            protocols=["supervised"],
+            data=few_digits,
+            epochs=5,
+            tuning=Tuning(learning_rate=(1e30, 1e-9, 0.1), batch_size=32),
+            accelerator="cpu",
+        )[0]
+        assert trained == [(1e-9, 160), (0.1, 160), (1e30, 160), (0.1, 200)]
+        assert row["chosen"][0]["learning_rate"] == 0.1
+        assert row["details"]["learning_rates"] == [1e30, 1e-9, 0.1]
+        with pytest.raises(Diverged, match="every --learning-rate"):
+            evaluate(
+                short_run,
+                protocols=["supervised"],
+                data=few_digits,
+                epochs=1,
+                tuning=Tuning(learning_rate=(1e30, 1e31)),
+                accelerator="cpu",
+            )

@@ -1,0 +1,85 @@
+"""A tenth of the digits, and settings that train them in a moment."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from deepbregman.data import Source
+from deepbregman.evaluation import linear
+
+TINY = (
+    "training.batch_size=64",
+    "training.knn_every=1",
+    "training.tensorboard=false",
+    "optimiser.warmup_epochs=0.5",
+    "encoder.projection_hidden=16",
+    "encoder.embedding=8",
+    "divergence.num_subnetworks=6",
+    "divergence.hidden=4",
+)
+
+
+@pytest.fixture(scope="session")
+def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    digits = load_digits()
+    images = (digits.images * 15.0).astype(np.uint8)
+    path = tmp_path_factory.mktemp("data") / "few.npz"
+    np.savez(
+        path,
+        train_images=images[:180],
+        train_labels=digits.target[:180],
+        test_images=images[180:280],
+        test_labels=digits.target[180:280],
+    )
+    return str(path)
+
+
+@pytest.fixture
+def tiny(few_digits: str) -> list[str]:
+    """Options that make any study tiny."""
+    return [
+        *("--recipe", "digits", "--data", few_digits, "--epochs", "1", "--seeds", "1"),
+        *("--accelerator", "cpu", "--set", *TINY),
+    ]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "study"
+
+
+@pytest.fixture
+def explosive(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make a module open sources whose test images cannot be looked at."""
+
+    def arm(module: str) -> None:
+        opening = importlib.import_module(module)
+        real = opening.open_data
+
+        class Closed:
+            def __getattr__(self, name: str) -> None:
+                raise AssertionError(f"somebody asked for {name} of the test images")
+
+        def opened(*arguments: Any) -> Source:
+            return dataclasses.replace(real(*arguments), test=Closed())
+
+        monkeypatch.setattr(opening, "open_data", opened)
+
+    return arm
+
+
+@pytest.fixture(autouse=True)
+def one_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let linear classifiers choose among one penalty: they take most of a tiny cell's time."""
+    choose = linear.choose_l2
+
+    def chosen(*arguments: Any, **options: Any) -> Any:
+        return choose(*arguments, **{**options, "grid": (0.1,)})
+
+    monkeypatch.setattr(linear, "choose_l2", chosen)

@@ -1,0 +1,136 @@
+"""A study is data, and adding one is adding a short file."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from deepbregman.config import load_recipe, override
+from deepbregman.errors import UserError
+from deepbregman.studies import catalogue as package
+from deepbregman.studies.catalogue import catalogue, find_study
+from deepbregman.studies.cells import plan
+from deepbregman.studies.definition import Arm, Search, Study, assignments, literal
+from deepbregman.studies.folder import usable
+
+ENTRIES = catalogue()
+GRIDS = {name: entry for name, entry in ENTRIES.items() if isinstance(entry, Study)}
+
+
+def test_the_paper_s_ablations_are_there() -> None:
+    wanted = {"kappa", "psi", "augmentations", "sigma-lambda", "subnetwork", "encoder-depth"}
+    assert wanted <= set(ENTRIES)
+    assert all(entry.title for entry in ENTRIES.values())
+
+
+def test_a_study_is_a_short_file_that_is_found_by_being_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(package.__file__).parent
+    assert all(len(path.read_text().splitlines()) <= 80 for path in folder.glob("*.py"))
+    (tmp_path / "my_own.py").write_text(
+        "from deepbregman.studies.definition import Study, over\n"
+        "STUDY = Study('my-own', 'Mine?', over('contrastive.temperature', (0.1, 0.2)),\n"
+        "              'tau', 'line')\n"
+    )
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+    assert find_study("my-own").title == "Mine?"
+
+
+def test_an_unknown_study_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"'kapa' is not one of .*did you mean 'kappa'"):
+        find_study("kapa")
+
+
+@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("recipe", ["paper", "authors", "best", "digits", "paper-imagenet"])
+def test_every_arm_is_a_configuration(name: str, recipe: str) -> None:
+    study, base = GRIDS[name], load_recipe(recipe)
+    arms = usable(study.arms, base)
+    names = [arm.name for arm in study.arms]
+    assert len(set(names)) == len(names)
+    assert study.reference is None or study.reference in names
+    groups = plan(arms, base, (3,), Path("runs"))
+    assert sum(map(len, groups)) == len(arms)
+    assert all(cell.config.seed == 3 for cells in groups for cell in cells)
+
+
+def test_what_the_paper_printed() -> None:
+    """The rows of its tables, typed again from the text."""
+    kappa = {part.series: part.values for part in GRIDS["kappa"].published}
+    numbers = ("5", "20", "50", "100", "200", "500", "1000")
+    ours = (85.2, 88.9, 91.0, 92.6, 92.8, 89.2, 85.5)
+    deep = (71.9, 77.8, 79.4, 80.0, 77.4, 74.1, 70.8)
+    assert kappa["the paper"] == dict(zip(numbers, ours, strict=True))
+    assert kappa["Deep Divergence"] == dict(zip(numbers, deep, strict=True))
+    trained = [str(arm.x) for arm in GRIDS["kappa"].arms if arm.name != "none"]
+    assert trained == list(numbers)
+    kernels = {arm.x: arm.beyond for arm in GRIDS["psi"].arms if arm.name != "none"}
+    paper = dict.fromkeys(("gaussian", "inverse", "sqrt", "linear", "arccot"), False)
+    assert kernels == {**paper, "negative": True}
+    search = ENTRIES["sigma-lambda"]
+    assert isinstance(search, Search)
+    assert search.published == {"divergence.sigma": 1.5, "contrastive.weight": 5.0}
+
+
+def test_published_values_belong_to_an_arm_or_a_number() -> None:
+    for study in GRIDS.values():
+        places = {str(arm.x) for arm in study.arms}
+        numeric = all(isinstance(arm.x, int | float) for arm in study.arms)
+        for part in study.published:
+            assert part.source
+            for x in part.values:
+                assert numeric or x in places, (study.name, x)
+
+
+def test_arms_that_come_to_the_same_share_a_run() -> None:
+    study, base = GRIDS["subnetwork"], load_recipe("paper")
+    groups = plan(study.arms, base, (0,), Path("runs"))
+    shared = [[cell.arm.name for cell in cells] for cells in groups if len(cells) > 1]
+    same = ["norm-output", "activation-linear", "hidden-32", "smoothing-hard", "pairs-views"]
+    assert shared == [["recipe", *same, "temperature-1.0"]]
+    assert len({cells[0].folder for cells in groups}) == len(groups) == 14
+
+
+def test_progressive_removal_leaves_out_steps_that_the_recipe_does_not_have() -> None:
+    study = GRIDS["augmentations"]
+    cifar = usable(study.arms, load_recipe("paper"))
+    steps = [arm.x for arm in cifar if arm.series == "SimCLR"]
+    assert steps == ["all", "no greyscale", "no colour", "crop only", "all but crop"]
+    imagenet = usable(study.arms, load_recipe("paper-imagenet"))
+    assert "crop and blur" in [arm.x for arm in imagenet]
+    removed = [set(arm.changes["views.without"]) for arm in imagenet if arm.series == "SimCLR"]
+    progressive = removed[:-1]
+    assert all(before < after for before, after in itertools.pairwise(progressive))
+
+
+def test_other_values_of_the_one_field() -> None:
+    study = GRIDS["encoder-depth"].with_values(("small", "resnet18"))
+    names = [arm.name for arm in study.arms]
+    assert names == ["simclr-small", "simclr-resnet18", "divergence-small", "divergence-resnet18"]
+    assert study.arms[0].changes == {"divergence.weight": 0.0, "encoder.name": "small"}
+    kappa = GRIDS["kappa"].with_values((3, 7))
+    assert [arm.name for arm in kappa.arms] == ["none", "3", "7"]
+    with pytest.raises(UserError, match="subnetwork takes no --values"):
+        GRIDS["subnetwork"].with_values((1,))
+
+
+def test_names_with_slashes_do_not_leave_the_folder() -> None:
+    arm = Arm("../../x y", {}, "x")
+    (cells,) = plan([arm], override(load_recipe("digits"), {}), (0,), Path("runs"))
+    assert cells[0].folder == Path("runs/.._.._x_y-seed0")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("0.5", 0.5), ("true", True), ("[1, 2]", [1, 2]), ("lars", "lars"), ('"3"', "3")],
+)
+def test_values_are_read_as_toml_has_them(text: str, value: object) -> None:
+    assert literal(text) == value
+    assert type(literal(text)) is type(value)
+
+
+@pytest.mark.parametrize("word", ["training.epochs", "=3", "training.epochs="])
+def test_a_change_needs_a_field_and_a_value(word: str) -> None:
+    with pytest.raises(UserError, match=r"write it as field=value"):
+        assignments([word])

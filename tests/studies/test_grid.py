@@ -1,0 +1,395 @@
+"""The engine of grid studies, by the command that a user types."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from deepbregman.cli import main
+from deepbregman.errors import UserError
+from deepbregman.evaluation import subject
+from deepbregman.runs import Run
+from deepbregman.studies import cells, grid, pretraining
+from deepbregman.studies.catalogue import find_study
+from deepbregman.studies.cells import run_cell
+from deepbregman.studies.definition import Settings, assignments
+from deepbregman.studies.folder import open_task
+from deepbregman.studies.results import MAIN_METRIC, by_arm, lost, summarise
+from deepbregman.training.interruption import Interrupted
+from deepbregman.training.loop import Pretraining
+
+Record = dict[str, Any]
+
+
+def read(folder: Path) -> Record:
+    record: Record = json.loads((folder / "results.json").read_text())
+    return record
+
+
+ARMS = {
+    "kappa": ("none", "5"),
+    "psi": ("gaussian", "negative"),
+    "augmentations": ("divergence-all", "divergence-no-crop"),
+    "subnetwork": ("norm-output", "norm-none"),
+}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_to_the_end(
+    name: str, tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["study", name, "--out", str(out), "--only", *ARMS[name], *tiny])
+    results = read(out)
+    names = [arm["arm"] for arm in results["arms"]]
+    assert set(ARMS[name]) <= set(names)
+    assert results["judge"] == "test"
+    for row in results["cells"]:
+        run = Run.open(out / "runs" / row["run"])
+        (judged,) = [
+            part
+            for part in run.result()["evaluations"]
+            if f"{part['protocol']}, {part['variant']}" == MAIN_METRIC and part["metric"] == "top1"
+        ]
+        assert row["metrics"][MAIN_METRIC] == judged["value"]
+        assert judged["num_test"] == 100
+        assert not run.checkpoints.exists()  # deleted once judged
+    if name == "subnetwork":  # digits' subnetworks are normalised at the output already
+        assert sorted(run.name for run in (out / "runs").iterdir()) == [
+            "norm-none-seed0",
+            "recipe-seed0",
+        ]
+        assert names[:4] == ["recipe", "norm-output", "norm-none", "activation-linear"]
+        assert results["cells"][0]["metrics"] == results["cells"][1]["metrics"]
+    with Image.open(out / f"{name}.png") as figure:
+        assert len(figure.convert("RGB").getcolors(maxcolors=100_000) or []) > 20
+    assert (out / f"{name}.svg").read_text().startswith("<?xml")
+    shown = capsys.readouterr().out
+    assert f"{results['arms'][0]['metrics'][MAIN_METRIC]['mean']:.2f} (n=1)" in shown
+    assert f"study:  {out}" in shown
+    header, *lines = (out / "results.csv").read_text().splitlines()
+    assert header.startswith("arm,series,x,seed,state,run,")
+    assert len(lines) == len(names)
+
+
+def test_other_encoders_by_value_and_more_seeds_later(
+    tiny: list[str], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    real = subject.open_data
+
+    def counted_opening(*arguments: Any) -> Any:
+        opened.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(subject, "open_data", counted_opening)
+    monkeypatch.setattr(pretraining, "open_data", counted_opening)
+    words = ["study", "encoder-depth", "--out", str(out), "--keep-checkpoints"]
+    main([*words, "--values", "small", "--only", "divergence-small", *tiny])
+    assert len(opened) == 1  # for the study, not for each training and each judgement
+    assert Run.open(out / "runs" / "divergence-small-seed0").last_checkpoint.is_file()
+    assert [row["seed"] for row in read(out)["cells"]] == [0]
+    first = (out / "runs" / "divergence-small-seed0" / "result.json").read_bytes()
+    trained = []
+    pretrain = cells.pretrain
+
+    def counted(config: Any, **options: Any) -> Run:
+        trained.append(config.seed)
+        return pretrain(config, **options)
+
+    monkeypatch.setattr(cells, "pretrain", counted)
+    main([*words, "--seeds", "2"])  # what is left out is the folder's
+    assert trained == [1]
+    assert [row["seed"] for row in read(out)["cells"]] == [0, 1]
+    assert (out / "runs" / "divergence-small-seed0" / "result.json").read_bytes() == first
+    summary = read(out)["arms"][0]["metrics"][MAIN_METRIC]
+    values = [row["metrics"][MAIN_METRIC] for row in read(out)["cells"]]
+    assert summary["n"] == 2
+    assert summary["deviation"] == pytest.approx(np.std(values, ddof=1))
+
+
+def test_a_crash_costs_no_finished_work_and_changes_no_number(
+    tiny: list[str], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed once in training and once before judging; then as if nothing had happened."""
+    words = ["--only", "5", "20", *tiny, "training.save_seconds=0"]
+    words[words.index("--epochs") + 1] = "2"
+    keep, evaluate = Pretraining._keep, cells.evaluate
+
+    def killed(self: Pretraining, record: Record, *rest: Any) -> None:
+        keep(self, record, *rest)
+        if self.run.path.name == "20-seed0":
+            raise RuntimeError("power cut")
+
+    def unjudged(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pretraining, "_keep", killed)
+        with pytest.raises(RuntimeError, match="power cut"):
+            main(["study", "kappa", "--out", str(out), *words])
+    assert [row["run"] for row in read(out)["cells"]] == ["5-seed0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(cells, "evaluate", unjudged)
+        with pytest.raises(RuntimeError, match="power cut"):
+            main(["study", "kappa", "--out", str(out), *words])
+    main(["study", "kappa", "--out", str(out), *words])
+    other = tmp_path / "whole"
+    main(["study", "kappa", "--out", str(other), *words])
+    assert evaluate is cells.evaluate
+    assert [row["metrics"] for row in read(out)["cells"]] == [
+        row["metrics"] for row in read(other)["cells"]
+    ]
+    interrupted, whole = (Run.open(folder / "runs" / "20-seed0") for folder in (out, other))
+    assert len(interrupted.provenance()["resumed"]) == 1
+    assert [row["total"] for row in interrupted.metrics()] == [
+        row["total"] for row in whole.metrics()
+    ]
+    assert "resumed" not in Run.open(out / "runs" / "5-seed0").provenance()
+
+
+def settings(data: str, out: Path, **others: Any) -> Settings:
+    changes = assignments(
+        [
+            *("training.batch_size=64", "training.knn_every=0", "training.tensorboard=false"),
+            *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
+        ]
+    )
+    return Settings(
+        recipe="digits", data=data, epochs=1, changes=changes, out=out, accelerator="cpu", **others
+    )
+
+
+def test_two_workers_do_every_cell_once(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "POLL_SECONDS", 0.01)
+    both = threading.Barrier(2, timeout=60)
+    taken: list[tuple[str, int]] = []
+
+    def slowly(cell: cells.Cell, *arguments: Any) -> Record:
+        taken.append((cell.name, threading.get_ident()))
+        if len(taken) <= 2:
+            both.wait()  # both workers are inside a cell at the same time
+        return run_cell(cell, *arguments)
+
+    monkeypatch.setattr(grid, "run_cell", slowly)
+    study = find_study("kappa")
+    asked = settings(few_digits, out, only=("5", "20"), seeds=2)
+    said = [io.StringIO(), io.StringIO()]
+    workers = [
+        threading.Thread(target=study.run, args=(asked, Console(file=file))) for file in said
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(name for name, _ in taken) == ["20-seed0", "20-seed1", "5-seed0", "5-seed1"]
+    assert len({worker for _, worker in taken}) == 2
+    assert len(read(out)["cells"]) == 4
+    assert all("How many subnetworks?" in file.getvalue() for file in said)  # both end complete
+
+
+def test_a_busy_cell_is_waited_for_and_taken_over(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The holder of a cell dies without having done it: its lock goes, the cell does not."""
+    asked = settings(few_digits, out, only=("5",), seeds=1)
+    task = open_task(find_study("kappa"), asked)  # type: ignore[arg-type]
+    holder = grid.claim(task.folder / "locks" / "5-seed0")
+    assert holder.__enter__()
+    sleeps = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        holder.__exit__(None, None, None)
+
+    monkeypatch.setattr(grid.time, "sleep", sleep)
+    find_study("kappa").run(asked, Console(quiet=True))
+    assert sleeps == [grid.POLL_SECONDS]
+    assert read(out)["cells"][0]["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epochs", "3"], r"training\.epochs is 1 there, 3 here"),
+        (["--recipe", "best"], r"encoder\.name is 'small' there, 'resnet18' here"),
+        (["--set", "divergence.sigma=9"], r"divergence\.sigma is 1\.5 there, 9 here"),
+        (["--judge", "holdout"], r"--judge is 'holdout' here and 'test' in the folder"),
+        (["--values", "5"], r"--values is \[5\] here and \[\] in the folder"),
+    ],
+)
+def test_a_folder_keeps_to_what_it_began_with(
+    words: list[str],
+    message: str,
+    few_digits: str,
+    out: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    open_task(find_study("kappa"), settings(few_digits, out))  # type: ignore[arg-type]
+    before = (out / "study.json").read_bytes()
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", "kappa", "--out", str(out), "--accelerator", "cpu", *words])
+    assert stopped.value.code == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert re.search(message, error), error
+    assert "--out" in error
+    assert (out / "study.json").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["kapa"], "did you mean 'kappa'"),
+        (["kappa", "--only", "51"], "arm '51' is not one of none, 5, 20"),
+        (["kappa", "--seeds", "0"], "--seeds 0: there must be at least 1"),
+        (["kappa", "--trials", "3"], "kappa is a grid and takes no --trials"),
+        (["kappa", "--values", "many"], "divergence.num_subnetworks is 'many'"),
+        (["kappa", "--set", "divergence.sgima=1"], "did you mean 'sigma'"),
+        (["kappa", "--linear-epochs", "-1"], "--linear-epochs -1"),
+        (["augmentations", "--only", "simclr-crop-blur", "--recipe", "digits"], "change nothing"),
+        (["sigma-lambda", "--seeds", "2"], "sigma-lambda is a search and takes no --seeds"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    words: list[str], message: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", *words, "--out", str(out), "--accelerator", "cpu"])
+    assert stopped.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+
+
+def test_a_folder_of_something_else_is_left_alone(out: Path, few_digits: str) -> None:
+    out.mkdir()
+    (out / "thesis.tex").touch()
+    with pytest.raises(UserError, match="holds no study"):
+        find_study("kappa").run(settings(few_digits, out), Console(quiet=True))
+    open_task(find_study("kappa"), settings(few_digits, out / "a"))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="holds study kappa, not psi"):
+        find_study("psi").run(settings(few_digits, out / "a"), Console(quiet=True))
+
+
+def test_torchrun_is_refused(few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match="once for each GPU"):
+        find_study("kappa").run(settings(few_digits, out), Console(quiet=True))
+
+
+def test_a_cell_that_diverges_does_not_end_the_study(
+    tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wild = [*tiny, "optimiser.learning_rate=1e30", "optimiser.name=sgd"]
+    main(["study", "kappa", "--out", str(out), "--only", "5", *wild])
+    (row,) = read(out)["cells"]
+    assert row["state"] == "diverged"
+    assert "lower optimiser.learning_rate" in row["why"]
+    assert "(1 diverged)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [Interrupted(Path("x"), 2), KeyboardInterrupt()])
+def test_ctrl_c_says_how_to_go_on(
+    error: BaseException,
+    tiny: list[str],
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Run:
+        raise error
+
+    monkeypatch.setattr(cells, "pretrain", interrupted)
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", "kappa", "--out", str(out), "--only", "5", *tiny])
+    assert stopped.value.code == 130
+    words = " ".join(capsys.readouterr().err.split())
+    assert "0 of 1 cells are done" in words
+    assert f"deepbregman study kappa --out {out}" in words
+
+
+def test_judged_on_held_out_images_the_test_images_stay_closed(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch, explosive: Callable[[str], None]
+) -> None:
+    explosive("deepbregman.studies.cells")
+    asked = settings(few_digits, out, only=("5",), seeds=1, judge="holdout")
+    find_study("kappa").run(asked, Console(quiet=True))
+    (row,) = Run.open(out / "runs" / "5-seed0").result()["evaluations"][-1:]
+    assert (row["num_train"], row["num_test"]) == (162, 18)
+    assert row["data"].endswith(", held out")
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["study"])
+    shown = capsys.readouterr().out
+    assert "kappa" in shown
+    assert "How many subnetworks?" in shown
+
+
+def test_mean_and_deviation_are_numpy_s() -> None:
+    values = [90.1, 91.7, 88.8]
+    summary = summarise(values)
+    assert summary["mean"] == pytest.approx(np.mean(values), rel=1e-12)
+    assert summary["deviation"] == pytest.approx(np.std(values, ddof=1), rel=1e-12)
+    assert summarise([90.0]) == {"mean": 90.0, "deviation": None, "n": 1}
+
+
+def row(arm: str, series: str, seed: int, value: float | None) -> Record:
+    metrics = {} if value is None else {"m": value}
+    state = "done" if metrics else "diverged"
+    shown = {"arm": arm, "series": series, "x": arm}
+    return {**shown, "seed": seed, "state": state, "metrics": metrics}
+
+
+def test_a_diverged_seed_is_counted_and_not_averaged() -> None:
+    (arm,) = by_arm([row("a", "s", 0, 90.0), row("a", "s", 1, None), row("a", "s", 2, 92.0)])
+    assert arm["num_diverged"] == 1
+    assert arm["metrics"]["m"] == {"mean": 91.0, "deviation": pytest.approx(2**0.5), "n": 2}
+
+
+def test_what_is_lost_is_paired_by_seed() -> None:
+    rows = [
+        *(row("all", "s", 0, 90.0), row("all", "s", 1, 80.0), row("all", "t", 0, 50.0)),
+        *(row("crop", "s", 0, 85.0), row("crop", "s", 1, 74.0), row("crop", "s", 2, 10.0)),
+    ]
+    paired = lost([row for row in rows if row["series"] == "s"], "m")
+    assert paired["all"]["mean"] == 0.0
+    assert paired["crop"] == {"mean": -5.5, "deviation": pytest.approx(0.5**0.5), "n": 2}
+
+
+@pytest.mark.slow
+def test_a_killed_worker_s_cell_is_finished_by_the_other(few_digits: str, out: Path) -> None:
+    """Real processes, SIGKILL in the middle of training: as the machine would do it."""
+    words = [
+        *(sys.executable, "-m", "deepbregman", "study", "kappa", "--out", str(out)),
+        *("--recipe", "digits", "--data", few_digits, "--epochs", "40", "--seeds", "2"),
+        *("--only", "5", "20", "--accelerator", "cpu", "--set", "training.batch_size=64"),
+        *("training.save_seconds=0", "training.tensorboard=false", "encoder.projection_hidden=16"),
+    ]
+    victim = subprocess.Popen(words)
+    metrics = out / "runs" / "5-seed0" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.05)
+    victim.kill()
+    assert victim.wait() == -signal.SIGKILL
+    with subprocess.Popen(words) as survivor:
+        assert survivor.wait() == 0
+    rows = read(out)["cells"]
+    assert [row["run"] for row in rows] == ["5-seed0", "5-seed1", "20-seed0", "20-seed1"]
+    assert all(row["state"] == "done" for row in rows)
+    killed = Run.open(out / "runs" / "5-seed0")
+    assert len(killed.provenance()["resumed"]) == 1
+    assert [record["epoch"] for record in killed.metrics()] == list(range(1, 41))

@@ -1,0 +1,159 @@
+"""The space of a search: what is written is what is searched, and what cannot be is refused."""
+
+import math
+from pathlib import Path
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.errors import UserError
+from deepbregman.studies.tuning.space import Choice, Interval, parse_space
+
+BASE = load_recipe("paper")
+positive = st.floats(1e-6, 1e6)
+
+
+@given(low=positive, high=positive, log=st.booleans(), seed=st.integers(0, 99))
+def test_an_interval_gives_configurations_between_its_ends(
+    low: float, high: float, log: bool, seed: int
+) -> None:
+    words = f"divergence.sigma={low!r}:{high!r}{':log' * log}"
+    if low >= high:
+        with pytest.raises(UserError, match="from low to high"):
+            parse_space([words], BASE)
+        return
+    (dimension,) = parse_space([words], BASE)
+    assert dimension == Interval("divergence.sigma", low, high, log)
+    assert parse_space([str(dimension)], BASE) == (dimension,)  # writing is reading backwards
+    trial = _study(seed).ask()
+    value = dimension.suggest(trial)
+    assert isinstance(value, float)
+    assert low <= value <= high
+    assert override(BASE, {"divergence.sigma": value}).divergence.sigma == value
+
+
+@given(ends=st.lists(st.integers(1, 10**6), min_size=2, max_size=2, unique=True))
+def test_whole_numbers_stay_whole(ends: list[int]) -> None:
+    low, high = sorted(ends)
+    (dimension,) = parse_space([f"divergence.num_subnetworks={low}:{high}:log"], BASE)
+    value = dimension.suggest(_study(0).ask())
+    assert type(value) is int
+    assert low <= value <= high
+    assert str(dimension) == f"divergence.num_subnetworks={low}:{high}:log"
+
+
+@given(values=st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True))
+def test_a_choice_gives_its_values(values: list[int]) -> None:
+    words = f"divergence.num_subnetworks={','.join(map(str, values))}"
+    (dimension,) = parse_space([words], BASE)
+    assert dimension == Choice("divergence.num_subnetworks", tuple(values))
+    assert parse_space([str(dimension)], BASE) == (dimension,)
+    assert dimension.suggest(_study(1).ask()) in values
+
+
+@settings(max_examples=20)
+@given(text=st.text(max_size=30))
+def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+    for word in (text, f"divergence.sigma={text}", f"{text}=1:2", f"divergence.kernel={text}"):
+        try:
+            space = parse_space([word], BASE)
+        except UserError:
+            continue
+        for dimension in space:
+            for end in dimension.ends:
+                assert isinstance(override(BASE, {dimension.field: end}), Config)
+
+
+def _study(seed: int) -> optuna.Study:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
+
+
+def test_logarithmic_intervals_are_drawn_evenly_in_the_logarithm() -> None:
+    (dimension,) = parse_space(["contrastive.weight=0.01:100:log"], BASE)
+    study = _study(0)
+    values = [dimension.suggest(study.ask()) for _ in range(400)]
+    below = sum(float(value) < 1.0 for value in values) / len(values)
+    assert below == pytest.approx(0.5, abs=0.1)  # 0.01 of them if it were even in the value
+
+
+def test_booleans_and_words_and_spaces_between() -> None:
+    words = ["divergence.learn_sigma=true,false", "divergence.kernel=gaussian, inverse"]
+    space = parse_space(words, BASE)
+    assert [dimension.ends for dimension in space] == [(True, False), ("gaussian", "inverse")]
+    assert str(space[0]) == "divergence.learn_sigma=true,false"
+
+
+def test_a_file_says_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text(
+        '[divergence]\nsigma = "0.1:5:log"\nkernel = ["gaussian", "inverse"]\n'
+        '[training]\nbatch_size = "128:512"\n'
+    )
+    words = [
+        *("divergence.sigma=0.1:5:log", "divergence.kernel=gaussian,inverse"),
+        "training.batch_size=128:512",
+    ]
+    assert parse_space([str(path)], BASE) == parse_space(words, BASE)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "the space is empty"),
+        (["divergence.sigma"], r"write field=LOW:HIGH"),
+        (["divergence.sgima=1:2"], r"no such field; did you mean 'divergence\.sigma'"),
+        (["divergense.sigma=1:2"], r"did you mean 'divergence\.sigma'"),
+        (["divergence.sigma=1:2", "divergence.sigma=3:4"], "twice"),
+        (["divergence.sigma=1:2:ln"], r"write LOW:HIGH, or LOW:HIGH:log"),
+        (["divergence.sigma=1:2:log:3"], r"write LOW:HIGH, or LOW:HIGH:log"),
+        (["divergence.sigma=a:2"], "the ends must be numbers"),
+        (["divergence.sigma=2:1"], "from low to high"),
+        (["divergence.sigma=1:inf"], "finite"),
+        (["divergence.sigma=nan:1"], "finite"),
+        (["divergence.usage_bonus=0:1:log"], "needs a LOW above 0"),
+        (["divergence.sigma=0:1"], r"reaches divergence\.sigma=0\.0, where .*above 0"),
+        (["divergence.num_subnetworks=0.5:9"], "whole numbers"),
+        (["divergence.num_subnetworks=0:9"], "1 or more"),
+        (["divergence.kernel=gaussian,gauss"], "did you mean 'gaussian'"),
+        (["divergence.kernel=gaussian"], "at least two values"),
+        (["divergence.kernel=gaussian,gaussian"], "each once"),
+        (["seed=0:99"], "keeps to one seed"),
+        (["data.holdout=0.1:0.5"], "one set of images"),
+        (["views.crop_area=0.1:0.5"], "is a list, and only single values"),
+        (["contrastive.weight=0:1", "divergence.weight=0:1"], "are both 0"),
+        (["nowhere.toml"], "cannot be read"),
+    ],
+)
+def test_errors_name_the_field_and_the_rule(words: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse_space(words, BASE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("sigma = 1", "outside of a section"),
+        ("[divergence\n", "not valid TOML"),
+        ("[divergence]\nsigma = 3.0", "at least two values"),
+        ("[divergence]\nkernel = [[1], [2]]", "must be a number, text or true"),
+    ],
+)
+def test_errors_of_a_file(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "space.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        parse_space([str(path)], BASE)
+
+
+def test_many_dimensions_are_checked_one_by_one() -> None:
+    names = ("norm", "activation", "kernel", "pairs")
+    choices = ("output,hidden,none", "none,relu", "gaussian,inverse,sqrt,linear", "views,all")
+    words = [f"divergence.{n}={c}" for n, c in zip(names, choices, strict=True)]
+    words += [f"divergence.hidden={','.join(map(str, range(1, 40)))}", "divergence.dropout=0:2"]
+    assert math.prod((3, 2, 4, 2, 39, 2)) > 1024
+    with pytest.raises(UserError, match=r"reaches divergence\.dropout=2\.0, where"):
+        parse_space(words, BASE)

@@ -1,0 +1,328 @@
+"""The search: by the command that a user types, and its workers by a cheap objective."""
+
+import csv
+import importlib.util
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from deepbregman.cli import main
+from deepbregman.config import load_recipe, override
+from deepbregman.errors import UserError
+from deepbregman.runs import Run
+from deepbregman.studies import cells
+from deepbregman.studies.definition import assignments
+from deepbregman.studies.grid import Stopped
+from deepbregman.studies.tuning import workers
+from deepbregman.studies.tuning.plan import Request, build_sampler
+from deepbregman.studies.tuning.records import trial_rows
+from deepbregman.studies.tuning.search import tune
+from deepbregman.studies.tuning.workers import first_come, open_storage, work
+from deepbregman.training.interruption import Interrupted
+
+SPACE = ("divergence.sigma=0.5:3:log", "divergence.kernel=gaussian,inverse")
+
+
+def changes(*more: str) -> dict[str, Any]:
+    return assignments(
+        [
+            *("training.batch_size=64", "training.knn_every=1", "data.holdout=0"),
+            *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
+            *more,
+        ]
+    )
+
+
+def request(data: str, out: Path, **others: Any) -> Request:
+    given: dict[str, Any] = {
+        **{"recipe": "digits", "space": SPACE, "trials": 3, "data": data, "epochs": 1},
+        **{"changes": changes(), "out": out, "accelerator": "cpu", "sampler": "random"},
+    }
+    return Request(**{**given, **others})
+
+
+def trials(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads((out / "trials.json").read_text())["trials"]
+    return rows
+
+
+@pytest.mark.parametrize("command", ["tune", "study"])
+def test_end_to_end_without_the_test_images(
+    command: str,
+    few_digits: str,
+    out: Path,
+    explosive: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    explosive("deepbregman.studies.cells")
+    words = {
+        "tune": ["tune", "digits", "--space", *SPACE, "--sampler", "tpe", "--objective", "knn"],
+        "study": ["study", "sigma-lambda", "--recipe", "digits"],
+    }[command]
+    settings = [f"{name}={value}" for name, value in changes().items()]
+    main(
+        [
+            *words,
+            *("--trials", "3", "--data", few_digits, "--epochs", "1", "--out", str(out)),
+            *("--accelerator", "cpu", "--set", *settings),
+        ]
+    )
+    rows = trials(out)
+    assert [row["state"] for row in rows] == ["complete"] * 3
+    best = max(rows, key=lambda row: row["value"])
+    found = load_recipe(str(out / "best.toml"))
+    recipe = override(
+        load_recipe("digits"), {**changes(), "data.source": few_digits, "training.epochs": 1}
+    )
+    assert found == override(recipe, best["values"])
+    assert found.data.holdout == 0.0  # the recipe's own, though the trials held a tenth out
+    run = Run.open(out / "runs" / f"trial-{best['trial']:04d}")
+    assert run.config == override(found, {"data.holdout": 0.1, "training.tensorboard": False})
+    (judged, *_) = run.result()["evaluations"]
+    assert (judged["num_train"], judged["num_test"]) == (162, 18)
+    assert judged["value"] == best["value"]
+    with (out / "trials.csv").open() as file:
+        assert [float(row["value"]) for row in csv.DictReader(file)] == [r["value"] for r in rows]
+    header = (out / "best.toml").read_text()
+    assert f"{best['value']:.2f} % on held-out training images" in header
+    assert (out / "search.png").stat().st_size > 5_000
+    assert (out / "search.svg").is_file()
+    assert f"best:   {out / 'best.toml'}" in capsys.readouterr().out
+    if command == "study":  # again, as the message on Ctrl-C says: there is nothing left to do
+        main(["study", "sigma-lambda", "--out", str(out), "--accelerator", "cpu"])
+        assert trials(out) == rows
+
+
+def test_more_trials_later_and_nothing_else(few_digits: str, out: Path) -> None:
+    tune(request(few_digits, out, trials=1))
+    first = trials(out)
+    with pytest.raises(UserError, match=r"training\.epochs is 1 there, 2 here"):
+        tune(request(few_digits, out, epochs=2))
+    with pytest.raises(UserError, match=r"sampler is 'random' there, 'gp' here"):
+        tune(request(few_digits, out, sampler="gp"))
+    with pytest.raises(UserError, match="space is"):
+        tune(request(few_digits, out, space=("divergence.sigma=1:2",)))
+    tune(Request(out=out, trials=2, accelerator="cpu"))  # all else is the folder's
+    later = trials(out)
+    assert later[0] == first[0]
+    assert len(later) == 2
+    assert later[1]["values"] != later[0]["values"]
+
+
+def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda self: self.number == 1)
+    tune(request(few_digits, out, trials=2, epochs=2))
+    assert [row["state"] for row in trials(out)] == ["complete", "pruned"]
+    pruned = trials(out)[1]
+    assert pruned["last_epoch"] == 1  # of two
+    assert pruned["value"] is None
+    assert not (out / "runs" / "trial-0001" / "checkpoints").exists()
+
+
+def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(
+    few_digits: str, out: Path
+) -> None:
+    wild = changes("optimiser.learning_rate=1e30", "optimiser.name=sgd")
+    tune(request(few_digits, out, trials=1, changes=wild))
+    (row,) = trials(out)
+    assert row["diverged"]
+    assert row["value"] == pytest.approx(100.0 * 2 / 18)  # the largest of ten classes in 18 images
+    assert not (out / "best.toml").exists()
+
+
+def test_an_interrupted_trial_goes_on_where_it_stopped(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stopped after training, before judging; the run is taken up again, with the same values."""
+    with monkeypatch.context() as patch:
+
+        def interrupted(*arguments: Any, **options: Any) -> Any:
+            raise Interrupted(out, signal.SIGINT)
+
+        patch.setattr(cells, "evaluate", interrupted)
+        with pytest.raises(Stopped, match="trials are begun") as stopped:
+            tune(request(few_digits, out))
+    assert f"deepbregman tune --out {out}" in str(stopped.value)
+    tune(Request(out=out, trials=1, accelerator="cpu"))
+    lost, again = trials(out)
+    assert (lost["state"], again["state"]) == ("fail", "complete")
+    assert again["continues"] == lost["trial"]
+    assert again["values"] == lost["values"]
+    assert [path.name for path in (out / "runs").iterdir()] == ["trial-0000"]
+    assert "resumed" not in Run.open(out / "runs" / "trial-0000").provenance()  # it had ended
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "a new search needs a recipe and a space"),
+        (["digits"], "a new search needs a recipe and a space"),
+        (["digits", "--space", "divergence.sigma=3"], "at least two values"),
+        (["digits", "--space", "divergence.sigma=1:2", "--trials", "0"], "at least 1"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    words: list[str], message: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["tune", *words, "--out", str(out), "--accelerator", "cpu"])
+    assert stopped.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+
+
+def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--storage nonsense cannot be opened"):
+        open_storage("nonsense://user:secret@host/database")
+    with pytest.raises(UserError, match=r"--storage oracle\+cx_oracle needs a driver") as error:
+        open_storage("oracle+cx_oracle://user:secret@host/database")
+    assert "secret" not in str(error.value)
+    with pytest.raises(UserError, match="--storage sqlite cannot be opened"):
+        open_storage(f"sqlite:///{tmp_path}/no/such/folder.db")
+
+
+# What follows stands for workers on several machines: processes that share a storage only.
+
+
+def _shared(url: str, name: str = "shared") -> optuna.Study:
+    return optuna.create_study(
+        study_name=name,
+        storage=open_storage(url, heartbeat=1, grace=2),
+        sampler=optuna.samplers.RandomSampler(),
+        load_if_exists=True,
+    )
+
+
+def _worker(url: str, total: int, log: str, stuck: bool) -> None:
+    """Run trials of x; the one that is stuck says so and waits to be killed."""
+
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        with Path(log).open("a") as file:
+            file.write(f"{trial.number} {x!r}\n")
+        time.sleep(600 if stuck else 0.05)
+        return x
+
+    work(_shared(url), total, objective)
+
+
+def _kill_one_of_three(url: str, tmp_path: Path) -> None:
+    total, log = 8, tmp_path / "log"
+    _shared(url)
+    start = multiprocessing.get_context("fork").Process
+    stuck = start(target=_worker, args=(url, total, str(log), True))
+    stuck.start()
+    deadline = time.monotonic() + 60
+    while not log.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    others = [start(target=_worker, args=(url, total, str(log), False)) for _ in range(2)]
+    for worker in others:
+        worker.start()
+    assert stuck.pid is not None
+    os.kill(stuck.pid, signal.SIGKILL)
+    for worker in (stuck, *others):
+        worker.join(60)
+    assert [worker.exitcode for worker in others] == [0, 0]
+    found = _shared(url).get_trials()
+    complete = [trial for trial in found if trial.state == TrialState.COMPLETE]
+    assert len(complete) == total  # none lost, none too many
+    assert len({trial.params["x"] for trial in complete}) == total  # none counted twice
+    number, x = log.read_text().splitlines()[0].split()
+    assert found[int(number)].state == TrialState.FAIL
+    (again,) = [t for t in complete if t.user_attrs.get(workers.CONTINUES) == int(number)]
+    assert again.params["x"] == float(x)
+
+
+def test_three_workers_one_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "POLL_SECONDS", 0.2)
+    _kill_one_of_three(f"sqlite:///{tmp_path}/shared.db", tmp_path)
+
+
+def test_a_trial_that_kills_every_worker_is_given_up() -> None:
+    study = optuna.create_study()
+    study.enqueue_trial({"x": 0.5})
+    for attempt in range(1, workers.MOST_ATTEMPTS + 1):
+        trial = study.ask()
+        assert trial.suggest_float("x", 0.0, 1.0) == 0.5
+        assert trial.user_attrs.get(workers.ATTEMPT, 1) == attempt
+        assert trial.user_attrs.get(workers.CONTINUES, 0) == 0
+        study.tell(trial, state=TrialState.FAIL)
+        workers.queue_again(study, study.trials[trial.number])
+    assert not study.get_trials(states=(TrialState.WAITING,))
+
+
+def test_the_last_trial_is_not_run_twice() -> None:
+    """Two workers ask at the same moment for the one trial that is left: the later gives way."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study()
+    ran = []
+
+    def objective(trial: optuna.Trial) -> float:
+        ran.append(trial.number)
+        return 1.0
+
+    earlier = study.ask()
+    study.optimize(first_come(study, 1, objective), n_trials=1, catch=(workers.Surplus,))
+    assert ran == []
+    assert trial_rows(study)[0]["trial"] == earlier.number
+    assert len(trial_rows(study)) == 1  # a trial that gave way is none
+    study.tell(earlier, state=TrialState.FAIL)
+    work(study, 1, objective)  # now there is one left
+    assert ran == [2]
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Any:
+    """A server of our own, in a folder, over a socket."""
+    if shutil.which("initdb") is None or shutil.which("postgres") is None:
+        pytest.skip("PostgreSQL's initdb and postgres are not installed")
+    drivers = ("psycopg", "psycopg2")
+    found = [name for name in drivers if importlib.util.find_spec(name)]
+    if not found:
+        pytest.skip(f"no PostgreSQL driver is installed: one of {', '.join(drivers)}")
+    if os.geteuid() == 0:
+        pytest.skip("PostgreSQL refuses to run as root")
+    data = tmp_path / "cluster"
+    subprocess.run(["initdb", "-D", data, "-U", "me", "-A", "trust"], check=True)
+    server = subprocess.Popen(["postgres", "-D", data, "-k", tmp_path, "-c", "listen_addresses="])
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / ".s.PGSQL.5432").exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        yield f"postgresql+{found[0]}://me@/postgres?host={tmp_path}"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.mark.slow
+def test_three_workers_on_postgresql(postgres: str, tmp_path: Path) -> None:
+    _kill_one_of_three(postgres, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_gaussian_process_finds_the_hill() -> None:
+    """The default sampler on a function with a known maximum, and better than chance at it."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=build_sampler("gp", 0), direction="maximize")
+
+    def hill(trial: optuna.Trial) -> float:
+        x, y = trial.suggest_float("x", -1, 1), trial.suggest_float("y", 0.01, 100, log=True)
+        return -((x - 0.3) ** 2) - (float(y) / 3.0 - 1.0) ** 2 / (1.0 + (y / 3.0) ** 2)
+
+    work(study, 30, hill)
+    assert study.best_params["x"] == pytest.approx(0.3, abs=0.1)
+    assert study.best_params["y"] == pytest.approx(3.0, rel=0.2)

@@ -1,0 +1,373 @@
+"""Starting several processes, and what happens when one of them fails."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+
+from deepbregman.cli import main
+from deepbregman.errors import SaidElsewhere, UserError, explanation
+from deepbregman.launching import (
+    Place,
+    check_asked_for,
+    place,
+    said_by_first,
+    under_srun,
+    under_torchrun,
+)
+
+SMALL = [
+    *("--optimiser.name", "sgd", "--optimiser.learning-rate", "0.05"),
+    *("--training.epochs", "6", "--training.batch-size", "128", "--training.knn-every", "1"),
+    *("--encoder.projection-hidden", "32", "--encoder.embedding", "16"),
+    *("--divergence.num-subnetworks", "10", "--divergence.hidden", "8"),
+    *("--training.no-tensorboard", "--training.save-seconds", "0", "--accelerator", "cpu"),
+]
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR")
+SRUN = {
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NTASKS": "8",
+    "SLURM_NNODES": "2",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "123456",
+    "SLURM_NODELIST": "gpu[07-08]",
+}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*NAMES, *SRUN):
+        monkeypatch.delenv(name, raising=False)
+
+
+def setting(monkeypatch: pytest.MonkeyPatch, values: Mapping[str, str]) -> None:
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+class TestPlace:
+    def test_alone(self) -> None:
+        assert place() == Place(0, 1, 0, 1)
+        assert place().nodes == 1
+
+    def test_under_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setting(monkeypatch, TORCHRUN)
+        assert under_torchrun()
+        assert place() == Place(rank=3, processes=4, local_rank=1, local_processes=2)
+        assert place().nodes == 2
+
+    def test_under_srun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setting(monkeypatch, SRUN)
+        assert under_srun()
+        assert place() == Place(rank=5, processes=8, local_rank=1, local_processes=4)
+        environment = SLURMEnvironment(auto_requeue=False)  # what the processes are joined by
+        environment.validate_settings(num_devices=place().local_processes, num_nodes=2)
+        assert environment.global_rank() == place().rank
+        assert environment.world_size() == place().processes
+        assert environment.main_address == "gpu07"
+
+    def test_a_batch_script_without_srun_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        batch = {name: value for name, value in SRUN.items() if "_STEP_" not in name}
+        setting(monkeypatch, batch | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
+        assert not under_srun()
+        assert place() == Place()
+
+    def test_uneven_tasks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setting(monkeypatch, SRUN | {"SLURM_STEP_NUM_TASKS": "7"})
+        with pytest.raises(UserError, match=r"7 tasks on 2 nodes.*--ntasks-per-node"):
+            place()
+
+
+class TestAskedFor:
+    def test_one_process_starts_none(self) -> None:
+        assert not check_asked_for(None, None)
+        assert not check_asked_for(1, 1)
+        assert check_asked_for(2, None)
+        assert check_asked_for(None, 2)
+
+    def test_processes_that_were_started_start_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setting(monkeypatch, TORCHRUN)
+        assert not check_asked_for(None, None)
+        assert not check_asked_for(2, 2)
+
+    def test_contradiction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setting(monkeypatch, TORCHRUN)
+        with pytest.raises(UserError, match=r"--devices is 4, but torchrun started 4 .* on 2"):
+            check_asked_for(4, None)
+
+    @pytest.mark.parametrize("count", [0, -1])
+    def test_none_or_less(self, count: int) -> None:
+        with pytest.raises(UserError, match=rf"--nodes is {count}"):
+            check_asked_for(2, count)
+
+
+class TestSaidOnce:
+    def test_by_the_first_of_a_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail() -> None:
+            with said_by_first():
+                raise UserError("bad")
+
+        with pytest.raises(UserError):
+            fail()
+        setting(monkeypatch, TORCHRUN)
+        with pytest.raises(SaidElsewhere) as caught:
+            fail()
+        assert explanation(caught.value) == ("", 2)
+
+
+def command(*words: str, torchrun: tuple[str, ...] = ()) -> list[str]:
+    launcher = ["torch.distributed.run", *torchrun, "-m", "--"] if torchrun else []
+    return [sys.executable, "-m", *launcher, "deepbregman", "pretrain", *words]
+
+
+@contextmanager
+def running(words: list[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        words,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finished(words: list[str], **environment: str) -> tuple[int, str, str]:
+    with running(words, **environment) as process:
+        out, err = process.communicate(timeout=240)
+        return process.returncode, out, err
+
+
+def parameters(run: Path) -> dict[str, torch.Tensor]:
+    saved = torch.load(run / "checkpoints/last.pt", weights_only=True)
+    model: dict[str, torch.Tensor] = saved["model"]
+    return model
+
+
+def difference(one: Path, other: Path) -> float:
+    first, second = parameters(one), parameters(other)
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["total"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def worker(launcher: int, rank: int) -> int | None:
+    """Find the process of a rank among the children of a launcher, by its environment."""
+    for folder in Path("/proc").iterdir():
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            own = (folder / "environ").read_bytes().split(b"\0")
+        except (OSError, IndexError):
+            continue
+        if parent == str(launcher) and f"RANK={rank}".encode() in own:
+            return int(folder.name)
+    return None
+
+
+def wait_for_epoch(process: subprocess.Popen[str], run: Path, epoch: int) -> None:
+    deadline = time.monotonic() + 120
+    metrics = run / "metrics.jsonl"
+    while not (metrics.is_file() and len(metrics.read_text().splitlines()) >= epoch):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_user_errors_are_said_once_and_end_all(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    (taken / "mine").mkdir(parents=True)
+    started = time.monotonic()
+    words = ["digits", *SMALL, "--devices", "2", "--run", str(taken)]
+    code, out, err = finished(command(*words))
+    assert code == 2, err
+    assert err.count("error:") == 1
+    assert f"run folder {taken} exists" in err
+    assert "pretraining" not in out
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--devices", "2", "--training.epochs", "0"], "training.epochs"),
+        (["--devices", "0"], "--devices is 0"),
+        (["--nodes", "2"], "--nodes is 2, but MASTER_ADDR and NODE_RANK is not set"),
+    ],
+)
+def test_arguments_are_checked_before_anything_starts(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["pretrain", "digits", *words, "--run", str(tmp_path / "run")])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.count(message) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_node_rank_must_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting(monkeypatch, {"MASTER_ADDR": "127.0.0.1", "NODE_RANK": "2"})
+    with pytest.raises(SystemExit):
+        main(["pretrain", "digits", "--nodes", "2"])
+    assert "NODE_RANK is '2': with --nodes 2" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Path:
+    """A run of one process."""
+    main(["pretrain", "digits", *SMALL, "--run", str(folder / "whole")])
+    return folder / "whole"
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path) -> tuple[Path, str]:
+    """A run of two processes, and what it printed."""
+    words = ["digits", *SMALL, "--devices", "2", "--run", str(folder / "pair")]
+    code, out, err = finished(command(*words))
+    assert code == 0, err
+    return folder / "pair", out
+
+
+def test_devices_start_processes_that_train_as_one_would(
+    whole: Path, pair: tuple[Path, str]
+) -> None:
+    run, out = pair
+    # Rounding in float32 sends some values to the other side of a ReLU, here and there from the
+    # fourth step on; that nothing else differs is tested in float64 (training/test_processes.py).
+    for before, after in zip(losses(whole), losses(run), strict=True):
+        assert after == pytest.approx(before, rel=0.01)
+    assert losses(run)[0] == pytest.approx(losses(whole)[0], rel=1e-3)
+    assert out.count("pretraining") == 1
+    assert "batch 128 = 2 processes x 64; negatives from all" in out
+
+
+def test_resuming_in_another_number_of_processes_says_so(
+    pair: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["pretrain", "--resume", str(pair[0]), "--accelerator", "cpu"])  # finished: nothing to do
+    assert "had 2 processes before and has 1 now: the steps depend" in capsys.readouterr().out
+    record = json.loads((pair[0] / "provenance.json").read_text())
+    assert record["processes"] == 2
+    assert record["resumed"][-1]["processes"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("launcher", ["devices", "torchrun"])
+def test_killed_process_ends_the_run_which_resumes_to_the_same_end(
+    launcher: str, rank: int, tmp_path: Path, pair: tuple[Path, str]
+) -> None:
+    torchrun = ("--standalone", "--nproc-per-node", "2") if launcher == "torchrun" else ()
+    devices = ["--devices", "2"]
+    words = command("digits", *SMALL, *devices, "--run", str(tmp_path / "run"), torchrun=torchrun)
+    with running(words) as process:
+        wait_for_epoch(process, tmp_path / "run", 2)
+        victim = worker(process.pid, rank)
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        _, err = process.communicate(timeout=60)
+        print(f"ended {time.monotonic() - killed:.1f} s after process {rank} was killed")
+    if launcher == "devices":
+        assert process.returncode == 128 + signal.SIGKILL
+        assert f"process {rank} of processes 0 to 1 was killed by SIGKILL" in err
+        assert f"--resume {tmp_path / 'run'} --devices 2" in err
+    else:
+        assert process.returncode == 1
+        assert "Signal 9 (SIGKILL)" in err
+        assert f"local_rank: {rank}" in err
+    words = ["--resume", str(tmp_path / "run"), "--accelerator", "cpu"]
+    code, _, err = finished(command(*words, *devices, torchrun=torchrun))
+    assert code == 0, err
+    assert difference(tmp_path / "run", pair[0]) == 0.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_all_after_the_same_step(
+    number: signal.Signals, tmp_path: Path, pair: tuple[Path, str]
+) -> None:
+    words = ["digits", *SMALL, "--devices", "2", "--run", str(tmp_path / "run")]
+    with running(command(*words)) as process:
+        wait_for_epoch(process, tmp_path / "run", 2)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert err.count("error:") == 1
+    assert f"stopped by {number.name}; everything is saved" in err
+    words = ["--resume", str(tmp_path / "run"), "--accelerator", "cpu", "--devices", "2"]
+    code, _, err = finished(command(*words))
+    assert code == 0, err
+    assert difference(tmp_path / "run", pair[0]) == 0.0
+
+
+@pytest.mark.slow
+def test_processes_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+    words = [*SMALL, "--training.epochs", "100000", "--training.knn-every", "0"]
+    with running(command("digits", *words, "--devices", "2", "--run", str(tmp_path / "run"))) as it:
+        wait_for_epoch(it, tmp_path / "run", 1)
+        workers = [worker(it.pid, rank) for rank in (0, 1)]
+        it.kill()
+        deadline = time.monotonic() + 60
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["devices", "torchrun"])
+def test_two_machines_train_as_two_processes_of_one(
+    launcher: str, tmp_path: Path, pair: tuple[Path, str]
+) -> None:
+    """Two launchers that meet at an address, on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    run = tmp_path / "run"
+    sides = []
+    for node in ("0", "1"):
+        meeting = ("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", node)
+        meeting += ("--master-addr", "127.0.0.1", "--master-port", port)
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": node}
+        if launcher == "torchrun":
+            sides.append((command("digits", *SMALL, "--run", str(run), torchrun=meeting), {}))
+        else:
+            words = ["digits", *SMALL, "--nodes", "2", "--run", str(run)]
+            sides.append((command(*words), environment))
+    (first, ours), (second, theirs) = sides
+    with running(second, **theirs) as other:
+        code, out, err = finished(first, **ours)
+        assert code == 0, err
+        silent, _ = other.communicate(timeout=60)
+        assert other.returncode == 0
+    assert "2 processes x 64" in out
+    assert "pretraining" not in silent
+    assert difference(run, pair[0]) == 0.0

@@ -1,0 +1,44 @@
+"""A run of three epochs in a fraction of a second, for what is done to runs many times."""
+
+import numpy as np
+import pytest
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data import ArrayImages, open_source
+from deepbregman.runs import Run
+from deepbregman.studies.pretraining import pretrain
+
+TINY = {
+    "data.image_size": 8,
+    "data.holdout": 0.0,
+    "training.epochs": 3,
+    "training.batch_size": 32,
+    "training.save_seconds": 0.0,
+    "training.checkpoint_every": 2,
+    "training.knn_every": 2,
+    "training.tensorboard": False,
+    "optimiser.warmup_epochs": 1.5,
+    "encoder.projection_hidden": 16,
+    "encoder.embedding": 8,
+    "divergence.num_subnetworks": 4,
+    "divergence.hidden": 4,
+    "divergence.activation": "relu",
+    "divergence.dropout": 0.2,  # draws from torch's global state
+}
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    """Three epochs of two steps on 64 digits, each saved."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.npz"
+    train = open_source("digits", image_size=8).train
+    assert isinstance(train.images, ArrayImages)
+    assert train.labels is not None
+    pixels = train.images.pixels[:64].permute(0, 2, 3, 1).numpy()
+    np.savez(path, train_images=pixels, train_labels=train.labels[:64].numpy())
+    return override(load_recipe("digits"), {**TINY, "data.source": str(path)})
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> Run:
+    return pretrain(tiny_config, run=tmp_path_factory.mktemp("runs") / "tiny", accelerator="cpu")

@@ -1,0 +1,181 @@
+"""What each process of the tests for several processes runs; see test_processes.py.
+
+usage: joint_batch.py FOLDER, with torchrun's variables in the environment for several processes.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data.images import ArrayImages
+from deepbregman.method.model import Model
+from deepbregman.method.transformation import Views
+from deepbregman.training import assembly
+from deepbregman.training.loop import Pretraining
+from deepbregman.training.processes import launch
+from deepbregman.training.synchronised_norm import synchronise
+
+BASE: Mapping[str, Any] = {
+    "training.batch_size": 16,
+    "training.epochs": 2,
+    "training.tensorboard": False,
+    "training.precision": "32-true",
+    "encoder.projection_hidden": 12,
+    "encoder.embedding": 6,
+    "divergence.num_subnetworks": 5,
+    "divergence.hidden": 4,
+    "divergence.sigma": 0.7,
+    # Adam would turn the rounding of a gradient that is zero into a step of full length.
+    "optimiser.name": "sgd",
+    "optimiser.learning_rate": 0.05,
+    "optimiser.warmup_epochs": 0.0,
+}
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "NT-Xent alone": {"divergence.weight": 0.0},
+    "NT-Logistic, hard": {"contrastive.loss": "nt_logistic", "divergence.smoothing": 0.0},
+    "pairs all, hard, learnt sigma": {
+        "divergence.pairs": "all",
+        "divergence.smoothing": 0.0,
+        "divergence.learn_sigma": True,
+    },
+    "pairs views, smooth, learnt sigma, usage": {
+        "divergence.learn_sigma": True,
+        "divergence.usage_bonus": 0.5,
+    },
+    "hidden norm, relu": {"divergence.norm": "hidden", "divergence.activation": "relu"},
+    "two passes a step": {"training.accumulate": 2},
+    "sets of four views": {"views.num_views": 4, "divergence.sets": True},
+    "learnt sigma without a use": {
+        "divergence.kernel": "inverse",
+        "divergence.learn_sigma": True,
+    },
+}
+STEPS = 3
+NUM_IMAGES = 103  # leaves a short batch in every epoch
+
+
+class Float32Views(Views):
+    """Views as they are, while everything else here is in float64."""
+
+    def forward(self, *arguments: Any) -> Tensor:
+        torch.set_default_dtype(torch.float32)
+        try:
+            return super().forward(*arguments).double()
+        finally:
+            torch.set_default_dtype(torch.float64)
+
+
+def images(count: int = NUM_IMAGES) -> ArrayImages:
+    generator = torch.Generator().manual_seed(0)
+    return ArrayImages(
+        torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    )
+
+
+def configured(changes: Mapping[str, Any]) -> Config:
+    return override(load_recipe("digits"), {**BASE, **changes})
+
+
+def state(job: Pretraining) -> dict[str, Tensor]:
+    """Everything that is trained or tracked, running statistics among it."""
+    return {**job.objective.model.state_dict(), **job.objective.loss.state_dict()}
+
+
+def trained(fabric: Any, folder: Path, changes: Mapping[str, Any]) -> dict[str, Tensor]:
+    job = Pretraining(configured(changes), images(), fabric, folder)
+    feed = job.feed(0, 0)
+    job.objective.train()
+    for _ in range(STEPS):
+        job.advance(feed)
+    return state(job)
+
+
+def views(fabric: Any, folder: Path) -> Tensor:
+    """This process's share of the views of the second step."""
+    job = Pretraining(configured({}), images(), fabric, folder)
+    feed = job.feed(0, 1)
+    batch = next(feed)
+    drawn: Tensor = job.objective.views(
+        batch.images, batch.sizes, job.share.uniforms(job.objective.views, 1)
+    )
+    return drawn
+
+
+def dropped(fabric: Any, folder: Path) -> Tensor:
+    """Which of 1000 units this process drops in the first and again in the second step."""
+    job = Pretraining(configured({"divergence.dropout": 0.5}), images(), fabric, folder)
+    masks = []
+    for draw in (0, 1, 0):
+        job.share.seed_dropout(draw)
+        masks.append(nn.functional.dropout(torch.ones(1000), 0.5) > 0.0)
+    return torch.stack(masks)
+
+
+def fitted(fabric: Any, folder: Path) -> None:
+    """A whole run, its metrics written; its monitor judges by the last layer in evaluation mode."""
+
+    def monitor(model: Model) -> dict[str, float]:
+        assert not model.training
+        images = torch.linspace(0, 1, 2 * 192).view(2, 3, 8, 8)
+        return {"knn": float(model(images)[1].detach().sum())}
+
+    config = configured({"training.knn_every": 1, "training.checkpoint_every": 1})
+    Pretraining(config, images(), fabric, folder).fit(monitor)
+
+
+def normalised(rank: int, processes: int) -> dict[str, Tensor]:
+    """Batch norms of uneven shares of one batch far from zero, and the gradients of a loss."""
+    generator = torch.Generator().manual_seed(1)
+    result: dict[str, Tensor] = {}
+    for name, norm, shape in (
+        ("flat", nn.BatchNorm1d(3), (9, 3)),
+        ("images", nn.BatchNorm2d(3, momentum=None), (9, 3, 2, 2)),
+        ("plain", nn.BatchNorm1d(3, affine=False), (9, 3)),
+    ):
+        joint = 1000.0 + torch.randn(shape, generator=generator)
+        weights = torch.randn(shape, generator=generator)
+        for parameter in norm.parameters():
+            nn.init.normal_(parameter, generator=generator)
+        module = nn.Sequential(norm)
+        if processes > 1:
+            synchronise(module, torch.device("cpu"))
+        sizes = [9 // processes] * processes
+        sizes[0] += 9 - sum(sizes)
+        mine = joint.split(sizes)[rank].clone().requires_grad_()
+        for _ in range(2):
+            outputs = module(mine)
+        (outputs.sin() * weights.split(sizes)[rank]).sum().backward()
+        result |= {f"{name} output": outputs.detach(), f"{name} input": mine.grad}
+        result |= {f"{name} grad {k}": p.grad for k, p in module.named_parameters()}
+        result |= {f"{name} {k}": v.detach() for k, v in module.state_dict().items()}
+        module.eval()
+        result[f"{name} judged"] = module(mine).detach()
+    return result
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    assembly.Views = Float32Views  # type: ignore[misc]
+    folder = Path(sys.argv[1])
+    fabric = launch("cpu")
+    found: dict[str, Any] = {
+        name: trained(fabric, folder / f"run{index}", changes)
+        for index, (name, changes) in enumerate(CASES.items())
+    }
+    found["views"] = views(fabric, folder / "views")
+    found["dropped"] = dropped(fabric, folder / "dropped")
+    found["normalised"] = normalised(fabric.global_rank, fabric.world_size)
+    apart = {"training.sync_norm": False}
+    found["norm apart"] = trained(fabric, folder / "apart", apart)
+    fitted(fabric, folder / "fitted")
+    torch.save(found, folder / f"found{fabric.global_rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

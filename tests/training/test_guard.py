@@ -1,0 +1,274 @@
+"""A loss or gradient that is not finite: found at its step, never saved, skipped where asked."""
+
+import io
+import math
+import os
+import signal
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.method.losses import Losses, TotalLoss
+from deepbregman.method.transformation import Views
+from deepbregman.runs import Run
+from deepbregman.studies.pretraining import images_to_pretrain_on, pretrain, resume
+from deepbregman.training import checkpoints
+from deepbregman.training.assembly import open_data
+from deepbregman.training.display import Display
+from deepbregman.training.interruption import Interrupted
+from deepbregman.training.loop import Pretraining
+from deepbregman.training.processes import launch
+
+Poison = Callable[..., None]
+
+
+@pytest.fixture
+def poison_views(monkeypatch: pytest.MonkeyPatch) -> Poison:
+    """Make the pixels of these batches, counted from 1, not a number: it spreads everywhere."""
+
+    def poison(*batches: int, value: float = math.nan) -> None:
+        plain, calls = Views.forward, iter(range(1, 10**6))
+
+        def forward(views: Views, *arguments: Tensor) -> Tensor:
+            images = plain(views, *arguments)
+            return images.fill_(value) if next(calls) in batches else images
+
+        monkeypatch.setattr(Views, "forward", forward)
+
+    return poison
+
+
+@pytest.fixture
+def poison_gradient(monkeypatch: pytest.MonkeyPatch) -> Poison:
+    """Give these batches a gradient that is not a number, and the loss that they have."""
+
+    def poison(*batches: int) -> None:
+        plain, calls = TotalLoss.forward, iter(range(1, 10**6))
+
+        def forward(loss: TotalLoss, z: Tensor, scores: Tensor | None) -> Losses:
+            losses = plain(loss, z, scores)
+            if next(calls) in batches:
+                losses = losses._replace(total=losses.total + (z - z).sqrt().sum())  # inf * 0
+            return losses
+
+        monkeypatch.setattr(TotalLoss, "forward", forward)
+
+    return poison
+
+
+def start(config: Config, folder: Path) -> Pretraining:
+    source = open_data(config)
+    images = images_to_pretrain_on(source, torch.arange(len(source.train)))
+    return Pretraining(config, images, launch("cpu"), folder)
+
+
+def saved_step(folder: Path) -> int:
+    return int(checkpoints.load(Run.open(folder).last_checkpoint)["step"])
+
+
+# Stopping
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("batch", "kept"), [(3, 2), (4, 2), (6, 4)])
+def test_the_step_is_named_and_the_checkpoint_before_is_kept(
+    tiny_config: Config, tmp_path: Path, poison_views: Poison, batch: int, kept: int, value: float
+) -> None:
+    poison_views(batch, value=value)
+    with pytest.raises(UserError, match=rf"not finite from step {batch} on.*learning_rate"):
+        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+    assert saved_step(tmp_path / "run") == kept
+    assert [row["epoch"] for row in Run.open(tmp_path / "run").metrics()] == [
+        *range(1, kept // 2 + 1)
+    ]
+
+
+def test_in_the_first_epoch_nothing_is_saved(
+    tiny_config: Config, tmp_path: Path, poison_views: Poison
+) -> None:
+    poison_views(1)
+    with pytest.raises(UserError, match="not finite from step 1 on"):
+        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_a_gradient_of_an_epochs_last_step_is_found_before_the_save(
+    tiny_config: Config, tmp_path: Path, poison_gradient: Poison
+) -> None:
+    """All losses of the epoch are finite; only the parameters are no longer."""
+    poison_gradient(4)
+    with pytest.raises(UserError, match="parameters are not finite after step 4"):
+        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+    assert saved_step(tmp_path / "run") == 2
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        assert all(v.isfinite().all() for v in checkpoints.load(path)["model"].values())
+
+
+def test_a_signal_does_not_save_what_has_diverged(
+    tiny_config: Config, tmp_path: Path, poison_views: Poison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_views(3)
+    plain = Display.step
+
+    def stopping(display: Display, step: int) -> None:
+        plain(display, step)
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Display, "step", stopping)
+    with pytest.raises(UserError, match="not finite from step 3 on"):
+        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+    assert saved_step(tmp_path / "run") == 2
+
+
+def test_counting_goes_on_after_a_resumption_inside_an_epoch(
+    tiny_config: Config, tmp_path: Path, poison_views: Poison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Display.step
+
+    def stopping(display: Display, step: int) -> None:
+        plain(display, step)
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "step", stopping)
+        with pytest.raises(Interrupted):
+            pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+    poison_views(2)
+    with pytest.raises(UserError, match="not finite from step 5 on"):
+        resume(tmp_path / "run", accelerator="cpu")
+    assert saved_step(tmp_path / "run") == 4
+
+
+# Skipping
+
+
+def skipping(config: Config, number: int) -> Config:
+    return override(config, {"training.skip_nonfinite": number})
+
+
+def everything(job: Pretraining) -> Iterable[Tensor]:
+    yield from job.objective.state_dict().values()
+    for moments in job.guard.optimiser.state.values():
+        yield from (value for value in moments.values() if isinstance(value, Tensor))
+
+
+@pytest.mark.parametrize("kind", ["views", "gradient"])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd", "lars"])
+def test_a_skipped_batch_leaves_no_trace(
+    tiny_config: Config,
+    tmp_path: Path,
+    poison_views: Poison,
+    poison_gradient: Poison,
+    kind: str,
+    optimiser: str,
+) -> None:
+    """Parameters, moments, decay, and the statistics of batch normalisation are as before."""
+    (poison_views if kind == "views" else poison_gradient)(3)
+    config = override(skipping(tiny_config, 1), {"optimiser.name": optimiser})
+    job = start(config, tmp_path / "run")
+    job.objective.train()
+    feed = job.feed(0, 0)
+    for _ in range(2):
+        job.advance(feed)
+    before = [value.clone() for value in everything(job)]
+    sums = job.sums.clone()
+    job.advance(feed)
+    after = list(everything(job))
+    assert job.step == 3
+    assert job.guard.skipped == 1
+    assert len(after) == len(before) > 20
+    assert all(map(torch.equal, after, before))
+    assert torch.equal(job.sums, sums)
+    job.advance(feed)
+    assert not all(map(torch.equal, everything(job), before))
+    job.guard.check(job.step)
+
+
+def test_a_run_goes_on_after_skipped_batches(
+    tiny_config: Config, tmp_path: Path, poison_views: Poison
+) -> None:
+    """The first step of the second epoch, and the last of the third, which is not diagnosed."""
+    poison_views(3, 6)
+    console = Console(record=True, width=200, file=io.StringIO())
+    run = pretrain(
+        skipping(tiny_config, 2), run=tmp_path / "run", accelerator="cpu", console=console
+    )
+    assert console.export_text().count("skipped 1 batches of non-finite loss") == 2
+    rows = run.metrics()
+    assert [row["skipped"] for row in rows] == [0, 1, 1]
+    assert all(math.isfinite(row["total"]) for row in rows)
+    assert ["alignment" in row for row in rows] == [True, True, False]
+    saved = checkpoints.load(run.last_checkpoint)
+    assert (saved["step"], saved["skipped"], saved["skipped_in_epoch"]) == (6, 2, 0)
+
+
+def test_the_mean_loss_is_that_of_the_batches_that_count(
+    tiny_config: Config, tmp_path: Path, poison_views: Poison
+) -> None:
+    poison_views(1)
+    job = start(skipping(tiny_config, 1), tmp_path / "run")
+    job.objective.train()
+    feed = job.feed(0, 0)
+    job.advance(feed)
+    expected = job.advance(feed).losses.total.item()
+    poison_views(1)
+    run = pretrain(skipping(tiny_config, 1), run=tmp_path / "again", accelerator="cpu")
+    assert run.metrics()[0]["total"] == expected
+
+
+def test_no_more_than_allowed(tiny_config: Config, tmp_path: Path, poison_views: Poison) -> None:
+    poison_views(3, 6)
+    with pytest.raises(UserError, match=r"not finite at step 6, .*no more than 1 batches"):
+        pretrain(skipping(tiny_config, 1), run=tmp_path / "run", accelerator="cpu")
+    assert saved_step(tmp_path / "run") == 4
+
+
+def test_what_was_skipped_before_a_resumption_counts(
+    tiny_config: Config, tmp_path: Path, poison_views: Poison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_views(3)
+    plain = Display.step
+
+    def stopping(display: Display, step: int) -> None:
+        plain(display, step)
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "step", stopping)
+        with pytest.raises(Interrupted):
+            pretrain(skipping(tiny_config, 1), run=tmp_path / "run", accelerator="cpu")
+    poison_views(2)  # batch 5 of the run
+    with pytest.raises(UserError, match="not finite at step 5"):
+        resume(tmp_path / "run", accelerator="cpu")
+    assert [row["skipped"] for row in Run.open(tmp_path / "run").metrics()] == [0, 1]
+
+
+def test_an_epoch_of_nothing_but_skipped_batches_stops(
+    tiny_config: Config, tmp_path: Path, poison_views: Poison
+) -> None:
+    poison_views(3, 4)
+    with pytest.raises(UserError, match="no batch of the epoch had a finite loss"):
+        pretrain(skipping(tiny_config, 9), run=tmp_path / "run", accelerator="cpu")
+    assert saved_step(tmp_path / "run") == 2
+
+
+def test_where_nothing_is_skipped_skipping_changes_nothing(
+    tiny_config: Config, tiny_run: Run, tmp_path: Path
+) -> None:
+    run = pretrain(skipping(tiny_config, 3), run=tmp_path / "run", accelerator="cpu")
+    states = [checkpoints.load(r.last_checkpoint)["model"] for r in (run, tiny_run)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    for row, expected in zip(run.metrics(), tiny_run.metrics(), strict=True):
+        assert row["skipped"] == 0
+        assert {k: row[k] for k in expected if k != "images_per_second"} == {
+            k: v for k, v in expected.items() if k != "images_per_second"
+        }

@@ -1,0 +1,388 @@
+"""Killed at any moment, a run goes on to the same end: parameters to the bit, every metric once.
+
+The children are forked from one process that has imported everything, and run the command line.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+
+from deepbregman.config import Config, to_toml
+from deepbregman.runs import Run
+from deepbregman.studies.pretraining import pretrain
+from deepbregman.training import checkpoints
+from deepbregman.training.display import Display
+
+FORKING = """
+import json, os, pathlib, pydoc, sys, time
+import torch
+torch.set_num_threads(1)
+import deepbregman.cli.pretrain, deepbregman.studies.pretraining
+from deepbregman.cli import main
+
+def exit_at(target, moment, call):
+    owner, name = target.rsplit(".", 1)
+    owner = pydoc.locate(owner)
+    plain, calls = getattr(owner, name), []
+    def patched(*arguments, **options):
+        calls.append(1)
+        if len(calls) == call and moment == "before":
+            os._exit(9)
+        result = plain(*arguments, **options)
+        if len(calls) == call and moment == "after":
+            os._exit(9)
+        return result
+    setattr(owner, name, patched)
+
+def slow(fsync):
+    return lambda handle: (time.sleep(0.05), fsync(handle))
+
+def no_links(self, target):
+    raise OSError(95, "no links here")
+
+while line := sys.stdin.readline():
+    order = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+        if order.get("slow"):
+            os.fsync = slow(os.fsync)
+        if not order.get("links", True):
+            pathlib.Path.hardlink_to = no_links
+        if order.get("exit_at"):
+            exit_at(*order["exit_at"])
+        try:
+            main(order["words"])
+        except SystemExit as ended:
+            os._exit(ended.code)
+        os._exit(0)
+    print(child, flush=True)
+    sys.stdin.readline()  # until then its number is nobody else's
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+CLOCK = {"images_per_second", "seconds", "finished"}
+
+
+class CommandLine:
+    """Runs the command line in a forked child, which can be killed."""
+
+    def __init__(self, errors: Path) -> None:
+        self.errors = errors
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FORKING],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _pipes(self) -> tuple[IO[str], IO[str]]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        return self.process.stdin, self.process.stdout
+
+    def start(self, *words: object, **order: Any) -> int:
+        """Start a command; return its process."""
+        order |= {"words": [str(word) for word in words], "errors": str(self.errors)}
+        commands, answers = self._pipes()
+        commands.write(json.dumps(order) + "\n")
+        commands.flush()
+        return int(answers.readline())
+
+    def wait(self) -> int:
+        commands, answers = self._pipes()
+        commands.write("wait\n")
+        commands.flush()
+        return int(answers.readline())
+
+    def run(self, *words: object, **order: Any) -> int:
+        self.start(*words, **order)
+        return self.wait()
+
+    def finish(self, *words: object) -> None:
+        assert self.run(*words) == 0, self.errors.read_text()
+
+    def close(self) -> None:
+        for pipe in self._pipes():
+            pipe.close()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def command_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    started = CommandLine(tmp_path_factory.mktemp("errors") / "errors.txt")
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> Path:
+    path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
+    path.write_text(to_toml(tiny_config))
+    return path
+
+
+def new(recipe: Path, folder: Path) -> tuple[object, ...]:
+    return ("pretrain", recipe, "--run", folder, "--accelerator", "cpu")
+
+
+def on(folder: Path) -> tuple[object, ...]:
+    return ("pretrain", "--resume", folder, "--accelerator", "cpu")
+
+
+@pytest.fixture(scope="module")
+def reference(command_line: CommandLine, recipe: Path) -> Run:
+    command_line.finish(*new(recipe, recipe.parent / "reference"))
+    return Run.open(recipe.parent / "reference")
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, dict):
+        parts = [flat(part, f"{name}.{key}") for key, part in value.items()]
+        return {key: leaf for part in parts for key, leaf in part.items()}
+    return {name: value}
+
+
+def timeless(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if key not in CLOCK}
+
+
+def assert_same_end(run: Run, reference: Run) -> None:
+    """Everything but the clock, in every file that a run leaves."""
+    kept = {path.name for path in run.checkpoints.iterdir()}
+    assert kept == {path.name for path in reference.checkpoints.iterdir()}  # and no temporaries
+    for name in kept:
+        found, expected = (flat(checkpoints.load(r.checkpoints / name)) for r in (run, reference))
+        assert found.keys() == expected.keys()
+        for key in expected.keys() - {".seconds"}:
+            same = (
+                torch.equal(found[key], expected[key])
+                if isinstance(expected[key], torch.Tensor)
+                else found[key] == expected[key]
+            )
+            assert same, (name, key)
+    rows, expected_rows = ([timeless(row) for row in r.metrics()] for r in (run, reference))
+    assert rows == expected_rows  # the learning rates among them
+    assert [row["epoch"] for row in rows] == list(range(1, run.config.training.epochs + 1))
+    assert timeless(run.result()["pretrain"]) == timeless(reference.result()["pretrain"])
+    assert sorted(path.name for path in run.path.iterdir()) == sorted(
+        path.name for path in reference.path.iterdir()
+    )
+
+
+KEEP = "deepbregman.files._name_also"
+SAVE = "deepbregman.training.checkpoints.save"
+METRICS = "deepbregman.runs.Run.append_metrics"
+POINTS = {
+    "before the first step": ("deepbregman.runs.Run.create", "after", 1),
+    "inside the first epoch": ("deepbregman.training.loop.Pretraining.advance", "after", 2),
+    "before an epoch's metrics": (METRICS, "before", 1),
+    "between the first metrics and the first save": (METRICS, "after", 1),
+    "between later metrics and their save": (METRICS, "after", 3),
+    "with a checkpoint in memory": ("torch.save", "after", 2),
+    "with a checkpoint written but not on disk": ("os.fsync", "before", 9),
+    "before the last checkpoint is kept": (KEEP, "before", 1),
+    "while the last checkpoint is kept": ("pathlib.Path.hardlink_to", "after", 1),
+    "between keeping and replacing": (KEEP, "after", 2),
+    "after the first save": (SAVE, "after", 1),
+    "between an epoch's own checkpoint and the last": (SAVE, "after", 2),
+    "after both": (SAVE, "after", 3),
+    "after the last save, before the result": ("deepbregman.runs.Run.add_result", "before", 1),
+    "after the result": ("deepbregman.runs.Run.add_result", "after", 1),
+}
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_a_named_point(
+    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path, point: str
+) -> None:
+    folder = tmp_path / "run"
+    assert command_line.run(*new(recipe, folder), exit_at=POINTS[point]) == 9
+    command_line.finish(*on(folder))
+    assert_same_end(Run.open(folder), reference)
+
+
+AGAIN = {
+    "before its provenance": ("deepbregman.runs.Run.add_resumption", "before", 1),
+    "after its provenance": ("deepbregman.runs.Run.add_resumption", "after", 1),
+    "before the metrics are cut": ("deepbregman.runs.Run.truncate_metrics", "before", 1),
+    "while the metrics are cut": ("os.fsync", "after", 3),
+    "after the metrics are cut": ("deepbregman.runs.Run.truncate_metrics", "after", 1),
+    "in its first step": ("deepbregman.training.loop.Pretraining.advance", "before", 1),
+}
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(point, marks=() if point == "while the metrics are cut" else pytest.mark.slow)
+        for point in AGAIN
+    ],
+)
+def test_killed_again_while_resuming(
+    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path, point: str
+) -> None:
+    folder = tmp_path / "run"
+    assert command_line.run(*new(recipe, folder), exit_at=(METRICS, "after", 3)) == 9
+    assert command_line.run(*on(folder), exit_at=AGAIN[point]) == 9
+    command_line.finish(*on(folder))
+    assert_same_end(Run.open(folder), reference)
+
+
+def test_killed_between_two_names_where_there_are_no_links(
+    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
+) -> None:
+    """There the last checkpoint is for a moment the previous one only."""
+    folder = tmp_path / "run"
+    assert command_line.run(*new(recipe, folder), links=False, exit_at=(KEEP, "after", 2)) == 9
+    assert not (folder / "checkpoints" / "last.pt").exists()
+    command_line.finish(*on(folder))
+    assert_same_end(Run.open(folder), reference)
+    assert Run.open(folder).provenance()["resumed"][0]["from"] == "previous.pt"
+
+
+def test_killed_before_there_is_a_folder(
+    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    point = ("deepbregman.runs.Run.create", "before", 1)
+    assert command_line.run(*new(recipe, folder), exit_at=point) == 9
+    assert list(tmp_path.iterdir()) == []
+    command_line.finish(*new(recipe, folder))
+    assert_same_end(Run.open(folder), reference)
+
+
+def test_events_for_tensorboard_are_written_before_the_checkpoint(
+    command_line: CommandLine, recipe: Path, tmp_path: Path
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path / "run"
+    words = (*new(recipe, folder), "--training.tensorboard")
+    assert command_line.run(*words, exit_at=(SAVE, "after", 3)) == 9
+    command_line.finish(*on(folder))
+    events = EventAccumulator(str(folder / "tensorboard")).Reload().Scalars("total")
+    assert [event.step for event in events] == [2, 4, 6]
+    values = [row["total"] for row in Run.open(folder).metrics()]
+    assert [event.value for event in events] == pytest.approx(values, rel=1e-6)
+
+
+def kill_while_writing(command_line: CommandLine, folder: Path, *words: object) -> bool:
+    """Kill as soon as half a checkpoint is seen; return whether the run was killed at that."""
+    child = command_line.start(*words, slow=True)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if list((folder / "checkpoints").glob(".last.pt.*")):
+            os.kill(child, signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    return command_line.wait() == -signal.SIGKILL
+
+
+def test_killed_while_writing_a_checkpoint(
+    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    assert kill_while_writing(command_line, folder, *new(recipe, folder))
+    assert kill_while_writing(command_line, folder, *on(folder))
+    assert list((folder / "checkpoints").glob(".last.pt.*"))
+    command_line.finish(*on(folder))
+    assert_same_end(Run.open(folder), reference)
+
+
+def soak(
+    command_line: CommandLine, recipe: Path, reference: Run, folder: Path, kills: int, seed: int
+) -> None:
+    """Kill a run at random moments so many times, starting another when one has ended."""
+    moments, killed, runs = random.Random(seed), 0, 0
+    seconds = reference.result()["pretrain"]["seconds"]
+    while killed < kills:
+        runs += 1
+        run, words = folder / str(runs), new(recipe, folder / str(runs))
+        ended = False
+        while killed < kills and not ended:
+            child = command_line.start(*words)
+            time.sleep(moments.uniform(0.0, 1.5 * seconds))
+            os.kill(child, signal.SIGKILL)
+            code = command_line.wait()
+            assert code in (0, -signal.SIGKILL), command_line.errors.read_text()
+            killed += code != 0
+            ended = code == 0
+            words = on(run) if (run / "config.toml").exists() else new(recipe, run)
+        command_line.finish(*words)
+        assert_same_end(Run.open(run), reference)
+
+
+def test_killed_at_random_moments(
+    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
+) -> None:
+    soak(command_line, recipe, reference, tmp_path, kills=5, seed=random.randrange(2**32))
+
+
+@pytest.mark.slow
+def test_killed_at_random_moments_thirty_times(
+    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
+) -> None:
+    soak(command_line, recipe, reference, tmp_path, kills=30, seed=0)
+
+
+def test_a_second_process_is_refused_and_the_first_goes_on(
+    command_line: CommandLine, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, plain, codes = tmp_path / "run", Display.step, []
+
+    def meanwhile(display: Display, step: int) -> None:
+        plain(display, step)
+        if step == 3:
+            codes.append(command_line.run(*on(folder)))
+
+    monkeypatch.setattr(Display, "step", meanwhile)
+    run = pretrain(str(recipe), run=folder, accelerator="cpu")
+    assert codes == [2]
+    assert f"in use by process {os.getpid()} on " in command_line.errors.read_text()
+    assert "resumed" not in run.provenance()
+    assert run.result()["pretrain"]["epoch"] == 3
+
+
+# Asked to stop
+
+
+def is_training(folder: Path) -> bool:
+    path = folder / "metrics.jsonl"
+    return path.exists() and path.stat().st_size > 0
+
+
+def stop(
+    command_line: CommandLine, recipe: Path, folder: Path, *signals: signal.Signals
+) -> tuple[int, str]:
+    """Send signals to a long run once it trains; return its exit code and what it said."""
+    child = command_line.start(*new(recipe, folder), "--training.epochs", 100_000)
+    deadline = time.monotonic() + 60
+    while not is_training(folder) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for number in signals:
+        os.kill(child, number)
+    return command_line.wait(), " ".join(command_line.errors.read_text().split())
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_says_how_to_go_on(
+    command_line: CommandLine, recipe: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    folder = tmp_path / "run"
+    answer, said = stop(command_line, recipe, folder, number)
+    assert answer == code
+    assert f"stopped by {number.name}; everything is saved, continue with:" in said
+    assert f"deepbregman pretrain --resume {folder}" in said
+    saved = checkpoints.load(Run.open(folder).last_checkpoint)
+    assert saved["step"] // 2 == len(Run.open(folder).metrics())  # two steps an epoch

@@ -1,0 +1,234 @@
+"""Which checkpoint a run goes on from, and what may have changed in between."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepbregman.cli import main
+from deepbregman.config import Config, override, to_toml
+from deepbregman.errors import UserError
+from deepbregman.runs import Run
+from deepbregman.studies.pretraining import pretrain, resume
+from deepbregman.training import checkpoints
+from deepbregman.training.resuming import changed_fields, find_checkpoint
+
+Damage = Callable[[Path], None]
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.fixture
+def run(tiny_run: Run, tmp_path: Path) -> Run:
+    shutil.copytree(tiny_run.path, tmp_path / "run")
+    return Run.open(tmp_path / "run")
+
+
+def parameters(run: Run) -> dict[str, torch.Tensor]:
+    state: dict[str, torch.Tensor] = checkpoints.load(run.last_checkpoint)["model"]
+    return state
+
+
+def assert_same_parameters(run: Run, reference: Run) -> None:
+    found, expected = parameters(run), parameters(reference)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+# Damage
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty, Path.unlink])
+def test_the_previous_checkpoint_stands_in_and_that_is_said(
+    run: Run, tiny_run: Run, damage: Damage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(run.last_checkpoint)
+    main(["pretrain", "--resume", str(run.path), "--accelerator", "cpu"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{run.last_checkpoint} cannot be read" in said
+    assert f"going on from {run.previous_checkpoint}, step 4" in said
+    (record,) = run.provenance()["resumed"]
+    assert record["from"] == "previous.pt"
+    assert record["last.pt"] in said
+    assert_same_parameters(run, tiny_run)
+    assert [row["epoch"] for row in run.metrics()] == [1, 2, 3]
+    names = {path.name for path in run.checkpoints.iterdir()}
+    expected = {path.name for path in tiny_run.checkpoints.iterdir()}
+    assert names - expected == (set() if damage is Path.unlink else {"damaged.pt"})
+
+
+def test_a_damaged_checkpoint_never_becomes_the_previous_one(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a kill at the next save would leave two that cannot be read."""
+    flip(run.last_checkpoint)
+
+    def crash(*arguments: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("deepbregman.training.loop.Pretraining.advance", crash)
+        with pytest.raises(UserError, match=r"Input/output error.*--resume"):
+            resume(run.path, accelerator="cpu")
+    assert checkpoints.load(run.last_checkpoint)["step"] == 4
+    assert not run.previous_checkpoint.exists()
+
+
+def test_both_damaged(run: Run) -> None:
+    flip(run.last_checkpoint)
+    cut(run.previous_checkpoint)
+    before = (run.path / "provenance.json").read_text()
+    with pytest.raises(UserError) as caught:
+        resume(run.path, accelerator="cpu")
+    for words in (str(run.last_checkpoint), str(run.previous_checkpoint), "epoch-0002.pt"):
+        assert words in str(caught.value)
+    assert (run.path / "provenance.json").read_text() == before
+    shutil.copy(run.checkpoints / "epoch-0002.pt", run.last_checkpoint)  # as the words say
+    resume(run.path, accelerator="cpu")
+    assert [row["epoch"] for row in run.metrics()] == [1, 2, 3]
+
+
+def test_damaged_without_another(run: Run) -> None:
+    for path in (run.previous_checkpoint, run.checkpoints / "epoch-0002.pt"):
+        path.unlink()
+    flip(run.last_checkpoint)
+    with pytest.raises(UserError, match=r"last\.pt.*this run has no other"):
+        resume(run.path, accelerator="cpu")
+
+
+def test_a_checkpoint_of_a_later_version_is_no_damage(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = checkpoints.load(run.last_checkpoint)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints, "FORMAT", 3)
+        checkpoints.save(run.last_checkpoint, {**state, "format": 3})
+    with pytest.raises(UserError, match="has checkpoint format 3"):
+        find_checkpoint(run)
+
+
+def test_a_run_of_format_1_goes_on(run: Run, tiny_run: Run) -> None:
+    state = checkpoints.load(run.previous_checkpoint)
+    old = {key: value for key, value in state.items() if not key.startswith("skipped")}
+    old["config"] = "".join(
+        line for line in state["config"].splitlines(True) if "skip_nonfinite" not in line
+    )
+    torch.save({**old, "format": 1}, run.last_checkpoint)
+    (run.path / "config.toml").write_text(old["config"])
+    run.previous_checkpoint.unlink()
+    resume(run.path, accelerator="cpu")
+    assert_same_parameters(run, tiny_run)
+
+
+# Change
+
+
+def edit(run: Run, **changes: Any) -> None:
+    names = {name.replace("__", "."): value for name, value in changes.items()}
+    (run.path / "config.toml").write_text(to_toml(override(run.config, names)))
+
+
+def test_changed_fields() -> None:
+    before = Config()
+    after = override(before, {"seed": 1, "training.epochs": 3, "views.flip": 0.5})
+    assert changed_fields(before, after) == {"seed": [0, 1], "training.epochs": [400, 3]}
+    assert changed_fields(before, before) == {}
+
+
+def test_safe_fields_may_change_and_that_is_said(
+    run: Run, tiny_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(run.previous_checkpoint, run.last_checkpoint)
+    edit(
+        run,
+        data__root="elsewhere",
+        data__resident="yes",
+        data__workers=1,
+        training__checkpoint_every=3,
+        training__save_seconds=9.0,
+        training__knn_every=1,
+        training__compile="no",
+        training__skip_nonfinite=2,
+    )
+    main(["pretrain", "--resume", str(run.path), "--accelerator", "cpu"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "training.save_seconds (0.0 -> 9.0)" in said
+    (record,) = run.provenance()["resumed"]
+    assert record["changed"]["data.workers"] == [2, 1]
+    assert len(record["changed"]) == 8
+    assert_same_parameters(run, tiny_run)
+    assert (run.checkpoints / "epoch-0003.pt").exists()
+    assert checkpoints.load(run.last_checkpoint)["config"] == to_toml(run.config)
+    resume(run.path, accelerator="cpu")  # and from now on it is the configuration of the run
+    assert "changed" not in run.provenance()["resumed"][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 1),
+        ("data.source", "digits"),
+        ("data.holdout", 0.1),
+        ("data.skip_unreadable", True),
+        ("views.flip", 0.3),
+        ("encoder.embedding", 9),
+        ("contrastive.temperature", 0.3),
+        ("divergence.sigma", 0.9),
+        ("optimiser.learning_rate", 0.1),
+        ("training.epochs", 4),  # the schedule is a cosine over them
+        ("training.batch_size", 16),
+        ("training.accumulate", 2),
+        ("training.precision", "bf16-mixed"),
+    ],
+)
+def test_other_fields_may_not_and_are_named(run: Run, name: str, value: Any) -> None:
+    before = {p: p.read_bytes() for p in run.path.rglob("*") if p.suffix in (".pt", ".json")}
+    edit(run, **{name.replace(".", "__"): value, "training__knn_every": 7})
+    with pytest.raises(UserError, match=rf"was changed since in {name} \(.* -> {value}\): "):
+        resume(run.path, accelerator="cpu")
+    assert {p: p.read_bytes() for p in before} == before  # and nothing is written of it
+
+
+@pytest.mark.parametrize("schedule", ["constant", "step"])
+def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_length(
+    tiny_config: Config, tmp_path: Path, schedule: str
+) -> None:
+    changes = {
+        "optimiser.schedule": schedule,
+        "optimiser.milestones": [1] if schedule == "step" else [],
+        "training.checkpoint_every": 0,
+        "training.epochs": 2,
+    }
+    config = override(tiny_config, changes)
+    short = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    edit(short, training__epochs=3)
+    longer = {"training.epochs": 3}
+    whole = pretrain(config, run=tmp_path / "whole", changes=longer, accelerator="cpu")
+    assert_same_parameters(resume(short.path, accelerator="cpu"), whole)
+    assert short.result()["pretrain"]["epoch"] == 3
+    edit(short, training__epochs=2)
+    with pytest.raises(UserError, match=r"training\.epochs \(3 -> 2\)"):
+        resume(short.path, accelerator="cpu")
+
+
+def test_a_refused_resumption_leaves_no_trace(run: Run) -> None:
+    edit(run, seed=5)
+    before = (run.path / "provenance.json").read_text()
+    with pytest.raises(UserError, match="seed"):
+        resume(run.path, accelerator="cpu")
+    assert (run.path / "provenance.json").read_text() == before

@@ -1,0 +1,54 @@
+"""What is replaced; that it computes the joint batch's norm is tested in test_processes.py."""
+
+import pytest
+import torch
+from torch import nn
+
+from deepbregman.config import load_recipe, override
+from deepbregman.errors import UserError
+from deepbregman.training.assembly import build_model
+from deepbregman.training.synchronised_norm import SynchronisedNorm, synchronise
+
+KINDS = {"cpu": SynchronisedNorm, "cuda": nn.SyncBatchNorm}
+
+
+@pytest.mark.parametrize("device", KINDS)
+@pytest.mark.parametrize("norm", ["output", "hidden"])
+def test_every_norm_is_replaced_and_nothing_else(device: str, norm: str) -> None:
+    changes = {"encoder.name": "resnet18", "divergence.norm": norm, "divergence.hidden": 2}
+    model = build_model(override(load_recipe("digits"), changes))
+    names = [n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    assert len(names) == 20 + 1 + 1  # the encoder's, the projection's, the subnetworks'
+    before, parameters = model.state_dict(), list(model.parameters())
+    synchronise(model, torch.device(device))
+    replaced = [n for n, m in model.named_modules() if isinstance(m, KINDS[device])]
+    assert replaced == names
+    assert not [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    assert model.state_dict().keys() == before.keys()  # a checkpoint fits one process and many
+    assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+
+
+def test_evaluation_needs_no_other_process() -> None:
+    ordinary = nn.Sequential(nn.BatchNorm1d(3))
+    ordinary(torch.randn(5, 3))
+    ordinary.eval()
+    inputs = torch.randn(4, 3)
+    expected = ordinary(inputs)
+    synchronise(ordinary, torch.device("cpu"))
+    assert torch.equal(ordinary(inputs), expected)
+
+
+def test_one_dimension_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"1 dimensions: at least \(N, C\)"):
+        SynchronisedNorm(3)(torch.zeros(3))
+
+
+class NormThenReLU(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).relu()
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_a_norm_that_does_more_is_not_replaced(device: str) -> None:
+    with pytest.raises(UserError, match=r"NormThenReLU does more.*sync_norm to false"):
+        synchronise(nn.Sequential(nn.Sequential(NormThenReLU(3))), torch.device(device))
