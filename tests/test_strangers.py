@@ -24,6 +24,7 @@ from deepbregman.cli import main
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
+from deepbregman.evaluation.protocols import evaluate
 from deepbregman.exporting.export import export
 from deepbregman.exporting.loading import load_encoder
 from deepbregman.runs import Run
@@ -393,6 +394,11 @@ class TestRunFolder:
             (run.path / "config.toml").write_text(changed)
             refusal(lambda: load_encoder(run.path))
         assert not (tmp_path / "ran").exists()
+
+    def test_transfer_to_the_home_of_nobody(self, run: Run) -> None:
+        """It compares places before it opens any."""
+        data = "~nobody-by-this-name"
+        refusal(lambda: evaluate(run, protocols=("transfer",), data=data), data, "no user")
 
     @pytest.mark.parametrize("place", ["~nobody-by-this-name/x", "a\0b", "x" * 5000, "\udce9"])
     def test_places_that_cannot_be(
