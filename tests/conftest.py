@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import resource
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +67,15 @@ def _no_host_sync() -> Iterator[None]:
 def no_host_sync() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """Make blocks in which it is an error to let the host wait for the GPU."""
     return _no_host_sync
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Let a test take 300 MB of address space beyond what there is: for files that ask for more."""
+    if not Path("/proc/self/statm").is_file():
+        pytest.skip("only Linux says how much there is, and keeps to the limit")
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 300_000_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

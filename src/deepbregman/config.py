@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import tomli_w
 import tyro
 
-from .errors import UserError, nearest
-from .rules import Name, Range, Section, matches, shown
+from .errors import UserError, nearest, shown
+from .rules import Name, Range, Section, matches
 
 Count = Annotated[int, Range(low=1)]
 Whole = Annotated[int, Range(low=0)]
@@ -272,16 +272,16 @@ def from_dict(values: dict[str, Any]) -> Config:
     parts: dict[str, Any] = {}
     for name, value in values.items():
         if name not in hints:
-            raise UserError(f"unknown field {name!r}{nearest(name, hints)}")
+            raise UserError(f"unknown field {shown(name)}{nearest(name, hints)}")
         if name not in sections:
             parts[name] = value
             continue
         if not isinstance(value, dict):
-            raise UserError(f"{name} is {value!r}: it is a table of fields, written [{name}]")
+            raise UserError(f"{name} is {shown(value)}: it is a table of fields, written [{name}]")
         known = [field.name for field in dataclasses.fields(sections[name])]
         for key in value:
             if key not in known:
-                raise UserError(f"unknown field '{name}.{key}'{nearest(key, known)}")
+                raise UserError(f"unknown field {shown(f'{name}.{key}')}{nearest(key, known)}")
         parts[name] = sections[name](**value)
     return Config(**parts)
 

@@ -3,6 +3,7 @@
 import difflib
 import errno
 from collections.abc import Iterable
+from typing import Any
 
 _NO_ROOM = dict.fromkeys(
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; free space there or choose another folder"
@@ -37,6 +38,22 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known word closest to ``word``, or nothing."""
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def shown(value: Any) -> str:
+    """Write a value for an error, at bearable length."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a whole number of more than 4300 digits, perhaps in it
+        return "beyond what can be written"
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def printable(text: str) -> str:
+    """Write what a terminal would obey, or could not show, as an escape; lines stay lines."""
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

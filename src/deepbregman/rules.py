@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from .errors import UserError, nearest
+from .errors import UserError, nearest, shown
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,6 @@ class Name:
         foreign = f"{self.prefix}{value.rpartition(':')[2]}"  # a prefix misspelt, or left out
         guess = nearest(value, (*self.known, foreign))
         return f"it must be one of {', '.join(self.known)}, or {self.prefix}NAME{guess}"
-
-
-def shown(value: Any) -> str:
-    """Write a value for an error, at bearable length."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no whole number of more than 4300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _is_finite(number: float) -> bool:
@@ -117,6 +108,8 @@ def broken(value: Any, hint: Any) -> str | None:
         words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
         return words or broken(value, get_args(hint)[0])
     if hint is str:
+        if "\0" in value:
+            return "it must not hold a null character"
         try:
             value.encode()
         except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
@@ -137,7 +130,7 @@ class Section:
                 object.__setattr__(self, name, value)
             if not matches(value, hint):
                 choices = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
-                guess = nearest(str(value), choices)
+                guess = nearest(value, choices) if isinstance(value, str) else ""
                 raise UserError(f"{where} is {shown(value)}: it must be {described(hint)}{guess}")
             words = broken(value, hint)
             if words:

@@ -51,15 +51,27 @@ def write_json(path: Path, record: Record) -> None:
         file.write(json.dumps(record, indent=2).encode() + b"\n")
 
 
+def parse_json(text: str) -> Any:
+    """Parse JSON that anybody may have written; whatever is wrong with it is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_json(path: Path) -> Record:
     """Read a JSON object that somebody may have edited or damaged."""
     try:
-        record = json.loads(path.read_text())
+        record = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}): restore it or remove it") from None
     if not isinstance(record, dict):
         raise UserError(f"{path} holds no JSON object: restore it or remove it")
     return record
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def default_folder(name: str) -> Path:
@@ -207,13 +219,15 @@ class Run:
     def metrics(self) -> list[Record]:
         """Read the metrics of every epoch so far; a line that a crash cut short is left out."""
         records: list[Record] = []
-        for line in (self.path / "metrics.jsonl").read_text().splitlines():
+        path = self.path / "metrics.jsonl"
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+                record = parse_json(line)
+            except ValueError:
                 break
-            if not isinstance(records[-1], dict) or "epoch" not in records[-1]:
-                raise UserError(f"{self.path / 'metrics.jsonl'} holds a line that is no epoch's")
+            if not isinstance(record, dict) or not _is_number(record.get("epoch")):
+                raise UserError(f"{path} holds a line that is no epoch's")
+            records.append(record)
         return records
 
     def append_metrics(self, record: Record) -> None:
@@ -238,6 +252,22 @@ class Run:
         """Read what the run and its evaluations ended with; empty before that."""
         path = self.path / "result.json"
         return read_json(path) if path.is_file() else {}
+
+    def evaluations(self) -> list[Record]:
+        """Read the rows of the evaluations so far."""
+        rows = self.result().get("evaluations", [])
+        keys = ("protocol", "variant", "data")
+        if not isinstance(rows, list) or not all(
+            isinstance(row, dict)
+            and _is_number(row.get("epoch"))
+            and all(isinstance(row.get(key), str) for key in keys)
+            for row in rows
+        ):
+            raise UserError(
+                f"{self.path / 'result.json'} holds evaluations that none of ours wrote: restore "
+                "it or remove it"
+            )
+        return rows
 
     def add_result(self, **parts: Any) -> None:
         """Write parts of the result, leaving the others."""

@@ -1,6 +1,7 @@
 """The command line: a verb is a file here. It parses, calls, prints; errors become words."""
 
 import importlib
+import io
 import os
 import sys
 
@@ -59,6 +60,9 @@ def _dispatch(arguments: list[str]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; a user's error is one paragraph on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text that can be shown
+            stream.reconfigure(errors="backslashreplace")
     try:
         _dispatch(sys.argv[1:] if arguments is None else arguments)
     except BrokenPipeError:

@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from deepbregman.errors import printable
 from deepbregman.launching import place
 
 Accelerator = Literal["auto", "cpu", "cuda"]
@@ -26,8 +27,8 @@ def parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
 
 
 def say(console: Console, message: str) -> None:
-    """Print words as they are: a folder may be called [x]."""
-    console.print(message, soft_wrap=True, highlight=False, markup=False)
+    """Print words as they are: a folder may be called [x], or hold the codes of a terminal."""
+    console.print(printable(message), soft_wrap=True, highlight=False, markup=False)
 
 
 @contextmanager

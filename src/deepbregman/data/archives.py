@@ -1,31 +1,19 @@
 """An ``.npz`` file in the convention of MedMNIST."""
 
-import struct
-import warnings
 import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from deepbregman.data.images import ArrayImages, Progress, Source, Split
-from deepbregman.errors import UserError
+from deepbregman.data.npz import check_room, data_offset, mapped, read_plain, readable, stored
+from deepbregman.errors import UserError, shown
 
 MAP_FROM_BYTES = 1 << 30
 """Images that take so much, stored without compression, stay in the file and are read by need."""
 _CHUNK_BYTES = 1 << 24
-
-
-class _Header(NamedTuple):
-    shape: tuple[int, ...]
-    fortran_order: bool
-    dtype: "np.dtype[np.generic]"
 
 
 def open_archive(path: Path) -> Source:
@@ -45,13 +33,18 @@ def open_archive(path: Path) -> Source:
     Stored without compression and of a GiB or more they are mapped instead: opened at once, read
     from the disk when they are used, shared between processes, and not verified.
 
+    No size is believed: before memory is taken for an array, its shape, the bytes of its entry, the
+    bytes of the file and the memory that is free must agree. Names of entries are never paths.
+
     Raises:
         UserError: When the file is missing, damaged, or not of this form.
     """
-    with _readable(path) as archive:
-        keys = [name.removesuffix(".npy") for name in archive.namelist()]
+    with readable(path) as archive:
+        names = archive.namelist()
+        keys = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
         if "train_images" not in keys:
-            found = ", ".join(keys) or "nothing"
+            all_names = ", ".join(name.removesuffix(".npy") for name in names)
+            found = shown(all_names) if names else "nothing"
             raise UserError(
                 f"data.source {str(path)!r}: has no array 'train_images' (found: {found}); "
                 "name the arrays train_images, train_labels, test_images, test_labels"
@@ -62,8 +55,8 @@ def open_archive(path: Path) -> Source:
         extra = None
         if "unlabelled_images" in keys:
             extra = Split(_read_split(path, archive, "unlabelled", keys).images)
-        classes = _class_names(path, keys, train, test)
-        imbalanced = "imbalanced" in keys and bool(_read_plain(path, "imbalanced").any())
+        classes = _class_names(path, archive, keys, train, test)
+        imbalanced = "imbalanced" in keys and bool(read_plain(path, archive, "imbalanced").any())
     return Source(path.stem, train, test, extra, classes, imbalanced=imbalanced)
 
 
@@ -77,7 +70,7 @@ def verify_checksums(path: Path, progress: Progress | None = None) -> None:
     Raises:
         UserError: When a checksum is wrong or the file is cut short.
     """
-    with _readable(path) as archive:
+    with readable(path) as archive:
         total, done = sum(info.file_size for info in archive.infolist()), 0
         for info in archive.infolist():
             with archive.open(info) as stream:
@@ -87,31 +80,16 @@ def verify_checksums(path: Path, progress: Progress | None = None) -> None:
                         progress(done, total)
 
 
-@contextmanager
-def _readable(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the file for the body, and say in words what is wrong with it."""
-    if not path.is_file():
-        raise UserError(f"data.source {str(path)!r}: no such file; give the path of an .npz file")
-    try:
-        with zipfile.ZipFile(path) as archive:
-            yield archive
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise UserError(
-            f"data.source {str(path)!r}: not a readable .npz file ({error}); "
-            "write it again with numpy.savez, or copy it again"
-        ) from error
-    except OSError as error:
-        raise UserError(f"data.source {str(path)!r}: cannot be read ({error})") from error
-
-
-def _class_names(path: Path, keys: list[str], *splits: Split | None) -> tuple[str, ...] | None:
+def _class_names(
+    path: Path, archive: zipfile.ZipFile, keys: list[str], *splits: Split | None
+) -> tuple[str, ...] | None:
     labels = [split.labels for split in splits if split is not None and split.labels is not None]
     if not labels:
         return None
     num_classes = int(torch.cat(labels).max()) + 1
     if "class_names" not in keys:
         return tuple(str(label) for label in range(num_classes))
-    names = _read_text(path, "class_names")
+    names = _read_text(path, archive, "class_names", _most_classes(sum(map(len, labels))))
     if len(names) < num_classes:
         raise UserError(
             f"data.source {str(path)!r}: class_names has {len(names)} names for labels up to "
@@ -124,11 +102,11 @@ def _read_split(path: Path, archive: zipfile.ZipFile, name: str, keys: list[str]
     pixels = _read_images(path, archive, f"{name}_images")
     labels, sizes, names = None, None, None
     if f"{name}_labels" in keys:
-        labels = _read_labels(path, f"{name}_labels", len(pixels))
+        labels = _read_labels(path, archive, f"{name}_labels", len(pixels))
     if f"{name}_sizes" in keys:
-        sizes = _read_sizes(path, f"{name}_sizes", pixels)
+        sizes = _read_sizes(path, archive, f"{name}_sizes", pixels)
     if f"{name}_names" in keys:
-        names = _read_text(path, f"{name}_names")
+        names = _read_text(path, archive, f"{name}_names", len(pixels))
         if len(names) != len(pixels):
             raise UserError(
                 f"data.source {str(path)!r}: {name}_names has {len(names)} names for {len(pixels)} "
@@ -140,8 +118,7 @@ def _read_split(path: Path, archive: zipfile.ZipFile, name: str, keys: list[str]
 def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
     """Read an array of images piece by piece, or map it, as a uint8 (N, 3, H, W) tensor."""
     where, info = f"data.source {str(path)!r}: {key}", archive.getinfo(f"{key}.npy")
-    with archive.open(info) as stream:
-        header = _read_header(stream, where)
+    with stored(path, archive, key) as (stream, header):
         shape = header.shape
         rule = "images are uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3)"
         if header.dtype != np.uint8:
@@ -157,14 +134,11 @@ def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
         num_images, height, width = shape[:3]
         item = (height, width, shape[3] if len(shape) == 4 else 1)
         item_bytes = item[0] * item[1] * item[2]
-        left = info.file_size - stream.tell()
-        if left != num_images * item_bytes:
-            raise UserError(
-                f"{where} has shape {shape} but {left} bytes of pixels; write the file again"
-            )
-        if info.compress_type == zipfile.ZIP_STORED and left >= MAP_FROM_BYTES:
-            start = _data_offset(path, info) + stream.tell()
-            return _mapped(path, start, (num_images, *item)).expand(-1, 3, -1, -1)
+        plain = info.compress_type == zipfile.ZIP_STORED
+        if plain and num_images * item_bytes >= MAP_FROM_BYTES:
+            start = data_offset(path, info) + stream.tell()
+            return mapped(path, start, (num_images, *item)).expand(-1, 3, -1, -1)
+        check_room(where, num_images * 3 * height * width + _CHUNK_BYTES)
         pixels = torch.empty((num_images, 3, height, width), dtype=torch.uint8)
         step = max(1, _CHUNK_BYTES // item_bytes)
         for first in range(0, num_images, step):
@@ -175,66 +149,25 @@ def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
     return pixels
 
 
-def _data_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Return where a member's data begin: its local header has two parts of their own length."""
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        lengths: tuple[int, int] = struct.unpack("<26x2H", file.read(30))
-    return info.header_offset + 30 + sum(lengths)
-
-
-def _mapped(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
-    """Map (N, H, W, C) bytes of a file as (N, C, H, W)."""
-    pixels = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=shape)
-    with warnings.catch_warnings():
-        # A private writable mapping would please torch, but Linux refuses one that is larger than
-        # its memory. Nothing here writes into a source's pixels.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
-
-
-def _read_header(stream: IO[bytes], where: str) -> _Header:
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            header = _Header(*np.lib.format.read_array_header_1_0(stream))
-        else:
-            header = _Header(*np.lib.format.read_array_header_2_0(stream))
-    except ValueError as error:
-        raise UserError(f"{where} is not a NumPy array ({error}); use numpy.savez") from error
-    if header.dtype.hasobject:
-        raise UserError(
-            f"{where} holds pickled Python objects, which are never loaded; save plain arrays"
-        )
-    return header
-
-
-def _read_plain(path: Path, key: str) -> npt.NDArray[Any]:
-    """Read a small array; never a pickled one."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return np.asarray(archive[key])
-    except ValueError as error:
-        raise UserError(
-            f"data.source {str(path)!r}: {key} cannot be read ({error}); pickled objects are never "
-            "loaded: save plain integers or text"
-        ) from error
-
-
-def _read_text(path: Path, key: str) -> tuple[str, ...]:
-    """Read an array of text."""
-    words = _read_plain(path, key)
+def _read_text(path: Path, archive: zipfile.ZipFile, key: str, most: int) -> tuple[str, ...]:
+    """Read an array of text, of at most so many words."""
+    words = read_plain(path, archive, key)
     if words.dtype.kind != "U" or words.ndim != 1:
         raise UserError(
             f"data.source {str(path)!r}: {key} is of type {words.dtype} and shape {words.shape}: "
             "names are a list of text; save numpy.array of strings"
         )
+    if len(words) > most:
+        raise UserError(
+            f"data.source {str(path)!r}: {key} has {len(words)} names for {most} at most: give one "
+            "for each"
+        )
     return tuple(words.tolist())
 
 
-def _read_sizes(path: Path, key: str, pixels: Tensor) -> Tensor | None:
+def _read_sizes(path: Path, archive: zipfile.ZipFile, key: str, pixels: Tensor) -> Tensor | None:
     """Read true sizes as int64 (N, 2), or None where every image fills its frame."""
-    sizes, (num_images, _, height, width) = _read_plain(path, key), pixels.shape
+    sizes, (num_images, _, height, width) = read_plain(path, archive, key), pixels.shape
     frame = np.array([height, width])
     good = sizes.dtype.kind in "iu" and sizes.shape == (num_images, 2)
     if not good or (sizes < 1).any() or (sizes > frame).any():
@@ -246,10 +179,10 @@ def _read_sizes(path: Path, key: str, pixels: Tensor) -> Tensor | None:
     return None if (sizes == frame).all() else torch.from_numpy(sizes.astype(np.int64))
 
 
-def _read_labels(path: Path, key: str, num_images: int) -> Tensor:
+def _read_labels(path: Path, archive: zipfile.ZipFile, key: str, num_images: int) -> Tensor:
     """Read labels as int64 (N,)."""
     where = f"data.source {str(path)!r}: {key}"
-    labels = _read_plain(path, key)
+    labels = read_plain(path, archive, key)
     if labels.dtype.kind not in "iu":
         raise UserError(f"{where} is of type {labels.dtype}: labels are integers; convert them")
     if labels.ndim == 2 and labels.shape[1] > 1:
@@ -268,9 +201,14 @@ def _read_labels(path: Path, key: str, num_images: int) -> Tensor:
         )
     if labels.min() < 0:
         raise UserError(f"{where} holds {labels.min()}: classes are numbered from 0; renumber them")
-    if labels.max() >= max(1000, 10 * num_images):
+    if labels.max() >= _most_classes(num_images):
         raise UserError(
             f"{where} holds {labels.max()} for {num_images} images: classes are numbered from 0 "
             "without large gaps; renumber them"
         )
     return torch.from_numpy(labels.astype(np.int64).reshape(-1))
+
+
+def _most_classes(num_images: int) -> int:
+    """Return how many classes so many images could have; more are taken for a mistake."""
+    return max(1000, 10 * num_images)

@@ -1,5 +1,6 @@
 """One image file to one uint8 frame, and many at once with threads."""
 
+import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -233,6 +234,8 @@ def quiet_pillow() -> Iterator[None]:
 def _opened(path: Path) -> Iterator[Image.Image]:
     """Open an image for the body, and turn whatever fails in there into UnreadableImage."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, perhaps for ever
+            raise ValueError("not a regular file")
         with Image.open(path, formats=_FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise Image.DecompressionBombError(
@@ -256,10 +259,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F":
         raise ValueError("floating-point pixels have no fixed range; save it with 8 or 16 bits")
     if image.mode.startswith("I"):  # 16 bits in one of several byte orders, or in 32 bits
-        values = np.asarray(image).astype(np.int64)
+        values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError("grey values outside 0..65535; save it with 8 or 16 bits")
-        return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8)).convert("RGB")
+        scaled = (values.astype(np.uint32) * 255 + 32767) // 65535  # at most 2^24, in 4 bytes each
+        return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         colour = image.convert("RGBA")
         colour = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)

@@ -1,12 +1,10 @@
 """Where images live: on the device when they fit, else they are streamed."""
 
-import os
-from pathlib import Path
-
 import torch
 
 from deepbregman.data.batches import Batches
 from deepbregman.data.images import ArrayImages, Images, Progress
+from deepbregman.data.memory import free_memory
 from deepbregman.data.resident import ResidentBatches
 from deepbregman.data.streaming import StreamingBatches
 from deepbregman.errors import UserError, nearest
@@ -60,12 +58,5 @@ def open_batches(
 
 
 def _free_memory(device: torch.device) -> int:
-    """Return the free bytes of the device; for a CPU those that Linux could make free."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    memory = Path("/proc/meminfo")
-    if memory.is_file():
-        for line in memory.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    """Return the free bytes of the device."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()

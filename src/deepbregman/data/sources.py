@@ -41,6 +41,21 @@ class _Opening:
         )
 
 
+def expanded(path: Path) -> Path:
+    """Put a home folder in the place of ``~``.
+
+    Raises:
+        UserError: When there is no such user.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"path {str(path)!r}: there is no user of that name; write ./ before a folder that "
+            "begins with ~"
+        ) from None
+
+
 PUBLISHED: dict[str, Callable[[_Opening], Source]] = {
     "digits": lambda how: open_digits(),
     "cifar10": lambda how: open_cifar10(how.root, how.download),
@@ -85,14 +100,14 @@ def open_source(
     if image_size < 1:
         raise UserError(f"data.image_size {image_size}: must be at least 1 pixel, e.g. 32")
     if spec in PUBLISHED:
-        how = _Opening(root.expanduser(), image_size, download, seed, skip_unreadable, progress)
+        how = _Opening(expanded(root), image_size, download, seed, skip_unreadable, progress)
         return PUBLISHED[spec](how)
     if spec == "voc":
         raise UserError(
             "data.source 'voc': Pascal VOC has boxes, not one class an image, and is for "
             "`deepbregman evaluate RUN --protocol detect`; pretrain on another source"
         )
-    path = Path(spec).expanduser()
+    path = expanded(Path(spec))
     if spec.strip() and path.is_dir():
         return open_folder(
             path,

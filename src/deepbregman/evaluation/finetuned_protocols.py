@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from deepbregman.config import override
 from deepbregman.data import Split, channel_statistics, stratified_split
+from deepbregman.data.sources import expanded
 from deepbregman.errors import UserError
 from deepbregman.method.model import Model
 from deepbregman.runs import Record
@@ -142,7 +143,7 @@ def check_transfer(job: Job) -> None:
         raise UserError(
             "transfer needs another data set than the run was pretrained on: name it with --data"
         )
-    if data == own or Path(data).expanduser().resolve() == Path(own).expanduser().resolve():
+    if data == own or expanded(Path(data)).resolve() == expanded(Path(own)).resolve():
         raise UserError(
             f"transfer: --data {data} is what the run was pretrained on; name another data set, or "
             "use linear, semi or supervised"

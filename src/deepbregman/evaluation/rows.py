@@ -127,7 +127,7 @@ def keep(run: Run, rows: Sequence[Record]) -> None:
     fresh = {kind(row) for row in rows}
     older = [
         row
-        for row in run.result().get("evaluations", [])
+        for row in run.evaluations()
         if kind(row) not in fresh and row["epoch"] == rows[0]["epoch"]
     ]
     run.add_result(evaluations=[*older, *rows])

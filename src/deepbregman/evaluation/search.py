@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from deepbregman.data import FileImages, ResidentBatches, Split, open_files
+from deepbregman.data.sources import expanded
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run
 
@@ -162,7 +163,7 @@ def _check_k(k: int) -> None:
 def _find_query(words: str, setting: Setting) -> _Query:
     """Find what a query's words mean: a place in the data, a file, or a name in the data."""
     splits = setting.splits("all")
-    place = re.fullmatch(r"(train|test):(\d+)", words)
+    place = re.fullmatch(r"(train|test):(\d{1,18})", words)
     if place is not None:
         name, index = place[1], int(place[2])
         size = len(splits[name]) if name in splits else 0
@@ -172,7 +173,7 @@ def _find_query(words: str, setting: Setting) -> _Query:
                 "from 0"
             )
         return _own(splits, name, index)
-    path = Path(words).expanduser()
+    path = expanded(Path(words))
     if path.is_file():
         for name, split in splits.items():
             paths = split.images.paths if isinstance(split.images, FileImages) else ()

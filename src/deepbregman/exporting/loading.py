@@ -1,7 +1,5 @@
 """Loading an encoder: from a run, or from a file that was exported from one."""
 
-import io
-import json
 from pathlib import Path
 
 import safetensors
@@ -11,9 +9,10 @@ from torch import Tensor, nn
 from deepbregman.config import from_toml
 from deepbregman.errors import UserError
 from deepbregman.method.base_network import Encoder
-from deepbregman.runs import Record
+from deepbregman.runs import Record, parse_json
 from deepbregman.training.assembly import build_encoder_of
 from deepbregman.training.checkpoints import load_model, load_strictly
+from deepbregman.training.tensor_files import read_tensors
 
 from .export import sidecar_of
 from .subject import VERSION
@@ -84,9 +83,10 @@ def _read_state_dict(path: Path) -> tuple[State, Record]:
             f"{path} has the layout of {record.get('format')}, which only that program reads: load "
             "the run, or an export to torchvision, timm or safetensors"
         )
-    content = io.BytesIO(path.read_bytes())
     try:
-        trunk: State = torch.load(content, map_location="cpu", weights_only=True)
+        trunk = read_tensors(path.read_bytes())
+        if not all(isinstance(tensor, Tensor) for tensor in trunk.values()):
+            raise ValueError("it holds something else than tensors")
         state = {f"trunk.{name}": tensor for name, tensor in trunk.items()}
         state["mean"] = torch.tensor(record["mean"]).view(1, -1, 1, 1)
         state["deviation"] = torch.tensor(record["std"]).view(1, -1, 1, 1)
@@ -100,7 +100,7 @@ def _read_state_dict(path: Path) -> tuple[State, Record]:
 
 def _record(text: str, origin: Path) -> Record:
     try:
-        record = json.loads(text)
+        record = parse_json(text)
     except ValueError as error:
         raise UserError(f"{origin} holds no valid JSON ({error}): export it again") from None
     if not isinstance(record, dict):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
+from deepbregman.errors import printable
 from deepbregman.runs import Record
 
 
@@ -24,7 +25,7 @@ def shown_value(value: float) -> str:
 
 def search_table(title: str, found: Mapping[str, Sequence[Found]]) -> Table:
     """Draw what was found for one query, a group of columns for each measure."""
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=_words(title), title_justify="left")
     table.add_column("rank", justify="right")
     labelled = any(item.class_name is not None for items in found.values() for item in items)
     for measure in found:
@@ -36,16 +37,21 @@ def search_table(title: str, found: Mapping[str, Sequence[Found]]) -> Table:
         cells = [str(rank)]
         for item in items:
             cells.append(item.value)
-            cells += [escape(item.class_name or "")] if labelled else []
-            cells.append(escape(item.name))
+            cells += [_words(item.class_name or "")] if labelled else []
+            cells.append(_words(item.name))
         table.add_row(*cells)
     return table
+
+
+def _words(text: str) -> str:
+    """Show a name as it is, whoever gave it."""
+    return escape(printable(text))
 
 
 def metric_table(rows: Sequence[Record], title: str) -> Table:
     """Draw rows with a line for each variant and a column for each metric, in per cent."""
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=_words(title), title_justify="left")
     table.add_column("variant")
     for metric in metrics:
         table.add_column(f"{metric} %", justify="right")
@@ -69,7 +75,7 @@ def cluster_table(
         partitions: for each variant the sizes of its clusters, and its objective for each seed.
         title: of the table.
     """
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=_words(title), title_justify="left")
     table.add_column("variant")
     table.add_column("objective (best seed)", justify="right")
     table.add_column("sizes, largest first", overflow="fold")

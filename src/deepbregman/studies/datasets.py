@@ -1,6 +1,5 @@
 """Data sets before a run: what there is, whether it is whole, and a cache that opens at once."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,8 +8,9 @@ from deepbregman.data.cache import cache_bytes, write_cache
 from deepbregman.data.catalogue import DATASETS, Dataset
 from deepbregman.data.checking import Report, Stage, check_archive, check_dataset, check_folder
 from deepbregman.data.published import download_voc
+from deepbregman.data.sources import expanded
 from deepbregman.errors import UserError, nearest
-from deepbregman.runs import Record, now, replacing, write_json
+from deepbregman.runs import Record, now, parse_json, replacing, write_json
 
 MEASURED_FILES = 10_000
 """Files that the mean and deviation are measured on; of arrays all images are."""
@@ -39,7 +39,7 @@ def check(name: str, *, root: Path = Path("data"), stage: Stage | None = None) -
     """
     stage = stage or _quiet
     if name in DATASETS:
-        return check_dataset(DATASETS[name], root.expanduser(), stage)
+        return check_dataset(DATASETS[name], expanded(root), stage)
     path = _path(name)
     return check_folder(path, stage) if path.is_dir() else check_archive(path, stage)
 
@@ -94,7 +94,7 @@ def prepare(
     Raises:
         UserError: When it is not complete, or an output is not free or does not fit.
     """
-    stage, root = stage or _quiet, root.expanduser()
+    stage, root = stage or _quiet, expanded(root)
     dataset = DATASETS.get(name)
     path = None if dataset is not None else _path(name)
     data = root / name if path is None else path.resolve()  # which turns "." into a name
@@ -139,7 +139,7 @@ def _quiet(words: str) -> Progress:
 
 
 def _path(name: str) -> Path:
-    path = Path(name).expanduser()
+    path = expanded(Path(name))
     if name.strip() and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".npz")):
         return path
     raise UserError(
@@ -152,7 +152,7 @@ def _check_outputs(record_file: Path, cache: Path | None) -> None:
     """Refuse, before any long work, to write over what was not written here."""
     if record_file.exists():
         try:
-            ours = "prepared" in json.loads(record_file.read_text(encoding="utf-8"))
+            ours = "prepared" in parse_json(record_file.read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError):
             ours = False
         if not ours:

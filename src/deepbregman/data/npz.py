@@ -1,0 +1,134 @@
+"""Arrays in an ``.npz`` file that nobody vouches for: no size is believed, no object unpickled."""
+
+import math
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deepbregman.data.memory import free_memory
+from deepbregman.errors import UserError, shown
+
+_MAX_RATIO = 1032
+"""Deflate makes no byte into more than so many; a directory that says so lies."""
+
+
+class Header(NamedTuple):
+    """What an array says about itself."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: "np.dtype[np.generic]"
+
+
+@contextmanager
+def readable(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open the file for the body, and say in words what is wrong with it."""
+    if not path.is_file():
+        raise UserError(f"data.source {str(path)!r}: no such file; give the path of an .npz file")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            yield archive
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"data.source {str(path)!r}: cannot be read ({error})") from error
+    except Exception as error:  # what reads zip files raises a dozen kinds on damaged ones
+        reason = str(error) or type(error).__name__
+        raise UserError(
+            f"data.source {str(path)!r}: not a readable .npz file ({shown(reason)}); "
+            "write it again with numpy.savez, or copy it again"
+        ) from error
+
+
+@contextmanager
+def stored(path: Path, archive: zipfile.ZipFile, key: str) -> Iterator[tuple[IO[bytes], Header]]:
+    """Open an array for the body, its header read and all sizes found to agree."""
+    where, info = f"data.source {str(path)!r}: {key}", archive.getinfo(f"{key}.npy")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise UserError(f"{where} is compressed as numpy.savez never does; write it with that")
+    packed, size = info.compress_size, info.file_size
+    ratio = 1 if info.compress_type == zipfile.ZIP_STORED else _MAX_RATIO
+    if info.header_offset + packed > path.stat().st_size or size > ratio * packed:
+        raise UserError(
+            f"{where} is said to hold {size:,} bytes, {packed:,} in the file, which it cannot; "
+            "write the file again, or copy it again"
+        )
+    with archive.open(info) as stream:
+        header = _read_header(stream, where)
+        left, width = size - stream.tell(), header.dtype.itemsize
+        true = width > 0 and min(header.shape, default=0) >= 0
+        if not true or math.prod(header.shape) * width != left:
+            raise UserError(
+                f"{where} has shape {shown(header.shape)} but {left} bytes of type "
+                f"{shown(header.dtype)[:80]}; write the file again"
+            )
+        yield stream, header
+
+
+def check_room(where: str, num_bytes: int) -> None:
+    """Refuse what would not fit into the memory that is free."""
+    free = free_memory()
+    if num_bytes > free:
+        raise UserError(
+            f"{where} takes {num_bytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; "
+            "store images of more than a GiB without compression, and they stay in the file"
+        )
+
+
+def read_plain(path: Path, archive: zipfile.ZipFile, key: str) -> npt.NDArray[Any]:
+    """Read a small array; never a pickled one."""
+    with stored(path, archive, key) as (stream, header):
+        count = math.prod(header.shape)
+        num_bytes = count * header.dtype.itemsize
+        check_room(f"data.source {str(path)!r}: {key}", num_bytes + 8 * count)  # as int64, later
+        content = bytearray(stream.read(num_bytes))
+        order: Literal["F", "C"] = "F" if header.fortran_order else "C"
+        return np.ndarray(header.shape, header.dtype, content, order=order)
+
+
+def data_offset(path: Path, info: zipfile.ZipInfo) -> int:
+    """Return where a member's data begin: its local header has two parts of their own length."""
+    with path.open("rb") as file:
+        file.seek(info.header_offset)
+        lengths: tuple[int, int] = struct.unpack("<26x2H", file.read(30))
+    return info.header_offset + 30 + sum(lengths)
+
+
+def mapped(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
+    """Map (N, H, W, C) bytes of a file as (N, C, H, W)."""
+    pixels = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=shape)
+    with warnings.catch_warnings():
+        # A private writable mapping would please torch, but Linux refuses one that is larger than
+        # its memory. Nothing here writes into a source's pixels.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+def _read_header(stream: IO[bytes], where: str) -> Header:
+    try:
+        version = np.lib.format.read_magic(stream)
+        if version == (1, 0):
+            header = Header(*np.lib.format.read_array_header_1_0(stream))
+        else:
+            header = Header(*np.lib.format.read_array_header_2_0(stream))
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError):  # of the file, not of the array
+        raise
+    except Exception as error:  # the header is Python's syntax, and fails in as many ways
+        raise UserError(
+            f"{where} is not a NumPy array ({shown(str(error))}); use numpy.savez"
+        ) from error
+    if header.dtype.hasobject:
+        raise UserError(
+            f"{where} holds pickled Python objects, which are never loaded; save plain arrays"
+        )
+    return header
