@@ -64,7 +64,7 @@ def write_json(path: Path, record: Record) -> None:
         file.write(json.dumps(record, indent=2).encode() + b"\n")
 
 
-def _read_record(path: Path) -> Record:
+def read_json(path: Path) -> Record:
     """Read a JSON object that somebody may have edited or damaged."""
     try:
         record = json.loads(path.read_text())
@@ -222,7 +222,7 @@ class Run:
     def result(self) -> Record:
         """Read what the run and its evaluations ended with; empty before that."""
         path = self.path / "result.json"
-        return _read_record(path) if path.is_file() else {}
+        return read_json(path) if path.is_file() else {}
 
     def add_result(self, **parts: Any) -> None:
         """Write parts of the result, leaving the others."""
@@ -230,7 +230,7 @@ class Run:
 
     def provenance(self) -> Record:
         """Read where the run came from."""
-        return _read_record(self.path / "provenance.json")
+        return read_json(self.path / "provenance.json")
 
     def add_resumption(self, record: Record) -> None:
         """Note where the run goes on: perhaps another device, perhaps another version."""

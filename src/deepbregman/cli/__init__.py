@@ -20,6 +20,7 @@ VERBS = {
     "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
     "search": "Find the images most like a query, or measure how well searches find classes.",
     "cluster": "Group images by k-means of features and by the learned divergence.",
+    "report": "Write a page of runs and studies: deepbregman report RUNS... --out FOLDER.",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }
