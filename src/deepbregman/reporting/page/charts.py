@@ -96,7 +96,8 @@ def curve_figures(
         ]
         if points:
             key = f"{prefix}{slug(name)}"
-            spec = _curve(points, arms, title, caption, len(parts) > 1)
+            there = [arm for arm in arms if any(point["arm"] == arm.name for point in points)]
+            spec = _curve(points, there, title, caption, len(parts) > 1)
             figures.append(Figure(key, title, caption, spec))
     return figures
 
@@ -157,7 +158,17 @@ def opacity(shown: float = 1.0, hidden: float = 0.07) -> "alt.Opacity | Any":
     return alt.condition(HIGHLIGHTED, alt.value(shown), alt.value(hidden))
 
 
-def finished(chart: "alt.LayerChart | alt.Chart", title: str, subtitle: str) -> Record:
+def chart_of(points: list[Record]) -> "alt.Chart":
+    """Begin a chart of points, which go into its specification."""
+    import altair as alt
+
+    data: Any = alt.Data  # has no types of its own
+    return alt.Chart(data(values=points))
+
+
+def finished(
+    chart: "alt.LayerChart | alt.FacetChart | alt.Chart", title: str, subtitle: str
+) -> Record:
     """Make a specification of a chart, as it is exported; see :func:`on_page`."""
     import altair as alt
 
@@ -223,12 +234,12 @@ def _curve(
 
     value = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True))
     epoch = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
-    base = alt.Chart(alt.Data(values=points)).encode(x=epoch, y=value, color=arm_colour(arms))
+    base = chart_of(points).encode(x=epoch, y=value, color=arm_colour(arms))
     if has_kinds:
         kinds = alt.Scale(domain=["positives", "negatives"], range=[[1, 0], [5, 3]])
         legend = alt.Legend(title=None, orient="bottom")
         base = base.encode(strokeDash=alt.StrokeDash("kind:N", scale=kinds, legend=legend))
-    elif len(arms) > len(PALETTE):
+    elif any(arm.place >= len(PALETTE) for arm in arms):
         base = base.encode(strokeDash=arm_dash(arms))
     lines = base.mark_line(interpolate="linear").encode(
         detail=["run:N"],
@@ -249,15 +260,17 @@ def _curve(
         clear="pointerout",
         empty=False,
     )
-    tooltip: list[Any] = [alt.Tooltip("arm:N"), alt.Tooltip("run:N"), alt.Tooltip("epoch:Q")]
-    tooltip += [alt.Tooltip("kind:N", title="of")] if has_kinds else []
-    tooltip += [alt.Tooltip("value:Q", title=title, format=".5~g")]
+    # Vega-Lite looks for the words of a tooltip in the wrong place where the nearest point is
+    # chosen: there, a datum is the mark whose datum is the point.
+    point = "(datum.datum || datum)"
+    words = [f"'{name}': {point}.{name}" for name in ("arm", "run", "epoch")]
+    words += [f"'of': {point}.kind"] if has_kinds else []
+    words += [f"'{title}': format({point}.value, '.5~g')"]
     dots = (
-        base.mark_point(filled=True, size=55)
+        base.mark_point(filled=True, size=55, tooltip=alt.ExprRef(f"{{{', '.join(words)}}}"))
         .encode(
             opacity=alt.condition(hover, alt.value(1.0), alt.value(0.0)),
             strokeDash=alt.value([1, 0]),
-            tooltip=tooltip,
         )
         .add_params(hover)
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from deepbregman.runs import Record
 
 from .arms import Arm
-from .charts import Figure, arm_colour, finished, opacity, rounded
+from .charts import Figure, arm_colour, chart_of, finished, opacity, rounded
 from .measures import measures, published_rows, summary, values
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def dot_chart(
     offset = alt.YOffset("arm:N", sort=names, scale=alt.Scale(domain=names))
     x = alt.X("value:Q", title="%", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
     shared: dict[str, Any] = {"y": y, "yOffset": offset, "color": arm_colour(arms)}
-    base = alt.Chart(alt.Data(values=means)).encode(**shared)
+    base = chart_of(means).encode(**shared)
     layers: list[Any] = [
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", opacity=opacity(0.55)),
         base.mark_point(filled=True, size=70).encode(
@@ -78,13 +78,13 @@ def dot_chart(
     ]
     if runs:
         words = [alt.Tooltip("run:N"), alt.Tooltip("measure:N"), alt.Tooltip("value:Q")]
-        small = alt.Chart(alt.Data(values=runs)).encode(**shared)
+        small = chart_of(runs).encode(**shared)
         layers.append(
             small.mark_tick(thickness=1.5, size=9).encode(x=x, opacity=opacity(0.6), tooltip=words)
         )
     if printed:
         layers.append(published_layer(printed).encode(x=x, y=y))
-    height = alt.Step(max(9, 30 // max(1, len(arms))), **{"for": "offset"})
+    height = len(order) * max(34, 11 * len(arms))
     return finished(alt.layer(*layers).properties(width=460, height=height), title, subtitle)
 
 
@@ -97,7 +97,7 @@ def published_layer(printed: Iterable[Record]) -> "alt.Chart":
 
     names = {"method:N": "published", "value:Q": "value", "where:N": "in"}
     mark: alt.Chart = (
-        alt.Chart(alt.Data(values=list(printed)))
+        chart_of(list(printed))
         .mark_point(shape="diamond", size=75, strokeWidth=1.6, color=GREY, filled=False)
         .encode(tooltip=[alt.Tooltip(name, title=words) for name, words in names.items()])
     )

@@ -39,9 +39,15 @@ class Measure(NamedTuple):
 
 def measure_of(row: Record) -> Measure:
     """Say which quantity a row of an evaluation is of."""
-    words = (str(row[name]) for name in ("data", "protocol", "variant", "metric"))
-    sizes = (int(row.get(name) or 0) for name in ("num_train", "num_test"))
-    return Measure(*words, str(row.get("split") or ""), *sizes)
+    return Measure(
+        data=str(row["data"]),
+        protocol=str(row["protocol"]),
+        variant=str(row["variant"]),
+        metric=str(row["metric"]),
+        split=str(row.get("split") or ""),
+        num_train=int(row.get("num_train") or 0),
+        num_test=int(row.get("num_test") or 0),
+    )
 
 
 def measures(arms: Sequence[Arm]) -> list[Measure]:
@@ -135,7 +141,7 @@ def _table(arms: Sequence[Arm], columns: Sequence[Measure], data: str, prefix: s
         corner="arm",
         columns=tuple(measure.title for measure in columns),
         rows=(*rows, *printed),
-        caption="per cent; mean ± sample deviation over seeds" + f". {CAVEAT}" * bool(printed),
+        caption="Per cent; mean ± sample deviation over seeds" + f". {CAVEAT}" * bool(printed),
         details=tuple(measure.sizes for measure in columns),
     )
 
@@ -185,8 +191,8 @@ def quickstart_tables(arms: Sequence[Arm]) -> list[Table]:
             )
             rows.append(Row(line["features"], cells))
         columns = ("linear, all labels", "linear, 5 labels per class", "kNN (k=20)")
-        title = f"Quickstart of {run.name}"
-        caption = "per cent of the test digits; the deviation is over draws of the labels"
+        title = f"{run.name}: features compared"
+        caption = "Per cent of the test digits; the deviation is over draws of the labels"
         key = f"quickstart-{run.name}"
         tables.append(Table(key, title, "features", columns, tuple(rows), caption))
     return tables

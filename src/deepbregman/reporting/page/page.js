@@ -25,7 +25,7 @@
     if (plot.dataset.drawn || !plot.clientWidth) return; // or it is inside a closed part
     plot.dataset.drawn = "yes";
     const spec = JSON.parse(figure.querySelector("script").textContent);
-    spec.config.axis.labelLimit = Math.max(90, 0.36 * plot.clientWidth);
+    spec.config.axis.labelLimit = Math.max(90, 0.43 * plot.clientWidth);
     const options = {
       mode: "vega-lite",
       renderer: "svg",

@@ -119,7 +119,7 @@ def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm.get("beyond")}
     has_losses = any(arm.get("lost") for arm in results["arms"])
     rows = []
-    for place, arm in enumerate(results["arms"]):
+    for arm in results["arms"]:
         cells = [_summary(arm["metrics"].get(name)) for name in columns]
         cells += [_summary(arm.get("lost"))] if has_losses else []
         for part in printed:
@@ -129,10 +129,10 @@ def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
         words = [f"n = {'-'.join(str(n) for n in sorted(counts))}"] if counts else []
         words += [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
         words += ["not in the paper"] if arm["arm"] in beyond else []
-        rows.append(Row(arm["arm"], tuple(cells), place, note=", ".join(words)))
+        rows.append(Row(arm["arm"], tuple(cells), note=", ".join(words)))
     names = [*columns, *(["change of linear accuracy"] if has_losses else [])]
     names += [f"published: {part['series']}" for part in printed]
-    caption = "top-1 per cent; mean ± sample deviation over seeds"
+    caption = "Top-1, per cent; mean ± sample deviation over seeds"
     title = results["study"]["title"]
     return Table(f"{key}-arms", title, "arm", tuple(names), tuple(rows), caption)
 
@@ -198,8 +198,8 @@ def _other(path: Path, name: str, record: Record) -> StudyRecord:
                     Row(str(index + 1), tuple(Cell(text=_written(row.get(c))) for c in columns))
                     for index, row in enumerate(value)
                 )
-                title = field.replace("_", " ")
-                tables.append(Table(f"{key}-{slug(field)}", title, "", tuple(columns), rows))
+                words = field.replace("_", " ")
+                tables.append(Table(f"{key}-{slug(field)}", words, "", tuple(columns), rows))
     note = record.get("note")
     notes = [note] if isinstance(note, str) and note else []
     title = record.get("title")

@@ -5,7 +5,7 @@ from typing import Any
 
 from deepbregman.runs import Record
 
-from .charts import PALETTE, Figure, finished, rounded, slug
+from .charts import PALETTE, Figure, chart_of, finished, rounded, slug
 from .dots import GREY
 
 LOG_RATIO = 20.0
@@ -29,18 +29,14 @@ def study_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
     ]
     if not points:
         return None
-    title = results["study"]["title"]
     counts = sorted({point["n"] for point in points})
     seeds = "-".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     unit = "change of linear accuracy, points" if kind == "drops" else f"{metric}, %"
-    caption = f"{unit}; mean and deviation, n = {seeds}" + "; grey: published" * bool(printed)
-    shown = printed_points(printed)
-    x_label = results["study"]["x_label"]
+    caption = f"mean and deviation over seeds, n = {seeds}" + "; grey: published" * bool(printed)
+    words = (results["study"]["title"], f"{unit}; {caption}", results["study"]["x_label"])
     draw = {"line": _line, "bars": _bars, "drops": _drops}[kind]
-    reference = results["study"].get("reference")
-    return Figure(
-        f"{key}-arms", title, caption, draw(points, shown, reference, (title, caption, x_label))
-    )
+    spec = draw(points, printed_points(printed), results["study"].get("reference"), words)
+    return Figure(f"{key}-arms", unit[0].upper() + unit[1:], caption, spec)
 
 
 def _point(arm: Record, summary: Record) -> Record:
@@ -70,7 +66,7 @@ def _series(points: Sequence[Record]) -> Any:
     rest = iter([*PALETTE[2:], *PALETTE[2:], *PALETTE[2:]])
     names = list(dict.fromkeys(point["arm"] for point in points))
     scale = alt.Scale(domain=names, range=[known.get(name) or next(rest) for name in names])
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=240)
+    legend = alt.Legend(title=None, orient="bottom", labelLimit=240, symbolOpacity=1)
     return alt.Color("arm:N", scale=scale, legend=legend)
 
 
@@ -96,7 +92,8 @@ def _line(
     if numeric:
         ends = [float(point["x"]) for point in others]
         is_log = min(ends) > 0 and max(ends) / min(ends) > LOG_RATIO
-        scale = alt.Scale(type="log" if is_log else "linear", zero=False, nice=False, padding=14)
+        kind: Any = {"type": "log"} if is_log else {"zero": False}
+        scale = alt.Scale(nice=False, padding=14, **kind)
         axis = alt.Axis(values=sorted(set(ends)), grid=False, format="~g")
         x: Any = alt.X("x:Q", title=words[2], scale=scale, axis=axis)
         printed = [{**point, "x": float(point["x"])} for point in printed]
@@ -106,26 +103,21 @@ def _line(
         x = alt.X("x:N", title=words[2], sort=order, scale=alt.Scale(domain=order), axis=axis)
         printed = [point for point in printed if point["x"] in order]
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
-    base = alt.Chart(alt.Data(values=others)).encode(x=x, color=_series(points))
+    base = chart_of(others).encode(x=x, color=_series(points))
     layers: list[Any] = []
     if level:
-        flat = alt.Chart(alt.Data(values=level)).encode(color=_series(points))
-        band = flat.mark_rect(opacity=0.15).encode(
-            y=alt.Y("low:Q", title=None),
-            y2="high:Q",
-            fill=_series(points),
-            color=alt.value("transparent"),
-        )
+        flat = chart_of(level).encode(color=_series(points))
+        band = flat.mark_rect(opacity=0.15).encode(y=alt.Y("low:Q", title=None), y2="high:Q")
         rule = flat.mark_rule(strokeWidth=1.6).encode(y=y, tooltip=_tooltip(_TOOLTIP))
         layers += [band, rule]
     if printed:
-        grey = alt.Chart(alt.Data(values=printed)).encode(x=x, y=y, detail="method:N")
+        grey = chart_of(printed).encode(x=x, y=y, detail="method:N")
+        shapes = alt.Scale(range=["diamond", "square", "triangle-up"])
+        legend = alt.Legend(title="published", titleFontWeight=400, orient="bottom")
         layers.append(grey.mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY))
         layers.append(
             grey.mark_point(size=45, strokeWidth=1.4, color=GREY, filled=False).encode(
-                shape=alt.Shape(
-                    "method:N", scale=alt.Scale(range=["diamond", "square", "triangle-up"])
-                ),
+                shape=alt.Shape("method:N", scale=shapes, legend=legend),
                 tooltip=_tooltip(_PRINTED),
             )
         )
@@ -151,7 +143,7 @@ def _bars(
     printed = [{**p, "label": known[p["x"]]} for p in printed if p["x"] in known]
     y = alt.Y("label:N", title=None, sort=[p["label"] for p in points], axis=alt.Axis(grid=True))
     x = alt.X("value:Q", title="%", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
-    base = alt.Chart(alt.Data(values=points)).encode(y=y, color=_series(points))
+    base = chart_of(points).encode(y=y, color=_series(points))
     layers: list[Any] = []
     level = [
         {"value": point["value"], "arm": point["arm"]}
@@ -159,7 +151,7 @@ def _bars(
         if point["name"] == reference
     ]
     if level:
-        flat = alt.Chart(alt.Data(values=level)).encode(x=x, color=_series(points))
+        flat = chart_of(level).encode(x=x, color=_series(points))
         layers.append(flat.mark_rule(strokeDash=[4, 3], opacity=0.6))
     layers += [
         base.mark_rule(strokeWidth=2, opacity=0.55).encode(
@@ -168,11 +160,11 @@ def _bars(
         base.mark_point(filled=True, size=75, opacity=1).encode(x=x, tooltip=_tooltip(_TOOLTIP)),
     ]
     if printed:
-        grey = alt.Chart(alt.Data(values=printed)).encode(x=x, y=y, tooltip=_tooltip(_PRINTED))
+        grey = chart_of(printed).encode(x=x, y=y, tooltip=_tooltip(_PRINTED))
         layers.append(
             grey.mark_point(shape="diamond", size=75, strokeWidth=1.6, color=GREY, filled=False)
         )
-    height = alt.Step(22)
+    height = 24 * len(points)
     return finished(alt.layer(*layers).properties(width=460, height=height), *words[:2])
 
 
@@ -186,7 +178,7 @@ def _drops(
     x = alt.X("x:N", title=None, sort=order, axis=alt.Axis(labelAngle=0))
     series = list(dict.fromkeys(point["arm"] for point in points))
     offset = alt.XOffset("arm:N", sort=series)
-    base = alt.Chart(alt.Data(values=points)).encode(x=x, xOffset=offset)
+    base = chart_of(points).encode(x=x, xOffset=offset)
     layers = [
         base.mark_bar().encode(
             y=alt.Y("value:Q", title=None), color=_series(points), tooltip=_tooltip(_TOOLTIP)
@@ -214,7 +206,7 @@ def search_figures(
         numeric = all(
             isinstance(p["x"], int | float) and not isinstance(p["x"], bool) for p in points
         )
-        scale = alt.Scale(type="log" if space.endswith(":log") else "linear", zero=False)
+        scale = alt.Scale(type="log") if space.endswith(":log") else alt.Scale(zero=False)
         x: Any = alt.X("x:Q", title=field, scale=scale) if numeric else alt.X("x:N", title=field)
         best = {"size": alt.condition("datum.rank == 0", alt.value(160), alt.value(45))}
         for rank, point in enumerate(points):
@@ -222,7 +214,7 @@ def search_figures(
         names = {"trial:Q": "trial", "x": field, "value:Q": "value"}
         names = {("x:Q" if numeric else "x:N") if n == "x" else n: w for n, w in names.items()}
         chart = (
-            alt.Chart(alt.Data(values=points))
+            chart_of(points)
             .mark_point(filled=True, opacity=0.75, color=PALETTE[0])
             .encode(
                 x=x,

@@ -124,7 +124,7 @@ def to_csv(table: Table) -> str:
 
 def _flat(cell: Cell, row: Row) -> Sequence[object]:
     flags = ("yes" if row.is_published else "no", "yes" if cell.best else "no")
-    note = "; ".join(part for part in (cell.note, row.note) if part)
+    note = row.note if row.is_published else cell.note
     if cell.spread is None:
         return (cell.text, "", "", "", *flags, note)
     mean, deviation, n = cell.spread

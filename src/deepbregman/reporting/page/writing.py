@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 import secrets
@@ -120,6 +121,7 @@ def _write_figures(
     folder: Path, figures: list[Figure], studies: list[StudyRecord], progress: Progress | None
 ) -> None:
     import vl_convert
+    from PIL import Image
 
     folder.mkdir()
     for done, figure in enumerate(figures):
@@ -127,8 +129,8 @@ def _write_figures(
             progress("figures", done, len(figures))
         svg = vl_convert.vegalite_to_svg(on_paper(figure.spec))
         (folder / f"{slug(figure.key)}.svg").write_text(svg, encoding="utf-8")
-        png = vl_convert.svg_to_png(svg, scale=PNG_SCALE)
-        (folder / f"{slug(figure.key)}.png").write_bytes(png)
+        pixels = Image.open(io.BytesIO(vl_convert.svg_to_png(svg, scale=PNG_SCALE)))
+        pixels.convert("RGB").save(folder / f"{slug(figure.key)}.png", optimize=True)
     for study in studies:
         for picture in study.pictures:
             for file in picture.files:
