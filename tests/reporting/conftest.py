@@ -31,7 +31,7 @@ def sample_runs(tmp_path_factory: pytest.TempPathFactory, short_config: Config) 
         patch.setattr(linear, "choose_l2", chosen)
         for arm, changes in ARMS.items():
             for seed in (0, 1):
-                config = override(short_config, {**changes, "seed": seed, "training.epochs": 3})
+                config = override(short_config, {**changes, "seed": seed})
                 run = pretrain(config, run=folder / f"{arm}-seed{seed}", accelerator="cpu")
                 evaluate(run, epochs=0, accelerator="cpu")
                 paths.append(run.path)

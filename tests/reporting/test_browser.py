@@ -4,7 +4,7 @@ import importlib.util
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -126,14 +126,33 @@ def test_pointing_at_a_curve_shows_its_value(tab: "chromium.Tab", sample_page: W
 
 
 def test_a_page_with_a_name_of_markup(
-    tab: "chromium.Tab", sample_runs: list[Path], tmp_path: Path
+    tab: "chromium.Tab", make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
-    link = tmp_path / "<script>document.title=1<img src=x onerror=document.title=2>"
-    link.symlink_to(sample_runs[0], target_is_directory=True)
-    written = report([link], tmp_path / "out", title="<b>mine</b>")
+    name = "<script>document.title=1<img src=x onerror=document.title=2>"
+    run = make_run(name, metrics=[{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}])
+    written = report([run], tmp_path / "out", title="<b>mine</b>")
     tab.messages.clear()
     tab.open(written.page, 800, 600, "light")
     tab.wait_for(f"{DRAWN} === {written.num_figures}")
     assert tab.ask("document.title") == "<b>mine</b>"
     assert tab.messages == []
-    assert tab.ask("document.querySelector('.card h3').textContent") == link.name
+    assert tab.ask("document.querySelector('.card h3').textContent") == name
+
+
+def test_a_study_s_curves_are_drawn_once_they_are_unfolded(
+    tab: "chromium.Tab",
+    make_run: Callable[..., Path],
+    make_study: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    study = make_study("kappa")
+    (study / "runs").mkdir()
+    run = make_run("5-seed0", metrics=[{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}])
+    run.rename(study / "runs" / run.name)
+    tab.messages.clear()
+    tab.open(report([study], tmp_path / "out").page, 1280, 900, "dark")
+    tab.wait_for(f"{DRAWN} === 1")
+    tab.ask("document.querySelector('details.more').open = true")
+    tab.wait_for(f"{DRAWN} === 2")
+    assert tab.ask("document.querySelector('.more .plot svg').clientWidth") > 300
+    assert tab.messages == []

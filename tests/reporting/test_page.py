@@ -17,6 +17,7 @@ from deepbregman.reporting.page import writing
 from deepbregman.reporting.page.writing import Written, report
 
 MakeRun = Callable[..., Path]
+METRICS = [{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}]
 
 
 class Page(HTMLParser):
@@ -106,9 +107,8 @@ def test_the_page_needs_nothing_from_outside(sample_page: Written) -> None:
 
 def test_names_are_words_and_never_markup(make_run: MakeRun, tmp_path: Path) -> None:
     evil = "<script>alert(1)<img src=x onerror=alert(2)>&amp;'\"{{ 7 * 7 }}"
-    metrics = [{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}]
     row = {"protocol": "<b>p", "variant": "</script>", "data": "<i>d", "metric": "top1"}
-    path = make_run(evil, metrics=metrics, result={"evaluations": [{**row, "value": 12.5}]})
+    path = make_run(evil, metrics=METRICS, result={"evaluations": [{**row, "value": 12.5}]})
     page = Page(report([path], tmp_path / "out", title="</title><h6>").page)
     assert "onerror" not in [name for name, _ in page.attributes]
     assert page.tags.count("img") == len(page.specs())  # for browsers without scripts
@@ -116,19 +116,19 @@ def test_names_are_words_and_never_markup(make_run: MakeRun, tmp_path: Path) -> 
     assert page.tags.count("script") == 2 + len(page.specs())
     assert evil in page.words
     assert "</title><h6>" in page.words
-    assert [spec["data"]["values"][0]["arm"] for spec in page.specs() if "data" in spec] == [evil]
+    curves = [spec for spec in page.specs() if "values" in spec.get("data", {})]
+    assert {point["arm"] for spec in curves for point in spec["data"]["values"]} == {evil}
 
 
 def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: Path) -> None:
-    metrics = [{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}]
-    begun = make_run("begun", metrics=metrics)
+    begun = make_run("begun", metrics=METRICS)
     with (begun / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3, "tot')  # a crash
     done = {"pretrain": {"seconds": 61.0}}
     paths = [
         begun,
         make_run("new", {"seed": 3, "training.epochs": 9}),
-        make_run("done", {"training.epochs": 2}, metrics=metrics, result=done),
+        make_run("done", {"training.epochs": 2}, metrics=METRICS, result=done),
     ]
     page = Page(report(paths, tmp_path / "out").page)
     assert "begun: unfinished: epoch 2 of 100" in page.words
@@ -142,8 +142,7 @@ def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: P
 def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: Path) -> None:
     study = make_study("kappa-cifar10")
     for seed in (0, 1):
-        metrics = [{"epoch": 1, "total": 1.0 + seed}, {"epoch": 2, "total": 0.5}]
-        run = make_run(f"5-seed{seed}", {"seed": seed}, metrics=metrics)
+        run = make_run(f"5-seed{seed}", {"seed": seed}, metrics=METRICS)
         (study / "runs").mkdir(exist_ok=True)
         run.rename(study / "runs" / run.name)
     written = report([study], tmp_path / "out")
@@ -154,13 +153,15 @@ def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: P
     assert "85.2" in page.words
     assert "not an arm" in page.words
     assert "n = 3, not in the paper" in page.words
-    assert "curves, diagnostics, configuration and provenance of its 1 arms" in page.words
+    assert "curves, diagnostics, configuration and provenance of its runs" in page.words
     assert sorted(path.name for path in (folder_of(written) / "figures").iterdir()) == [
         *("kappa-cifar10-arms.png", "kappa-cifar10-arms.svg"),
         *("kappa-cifar10-total.png", "kappa-cifar10-total.svg"),
     ]
     table = (folder_of(written) / "tables" / "kappa-cifar10-arms.tex").read_text()
     assert r"200 & $92.50 \pm 0.50$ & 92.8 \\" in table
+    lines = (folder_of(written) / "tables" / "kappa-cifar10-arms.csv").read_text().splitlines()
+    assert "5,published: the paper,85.2,,,,yes,no,a table" in lines
 
 
 @pytest.mark.parametrize("figure", ["line", "bars", "drops"])
@@ -204,10 +205,13 @@ def test_a_search_and_other_studies(tmp_path: Path) -> None:
     assert (folder_of(written) / "figures" / "plane-map.png").is_file()
 
 
-def test_the_command(sample_runs: list[Path], tmp_path: Path, capsys: Any) -> None:
+def test_the_command(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "deep" / "report"
-    main(["report", *map(str, sample_runs[:1]), "--out", str(out), "--title", "Mine"])
-    assert f"report: {out / 'index.html'} (1." in capsys.readouterr().out.replace("\n", "")
+    main(["report", str(make_run("a", metrics=METRICS)), "--out", str(out), "--title", "Mine"])
+    assert (
+        f"report: {out / 'index.html'} (0.9 MB; 1 figures, 1 tables"
+        in capsys.readouterr().out.replace("\n", "")
+    )
     assert "<title>Mine</title>" in (out / "index.html").read_text()
     assert sorted(path.name for path in out.iterdir()) == ["figures", "index.html", "tables"]
 
@@ -246,15 +250,15 @@ def test_refusals(
 
 
 def test_whole_or_nothing(
-    sample_runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(writing, "_write_tables", fail)
     with pytest.raises(KeyboardInterrupt):
-        report(sample_runs[:1], tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
+        report([make_run("a", metrics=METRICS)], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
 def test_an_empty_folder_is_filled_and_a_run_given_twice_counts_once(

@@ -22,6 +22,8 @@ DASHES: tuple[list[int], ...] = ([1, 0], [6, 3], [2, 2])
 """Of arms that have a colour for the second and the third time."""
 MAX_POINTS = 2500
 """Of a chart; longer curves are thinned, so that a page of long runs stays small."""
+FEW_EPOCHS = 12
+"""Up to so many, every value is marked; a line through one would not be seen at all."""
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 CURVES = {
     "total": ("Total loss", "contrastive and divergence loss, weighted"),
@@ -241,17 +243,19 @@ def _curve(
         base = base.encode(strokeDash=alt.StrokeDash("kind:N", scale=kinds, legend=legend))
     elif any(arm.place >= len(PALETTE) for arm in arms):
         base = base.encode(strokeDash=arm_dash(arms))
-    lines = base.mark_line(interpolate="linear").encode(
-        detail=["run:N"],
-        strokeWidth=alt.condition("datum.faint", alt.value(1.0), alt.value(2.2)),
-        opacity=(
-            alt.when(f"!({HIGHLIGHTED})")
-            .then(alt.value(0.05))
-            .when("datum.faint")
-            .then(alt.value(0.5))
-            .otherwise(alt.value(1.0))
-        ),
+    shown: Any = (
+        alt.when(f"!({HIGHLIGHTED})")
+        .then(alt.value(0.05))
+        .when("datum.faint")
+        .then(alt.value(0.5))
+        .otherwise(alt.value(1.0))
     )
+    width = alt.condition("datum.faint", alt.value(1.0), alt.value(2.2))
+    layers = [base.mark_line().encode(detail=["run:N"], strokeWidth=width, opacity=shown)]
+    if len({point["epoch"] for point in points}) <= FEW_EPOCHS:
+        size = alt.condition("datum.faint", alt.value(12), alt.value(30))
+        marks = base.mark_point(filled=True).encode(size=size, opacity=shown)
+        layers.append(marks.encode(strokeDash=alt.value([1, 0])))
     hover = alt.selection_point(
         name=HOVER,
         fields=["run", "arm", "epoch"],
@@ -274,4 +278,5 @@ def _curve(
         )
         .add_params(hover)
     )
-    return finished(alt.layer(lines, dots).properties(width=460, height=210), title, subtitle)
+    chart = alt.layer(*layers, dots).properties(width=460, height=210)
+    return finished(chart, title, subtitle)

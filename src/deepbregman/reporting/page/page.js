@@ -22,7 +22,7 @@
   const chosen = {}; // scope -> the arm that is highlighted
   const draw = (figure) => {
     const plot = figure.querySelector(".plot");
-    if (plot.dataset.drawn || !plot.clientWidth) return; // or it is inside a closed part
+    if (plot.dataset.drawn || figure.closest("details:not([open])")) return;
     plot.dataset.drawn = "yes";
     const spec = JSON.parse(figure.querySelector("script").textContent);
     spec.config.axis.labelLimit = Math.max(90, 0.43 * plot.clientWidth);

@@ -84,7 +84,7 @@ def scope_of(arms: list[Arm], key: str, *, judged: bool = True) -> Scope:
         curves=curve_figures(arms, CURVES, prefix),
         diagnostics=curve_figures(arms, DIAGNOSTICS, prefix),
         differences=found,
-        unequal=unequal_budget(found),
+        unequal=unequal_budget(found) if judged else [],  # a study differs on purpose
         provenance=provenance_table(arms, prefix),
     )
 

@@ -124,7 +124,8 @@ def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
         cells += [_summary(arm.get("lost"))] if has_losses else []
         for part in printed:
             value = part["values"].get(str(arm["x"]))
-            cells.append(Cell(text="" if value is None else f"{value:.1f}"))
+            text = "" if value is None else f"{value:.1f}"
+            cells.append(Cell(text=text, note=part["source"], is_published=True))
         counts = {cell.spread.n for cell in cells if cell.spread is not None}
         words = [f"n = {'-'.join(str(n) for n in sorted(counts))}"] if counts else []
         words += [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []

@@ -52,7 +52,7 @@ def _point(arm: Record, summary: Record) -> Record:
 def printed_points(printed: Sequence[Record]) -> list[Record]:
     """Return published series as points."""
     return [
-        {"x": x, "value": value, "method": part["series"], "where": part["source"]}
+        {"x": x, "value": value, "method": f"published: {part['series']}", "where": part["source"]}
         for part in printed
         for x, value in part["values"].items()
     ]
@@ -71,7 +71,7 @@ def _series(points: Sequence[Record]) -> Any:
 
 
 _TOOLTIP = {"name:N": "arm", "arm:N": "series", "shown:N": "mean ± deviation"}
-_PRINTED = {"method:N": "published", "value:Q": "value", "where:N": "in"}
+_PRINTED = {"method:N": "series", "value:Q": "value", "where:N": "in"}
 
 
 def _tooltip(names: dict[str, str]) -> list[Any]:
@@ -113,7 +113,7 @@ def _line(
     if printed:
         grey = chart_of(printed).encode(x=x, y=y, detail="method:N")
         shapes = alt.Scale(range=["diamond", "square", "triangle-up"])
-        legend = alt.Legend(title="published", titleFontWeight=400, orient="bottom")
+        legend = alt.Legend(title=None, orient="bottom", labelLimit=240)
         layers.append(grey.mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY))
         layers.append(
             grey.mark_point(size=45, strokeWidth=1.4, color=GREY, filled=False).encode(

@@ -34,6 +34,8 @@ class Cell(NamedTuple):
     """What the deviation is over, where it is not over seeds."""
     of_runs: int = 0
     """How many runs there are, where not all of them were measured."""
+    is_published: bool = False
+    """Whether somebody printed it, and nobody here measured it."""
 
     @property
     def shown(self) -> str:
@@ -123,7 +125,8 @@ def to_csv(table: Table) -> str:
 
 
 def _flat(cell: Cell, row: Row) -> Sequence[object]:
-    flags = ("yes" if row.is_published else "no", "yes" if cell.best else "no")
+    printed = row.is_published or cell.is_published
+    flags = ("yes" if printed else "no", "yes" if cell.best else "no")
     note = row.note if row.is_published else cell.note
     if cell.spread is None:
         return (cell.text, "", "", "", *flags, note)

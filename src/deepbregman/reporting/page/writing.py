@@ -206,10 +206,12 @@ _FILES = ("page.html", "page.css", "page.js")
 
 
 def _title(scope: Scope | None, parts: Sequence[Part]) -> str:
-    names = [arm.name for arm in scope.arms] if scope else []
-    if len(names) > 3:
-        names = [f"{len(names)} arms"]
-    return ", ".join([" and ".join(names), *(part.study.title for part in parts)]).strip(", ")
+    """Name what is compared, as long as that is short."""
+    arms = [arm.name for arm in scope.arms] if scope else []
+    words = [" and ".join(arms) if len(arms) <= 3 else f"{len(arms)} arms"] if arms else []
+    studies = [part.study.title for part in parts]
+    words += studies if len(studies) <= 1 else [f"{len(studies)} studies"]
+    return ", ".join(words)
 
 
 def _facts(scope: Scope | None, parts: Sequence[Part]) -> list[str]:
