@@ -142,6 +142,11 @@ def test_what_was_judged_on_other_images_is_not_pooled(make_run: MakeRun) -> Non
         Spread(90.0, None, 1),
         Spread(92.0, None, 1),
     ]
+    (table,) = evaluation_tables(arms)
+    assert table.columns == (
+        "linear: cached features [1,297 / 500]",
+        "linear: cached features [1,297 / 10]",
+    )
 
 
 def test_an_early_encoder_is_noted(make_run: MakeRun) -> None:

@@ -7,7 +7,7 @@ from deepbregman.runs import Record
 
 from .arms import Arm
 from .charts import Figure, arm_colour, chart_of, finished, opacity, rounded
-from .measures import measures, published_rows, summary, values
+from .measures import measures, published_rows, summary, titles, values
 
 if TYPE_CHECKING:
     import altair as alt
@@ -18,6 +18,7 @@ GREY = "#8a8a8a"
 def evaluation_figure(arms: Sequence[Arm], data: str, key: str, title: str) -> Figure:
     """Draw what the arms were judged by on one source: means, deviations, runs and published."""
     columns = [measure for measure in measures(arms) if measure.data == data]
+    names = dict(zip(columns, titles(columns), strict=True))
     means, runs = [], []
     for measure in columns:
         for arm in arms:
@@ -25,7 +26,7 @@ def evaluation_figure(arms: Sequence[Arm], data: str, key: str, title: str) -> F
             if cell.spread is None:
                 continue
             mean, deviation, n = cell.spread
-            point: Record = {"measure": measure.title, "arm": arm.name, "value": rounded(mean)}
+            point: Record = {"measure": names[measure], "arm": arm.name, "value": rounded(mean)}
             runs += [
                 {**point, "run": run.name, "value": rounded(row["value"])}
                 for run, row in values(arm, measure)
@@ -35,16 +36,20 @@ def evaluation_figure(arms: Sequence[Arm], data: str, key: str, title: str) -> F
             point |= {"low": rounded(ends[0]), "high": rounded(ends[1]), "n": n}
             means.append(point | {"shown": f"{cell.shown} (n={n})"})
     printed = [
-        {"measure": measure.title, "value": float(cell.text), "method": row.name, "where": row.note}
+        {
+            "measure": names[measure],
+            "value": float(cell.text),
+            "method": row.name,
+            "where": row.note,
+        }
         for row in published_rows(arms, columns)
         for measure, cell in zip(columns, row.cells, strict=True)
         if cell.text
     ]
-    order = list(dict.fromkeys(measure.title for measure in columns))
     caption = "mean, deviation over seeds (bar) and every run (small)" + (
         "; diamonds: published, other settings" if printed else ""
     )
-    spec = dot_chart(means, runs, printed, order, arms, title, caption)
+    spec = dot_chart(means, runs, printed, list(names.values()), arms, title, caption)
     return Figure(key, title, caption, spec)
 
 

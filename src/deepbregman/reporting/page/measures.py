@@ -28,13 +28,22 @@ class Measure(NamedTuple):
     @property
     def title(self) -> str:
         """What it is, in words."""
-        metric = "" if self.metric == "top1" else f" ({self.metric})"
-        return f"{self.protocol}: {self.variant}{metric}"
+        details = [part for part in (self.metric, self.split) if part and part != "top1"]
+        return f"{self.protocol}: {self.variant}" + f" ({', '.join(details)})" * bool(details)
 
     @property
     def sizes(self) -> str:
         """The numbers of images behind it."""
         return f"{self.num_train:,} / {self.num_test:,}"
+
+
+def titles(columns: Sequence[Measure]) -> list[str]:
+    """Name quantities, those of one name by the numbers of images as well."""
+    names = [measure.title for measure in columns]
+    return [
+        name if names.count(name) == 1 else f"{name} [{measure.sizes}]"
+        for name, measure in zip(names, columns, strict=True)
+    ]
 
 
 def measure_of(row: Record) -> Measure:
@@ -139,7 +148,7 @@ def _table(arms: Sequence[Arm], columns: Sequence[Measure], data: str, prefix: s
         key=f"{prefix}evaluations-{name}",
         title=f"Evaluations on {name}",
         corner="arm",
-        columns=tuple(measure.title for measure in columns),
+        columns=tuple(titles(columns)),
         rows=(*rows, *printed),
         caption="Per cent; mean ± sample deviation over seeds" + f". {CAVEAT}" * bool(printed),
         details=tuple(measure.sizes for measure in columns),
