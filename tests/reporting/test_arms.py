@@ -181,6 +181,12 @@ def test_best_only_where_the_difference_exceeds_the_deviations(
     assert not any(cell.best for cell in with_best(made, [3] * len(made), False))
 
 
+@pytest.mark.parametrize(("lead", "is_best"), [(0.79, False), (0.81, True)])
+def test_the_lead_is_held_against_both_deviations_together(lead: float, is_best: bool) -> None:
+    made = [Cell(Spread(90.0 + lead, 0.5, 3)), Cell(Spread(90.0, 0.3, 3))]
+    assert [cell.best for cell in with_best(made, [3, 3], True)] == [is_best, False]
+
+
 def test_published_figures_stand_apart_and_are_never_best(make_run: MakeRun) -> None:
     paths = []
     for arm, weight, values in (("ours", 1.0, (94.0, 94.2)), ("plain", 0.0, (90.0, 90.1))):
