@@ -13,6 +13,8 @@ from .tables import Cell, Row, Table
 ASCENDING = ("top1", "top5", "balanced", "AP", "mAP", "recall", "precision", "nmi", "ari", "purity")
 """Beginnings of the metrics of which more is better; of others none is called best."""
 
+LEAST_SEEDS = 3
+
 
 class Measure(NamedTuple):
     """One quantity: rows are pooled over runs only if all of this is the same."""
@@ -93,7 +95,7 @@ def with_best(cells: Sequence[Cell], num_seeds: Sequence[int], ascending: bool) 
 
     Args:
         cells: of one quantity, an arm each.
-        num_seeds: of each arm; of one seed the deviation is not known, so nothing is clear.
+        num_seeds: of each arm; with fewer than three, a deviation is luck and nothing is clear.
         ascending: whether more is better; if that is not known, none is marked.
     """
     known = [index for index, cell in enumerate(cells) if cell.spread is not None]
@@ -103,11 +105,13 @@ def with_best(cells: Sequence[Cell], num_seeds: Sequence[int], ascending: bool) 
 
     def is_clear(index: int) -> bool:
         ahead, behind = _spread(cells[best]), _spread(cells[index])
-        if ahead.deviation is None or behind.deviation is None or num_seeds[index] < 2:
+        if ahead.deviation is None or behind.deviation is None or num_seeds[index] < LEAST_SEEDS:
             return False
         return ahead.mean - behind.mean > ahead.deviation + behind.deviation
 
-    if num_seeds[best] < 2 or not all(is_clear(index) for index in known if index != best):
+    if num_seeds[best] < LEAST_SEEDS or not all(
+        is_clear(index) for index in known if index != best
+    ):
         return list(cells)
     return [cell._replace(best=index == best) for index, cell in enumerate(cells)]
 
