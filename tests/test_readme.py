@@ -75,7 +75,7 @@ def test_the_tree_names_files_that_exist_and_all_packages() -> None:
     assert named <= present
     unnamed = present - named - {"__init__.py", "__main__.py"}
     folders = ("benchmarks", "reporting", "cli")  # described as a whole
-    assert unnamed <= {path.name for folder in folders for path in (source / folder).iterdir()}
+    assert unnamed <= {path.name for folder in folders for path in (source / folder).rglob("*")}
 
 
 def test_linked_files_exist_and_recipes_are_real() -> None:

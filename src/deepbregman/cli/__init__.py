@@ -25,6 +25,7 @@ VERBS = {
     "data": "List data sets, check one, or prepare one: deepbregman data list|check|prepare.",
     "study": "Run an ablation or a claim of the paper, with error bars: deepbregman study [NAME].",
     "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
+    "report": "Write a page of runs and studies: deepbregman report RUNS... --out FOLDER.",
     "recipes": "List the recipes, or print one: deepbregman recipes [NAME].",
     "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }

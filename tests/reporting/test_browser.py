@@ -1,0 +1,158 @@
+"""The page in a real browser: nothing fails, charts are drawn, both themes can be read."""
+
+import importlib.util
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman.reporting.page.writing import Written, report
+
+_spec = importlib.util.spec_from_file_location(
+    "report_chromium", Path(__file__).with_name("chromium.py")
+)
+assert _spec is not None
+assert _spec.loader is not None
+chromium = importlib.util.module_from_spec(_spec)
+sys.modules["report_chromium"] = chromium
+_spec.loader.exec_module(chromium)
+
+PROGRAM = chromium.found()
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome is installed")
+DRAWN = "document.querySelectorAll('figure.chart .plot svg').length"
+THEMES = ("light", "dark")
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator["chromium.Tab"]:
+    with chromium.tab(PROGRAM) as opened:
+        yield opened
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of ``rgb(r, g, b)``, by WCAG 2.2."""
+    parts = np.array([float(part) for part in re.findall(r"[\d.]+", colour)[:3]]) / 255.0
+    linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+    return float(linear @ np.array([0.2126, 0.7152, 0.0722]))
+
+
+def contrast(a: str, b: str) -> float:
+    bright, dim = sorted((luminance(a), luminance(b)), reverse=True)
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def colour_of(tab: "chromium.Tab", selector: str, name: str) -> str:
+    return str(tab.ask(f"getComputedStyle(document.querySelector('{selector}')).{name}"))
+
+
+@pytest.mark.parametrize("scheme", THEMES)
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_loads_cleanly(
+    tab: "chromium.Tab", sample_page: Written, width: int, scheme: str
+) -> None:
+    tab.messages.clear()
+    tab.requests.clear()
+    tab.open(sample_page.page, width, 900, scheme)
+    tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
+    assert tab.messages == []
+    assert {url.partition(":")[0] for url in tab.requests} <= {"file", "data"}
+    assert len([url for url in tab.requests if url.startswith("file:")]) == 1
+    # Nothing is wider than the window: tables scroll inside their own box.
+    assert tab.ask("document.documentElement.scrollWidth") <= width
+    lines = "document.querySelectorAll('#curves .mark-line path').length"
+    assert tab.ask(lines) >= 5 * 3  # two runs and their mean at the least, in every chart
+    paper = colour_of(tab, "html", "backgroundColor")
+    assert (luminance(paper) < 0.05) == (scheme == "dark")
+    for selector, name in (
+        *(("h1", "color"), (".facts", "color"), (".card .state", "color"), ("td", "color")),
+        *((".files a", "color"), ("#curves .plot svg text", "fill"), ("thead th", "color")),
+    ):
+        if tab.ask(f"document.querySelector('{selector}') !== null"):
+            assert contrast(colour_of(tab, selector, name), paper) >= 4.5, (selector, scheme)
+    pixels = np.asarray(Image.open(io.BytesIO(tab.screenshot())).convert("L"))
+    assert pixels.shape == (900, width)
+    assert (pixels.mean() < 80) == (scheme == "dark")
+    assert len(np.unique(pixels)) > 30
+
+
+def test_the_toggle_turns_the_theme_and_charts_stay(
+    tab: "chromium.Tab", sample_page: Written
+) -> None:
+    tab.open(sample_page.page, 1280, 900, "light")
+    tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
+    seen = [colour_of(tab, "#curves .plot svg text", "fill")]
+    for theme in ("dark", "light"):
+        tab.ask("document.getElementById('theme').click()")
+        assert tab.ask("document.documentElement.dataset.theme") == theme
+        seen.append(colour_of(tab, "#curves .plot svg text", "fill"))
+    assert seen[0] == seen[2] != seen[1]
+    tab.ask("localStorage.clear()")
+
+
+def test_the_legend_highlights_an_arm_in_every_chart(
+    tab: "chromium.Tab", sample_page: Written
+) -> None:
+    tab.open(sample_page.page, 1280, 900, "light")
+    tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
+    faint = "document.querySelectorAll('.mark-line path[opacity=\"0.05\"]').length"
+    assert tab.ask(faint) == 0
+    tab.ask("document.querySelector('#curves .legend button[data-arm=simclr]').click()")
+    tab.wait_for(f"{faint} > 15")
+    pressed = "document.querySelectorAll('.legend button[aria-pressed=true]').length"
+    assert tab.ask(pressed) == 3  # of evaluations, curves and diagnostics alike
+    tab.ask("document.querySelector('#curves .legend button[data-arm=simclr]').click()")
+    tab.wait_for(f"{faint} === 0")
+
+
+def test_pointing_at_a_curve_shows_its_value(tab: "chromium.Tab", sample_page: Written) -> None:
+    tab.open(sample_page.page, 1280, 900, "light")
+    tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
+    tab.ask("document.querySelector('#curves .plot').scrollIntoView({block: 'center'})")
+    box = tab.ask("document.querySelector('#curves .plot').getBoundingClientRect().toJSON()")
+    middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.point(*middle)
+    tab.point(middle[0] + 3, middle[1])
+    shown = "document.querySelector('#vg-tooltip-element.visible')?.textContent ?? ''"
+    tab.wait_for(f"({shown}).includes('epoch')")
+    words = str(tab.ask(shown))
+    assert re.search(r"arm(ours|simclr)", words)
+    assert re.search(r"Total loss\d", words)
+    assert "undefined" not in words
+
+
+def test_a_page_with_a_name_of_markup(
+    tab: "chromium.Tab", make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    name = "<script>document.title=1<img src=x onerror=document.title=2>"
+    run = make_run(name, metrics=[{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}])
+    written = report([run], tmp_path / "out", title="<b>mine</b>")
+    tab.messages.clear()
+    tab.open(written.page, 800, 600, "light")
+    tab.wait_for(f"{DRAWN} === {written.num_figures}")
+    assert tab.ask("document.title") == "<b>mine</b>"
+    assert tab.messages == []
+    assert tab.ask("document.querySelector('.card h3').textContent") == name
+
+
+def test_a_study_s_curves_are_drawn_once_they_are_unfolded(
+    tab: "chromium.Tab",
+    make_run: Callable[..., Path],
+    make_study: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    study = make_study("kappa")
+    (study / "runs").mkdir()
+    run = make_run("5-seed0", metrics=[{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}])
+    run.rename(study / "runs" / run.name)
+    tab.messages.clear()
+    tab.open(report([study], tmp_path / "out").page, 1280, 900, "dark")
+    tab.wait_for(f"{DRAWN} === 1")
+    tab.ask("document.querySelector('details.more').open = true")
+    tab.wait_for(f"{DRAWN} === 2")
+    assert tab.ask("document.querySelector('.more .plot svg').clientWidth") > 300
+    assert tab.messages == []

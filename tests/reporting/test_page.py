@@ -1,0 +1,276 @@
+"""The report as a user asks for it: what is on the page, what is beside it, and what is refused."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from deepbregman.cli import main
+from deepbregman.reporting.page import writing
+from deepbregman.reporting.page.writing import Written, report
+
+MakeRun = Callable[..., Path]
+METRICS = [{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}]
+
+
+class Page(HTMLParser):
+    """What a browser would see: text, tags, scripts and attributes."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.scripts: list[tuple[str, str]] = []
+        self._script: str | None = None
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag == "script":
+            self._script = dict(attrs).get("type") or "code"
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self._script = None
+
+    def handle_data(self, data: str) -> None:
+        if self._script is not None:
+            self.scripts.append((self._script, data))
+        else:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+    def specs(self) -> list[Any]:
+        return [json.loads(text) for kind, text in self.scripts if kind == "application/json"]
+
+
+def folder_of(written: Written) -> Path:
+    return written.page.parent
+
+
+def test_the_page_holds_what_was_measured(sample_page: Written, sample_runs: list[Path]) -> None:
+    page = Page(sample_page.page)
+    assert sample_page.num_bytes == sample_page.page.stat().st_size < 2_000_000
+    assert "4 runs in 2 arms" in page.words
+    for path in sample_runs:
+        rows = json.loads((path / "result.json").read_text())["evaluations"]
+        assert any(f"{path.name}: {rows[0]['value']:.2f}" in value for _, value in page.attributes)
+    assert len(page.specs()) == sample_page.num_figures == 14
+    assert "divergence.weight" in page.words
+    assert "contrastive.temperature" not in page.words  # the same in all arms
+    assert "temperature =" in page.words  # in the whole configuration, which is folded away
+
+
+def test_figures_and_tables_lie_beside_the_page(sample_page: Written) -> None:
+    folder = folder_of(sample_page)
+    page = Page(sample_page.page)
+    links = {value for name, value in page.attributes if name == "href" and value[0] != "#"}
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert links == files - {"index.html"}
+    assert len([link for link in links if link.endswith(".png")]) == sample_page.num_figures
+    for path in (folder / "figures").glob("*.png"):
+        with Image.open(path) as image:
+            assert image.width > 800
+            assert len(image.getcolors(maxcolors=1_000_000) or []) > 20
+    assert {path.stem for path in (folder / "tables").glob("*.tex")} == {
+        *("evaluations-digits", "differences", "provenance")
+    }
+
+
+def test_the_page_needs_nothing_from_outside(sample_page: Written) -> None:
+    page = Page(sample_page.page)
+    for name, value in page.attributes:
+        if name in ("src", "href"):
+            assert not re.match(r"[a-z]+:|//", value), value
+    code = [text for kind, text in page.scripts if kind == "code"]
+    assert len(code) == 2
+    (policy,) = [value for name, value in page.attributes if value.startswith("default-src")]
+    for text in code:  # each is allowed by what it is, and nothing else is
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+    assert "script-src 'sha256" in policy
+
+
+def test_names_are_words_and_never_markup(make_run: MakeRun, tmp_path: Path) -> None:
+    evil = "<script>alert(1)<img src=x onerror=alert(2)>&amp;'\"{{ 7 * 7 }}"
+    row = {"protocol": "<b>p", "variant": "</script>", "data": "<i>d", "metric": "top1"}
+    path = make_run(evil, metrics=METRICS, result={"evaluations": [{**row, "value": 12.5}]})
+    page = Page(report([path], tmp_path / "out", title="</title><h6>").page)
+    assert "onerror" not in [name for name, _ in page.attributes]
+    assert page.tags.count("img") == len(page.specs())  # for browsers without scripts
+    assert "h6" not in page.tags
+    assert page.tags.count("script") == 2 + len(page.specs())
+    assert evil in page.words
+    assert "</title><h6>" in page.words
+    curves = [spec for spec in page.specs() if "values" in spec.get("data", {})]
+    assert {point["arm"] for spec in curves for point in spec["data"]["values"]} == {evil}
+
+
+def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: Path) -> None:
+    begun = make_run("begun", metrics=METRICS)
+    with (begun / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "tot')  # a crash
+    done = {"pretrain": {"seconds": 61.0}}
+    paths = [
+        begun,
+        make_run("new", {"seed": 3, "training.epochs": 9}),
+        make_run("done", {"training.epochs": 2}, metrics=METRICS, result=done),
+    ]
+    page = Page(report(paths, tmp_path / "out").page)
+    assert "begun: unfinished: epoch 2 of 100" in page.words
+    assert "new: unfinished: epoch 0 of 9" in page.words
+    assert "done: not evaluated" in page.words
+    assert page.words.count("no evaluation") == 3
+    assert "one seed: no deviation over seeds" in page.words
+    assert "differ in more than their method: training.epochs" in page.words
+
+
+def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: Path) -> None:
+    study = make_study("kappa-cifar10")
+    for seed in (0, 1):
+        run = make_run(f"5-seed{seed}", {"seed": seed}, metrics=METRICS)
+        (study / "runs").mkdir(exist_ok=True)
+        run.rename(study / "runs" / run.name)
+    written = report([study], tmp_path / "out")
+    page = Page(written.page)
+    assert "How many subnetworks?" in page.words
+    assert "91.25 ± 0.50" in page.words
+    assert "published: the paper" in page.words
+    assert "85.2" in page.words
+    assert "not an arm" in page.words
+    assert "n = 3, not in the paper" in page.words
+    assert "curves, diagnostics, configuration and provenance of its runs" in page.words
+    assert sorted(path.name for path in (folder_of(written) / "figures").iterdir()) == [
+        *("kappa-cifar10-arms.png", "kappa-cifar10-arms.svg"),
+        *("kappa-cifar10-total.png", "kappa-cifar10-total.svg"),
+    ]
+    table = (folder_of(written) / "tables" / "kappa-cifar10-arms.tex").read_text()
+    assert r"200 & $92.50 \pm 0.50$ & 92.8 \\" in table
+    lines = (folder_of(written) / "tables" / "kappa-cifar10-arms.csv").read_text().splitlines()
+    assert "5,published: the paper,85.2,,,,yes,no,a table" in lines
+
+
+@pytest.mark.parametrize("figure", ["line", "bars", "drops"])
+def test_published_values_stand_only_beside_the_same_data(
+    figure: str, make_study: Callable[..., Path], tmp_path: Path
+) -> None:
+    for data, count in (("cifar10", 1), ("digits", 0)):
+        written = report([make_study(f"a-{data}", figure, data)], tmp_path / data)
+        page = Page(written.page)
+        assert page.words.count("published: the paper") == count
+        svg = (folder_of(written) / "figures" / f"a-{data}-arms.svg").read_text()
+        assert ">SimCLR<" in svg
+        assert ">with divergence<" in svg
+
+
+def test_a_search_and_other_studies(tmp_path: Path) -> None:
+    search, other = tmp_path / "search", tmp_path / "plane"
+    for folder in (search, other):
+        folder.mkdir()
+    trials = [
+        {"trial": n, "state": "complete", "value": value, "diverged": False, "values": values}
+        for n, (value, values) in enumerate(
+            [(90.0, {"a.b": 0.5, "c.d": "x"}), (95.5, {"a.b": 2.0, "c.d": "y"})]
+        )
+    ]
+    trials.append({"trial": 2, "state": "pruned", "value": None, "diverged": False, "values": {}})
+    known = {"recipe": "paper", "data": "digits", "epochs": 3, "objective": "knn", "sampler": "gp"}
+    record = {**known, "space": ["a.b=0.1:10:log", "c.d=x,y"], "importance": None, "trials": trials}
+    (search / "trials.json").write_text(json.dumps(record))
+    rows = [{"method": "<u>", "value": 1.5, "points": [1, 2]}]
+    (other / "results.json").write_text(json.dumps({"title": "A plane", "rows": rows}))
+    Image.new("RGB", (20, 20), "red").save(other / "map.png")
+    written = report([search, other], tmp_path / "out")
+    page = Page(written.page)
+    assert "2 complete, 1 pruned" in page.words
+    assert page.words.index("trial 1 95.50 2 y") < page.words.index("trial 0 90.00 0.5 x")
+    assert "A plane" in page.words
+    assert "<u> 1.5" in page.words
+    pictures = [value for name, value in page.attributes if value.startswith("data:image/png")]
+    assert len(pictures) == 1
+    assert (folder_of(written) / "figures" / "plane-map.png").is_file()
+
+
+def test_the_command(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    out = tmp_path / "deep" / "report"
+    main(["report", str(make_run("a", metrics=METRICS)), "--out", str(out), "--title", "Mine"])
+    assert (
+        f"report: {out / 'index.html'} (0.9 MB; 1 figures, 1 tables"
+        in capsys.readouterr().out.replace("\n", "")
+    )
+    assert "<title>Mine</title>" in (out / "index.html").read_text()
+    assert sorted(path.name for path in out.iterdir()) == ["figures", "index.html", "tables"]
+
+
+def refused(arguments: list[str], capsys: Any) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(["report", *arguments])
+    assert stopped.value.code == 2
+    return " ".join(capsys.readouterr().err.split())
+
+
+def test_refusals(
+    sample_runs: list[Path], tmp_path: Path, capsys: Any, make_study: Callable[..., Path]
+) -> None:
+    run, out = str(sample_runs[0]), tmp_path / "out"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert f"{empty} is neither a run nor a study" in refused(
+        [run, str(empty), "--out", str(out)], capsys
+    )
+    folder = str(sample_runs[0].parent)
+    assert f"name the runs in it, {folder}/*" in refused([folder, "--out", str(out)], capsys)
+    assert "no folder was named" in refused(["--out", str(out)], capsys)
+    broken = make_study("broken")
+    (broken / "results.json").write_text('{"study": {}, "arms": [{}]}')
+    assert "not a study's" in refused([str(broken), "--out", str(out)], capsys)
+    (broken / "results.json").write_text("{")
+    assert "cannot be read" in refused([str(broken), "--out", str(out)], capsys)
+    twice = [str(make_study("a/same")), str(make_study("b/same"))]
+    assert "another study of the name same" in refused([*twice, "--out", str(out)], capsys)
+    assert not out.exists()
+    out.mkdir()
+    (out / "mine.txt").write_text("kept")
+    assert "exists and is not empty" in refused([run, "--out", str(out)], capsys)
+    assert [path.name for path in out.iterdir()] == ["mine.txt"]
+
+
+def test_whole_or_nothing(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(writing, "_write_tables", fail)
+    with pytest.raises(KeyboardInterrupt):
+        report([make_run("a", metrics=METRICS)], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+
+
+def test_an_empty_folder_is_filled_and_a_run_given_twice_counts_once(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run("one")
+    out = tmp_path / "out"
+    out.mkdir()
+    page = Page(report([run, f"{run}/", run], out).page)
+    assert "1 run in 1 arm" in page.words
+
+
+@pytest.mark.parametrize("script", ["a='</script>'", "b='<!-- x'", "c='</SCRIPT >'"])
+def test_a_script_cannot_end_the_page_s_own(script: str) -> None:
+    assert not re.search(r"</script|<!--", writing._inline(script), flags=re.IGNORECASE)

@@ -1,0 +1,73 @@
+"""The transcription against the paper's own source, and what is shown beside which quantity."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from deepbregman.reporting.page.published import beside, published
+
+ROOT = Path(__file__).parents[2]
+PAPER = (
+    Path(os.environ.get("DEEPBREGMAN_SHARED", ROOT.parent / "shared"))
+    / "paper"
+    / "deep-bregman-divergence.tex"
+)
+
+
+def test_values_that_everybody_quotes() -> None:
+    known = {
+        (e.table, e.method, e.data, e.variant, e.metric, e.num_subnetworks): e.value
+        for e in published()
+    }
+    baseline, kappa = "table:lineareval:smalldatasets", "table:lineareval:k"
+    assert known[baseline, "SimCLR", "cifar10", None, "top1", None] == 91.8
+    assert known[baseline, "Our method", "cifar10", None, "top1", None] == 93.2
+    assert known[baseline, "Our method", "stl10", None, "top1", None] == 92.4
+    assert known[kappa, "Our method", "cifar10", None, "top1", 200] == 92.8
+    assert known[kappa, "Deep Divergence", "cifar10", None, "top1", 1000] == 70.8
+    semi = "table:semisupervised"
+    assert known[semi, "Our method", "imagenet", "1 % labels", "top1", None] == 53.5
+    assert known["table:transferlearning", "Our method", "voc", None, "AP75", None] == 64.1
+
+
+@pytest.mark.skipif(not PAPER.is_file(), reason=f"the paper's source is not at {PAPER}")
+def test_every_value_stands_in_the_table_that_is_named() -> None:
+    """Read the tables anew, row by row, and compare the numbers in their order."""
+    text = PAPER.read_text(encoding="utf-8")
+    tables = re.findall(r"\\begin\{table\*?\}.*?\\end\{table\*?\}", text, flags=re.DOTALL)
+    labels = list(dict.fromkeys(entry.table for entry in published()))
+    assert len(labels) == 5
+    for label in labels:
+        (table,) = [part for part in tables if f"\\label{{{label}}}" in part]
+        rows = []
+        for line in table.split("\\midrule", 1)[1].split("\\\\"):
+            plain = re.sub(r"\\(cite|footnotemark)[^&]*?[}\]]|\\rowcolor\{\w+\}", "", line)
+            numbers = re.findall(r"\d+\.\d", plain.partition("&")[2])
+            if numbers:
+                rows.append([float(number) for number in numbers])
+        ours: dict[str, list[float]] = {}
+        for entry in published():
+            if entry.table == label:
+                ours.setdefault(entry.method, []).append(entry.value)
+        assert list(ours.values()) == rows, label
+
+
+@pytest.mark.parametrize(
+    ("asked", "kappas", "values"),
+    [
+        (("cifar10", "linear", "cached features", "top1"), (), [91.8, 93.2]),
+        (("/data/cifar10.npz", "linear", "crop and flip", "top1"), (), [91.8, 93.2]),
+        (("cifar10", "linear", "cached features", "top1"), (20, 30), [91.8, 93.2, 77.8, 88.9]),
+        (("cifar10", "linear", "cached features", "top5"), (20,), []),
+        (("cifar10", "knn", "cosine, k=20", "top1"), (20,), []),
+        (("digits", "linear", "cached features", "top1"), (20,), []),
+        (("imagenet", "semi", "finetuned, 1 % labels", "top1"), (), [25.4, 48.3, 49.1, 53.2]),
+    ],
+)
+def test_beside(
+    asked: tuple[str, str, str, str], kappas: tuple[int, ...], values: list[float]
+) -> None:
+    found = [entry.value for entry in beside(*asked, num_subnetworks=kappas)]
+    assert found[:4] == values

@@ -1,0 +1,70 @@
+"""Tables as CSV and LaTeX, read back by what reads them."""
+
+import csv
+import io
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepbregman.reporting.page.arms import Spread
+from deepbregman.reporting.page.tables import Cell, Row, Table, escaped, to_csv, to_latex
+
+TABLE = Table(
+    "key",
+    "Runs & more",
+    "arm",
+    ("linear: k=1", "50% of it"),
+    (
+        Row("a_b", (Cell(Spread(91.234, 0.5, 3), best=True), Cell(Spread(1.0, None, 1)))),
+        Row("<script>", (Cell(text="—"), Cell(Spread(2.0, 0.125, 5), over="draws"))),
+        Row("Ours", (Cell(text="93.2"), Cell()), is_published=True, note="a table"),
+    ),
+    "Mean ± deviation",
+)
+
+
+def test_latex() -> None:
+    lines = to_latex(TABLE).splitlines()
+    assert r"\caption{Runs \& more. Mean $\pm$ deviation.}" in lines
+    assert r"\begin{tabular}{lrr}" in lines
+    assert r"arm & linear: k=1 & 50\% of it \\" in lines
+    assert r"a\_b & $\mathbf{91.23} \pm 0.50$ & $1.00$ \\" in lines
+    assert r"\textless{}script\textgreater{} & --- & $2.00 \pm 0.12$ \\" in lines
+    published = lines.index(r"\emph{Ours (published)} & 93.2 &  \\")
+    assert lines[published - 1] == r"\midrule"
+    rules = [line for line in lines if line.endswith("rule")]
+    assert rules == [r"\toprule", r"\midrule", r"\midrule", r"\bottomrule"]
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
+def test_escaped_words_hold_no_character_that_latex_acts_on(words: str) -> None:
+    known = r"\\textbackslash\{\}|\\text\w+\{\}|\\[&%$#_{}]|\$\\pm\$|\$\\kappa\$"
+    assert not set(re.sub(known, "", escaped(words))) & set("&%$#_{}~^\\<>|\n")
+
+
+def test_csv_is_read_back_to_the_bit() -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
+    assert [(row["arm"], row["measure"]) for row in rows] == [
+        ("a_b", "linear: k=1"),
+        ("a_b", "50% of it"),
+        ("<script>", "linear: k=1"),
+        ("<script>", "50% of it"),
+        ("Ours", "linear: k=1"),
+    ]
+    assert [row["value"] for row in rows] == ["91.234", "1.0", "—", "2.0", "93.2"]
+    assert [row["deviation"] for row in rows] == ["0.5", "", "", "0.125", ""]
+    assert [row["n"] for row in rows] == ["3", "1", "", "5", ""]
+    assert [row["deviation over"] for row in rows] == ["seeds", "", "", "draws", ""]
+    assert [row["published"] for row in rows] == ["no", "no", "no", "no", "yes"]
+    assert [row["clearly best"] for row in rows] == ["yes", "no", "no", "no", "no"]
+
+
+@pytest.mark.parametrize("name", ['say "x", y', "two\nlines", "=1+1"])
+def test_csv_keeps_any_name(name: str) -> None:
+    table = TABLE._replace(rows=(Row(name, (Cell(text="1"), Cell(text="2"))),))
+    assert list(csv.reader(io.StringIO(to_csv(table)))) == [
+        ["arm", "linear: k=1", "50% of it"],
+        [name, "1", "2"],
+    ]
