@@ -25,6 +25,7 @@ from deepbregman.method.model import Model
 from deepbregman.runs import Run, replacing
 
 from .assembly import build_model
+from .tensor_files import check_parts, read_tensors
 
 FORMAT = 2
 _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
@@ -85,7 +86,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
 
 def _read(path: Path, content: memoryview, device: torch.device | str) -> State:
     try:
-        state: State = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+        state: State = read_tensors(content, device)
         state["format"]  # another program's need not be a dictionary
     except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
         reason = str(why).splitlines()[0] if str(why) else type(why).__name__
@@ -104,6 +105,7 @@ def _load_format_1(path: Path, content: memoryview, device: torch.device | str) 
         raise DamagedCheckpoint(path, "it begins as no checkpoint does")
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(sound, "w") as new:
+            check_parts(old, len(content))
             for part in old.namelist():
                 new.writestr(part, old.read(part))
     except Exception as why:  # as below: of any kind, on bytes that are no archive
@@ -133,6 +135,11 @@ def require(state: State, parts: Iterable[str], origin: str) -> None:
         )
 
 
+def _shape(value: Any) -> tuple[int, ...] | None:
+    """Return the shape of a tensor, None of anything else."""
+    return tuple(value.shape) if isinstance(value, Tensor) else None
+
+
 def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
     """Load a state that must fit in every name and shape.
 
@@ -145,9 +152,9 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> N
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is not expected" for name in state if name not in expected]
     problems += [
-        f"{name} has shape {tuple(state[name].shape)}, expected {tuple(tensor.shape)}"
+        f"{name} has shape {shape}, expected {tuple(tensor.shape)}"
         for name, tensor in expected.items()
-        if name in state and state[name].shape != tensor.shape
+        if name in state and (shape := _shape(state[name])) != tuple(tensor.shape)
     ]
     if problems:
         shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" * (len(problems) > 4))

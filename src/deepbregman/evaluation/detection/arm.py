@@ -1,7 +1,6 @@
 """One detector: a trunk, a seed, its training and its scores, in a folder of its own."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from deepbregman.data.voc import CLASSES, Detections, Voc
 from deepbregman.errors import UserError
 from deepbregman.method.base_network import Encoder
-from deepbregman.runs import Record, Run, now, replacing, write_json
+from deepbregman.runs import Record, Run, now, parse_json, replacing, write_json
 from deepbregman.training.assembly import build_model
 from deepbregman.training.checkpoints import Trained
 from deepbregman.training.processes import device_name
@@ -110,7 +109,7 @@ def judge(subject: Subject, architecture: Architecture, arm: Arm, seed: int) -> 
 def _finished(path: Path, settings: Record) -> Record:
     """Read the result of a detector that was trained before, with the same settings."""
     try:
-        result: Record = json.loads(path.read_text())
+        result: Record = parse_json(path.read_text())
         before = result["settings"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
