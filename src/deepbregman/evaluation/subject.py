@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import Config
-from deepbregman.data import Batches, Source, Split
+from deepbregman.data import Batches, Source, Split, channel_statistics
 from deepbregman.errors import UserError
 from deepbregman.method.model import Model
 from deepbregman.training.assembly import batches_of, open_data
@@ -74,6 +74,12 @@ class Subject:
         """The test split."""
         assert self.source.test is not None  # open_labelled has made sure
         return Side(self.model, self.config, self.source.test, self.device)
+
+    @cached_property
+    def pixels(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of the training images' channels, for what is trained from scratch."""
+        skip = self.config.data.skip_unreadable
+        return channel_statistics(self.source.train.images, skip_unreadable=skip)
 
     @cached_property
     def num_classes(self) -> int:
