@@ -7,17 +7,19 @@ from rich.console import Console
 from torch import Tensor
 
 from deepbregman.data import stratified_split
-from deepbregman.method.bregman import learned_divergence, similarity
+from deepbregman.errors import UserError
+from deepbregman.method.bregman import similarity
 from deepbregman.runs import Record
 from deepbregman.training.seeds import derived, epoch_order
 
 from .features import BATCH_SIZE, crop_and_flip, frozen
 from .finetuning import progress_bar
 from .job import Job
-from .knn import Neighbours, cosine_neighbours, nearest_by, vote
+from .knn import Neighbours, cosine_neighbours, vote
 from .linear import L2_GRID, LinearClassifier, fit_chosen, standardisation
 from .linear_sgd import Rows, Setting, fit_linear_sgd
 from .metrics import top_k_accuracy
+from .retrieval import described, ranking
 from .rows import Measured, rows_of
 from .subject import Subject
 
@@ -28,6 +30,24 @@ CHOICE_SHARE = 0.1
 LINEAR_EPOCHS = 50
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (1e-3, 1e-4, 1e-5)
+
+
+def check_knn(job: Job) -> None:
+    """Open the data, so that a source without labels is found before anything is computed."""
+    _ = job.subject
+
+
+def check_linear(job: Job) -> None:
+    """Refuse a source of which nothing can be held out to choose a penalty on."""
+    labels = job.subject.source.train.labels
+    assert labels is not None  # open_labelled has made sure
+    _, held_out = stratified_split(labels, len(labels), CHOICE_SHARE, job.options.seed)
+    if len(held_out) == 0:
+        raise UserError(
+            f"a linear classifier's settings are chosen on training images held out, and data "
+            f"{job.options.data or job.subject.config.data.source!r} has {len(labels)}, no two of "
+            "a class: give 2 or more of some class, or judge by knn"
+        )
 
 
 def knn(job: Job) -> list[Record]:
@@ -65,23 +85,15 @@ def by_cosine(subject: Subject) -> list[Measured]:
 
 def by_divergence(subject: Subject, seed: int) -> list[Measured]:
     """Classify by the neighbours of the smallest learned divergence."""
-    train, test = subject.train, subject.test
-    assert train.features.scores is not None
-    assert test.features.scores is not None
-    # Equal winners are at divergence 0, many of them; the first of equals is taken, so the bank
-    # must not be in the order of its classes.
-    order = epoch_order(len(train.labels), seed, 0).to(train.labels.device)
-    bank, settings = train.features.scores[order], subject.config.divergence
-
-    def learned(queries: Tensor) -> Tensor:
-        distance = learned_divergence(queries, bank, settings.smoothing)
-        # The kernel's own psi would lose the order of far neighbours to rounding, and psi is
-        # decreasing, so neighbours are found by -D; votes are weighted by the Gaussian kernel.
-        return -distance
-
-    found = nearest_by(learned, test.features.scores, min(max(NEIGHBOURS), len(train.labels)))
+    bank, queries = (
+        described(side.features, "divergence") for side in (subject.train, subject.test)
+    )
+    settings, k = subject.config.divergence, min(max(NEIGHBOURS), len(bank))
+    found = ranking("divergence", queries, bank, k, smoothing=settings.smoothing, seed=seed)
+    # The kernel's own psi would lose the order of far neighbours to rounding, and psi is
+    # decreasing, so neighbours are found by -D; votes are weighted by the Gaussian kernel.
     psi = similarity(-found.similarities, "gaussian", settings.sigma)
-    return _votes("divergence", Neighbours(psi, order[found.indices]), subject)
+    return _votes("divergence", found._replace(similarities=psi), subject)
 
 
 def on_cached_features(subject: Subject, seed: int, name: str = "cached features") -> Measured:

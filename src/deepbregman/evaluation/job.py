@@ -9,6 +9,7 @@ from torch import nn
 
 from deepbregman.config import override
 from deepbregman.data import Source
+from deepbregman.data.voc import Voc, open_voc
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import Trained, load_trained
 
@@ -37,6 +38,13 @@ class Job:
             config = override(trained.config, {"data.skip_unreadable": True})
             trained = trained._replace(config=config)
         return trained
+
+    @cached_property
+    def voc(self) -> Voc:
+        """The boxes to judge detection by: of a devkit, or ``voc`` in the run's data.root."""
+        data = self.options.data
+        assert data is not None  # check_detect has made sure
+        return open_voc(self.trained.config.data.root if data == "voc" else data)
 
     @cached_property
     def subject(self) -> Subject:

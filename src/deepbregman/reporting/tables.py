@@ -31,7 +31,8 @@ def evaluation_table(rows: Sequence[Record], title: str) -> Table:
     several = any(row["n"] > 1 for row in rows)
     table = Table(title=escape(title), title_justify="left")
     table.add_column("protocol", no_wrap=True)
-    table.add_column("variant", min_width=16)
+    # No least width: rich would hold it at the cost of the last column, cut off at the screen.
+    table.add_column("variant")
     for metric in metrics:
         table.add_column(METRICS.get(metric, metric), justify="right")
     if several:
