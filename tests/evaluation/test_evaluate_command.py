@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from deepbregman.cli import main
+from deepbregman.evaluation.detection.metric import METRICS as AP
 from deepbregman.reporting.tables import evaluation_table
 from deepbregman.runs import Run
 
@@ -180,6 +181,8 @@ def test_nothing_is_cut_off_on_a_narrow_screen(capsys: pytest.CaptureFixture[str
     words = " ".join(lines).split()
     for word, times in (("66.25", 6), ("50,000", 2), ("12,811", 2)):
         assert words.count(word) == times
+    Console(width=80).print(evaluation_table([{**rows[0], "metric": m} for m in AP], "title"))
+    assert "…" not in capsys.readouterr().out
 
 
 def test_no_two_training_images_of_a_class(

@@ -163,6 +163,12 @@ def test_labels_are_needed(subject: Subject, monkeypatch: pytest.MonkeyPatch) ->
         open_labelled(subject.config)
 
 
+def test_a_source_that_is_already_open_needs_labels_too(short_run: Run) -> None:
+    bare = Source("bare", Split(ArrayImages(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))))
+    with pytest.raises(UserError, match="data 'bare' has no labels"):
+        evaluate(short_run, source=bare, accelerator="cpu")
+
+
 def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run: Run) -> None:
     rows = evaluate(short_run, protocols=["knn"], accelerator="cpu")
     assert {(row["epoch"], row["epochs"]) for row in rows} == {(2.0, 2)}

@@ -14,7 +14,7 @@ from deepbregman.runs import Run
 from deepbregman.training.checkpoints import Trained, load_trained
 
 from .options import Options
-from .subject import Subject, open_labelled
+from .subject import Subject, open_labelled, require_labelled
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +50,9 @@ class Job:
     def subject(self) -> Subject:
         """The networks with the labelled source to judge them by."""
         model, config, _ = self.trained
-        source = self.source or open_labelled(config, self.options.data)
+        if self.source is None:
+            source = open_labelled(config, self.options.data)
+        else:
+            source = require_labelled(self.source, self.options.data or self.source.name)
         balanced = self.options.balanced or source.imbalanced
         return Subject(model, config, source, self.device, balanced)

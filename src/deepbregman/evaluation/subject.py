@@ -94,9 +94,20 @@ class Subject:
 
 
 def open_labelled(config: Config, data: str | None = None) -> Source:
-    """Open the source of an evaluation: labels in both splits, no class in the test split only."""
-    spec = data or config.data.source
-    source = open_data(config, data)
+    """Open the source of an evaluation, and see that it has labels to judge by."""
+    return require_labelled(open_data(config, data), data or config.data.source)
+
+
+def require_labelled(source: Source, spec: str) -> Source:
+    """Return a source that has labels in both splits, and no class in the test split only.
+
+    Args:
+        source: already open.
+        spec: what the user calls it.
+
+    Raises:
+        UserError: When it has not.
+    """
     if source.train.labels is None or source.test is None or source.test.labels is None:
         raise UserError(
             f"data {spec!r} has no labels to judge by: give a labelled source with --data, such as "
