@@ -53,13 +53,15 @@ def check_linear(job: Job) -> None:
 def knn(job: Job) -> list[Record]:
     """Judge by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
 
-    By cosine no seed plays a part, so there is one value. By the divergence the seed decides among
-    equals, of which the hard form has many. Few neighbours vote for few classes, so no top 5.
+    By cosine and by the smooth divergence no seed plays a part, so there is one value. By the hard
+    one the seed decides among equals, of which it has many. Few neighbours vote for few classes,
+    so no top 5.
     """
-    subject = job.subject
+    subject, seeds = job.subject, job.options.each_seed
     rows = rows_of([by_cosine(subject)])
     if subject.model.divergence_network is not None:
-        rows += rows_of([by_divergence(subject, seed) for seed in job.options.each_seed])
+        smooth = subject.config.divergence.smoothing > 0
+        rows += rows_of([by_divergence(subject, seed) for seed in (seeds[:1] if smooth else seeds)])
     return rows
 
 
