@@ -1,4 +1,4 @@
-"""What several test modules share: one short run on digits, made once, and a guard for GPUs."""
+"""What several test modules share: one short run on digits, a small source, a guard for GPUs."""
 
 import contextlib
 import os
@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from sklearn.datasets import load_digits
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.runs import Run
@@ -47,6 +49,25 @@ def short_config() -> Config:
 @pytest.fixture(scope="session")
 def short_run(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> Run:
     return pretrain(short_config, run=tmp_path_factory.mktemp("runs") / "short", accelerator="cpu")
+
+
+@pytest.fixture(scope="session")
+def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """200 digits to train on and 100 to test, 20 and 10 of each class, as an .npz file."""
+    digits = load_digits()
+    rows = np.concatenate([np.flatnonzero(digits.target == c)[:30] for c in range(10)])
+    rows = rows.reshape(10, 30)
+    train, test = rows[:, :20].ravel(), rows[:, 20:].ravel()
+    pixels = (digits.images * 15.9).astype(np.uint8)
+    path = Path(tmp_path_factory.mktemp("data")) / "few.npz"
+    np.savez(
+        path,
+        train_images=pixels[train],
+        train_labels=digits.target[train],
+        test_images=pixels[test],
+        test_labels=digits.target[test],
+    )
+    return str(path)
 
 
 @contextlib.contextmanager

@@ -357,6 +357,11 @@ class TestDetectron2:
             export(make_run("resnet50"), tmp_path / "e.pth", format="detectron2")
         assert not list(tmp_path.glob("*e.pth*"))
 
+    def test_of_another_depth_is_told_what_fits(self, make_run: MakeRun, tmp_path: Path) -> None:
+        run = make_run("resnet18", stem="standard")
+        with pytest.raises(UserError, match=r"is resnet18: export it as torchvision, timm, safe"):
+            export(run, tmp_path / "e.pth", format="detectron2")
+
     def test_only_detectron2_reads_it(self, make_run: MakeRun, tmp_path: Path) -> None:
         export(make_run("resnet50", stem="standard"), tmp_path / "e.pth", format="detectron2")
         with pytest.raises(UserError, match="layout of detectron2, which only that program reads"):

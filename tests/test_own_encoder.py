@@ -9,12 +9,24 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepbregman import embed, evaluate, load_encoder, pretrain, resume
+from deepbregman import (
+    cluster,
+    embed,
+    evaluate,
+    evaluate_search,
+    load_encoder,
+    pretrain,
+    resume,
+    search,
+)
 from deepbregman.cli import main
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
+from deepbregman.evaluation.options import Semi
 from deepbregman.runs import Run
 from deepbregman.training import loop
+from deepbregman.training.assembly import untrained_encoder
+from deepbregman.training.checkpoints import load_trained
 
 
 def own(seed: int = 3, width: int = 24) -> nn.Module:
@@ -108,6 +120,75 @@ def test_it_is_judged_and_embeds(trained: Run, tmp_path: Path) -> None:
     assert shapes["test_features"][1] == 24
     with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
         assert np.isfinite(arrays["test_features"]).all()
+
+
+def test_its_untrained_twin_draws_its_weights_anew(trained: Run) -> None:
+    model, config, _ = load_trained(trained, encoder=own(seed=9))
+    before, pixels = state_of(model.encoder), ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    first, again, other = (
+        untrained_encoder(model.encoder, config, *pixels, seed) for seed in (0, 0, 1)
+    )
+    assert same(state_of(model.encoder), before)
+    assert same(state_of(first), state_of(again))
+    assert not torch.equal(first.trunk[0].weight, other.trunk[0].weight)
+    assert not torch.equal(first.trunk[0].weight, model.encoder.trunk[0].weight)
+    # Batch normalisation forgets what it has learned and seen, too.
+    assert same(state_of(first.trunk[1]), state_of(nn.BatchNorm2d(24)))
+    torch.testing.assert_close(first.mean.flatten(), torch.tensor(pixels[0]))
+
+
+def test_it_is_finetuned_beside_an_untrained_one(trained: Run, few_digits: str) -> None:
+    rows = evaluate(
+        trained,
+        protocols=["semi"],
+        data=few_digits,
+        epochs=1,
+        semi=Semi(labels=(0.5,)),
+        accelerator="cpu",
+        encoder=own(seed=9),
+    )
+    arms = {row["variant"].split(", ")[1] for row in rows}
+    assert arms == {"from encoder", "from projection layer 1", "supervised"}
+
+
+class Scaled(nn.Module):
+    """A module with a weight of its own and no way to draw it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = own()
+        self.scale = nn.Parameter(torch.ones(24))
+
+    def forward(self, images: Tensor) -> Tensor:
+        scaled: Tensor = self.scale * self.inner(images)
+        return scaled
+
+
+def test_what_cannot_be_drawn_anew_is_found_before_training(
+    tmp_path: Path, short_config: Config, few_digits: str
+) -> None:
+    once = override(short_config, {"training.epochs": 1})
+    run = pretrain(once, run=tmp_path / "run", encoder=Scaled(), accelerator="cpu")
+    with pytest.raises(UserError, match=r"in itself \(Scaled\) .* method reset_parameters"):
+        evaluate(
+            run,
+            protocols=["knn", "supervised"],
+            data=few_digits,
+            encoder=Scaled(),
+            accelerator="cpu",
+        )
+    assert not run.result().get("evaluations")
+
+
+def test_it_searches_and_clusters(trained: Run, few_digits: str) -> None:
+    told: dict[str, Any] = {"data": few_digits, "accelerator": "cpu", "encoder": own(seed=9)}
+    (answer,) = search(trained, ["test:0"], k=2, by=["cosine"], **told)
+    assert len(answer.hits["cosine"]) == 2
+    assert {row["metric"] for row in evaluate_search(trained, k=2, **told)} == {
+        "mAP",
+        "precision@2",
+    }
+    assert len(cluster(trained, 3, by=["features"], seeds=1, **told).names) == 300
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torchvision
 from PIL import Image
 from rich.console import Console
+from torch import nn
 
 from deepbregman.config import Config, override
+from deepbregman.data.voc import open_voc
 from deepbregman.errors import UserError
 from deepbregman.evaluation.detection import arm
 from deepbregman.evaluation.detection.metric import METRICS
+from deepbregman.evaluation.detection.models import differing, require_fitting, trunk_names
 from deepbregman.evaluation.detection.options import Architecture, Detect
+from deepbregman.evaluation.job import Job
+from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import evaluate
+from deepbregman.method.base_network import Encoder
 from deepbregman.runs import Record, Run, provenance
 from deepbregman.training import checkpoints
 from deepbregman.training.assembly import build_model
@@ -153,9 +160,6 @@ def test_rows_files_and_what_is_said(
 
 
 def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:
-    from deepbregman.data.voc import open_voc
-    from deepbregman.evaluation.detection.models import trunk_names
-
     subject = arm.Subject(
         run,
         checkpoints.load_trained(run),
@@ -207,6 +211,43 @@ def test_an_encoder_that_does_not_fit_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="thumbnail stem"):
         detect(run, data=tmp_path / "nowhere")
     assert not (run.path / "detection").exists()
+
+
+def test_a_devkit_that_is_not_whole_is_refused_first(run: Run, tmp_path: Path) -> None:
+    before = sorted(run.path.rglob("*"))
+    with pytest.raises(UserError, match="no split of Pascal VOC"):
+        detect(run, data=tmp_path)
+    assert sorted(run.path.rglob("*")) == before
+
+
+def test_a_resnet_of_another_package_is_named_with_it() -> None:
+    timm = pytest.importorskip("timm")
+    trunk = timm.create_model("test_resnet", num_classes=0)
+    with pytest.raises(UserError, match="a ResNet of timm: detection takes"):
+        require_fitting(Encoder(trunk, trunk.num_features))
+
+
+def test_the_devkit_by_name_lies_in_the_root(devkit: Path, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", **{"data.root": str(devkit)})
+    job = Job(run, Options(data="voc"), torch.device("cpu"), Console(quiet=True))
+    assert len(job.voc.train) == 3
+
+
+def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
+    """The random arm of a module of the user's own draws its weights anew."""
+    own = torchvision.models.resnet18()
+    own.fc = nn.Identity()
+    config = override(Config(), {"encoder.name": "custom"})
+    run = Run.create(tmp_path / "run", config, provenance("cpu"))
+    model = build_model(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), own)
+    checkpoints.save(run.last_checkpoint, {"model": model.state_dict(), "epoch": 400.0})
+    trained = checkpoints.load_trained(run, encoder=own)
+    device, quiet = torch.device("cpu"), Console(quiet=True)
+    subject = arm.Subject(run, trained, open_voc(devkit), str(devkit), TINY, device, quiet)
+    for which, loaded in (("pretrained", 120), ("random", 0)):
+        detector, count = arm._assemble(subject, "fpn", which, 0)  # type: ignore[arg-type]
+        assert count == loaded
+        assert bool(differing(detector, own.state_dict())) == (which == "random")
 
 
 def test_seeds_are_averaged(run: Run, devkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:

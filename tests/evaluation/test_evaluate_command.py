@@ -11,6 +11,7 @@ from PIL import Image
 from rich.console import Console
 
 from deepbregman.cli import main
+from deepbregman.evaluation.detection.metric import METRICS as AP
 from deepbregman.reporting.tables import evaluation_table
 from deepbregman.runs import Run
 
@@ -128,12 +129,14 @@ class TestUse:
         ("--protocol semi --labels 1.5", ["labels is (1.5,)", "above 0 and at most 1"]),
         ("--protocol semi --labels", ["labels is empty"]),
         ("--protocol semi --labelled-list x.txt", ["x.txt", "no file names"]),
+        ("--protocol semi --labelled-list x.txt --labels 0.5", ["--labels 0.5", "give one"]),
         ("--protocol semi --learning-rate 0", ["learning_rate", "above 0"]),
         ("--protocol semi --learning-rate", ["learning_rate is empty"]),
         (
             "--protocol semi --labels 0.01 --learning-rate 0.1 0.2",
             ["2 learning rates", "2 labelled images of each class", "one --learning-rate"],
         ),
+        ("--protocol detect knn --data x", ["detect and knn", "two commands"]),
         ("--protocol supervised --batch-size 1", ["batch_size is 1", "2 or more"]),
         ("--protocol supervised --epochs 1 --learning-rate 1e30", ["diverged", "1e+30", "lower"]),
     ],
@@ -164,3 +167,46 @@ def test_the_table_has_a_line_for_a_variant_and_a_column_for_a_metric(
         ["linear", "a [b]", "90.00 ± 1.50", "99.00 ± 0.13", "3", "1,297 / 500"],
         ["linear", "c", "80.00", "", "1", "1,297 / 500"],
     ]
+
+
+def test_nothing_is_cut_off_on_a_narrow_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    common = {"protocol": "semi", "data": "d", "num_train": 12_811, "num_test": 50_000, "n": 3}
+    rows = [
+        {**common, "variant": variant, "metric": metric, "value": 66.25, "deviation": 10.5}
+        for variant in ("1 % labels, from projection layer 1", "1 % labels, supervised")
+        for metric in ("top1", "top5", "balanced")
+    ]
+    Console(width=80).print(evaluation_table(rows, "title"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].rstrip().endswith("┓")
+    words = " ".join(lines).split()
+    for word, times in (("66.25", 6), ("50,000", 2), ("12,811", 2)):
+        assert words.count(word) == times
+    Console(width=80).print(evaluation_table([{**rows[0], "metric": m} for m in AP], "title"))
+    assert "…" not in capsys.readouterr().out
+
+
+def test_no_two_training_images_of_a_class(
+    evaluate: Command, run: Path, photos: Path, tmp_path: Path
+) -> None:
+    for name in ("cats", "dogs"):
+        (tmp_path / "two" / name).mkdir(parents=True)
+        for index in range(2):  # of which one is set aside to test on
+            picture = photos / "train" / name / f"{name}_{index}.png"
+            shutil.copy(picture, tmp_path / "two" / name)
+    for protocol in ("linear", "transfer"):
+        code, _, err = evaluate("--protocol", "knn", protocol, "--data", tmp_path / "two")
+        assert code == 2
+        assert "no two of a class" in err
+    assert "evaluations" not in (run / "result.json").read_text()
+
+
+def test_images_that_stood_in_for_others_are_said(
+    evaluate: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deepbregman.evaluation import subject
+
+    monkeypatch.setattr(subject.Side, "num_replaced", 2)
+    code, out, _ = evaluate("--protocol", "knn")
+    assert code == 0
+    assert "warning: 4 unreadable images" in out

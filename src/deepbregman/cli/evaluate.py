@@ -41,7 +41,8 @@ def command(arguments: list[str]) -> None:
                 Faster R-CNN around the encoder on Pascal VOC. supervised: the same architecture
                 trained from random weights on all labels, for reference.
             data: A labelled source in place of the run's own; transfer needs one. Its images are
-                resized to the size the run was trained at. For detect the folder VOCdevkit.
+                resized to the size the run was trained at. For detect the folder VOCdevkit, or
+                voc, as `deepbregman data prepare voc` leaves it.
             epochs: Of whatever is trained; by default 50, and in semi 60 below a twentieth of the
                 labels and 30 above. 0 leaves the linear classifier on random crops out.
             seed: Of splits, subsets, order, crops and first weights.
@@ -73,6 +74,13 @@ def command(arguments: list[str]) -> None:
             console=console,
         )
         console.print(evaluation_table(rows, f"{run} on {rows[0]['data']}"))
+        replaced = max(row["num_replaced"] for row in rows)
+        if replaced:
+            say(
+                console,
+                f"warning: {replaced} unreadable images were judged or learned from by images that "
+                "stood in for them; remove them for exact numbers",
+            )
         if rows[0]["epoch"] < rows[0]["epochs"]:
             words = f"after {rows[0]['epoch']:g} of {rows[0]['epochs']} epochs"
             say(console, f"warning: this run is not finished; it was judged {words}")

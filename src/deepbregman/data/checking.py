@@ -16,6 +16,7 @@ from deepbregman.data.isic import list_isic
 from deepbregman.data.listings import Files, Listing
 from deepbregman.data.published import open_digits
 from deepbregman.data.tiny_imagenet import list_tiny_imagenet
+from deepbregman.data.voc import find_devkit
 from deepbregman.errors import UserError
 
 Stage = Callable[[str], Progress]
@@ -162,7 +163,7 @@ def _check_listing(dataset: Dataset, listing: Listing, report: Report) -> None:
 def _check_voc(dataset: Dataset, root: Path, report: Report) -> None:
     for part, expected in dataset.counts.items():
         year, image_set = part.split()
-        folder = root / "VOCdevkit" / f"VOC{year}"
+        folder = find_devkit(root) / f"VOC{year}"
         names = folder / "ImageSets" / "Main" / f"{image_set}.txt"
         if not names.is_file():
             report.problems.append(f"{str(names)!r} is not there")

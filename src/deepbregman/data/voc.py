@@ -82,8 +82,8 @@ def open_voc(root: Path | str, *, progress: Progress | None = None) -> Voc:
     Raises:
         UserError: When a split, an image or an annotation is missing or wrong.
     """
-    root = Path(root)
-    devkit = root / "VOCdevkit" if (root / "VOCdevkit").is_dir() else root
+    root = Path(root).expanduser()
+    devkit = find_devkit(root)
     parts = (*TRAINING, TEST)
     lists = {part: _split_file(devkit, *part) for part in parts}
     here = [part for part in parts if lists[part].is_file()]
@@ -108,6 +108,15 @@ def open_voc(root: Path | str, *, progress: Progress | None = None) -> Voc:
         )
     missing = tuple(" ".join(part) for part in parts if part not in here)
     return Voc(train, test, found, missing)
+
+
+def find_devkit(root: Path) -> Path:
+    """Return the folder of the years: VOCdevkit in ``root``, or ``root`` if it has a year itself.
+
+    Where there is neither, VOCdevkit in ``root``, which is where it belongs.
+    """
+    inside = root / "VOCdevkit"
+    return root if not inside.is_dir() and any(root.glob("VOC20??")) else inside
 
 
 class _Photograph(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from deepbregman.errors import UserError
@@ -18,6 +18,7 @@ from deepbregman.runs import Record, Run, check_new_file, replacing
 from .clustering import bregman_clusters, purity
 from .features import Features
 from .galleries import Gallery, Report, Setting, chosen, open_gallery, open_setting
+from .linear import FLOAT64_ELEMENTS
 from .rows import Measured, rows_of
 
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
@@ -58,6 +59,7 @@ def cluster(
     out: Path | str | None = None,
     skip_unreadable: bool = False,
     accelerator: str = "auto",
+    encoder: nn.Module | None = None,
     report: Report | None = None,
 ) -> Clustering:
     """Group images without labels; with labels, also see how well the groups agree with them.
@@ -73,6 +75,7 @@ def cluster(
         out: a ``.csv`` file to write each image's clusters to; must not exist.
         skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
+        encoder: a module of the same structure, for a run whose encoder was your own.
         report: called with what is being done, how much is done, and how much there is.
 
     Returns:
@@ -83,7 +86,7 @@ def cluster(
         check_new_file(Path(out), ".csv")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
-    setting = open_setting(run, data, skip_unreadable, accelerator)
+    setting = open_setting(run, data, skip_unreadable, accelerator, encoder)
     methods = chosen(by, tuple(METHODS), setting)
     count = _count(setting, split, clusters)
     gallery = open_gallery(setting, split, report)
@@ -142,7 +145,10 @@ def _partition(
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
-    points = functional.normalize(features.representation.double(), dim=1).cpu().numpy()
+    # On the host, since k-means is; in float64 where that is affordable, as linear.py has it.
+    vectors = features.representation.cpu()
+    vectors = vectors.double() if vectors.numel() <= FLOAT64_ELEMENTS else vectors
+    points = functional.normalize(vectors, dim=1).numpy()
     with warnings.catch_warnings():  # fewer distinct images than clusters; the sizes show it
         warnings.simplefilter("ignore", ConvergenceWarning)
         kmeans = KMeans(count, n_init=RESTARTS, random_state=seed).fit(points)

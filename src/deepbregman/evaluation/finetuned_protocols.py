@@ -9,18 +9,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import override
-from deepbregman.data import Split, channel_statistics, stratified_split
+from deepbregman.data import Split, stratified_split
 from deepbregman.data.sources import expanded
 from deepbregman.errors import UserError
 from deepbregman.method.model import Model
 from deepbregman.runs import Record
-from deepbregman.training.assembly import build_objective
+from deepbregman.training.assembly import untrained_encoder
 from deepbregman.training.processes import is_mixed
 
 from .features import crop_and_flip
 from .finetuning import Budget, Classifier, Diverged, finetune, predict
-from .frozen_protocols import on_cached_features
+from .frozen_protocols import check_linear, on_cached_features
 from .job import Job
 from .labels import labelled_list, labelled_share
 from .metrics import top_k_accuracy
@@ -66,11 +65,7 @@ def from_projection(subject: Subject, seed: int) -> Extractor:
 
 def from_scratch(subject: Subject, seed: int) -> Extractor:
     """Start from random weights of the same architecture: what pretraining is compared with."""
-    config = override(subject.config, {"seed": seed})
-    pixels = channel_statistics(
-        subject.source.train.images, skip_unreadable=config.data.skip_unreadable
-    )
-    encoder = build_objective(config, *pixels).model.encoder
+    encoder = untrained_encoder(subject.model.encoder, subject.config, *subject.pixels, seed)
     return Extractor(encoder, encoder.num_features)
 
 
@@ -83,15 +78,17 @@ def first_layer(model: Model) -> tuple[nn.Sequential, int]:
     return nn.Sequential(*layers[: last + 1]), layers[0].out_features
 
 
-def check_epochs(job: Job) -> None:
-    """Refuse to train for nothing."""
+def check_training(job: Job) -> None:
+    """Refuse to train for nothing, and an encoder whose untrained twin cannot be made."""
     if job.options.epochs == 0:
         raise UserError("epochs is 0: semi, transfer and supervised train for 1 epoch or more")
+    model, config, _ = job.trained
+    untrained_encoder(model.encoder, config, (0.0,) * 3, (1.0,) * 3, job.options.seed)
 
 
 def check_supervised(job: Job) -> None:
     """Check what is asked for before anything is trained."""
-    check_epochs(job)
+    check_training(job)
     _check_choice(job, job.subject.source.train)
 
 
@@ -108,7 +105,7 @@ def supervised(job: Job) -> list[Record]:
 
 def check_semi(job: Job) -> None:
     """Draw every subset, so that a share that is too small is found before anything is trained."""
-    check_epochs(job)
+    check_training(job)
     for seed in job.options.each_seed:
         for split, _, _ in _subsets(job, seed):
             _check_choice(job, split)
@@ -137,7 +134,7 @@ def semi(job: Job) -> list[Record]:
 
 def check_transfer(job: Job) -> None:
     """Refuse to call it transfer when nothing is carried over."""
-    check_epochs(job)
+    check_training(job)
     data, own = job.options.data, job.trained.config.data.source
     if data is None:
         raise UserError(
@@ -148,6 +145,7 @@ def check_transfer(job: Job) -> None:
             f"transfer: --data {data} is what the run was pretrained on; name another data set, or "
             "use linear, semi or supervised"
         )
+    check_linear(job)
     _check_choice(job, job.subject.source.train)
 
 

@@ -1,24 +1,25 @@
 """The protocols that leave the encoder as it is: nearest neighbours and a linear classifier."""
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
 from deepbregman.data import stratified_split
-from deepbregman.method.bregman import learned_divergence, similarity
+from deepbregman.errors import UserError
+from deepbregman.method.bregman import similarity
 from deepbregman.runs import Record
 from deepbregman.training.seeds import derived, epoch_order
 
 from .features import BATCH_SIZE, crop_and_flip, frozen
 from .finetuning import progress_bar
 from .job import Job
-from .knn import Neighbours, cosine_neighbours, nearest_by, vote
+from .knn import Neighbours, cosine_neighbours, vote
 from .linear import L2_GRID, LinearClassifier, fit_chosen, standardisation
 from .linear_sgd import Rows, Setting, fit_linear_sgd
 from .metrics import top_k_accuracy
+from .retrieval import Divergence, described, ranking
 from .rows import Measured, rows_of
 from .subject import Subject
 
@@ -31,16 +32,36 @@ LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (1e-3, 1e-4, 1e-5)
 
 
+def check_knn(job: Job) -> None:
+    """Open the data, so that a source without labels is found before anything is computed."""
+    _ = job.subject
+
+
+def check_linear(job: Job) -> None:
+    """Refuse a source of which nothing can be held out to choose a penalty on."""
+    labels = job.subject.source.train.labels
+    assert labels is not None  # open_labelled has made sure
+    _, held_out = stratified_split(labels, len(labels), CHOICE_SHARE, job.options.seed)
+    if len(held_out) == 0:
+        raise UserError(
+            f"a linear classifier's settings are chosen on training images held out, and data "
+            f"{job.options.data or job.subject.config.data.source!r} has {len(labels)}, no two of "
+            "a class: give 2 or more of some class, or judge by knn"
+        )
+
+
 def knn(job: Job) -> list[Record]:
     """Judge by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
 
-    By cosine no seed plays a part, so there is one value. By the divergence the seed decides among
-    equals, of which the hard form has many. Few neighbours vote for few classes, so no top 5.
+    By cosine and by the smooth divergence no seed plays a part, so there is one value. By the hard
+    one the seed decides among equals, of which it has many. Few neighbours vote for few classes,
+    so no top 5.
     """
-    subject = job.subject
+    subject, seeds = job.subject, job.options.each_seed
     rows = rows_of([by_cosine(subject)])
     if subject.model.divergence_network is not None:
-        rows += rows_of([by_divergence(subject, seed) for seed in job.options.each_seed])
+        smooth = subject.config.divergence.smoothing > 0
+        rows += rows_of([by_divergence(subject, seed) for seed in (seeds[:1] if smooth else seeds)])
     return rows
 
 
@@ -65,7 +86,7 @@ def by_cosine(subject: Subject) -> list[Measured]:
 
 
 def by_divergence(
-    subject: Subject, seed: int, divergence: Callable[[Tensor, Tensor], Tensor] | None = None
+    subject: Subject, seed: int, divergence: Divergence | None = None
 ) -> list[Measured]:
     """Classify by the neighbours of the smallest learned divergence.
 
@@ -74,25 +95,16 @@ def by_divergence(
         seed: decides among equals.
         divergence: of scores (N, K) and (M, K); that of the configuration when None.
     """
-    train, test = subject.train, subject.test
-    assert train.features.scores is not None
-    assert test.features.scores is not None
-    # Equal winners are at divergence 0, many of them; the first of equals is taken, so the bank
-    # must not be in the order of its classes.
-    order = epoch_order(len(train.labels), seed, 0).to(train.labels.device)
-    bank, settings = train.features.scores[order], subject.config.divergence
-    if divergence is None:
-        divergence = partial(learned_divergence, smoothing=settings.smoothing)
-
-    def learned(queries: Tensor) -> Tensor:
-        distance = divergence(queries, bank)
-        # The kernel's own psi would lose the order of far neighbours to rounding, and psi is
-        # decreasing, so neighbours are found by -D; votes are weighted by the Gaussian kernel.
-        return -distance
-
-    found = nearest_by(learned, test.features.scores, min(max(NEIGHBOURS), len(train.labels)))
+    bank, queries = (
+        described(side.features, "divergence") for side in (subject.train, subject.test)
+    )
+    settings, k = subject.config.divergence, min(max(NEIGHBOURS), len(bank))
+    measure = divergence or "divergence"
+    found = ranking(measure, queries, bank, k, smoothing=settings.smoothing, seed=seed)
+    # The kernel's own psi would lose the order of far neighbours to rounding, and psi is
+    # decreasing, so neighbours are found by -D; votes are weighted by the Gaussian kernel.
     psi = similarity(-found.similarities, "gaussian", settings.sigma)
-    return _votes("divergence", Neighbours(psi, order[found.indices]), subject)
+    return _votes("divergence", found._replace(similarities=psi), subject)
 
 
 def on_cached_features(subject: Subject, seed: int, name: str = "cached features") -> Measured:

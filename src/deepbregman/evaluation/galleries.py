@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepbregman.config import Config, override
 from deepbregman.data import Batches, Source, Split
@@ -132,12 +132,16 @@ def decoded(batches: Batches, indices: list[int]) -> list[Pixels]:
 
 
 def open_setting(
-    run: Run | Path | str, data: str | None, skip_unreadable: bool, accelerator: str
+    run: Run | Path | str,
+    data: str | None,
+    skip_unreadable: bool,
+    accelerator: str,
+    encoder: nn.Module | None = None,
 ) -> Setting:
     """Load a run's networks and open its own data, or other data in its place."""
     run = run if isinstance(run, Run) else Run.open(Path(run))
     device = pick_device(accelerator)
-    model, config, epoch = load_trained(run, device)
+    model, config, epoch = load_trained(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
     source = open_data(config, data)

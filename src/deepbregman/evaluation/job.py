@@ -9,11 +9,12 @@ from torch import nn
 
 from deepbregman.config import override
 from deepbregman.data import Source
+from deepbregman.data.voc import Voc, open_voc
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import Trained, load_trained
 
 from .options import Options
-from .subject import Subject, open_labelled
+from .subject import Subject, open_labelled, require_labelled
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,19 @@ class Job:
         return trained
 
     @cached_property
+    def voc(self) -> Voc:
+        """The boxes to judge detection by: of a devkit, or ``voc`` in the run's data.root."""
+        data = self.options.data
+        assert data is not None  # check_detect has made sure
+        return open_voc(self.trained.config.data.root if data == "voc" else data)
+
+    @cached_property
     def subject(self) -> Subject:
         """The networks with the labelled source to judge them by."""
         model, config, _ = self.trained
-        source = self.source or open_labelled(config, self.options.data)
+        if self.source is None:
+            source = open_labelled(config, self.options.data)
+        else:
+            source = require_labelled(self.source, self.options.data or self.source.name)
         balanced = self.options.balanced or source.imbalanced
         return Subject(model, config, source, self.device, balanced)

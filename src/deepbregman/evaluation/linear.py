@@ -19,7 +19,7 @@ from .metrics import top_k_accuracy
 
 L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 # Up to here (1 GiB) float64 is affordable, and only float64 reaches the optimum when l2 is small.
-_FLOAT64_ELEMENTS = 2**27
+FLOAT64_ELEMENTS = 2**27
 # torch's L-BFGS discards curvature below 1e-10, all there is near the optimum: scale the objective.
 _SCALE = 2.0**20
 _ONE_THREAD_ELEMENTS = 2**18
@@ -118,7 +118,7 @@ def fit_linear(
                 f"labels run from {present[0]} to {present[-1]}, but num_classes is {num_classes}: "
                 "number the classes from 0 and count them all"
             )
-        wide = features.numel() <= _FLOAT64_ELEMENTS and features.device.type != "mps"
+        wide = features.numel() <= FLOAT64_ELEMENTS and features.device.type != "mps"
         values = features.detach().to(torch.float64 if wide else torch.float32, copy=True)
         mean, deviation = standardisation(values, one_scale)
         design = values.sub_(mean).div_(deviation)  # (n, d)
@@ -166,8 +166,9 @@ def choose_l2(
         )
     validation: dict[float, float] = {}
     fit: LinearClassifier | None = None
+    rows = features[kept], labels[kept]  # once: of ImageNet they are 9 GB
     for l2 in sorted(grid, reverse=True):
-        fit = fit_linear(features[kept], labels[kept], num_classes=num_classes, l2=l2, start=fit)
+        fit = fit_linear(*rows, num_classes=num_classes, l2=l2, start=fit)
         validation[l2] = top_k_accuracy(fit.predict(features[held_out]), labels[held_out])
     # max keeps the first of equals, and the strongest comes first.
     return max(validation, key=lambda l2: validation[l2]), validation
@@ -191,8 +192,7 @@ def fit_chosen(
         grid: The penalties to try.
     """
     l2, validation = choose_l2(features, labels, held_out, num_classes=num_classes, grid=grid)
-    fit = fit_linear(features, labels, num_classes=num_classes, l2=l2)
-    return ChosenFit(fit, l2, validation)
+    return ChosenFit(fit_linear(features, labels, num_classes=num_classes, l2=l2), l2, validation)
 
 
 def linear_accuracy(

@@ -27,6 +27,11 @@ class Semi(Section):
         super().__post_init__()
         if not self.labels and self.labelled_list is None:
             raise UserError("semi.labels is empty: give a share of the labels, such as 0.01")
+        if self.labelled_list is not None and self.labels not in ((), Semi.labels):
+            raise UserError(
+                f"--labels {' '.join(map(str, self.labels))} with --labelled-list "
+                f"{self.labelled_list}: the labels are a share or those of a list; give one"
+            )
 
 
 @dataclass(frozen=True)

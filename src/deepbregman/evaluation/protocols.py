@@ -26,13 +26,13 @@ class Protocol:
 
     judge: Callable[[Job], list[Record]]
     """Returns rows as ``rows.rows_of`` makes them."""
-    check: Callable[[Job], None] = lambda job: None
+    check: Callable[[Job], None]
     """Raises a UserError for options and data that the protocol cannot work with."""
 
 
 PROTOCOLS = {
-    "knn": Protocol(frozen_protocols.knn),
-    "linear": Protocol(frozen_protocols.linear),
+    "knn": Protocol(frozen_protocols.knn, frozen_protocols.check_knn),
+    "linear": Protocol(frozen_protocols.linear, frozen_protocols.check_linear),
     "semi": Protocol(finetuned_protocols.semi, finetuned_protocols.check_semi),
     "transfer": Protocol(finetuned_protocols.transfer, finetuned_protocols.check_transfer),
     "detect": Protocol(detection_protocol.detect, detection_protocol.check_detect),
@@ -108,6 +108,12 @@ def evaluate(
     quiet = console or Console(quiet=True)
     job = Job(run, options, pick_device(accelerator), quiet, source, encoder)
     names = list(dict.fromkeys(protocols))
+    if "detect" in names and len(names) > 1:
+        others = ", ".join(name for name in names if name != "detect")
+        raise UserError(
+            f"protocols detect and {others}: detect takes boxes of Pascal VOC as --data and the "
+            "others images of classes; give two commands"
+        )
     for name in names:
         PROTOCOLS[name].check(job)
     _ = job.trained, run.result()  # damaged files are better found now than after hours

@@ -7,6 +7,7 @@ of the distribution that the query is compared with.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,8 @@ from deepbregman.training.seeds import epoch_order
 from .features import Features
 from .knn import Neighbours, cosine_to, nearest_by
 
+Divergence = Callable[[Tensor, Tensor], Tensor]
+"""Of scores (N, K) and (M, K), the first from the second: (N, M)."""
 MEASURES = ("cosine", "divergence")
 _ENTRIES = 2**24  # of a matrix of queries and bank at a time: 64 MiB of similarities
 
@@ -41,7 +44,13 @@ def described(features: Features, measure: str) -> Tensor:
 
 
 def ranking(
-    measure: str, queries: Tensor, bank: Tensor, k: int, *, smoothing: float = 0.0, seed: int = 0
+    measure: str | Divergence,
+    queries: Tensor,
+    bank: Tensor,
+    k: int,
+    *,
+    smoothing: float = 0.0,
+    seed: int = 0,
 ) -> Neighbours:
     """Find the k nearest of a bank for each query.
 
@@ -50,7 +59,7 @@ def ranking(
     part in it.
 
     Args:
-        measure: ``cosine`` or ``divergence``.
+        measure: ``cosine``, ``divergence``, or another divergence of scores.
         queries: (Q, d) features, or (Q, K) scores.
         bank: (B, d) or (B, K).
         k: from 1 to B.
@@ -127,15 +136,19 @@ def ranking_quality(
     return Quality(averages / num_queries, precisions / num_queries, num_queries)
 
 
-def _likeness(measure: str, bank: Tensor, smoothing: float) -> Callable[[Tensor], Tensor]:
+def _likeness(
+    measure: str | Divergence, bank: Tensor, smoothing: float
+) -> Callable[[Tensor], Tensor]:
     """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
     if measure == "cosine":
         return cosine_to(bank)
-    if measure != "divergence":
+    if measure == "divergence":
+        measure = partial(learned_divergence, smoothing=smoothing)
+    if isinstance(measure, str):
         raise ValueError(f"measure {measure!r} is not one of {', '.join(MEASURES)}")
-    exact = bank.double()  # in float32 rounding would rank what is nearly alike
+    divergence, exact = measure, bank.double()  # float32 would rank what is nearly alike at random
 
     def likeness(queries: Tensor) -> Tensor:
-        return -learned_divergence(queries.double(), exact, smoothing).float()
+        return -divergence(queries.double(), exact).float()
 
     return likeness

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from deepbregman.data import FileImages, ResidentBatches, Split, open_files
 from deepbregman.data.sources import expanded
@@ -74,6 +75,7 @@ def search(
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: str = "auto",
+    encoder: nn.Module | None = None,
     report: Report | None = None,
 ) -> list[Answer]:
     """Find the images most like each query; an image is never found for itself.
@@ -90,6 +92,7 @@ def search(
         seed: of the shuffle that decides among equals.
         skip_unreadable: go on without images that cannot be read; queries must be readable.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
+        encoder: a module of the same structure, for a run whose encoder was your own.
         report: called with what is being done, how much is done, and how much there is.
 
     Returns:
@@ -98,7 +101,7 @@ def search(
     if not queries:
         raise UserError("no query was given: name an image file, or an image of the data")
     _check_k(k)
-    setting = open_setting(run, data, skip_unreadable, accelerator)
+    setting = open_setting(run, data, skip_unreadable, accelerator, encoder)
     measures = chosen(by, MEASURES, setting)
     found = [_find_query(str(query), setting) for query in queries]
     size = sum(map(len, setting.splits(split).values()))
@@ -206,6 +209,7 @@ def evaluate_search(
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: str = "auto",
+    encoder: nn.Module | None = None,
     report: Report | None = None,
 ) -> list[Record]:
     """Search the training split for each image of the test split, and see whose class is found.
@@ -218,6 +222,7 @@ def evaluate_search(
         seed: of the shuffle that decides among equals.
         skip_unreadable: go on without images that cannot be read.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
+        encoder: a module of the same structure, for a run whose encoder was your own.
         report: as for :func:`search`.
 
     Returns:
@@ -225,7 +230,7 @@ def evaluate_search(
         ``precision@k`` in per cent, for each measure.
     """
     _check_k(k)
-    setting = open_setting(run, data, skip_unreadable, accelerator)
+    setting = open_setting(run, data, skip_unreadable, accelerator, encoder)
     measures = chosen(by, MEASURES, setting)
     splits = setting.splits("all")
     if "test" not in splits or any(split.labels is None for split in splits.values()):

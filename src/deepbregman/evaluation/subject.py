@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import Config
-from deepbregman.data import Batches, Source, Split
+from deepbregman.data import Batches, Source, Split, channel_statistics
 from deepbregman.errors import UserError
 from deepbregman.method.model import Model
 from deepbregman.training.assembly import batches_of, open_data
@@ -76,6 +76,12 @@ class Subject:
         return Side(self.model, self.config, self.source.test, self.device)
 
     @cached_property
+    def pixels(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of the training images' channels, for what is trained from scratch."""
+        skip = self.config.data.skip_unreadable
+        return channel_statistics(self.source.train.images, skip_unreadable=skip)
+
+    @cached_property
     def num_classes(self) -> int:
         """One more than the largest label."""
         return 1 + int(max(self.train.labels.max(), self.test.labels.max()))
@@ -88,9 +94,20 @@ class Subject:
 
 
 def open_labelled(config: Config, data: str | None = None) -> Source:
-    """Open the source of an evaluation: labels in both splits, no class in the test split only."""
-    spec = data or config.data.source
-    source = open_data(config, data)
+    """Open the source of an evaluation, and see that it has labels to judge by."""
+    return require_labelled(open_data(config, data), data or config.data.source)
+
+
+def require_labelled(source: Source, spec: str) -> Source:
+    """Return a source that has labels in both splits, and no class in the test split only.
+
+    Args:
+        source: already open.
+        spec: what the user calls it.
+
+    Raises:
+        UserError: When it has not.
+    """
     if source.train.labels is None or source.test is None or source.test.labels is None:
         raise UserError(
             f"data {spec!r} has no labels to judge by: give a labelled source with --data, such as "

@@ -51,7 +51,12 @@ def require_resnet(subject: Subject, names: tuple[str, ...], format_name: str) -
     """
     name = subject.config.encoder.name
     if name not in names or not isinstance(subject.encoder.trunk, ResNet):
-        fitting = "timm, safetensors or onnx" if name.startswith("timm:") else "safetensors or onnx"
+        others = ["safetensors"]
+        if isinstance(subject.encoder.trunk, ResNet) and name != "custom":
+            others = ["torchvision", "timm", *others]
+        elif name.startswith("timm:"):
+            others = ["timm", *others]
+        fitting = f"{', '.join(others)} or onnx"
         raise UserError(
             f"--format {format_name} holds {', '.join(names)}, and this run's encoder is {name}: "
             f"export it as {fitting}"

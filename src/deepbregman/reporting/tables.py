@@ -32,12 +32,12 @@ def evaluation_table(rows: Sequence[Record], title: str) -> Table:
     several = any(row["n"] > 1 for row in rows)
     table = Table(title=escape(printable(title)), title_justify="left")
     table.add_column("protocol", no_wrap=True)
-    table.add_column("variant", min_width=16)
-    for metric in metrics:
-        table.add_column(METRICS.get(metric, metric), justify="right")
-    if several:
-        table.add_column("seeds", justify="right")
-    table.add_column("train / test", justify="right")
+    # On a narrow screen cells are folded: a least width would be held at the cost of the last
+    # column, and with an ellipsis AP50-07 and AP50-10 would look the same.
+    table.add_column("variant", overflow="fold")
+    titles = [METRICS.get(metric, metric) for metric in metrics]
+    for title_of_column in [*titles, *(["seeds"] if several else []), "train / test"]:
+        table.add_column(title_of_column, justify="right", overflow="fold")
     for (protocol, variant, _), measured in lines.items():
         one = next(iter(measured.values()))
         cells = [_mean(measured[name]) if name in measured else "" for name in metrics]

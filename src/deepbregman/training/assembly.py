@@ -80,7 +80,7 @@ def build_encoder_of(
         raise UserError(
             "encoder.name is 'custom': the encoder is a module of yours, which cannot be named on "
             "the command line; give it in Python, as `encoder=` of deepbregman.pretrain, resume, "
-            "load_encoder, evaluate, embed or export"
+            "load_encoder, evaluate, embed, export, search or cluster"
         )
     if trunk is not None and name != "custom":
         raise UserError(
@@ -95,6 +95,48 @@ def build_encoder_of(
     except (ValueError, ImportError) as error:
         what = f"encoder.name is {name!r}" if trunk is None else "the encoder given cannot be used"
         raise UserError(f"{what}: {error}") from None
+
+
+def untrained_encoder(
+    trained: Encoder,
+    config: Config,
+    mean: Sequence[float],
+    deviation: Sequence[float],
+    seed: int,
+) -> Encoder:
+    """Build an encoder of a trained one's structure with first weights of its own.
+
+    A module of the user's own is copied, and each of its parts draws its weights anew.
+
+    Args:
+        trained: of the run; left as it is.
+        config: of the run.
+        mean: of the pixels, by channel.
+        deviation: likewise.
+        seed: of the weights.
+
+    Raises:
+        UserError: When a part of the user's module has weights and no way to draw them.
+    """
+    own = trained.trunk if config.encoder.name == "custom" else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = build_encoder_of(config, mean, deviation, own)
+        if own is not None:
+            _draw_anew(encoder.trunk)
+    return encoder
+
+
+def _draw_anew(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if callable(reset := getattr(part, "reset_parameters", None)):
+            reset()
+        elif next(part.parameters(recurse=False), None) is not None:
+            raise UserError(
+                f"the encoder given has weights in {name or 'itself'} ({type(part).__name__}) that "
+                "cannot be drawn anew, and an untrained encoder is compared with: give that class "
+                "a method reset_parameters, as those of torch.nn have"
+            )
 
 
 def build_model(

@@ -13,7 +13,7 @@ from deepbregman.data.voc import CLASSES, Detections, Voc
 from deepbregman.errors import UserError
 from deepbregman.method.base_network import Encoder
 from deepbregman.runs import Record, Run, now, parse_json, replacing, write_json
-from deepbregman.training.assembly import build_model
+from deepbregman.training.assembly import untrained_encoder
 from deepbregman.training.checkpoints import Trained
 from deepbregman.training.processes import device_name
 from deepbregman.training.seeds import derived
@@ -124,15 +124,13 @@ def _assemble(
 ) -> tuple[Detector, int]:
     """Build a detector, its new layers the same in both arms, and load the trunk if it is to be."""
     options, encoder = subject.options, subject.trained.model.encoder
+    mean, deviation = encoder.mean.flatten().tolist(), encoder.deviation.flatten().tolist()
+    trunk_seed = derived(seed, "detector's trunk")
+    fresh = untrained_encoder(encoder, subject.trained.config, mean, deviation, trunk_seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived(seed, "detector"))
-        fresh = build_model(
-            subject.trained.config,
-            encoder.mean.flatten().tolist(),
-            encoder.deviation.flatten().tolist(),
-        )
         detector = build_detector(
-            fresh.encoder,
+            fresh,
             architecture,
             norm=options.norm,
             image_side=options.image_side,

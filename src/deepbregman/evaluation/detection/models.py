@@ -157,7 +157,9 @@ def require_fitting(encoder: Encoder) -> ResNet:
     )
     trunk = encoder.trunk
     if not isinstance(trunk, ResNet):
-        raise UserError(f"this encoder is a {type(trunk).__name__}: {fits}")
+        kind = type(trunk)  # its package too: timm has a class ResNet of its own
+        package = kind.__module__.partition(".")[0]
+        raise UserError(f"this encoder is a {kind.__name__} of {package}: {fits}")
     if trunk.conv1.kernel_size != (7, 7) or not isinstance(trunk.maxpool, nn.MaxPool2d):
         raise UserError(
             "this encoder has the thumbnail stem, whose first stage would keep all of a "

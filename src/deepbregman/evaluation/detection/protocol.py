@@ -9,7 +9,6 @@
       detections.png      a few of them, to look at
 """
 
-from deepbregman.data.voc import open_voc
 from deepbregman.errors import UserError
 from deepbregman.evaluation.job import Job
 from deepbregman.evaluation.rows import Measured, rows_of
@@ -21,13 +20,14 @@ from .showing import class_table
 
 
 def check_detect(job: Job) -> None:
-    """Refuse a job without a devkit, or an encoder that no detector is built around."""
+    """Refuse a job without a whole devkit, or an encoder that no detector is built around."""
     if job.options.data is None:
         raise UserError(
             "protocol 'detect' needs --data: the folder VOCdevkit of Pascal VOC, or the one that "
             "holds it; `deepbregman data check voc` says how to get it"
         )
     require_fitting(job.trained.model.encoder)
+    _ = job.voc
 
 
 def detect(job: Job) -> list[Record]:
@@ -39,7 +39,7 @@ def detect(job: Job) -> list[Record]:
     """
     assert job.options.data is not None  # check_detect has made sure
     options, console = job.options.detect, job.console
-    voc = open_voc(job.options.data)
+    voc = job.voc
     say(
         console,
         f"{len(voc.train):,} images to train on, {len(voc.test):,} to test on: "
