@@ -26,6 +26,8 @@ SHOWN = (
     *("knn, cosine, k=20", "knn, divergence, k=20"),
 )
 """Metrics of the table; ``results.csv`` has them all."""
+LONG_NAME = 26
+"""Letters of a series of which three do not fit side by side."""
 LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
 
@@ -46,7 +48,7 @@ def study_table(results: Record) -> Table:
     printed = printed_series(results)
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm["beyond"]}
     table = Table(title=escape(caption(results)), title_justify="left")
-    table.add_column("arm")
+    table.add_column("arm", overflow="fold")  # cut short, two arms could look alike
     for name in metrics:
         table.add_column(name, justify="right")
     if results["study"]["figure"] == "drops":
@@ -137,6 +139,7 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
     places = _positions([arm["x"] for arm in points])
     numeric = all(isinstance(arm["x"], int | float) for arm in points)
     names = list(dict.fromkeys(arm["series"] for arm in points))
+    supervised = {arm["series"] for arm in results["study"]["arms"] if arm.get("supervised")}
     for index, name in enumerate(names):
         # Words have room beside them, so that bars at the same place need not hide each other.
         shift = 0.0 if numeric else 0.08 * (index - (len(names) - 1) / 2)
@@ -151,6 +154,7 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
             markersize=4,
             capsize=3,
             color=_colour(name, index),
+            linestyle="--" if name in supervised else "-",
             label=name,
         )
     if reference is not None:
@@ -181,8 +185,13 @@ def _legend(axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
     unique = dict(zip(names, handles, strict=True))
     if unique:
+        is_long = max(map(len, unique)) > LONG_NAME
         axes.figure.legend(
-            list(unique.values()), list(unique), loc="outside lower center", ncols=3, fontsize=7.5
+            list(unique.values()),
+            list(unique),
+            loc="outside lower center",
+            ncols=2 if is_long else 3,
+            fontsize=6.5 if is_long else 7.5,
         )
 
 
