@@ -429,3 +429,11 @@ def test_default_folder_says_what_and_when() -> None:
     name, when = folder.name.split("-", 1)
     assert name == "digits"
     assert abs(datetime.now() - datetime.strptime(when, "%Y%m%d-%H%M%S")) < timedelta(minutes=1)
+
+
+def test_passwords_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "postgresql+psycopg://ann:s3cr:et@host:5432/db"
+    monkeypatch.setattr("sys.argv", ["deepbregman", "tune", "--storage", url, f"--storage={url}"])
+    shown = "postgresql+psycopg://ann:***@host:5432/db"
+    words = ["deepbregman", "tune", "--storage", shown, f"--storage={shown}"]
+    assert provenance("cpu")["command"] == words

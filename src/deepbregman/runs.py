@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -97,6 +98,12 @@ def _commit() -> str | None:
     return answer.stdout.strip() or None
 
 
+def command_line() -> list[str]:
+    """Return the words that started this process, less the password of any address in them."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return [re.sub(r"(://[^/@:]*):[^/]*@", r"\1:***@", word) for word in words]
+
+
 def provenance(device: str) -> Record:
     """Collect what is needed to know where a number came from."""
     versions: Record = {"python": platform.python_version()}
@@ -106,7 +113,7 @@ def provenance(device: str) -> Record:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": command_line(),
         "started": now(),
         "commit": _commit(),
         "versions": versions,

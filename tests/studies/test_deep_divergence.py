@@ -60,7 +60,6 @@ def test_a_cell_is_a_run_like_any_other(
         config, "max", "triplet", folder, source=source, accelerator="cpu"
     )
     assert outcome["supervised"] is True
-    assert outcome["supervised"] is True
     run = Run.open(folder)
     assert run.result()["study"] == outcome
     assert run.config.divergence.num_subnetworks == 7
@@ -73,6 +72,26 @@ def test_a_cell_is_a_run_like_any_other(
     assert rows == pytest.approx(outcome["metrics"])
     with pytest.raises(UserError, match="never overwrites"):
         deep_divergence_cell(config, "max", "triplet", folder, source=source)
+
+
+def test_a_loss_that_is_not_finite_ends_the_cell(
+    tmp_path: Path, short_config: Config, source: Source
+) -> None:
+    changes = {"optimiser.learning_rate": 1e30, "training.epochs": 2}
+    few = Source("few digits", source.train.select(torch.arange(256)), source.test)
+    outcome = deep_divergence_cell(
+        override(short_config, changes),
+        "moment",
+        "contrastive",
+        tmp_path / "cell",
+        source=few,
+        judge="holdout",
+        accelerator="cpu",
+    )
+    assert (outcome["state"], outcome["metrics"]) == ("diverged", {})
+    assert outcome["judge"] == "holdout"
+    assert "lower optimiser.learning_rate" in outcome["why"]
+    assert Run.open(tmp_path / "cell").result()["study"] == outcome
 
 
 def test_neighbours_are_those_of_the_form(short_config: Config) -> None:

@@ -112,6 +112,11 @@ def test_other_values_of_the_one_field() -> None:
     kappa = GRIDS["kappa"].with_values((3, 7))
     assert [arm.name for arm in kappa.chosen(())] == ["none", "3", "7"]
     assert kappa.chosen(("deep-max-triplet-7",))[0].supervised == ("max", "triplet")
+    kappa = GRIDS["kappa"].with_values((7, 20, 150))  # of these, 7 is not in the paper
+    assert [arm.beyond for arm in kappa.chosen(())] == [True, True, False, False]
+    assert all(arm.beyond for arm in kappa.arms if arm.supervised)
+    with pytest.raises(UserError, match="--values names 5 twice"):
+        GRIDS["kappa"].with_values((5, 20, 5))
     with pytest.raises(UserError, match="subnetwork takes no --values"):
         GRIDS["subnetwork"].with_values((1,))
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from deepbregman.runs import Record, replacing
 
 from .figures import PALETTE, STYLE
+from .printed import printed_series, printed_value
 
 GREY = "0.45"
 COLOURS = {"SimCLR": PALETTE(3), "with divergence": PALETTE(0)}
@@ -25,13 +26,10 @@ SHOWN = (
     *("knn, cosine, k=20", "knn, divergence, k=20"),
 )
 """Metrics of the table; ``results.csv`` has them all."""
+LONG_NAME = 26
+"""Letters of a series of which three do not fit side by side."""
 LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
-
-
-def published(results: Record) -> list[Record]:
-    """Return the published series on the same data; others are no yardstick."""
-    return [part for part in results["study"]["published"] if part["data"] == results["data"]]
 
 
 def spread(summary: Record | None, digits: int = 2) -> str:
@@ -47,10 +45,10 @@ def study_table(results: Record) -> Table:
     """Draw the arms of a study, their metrics, and what was published."""
     there = dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"])
     metrics = [name for name in SHOWN if name in there]
-    printed = published(results)
+    printed = printed_series(results)
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm["beyond"]}
     table = Table(title=escape(caption(results)), title_justify="left")
-    table.add_column("arm")
+    table.add_column("arm", overflow="fold")  # cut short, two arms could look alike
     for name in metrics:
         table.add_column(name, justify="right")
     if results["study"]["figure"] == "drops":
@@ -64,9 +62,7 @@ def study_table(results: Record) -> Table:
         cells += [spread(arm["metrics"].get(name)) for name in metrics]
         if "lost" in arm:
             cells.append(spread(arm["lost"]))
-        for part in printed:
-            value = part["values"].get(str(arm["x"]))
-            cells.append("" if value is None else f"{value:.1f}")
+        cells += [printed_value(part, arm) for part in printed]
         table.add_row(*cells)
     if beyond & {arm["arm"] for arm in results["arms"]}:
         table.caption = "* not in the paper"
@@ -143,6 +139,7 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
     places = _positions([arm["x"] for arm in points])
     numeric = all(isinstance(arm["x"], int | float) for arm in points)
     names = list(dict.fromkeys(arm["series"] for arm in points))
+    supervised = {arm["series"] for arm in results["study"]["arms"] if arm.get("supervised")}
     for index, name in enumerate(names):
         # Words have room beside them, so that bars at the same place need not hide each other.
         shift = 0.0 if numeric else 0.08 * (index - (len(names) - 1) / 2)
@@ -157,6 +154,7 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
             markersize=4,
             capsize=3,
             color=_colour(name, index),
+            linestyle="--" if name in supervised else "-",
             label=name,
         )
     if reference is not None:
@@ -164,7 +162,7 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
         colour = _colour(reference["series"], 0)
         axes.axhline(mean, color=colour, linewidth=1.2, label=reference["series"])
         axes.axhspan(mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
-    for part, marker in zip(published(results), PUBLISHED_MARKERS, strict=False):
+    for part, marker in zip(printed_series(results), PUBLISHED_MARKERS, strict=False):
         known = {x: y for x, y in part["values"].items() if numeric or x in places}
         x = [float(word) if numeric else places[word] for word in known]
         style: Record = {"color": GREY, "markerfacecolor": "white", "markersize": 4.5}
@@ -187,8 +185,13 @@ def _legend(axes: Axes) -> None:
     handles, names = axes.get_legend_handles_labels()
     unique = dict(zip(names, handles, strict=True))
     if unique:
+        is_long = max(map(len, unique)) > LONG_NAME
         axes.figure.legend(
-            list(unique.values()), list(unique), loc="outside lower center", ncols=3, fontsize=7.5
+            list(unique.values()),
+            list(unique),
+            loc="outside lower center",
+            ncols=2 if is_long else 3,
+            fontsize=6.5 if is_long else 7.5,
         )
 
 
@@ -228,7 +231,7 @@ def _draw_bars(axes: Axes, measured: list[Record], results: Record) -> None:
             prefix = f"{group}: " if len(groups) > 1 else ""
             labels.append(f"{prefix}{arm['x']}" + " *" * (arm["arm"] in beyond))
             heights.append(place)
-            for part in published(results):
+            for part in printed_series(results):
                 if str(arm["x"]) in part["values"]:
                     axes.plot(
                         part["values"][str(arm["x"])],

@@ -15,7 +15,7 @@ from deepbregman.evaluation.protocols import evaluate
 from deepbregman.runs import Record, Run
 from deepbregman.training.assembly import open_data
 
-from .deep_divergence import deep_divergence_cell
+from .deep_divergence import configured, deep_divergence_cell
 from .definition import Arm, Judge, differences
 from .pretraining import Watch, pretrain, resume
 
@@ -118,11 +118,11 @@ def run_cell(cell: Cell, source: Source, how: Judgement, watch: Watch | None = N
     """
     done = cell.outcome()
     if cell.arm.supervised is not None:
-        done = done or _supervised(cell, source, how)
+        done = done or _supervised(cell, source, how, watch)
         if not how.keep_checkpoints:
             shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)
         return done
-    run = _existing(cell)
+    run = _existing(cell, cell.config)
     if done is None:
         try:
             run = _trained(run, cell, source, how, watch)
@@ -137,23 +137,31 @@ def run_cell(cell: Cell, source: Source, how: Judgement, watch: Watch | None = N
     return done
 
 
-def _supervised(cell: Cell, source: Source, how: Judgement) -> Record:
+def _supervised(cell: Cell, source: Source, how: Judgement, watch: Watch | None) -> Record:
     """Train and judge Deep Divergence, which sees the labels."""
     assert cell.arm.supervised is not None
     form, loss = cell.arm.supervised
     splits = judged_on(source, cell.config, how.judge)
-    outcome = deep_divergence_cell(
-        cell.config, form, loss, cell.folder, source=splits, accelerator=how.accelerator
+    if _existing(cell, configured(cell.config, form)) is not None:
+        shutil.rmtree(cell.folder)  # a worker died while it wrote the cell down
+    return deep_divergence_cell(
+        cell.config,
+        form,
+        loss,
+        cell.folder,
+        source=splits,
+        judge=how.judge,
+        accelerator=how.accelerator,
+        watch=None if watch is None else lambda epoch, value: watch(epoch, {"loss": value}),
     )
-    return outcome
 
 
-def _existing(cell: Cell) -> Run | None:
+def _existing(cell: Cell, config: Config) -> Run | None:
     """Open the cell's run where there is one, which must be of this configuration."""
     if not (cell.folder / "config.toml").exists():
         return None
     run = Run.open(cell.folder)
-    changed = differences(run.config, cell.config)
+    changed = differences(run.config, config)
     if changed:
         raise UserError(
             f"{cell.folder} is a run of another configuration ({'; '.join(changed)}): move it "

@@ -6,6 +6,7 @@ it is no like-for-like baseline of a self-supervised method. Here is one that ca
 same encoder, views, batch and epochs. It sees the labels, and every row of it says so.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import torch
 
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import Source, channel_statistics
-from deepbregman.errors import UserError
+from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.frozen_protocols import by_cosine, by_divergence, on_cached_features
 from deepbregman.evaluation.subject import Subject, open_labelled
 from deepbregman.method.metric_losses import METRIC_LOSSES
@@ -27,7 +28,7 @@ from deepbregman.training.processes import device_name, is_mixed, pick_device
 from deepbregman.training.seeds import derived, epoch_order
 from deepbregman.training.shares import steps_in_epoch
 
-from .definition import Form, MetricLoss
+from .definition import Form, Judge, MetricLoss
 from .divergence_learning import FORMS, SMOOTHING
 
 Watch = Callable[[int, float], None]
@@ -115,6 +116,11 @@ def deep_divergence(
             optimiser.step()
             total += value.detach()
         losses.append(total.item() / steps)
+        if not math.isfinite(losses[-1]):
+            raise Diverged(
+                f"the loss of epoch {epoch + 1} is not finite: training has diverged; lower "
+                f"optimiser.learning_rate ({config.optimiser.learning_rate})"
+            )
         if watch is not None:
             watch(epoch + 1, losses[-1])
     return DeepDivergence(model.eval(), config, tuple(losses))
@@ -166,6 +172,7 @@ def deep_divergence_cell(
     folder: Path,
     *,
     source: Source | None = None,
+    judge: Judge = "test",
     margin: float = 1.0,
     accelerator: str = "auto",
     watch: Watch | None = None,
@@ -181,31 +188,38 @@ def deep_divergence_cell(
         loss: of the training.
         folder: of the run, new or empty.
         source: the data, already open; the configuration's when None.
+        judge: what the test split of the source is, for the record.
         margin: of the loss.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         watch: is told each epoch and its mean loss.
 
     Returns:
-        ``state``, ``judge``, ``supervised`` and ``metrics``; also in the folder's
-        ``result.json``, under ``study``.
+        ``state``, ``judge``, ``supervised`` and ``metrics``, or ``why`` it diverged; also in the
+        folder's ``result.json``, under ``study``.
     """
     Run.check_free(folder)
     source = source or open_labelled(config)
     device = pick_device(accelerator)
     record = provenance(device_name(device))
-    found = deep_divergence(
-        source, config, form=form, loss=loss, margin=margin, device=device, watch=watch
-    )
-    metrics = judged(found, source, form=form, device=device)
-    outcome = {
+    outcome: Record = {
         "state": "done",
-        "judge": "test",
+        "judge": judge,
         "supervised": True,
         "form": form,
         "loss": loss,
         "margin": margin,
-        "metrics": metrics,
+        "metrics": {},
     }
+    try:
+        found = deep_divergence(
+            source, config, form=form, loss=loss, margin=margin, device=device, watch=watch
+        )
+    except Diverged as error:
+        outcome |= {"state": "diverged", "why": str(error)}
+        run = Run.create(folder, configured(config, form), record)
+        run.add_result(study=outcome, finished=now())
+        return outcome
+    outcome["metrics"] = judged(found, source, form=form, device=device)
     run = Run.create(folder, found.config, record)
     epochs = found.config.training.epochs
     state = {

@@ -52,6 +52,8 @@ class Published:
     data: str
     source: str
     """Where it was printed, and under which conditions."""
+    beside: tuple[str, ...] = (OURS,)
+    """Series in whose rows of a table it stands: of the same method, or compared with it."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,25 @@ class Study:
                 f"study {self.name} takes no --values: its arms are {_names(self)}; choose among "
                 "them with --only"
             )
+        written = [str(value) for value in values]
+        twice = [word for word in written if written.count(word) > 1]
+        if twice:
+            raise UserError(f"--values names {twice[0]} twice: an arm counts once")
         arms = [arm for arm in self.arms if arm.name == self.reference]
         first = {arm.series: arm for arm in reversed(self.arms) if arm.name != self.reference}
         for series, arm in reversed(first.items()):
             also = dict(arm.changes)
             prefix = arm.name.removesuffix(str(also.pop(self.field)))
-            made = over(self.field, values, series=series, also=also, prefix=prefix)
-            arms += [dataclasses.replace(new, supervised=arm.supervised) for new in made]
+            known = {str(a.x) for a in self.arms if a.series == series and not a.beyond}
+            known |= {x for part in self.published if series in part.beside for x in part.values}
+            arms += [
+                dataclasses.replace(
+                    new,
+                    supervised=arm.supervised,
+                    beyond=arm.supervised is not None or str(new.x) not in known,
+                )
+                for new in over(self.field, values, series=series, also=also, prefix=prefix)
+            ]
         return dataclasses.replace(self, arms=tuple(arms))
 
     def chosen(self, only: Sequence[str]) -> tuple[Arm, ...]:

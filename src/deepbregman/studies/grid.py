@@ -146,7 +146,7 @@ def _take(cell: Cell, task: Task, source: Source, progress: Progress, done: int)
 
     def watch(epoch: int, values: Mapping[str, float]) -> None:
         share = epoch / task.base.training.epochs
-        words = "  ".join(f"{name} {value:.1f} %" for name, value in values.items())
+        words = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
         progress.update(bar, completed=done + share, status=f"epoch {epoch}  {words}")
 
     progress.update(bar, place=f"cell {number}/{total}: {title}", status="")

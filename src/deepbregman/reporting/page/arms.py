@@ -56,8 +56,16 @@ class Subject:
 
     @property
     def is_finished(self) -> bool:
-        """Whether pretraining came to its end."""
-        return "pretrain" in self.result
+        """Whether training came to its end."""
+        return "pretrain" in self.result or self.supervised is not None
+
+    @property
+    def supervised(self) -> str | None:
+        """Name the baseline that was trained with labels; None of pretraining."""
+        outcome = self.result.get("study")
+        if not isinstance(outcome, dict) or not outcome.get("supervised"):
+            return None
+        return f"Deep Divergence, {outcome.get('form')}, {outcome.get('loss')} (supervised)"
 
     @property
     def state(self) -> str:
@@ -67,7 +75,8 @@ class Subject:
             return f"diverged after epoch {self.epochs_done}"
         if not self.is_finished:
             return f"unfinished: epoch {self.epochs_done} of {self.config.training.epochs}"
-        return "finished" if self.evaluations or "quickstart" in self.result else "not evaluated"
+        is_judged = self.evaluations or "quickstart" in self.result or self.supervised
+        return "finished" if is_judged else "not evaluated"
 
     @property
     def seconds(self) -> float | None:
@@ -102,7 +111,9 @@ class Arm:
     @property
     def method(self) -> str:
         """Say what is trained, in a few words."""
-        divergence = self.config.divergence
+        divergence, supervised = self.config.divergence, self.runs[0].supervised
+        if supervised is not None:
+            return f"{supervised}, {divergence.num_subnetworks} subnetworks"
         if divergence.weight == 0.0:
             return "SimCLR: no divergence term"
         if self.config.contrastive.weight == 0.0:
@@ -140,7 +151,8 @@ def grouped(subjects: Iterable[Subject]) -> list[Arm]:
     """Group runs that differ only by seed, in the order of their first run."""
     groups: dict[str, list[Subject]] = {}
     for subject in distinct(list(subjects)):
-        groups.setdefault(repr(replace(subject.config, seed=0)), []).append(subject)
+        kind = (replace(subject.config, seed=0), subject.supervised)  # a loss is in no field
+        groups.setdefault(repr(kind), []).append(subject)
     names = [_common_name([run.name for run in runs]) for runs in groups.values()]
     arms = []
     for place, (name, runs) in enumerate(zip(names, groups.values(), strict=True)):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deepbregman.errors import UserError
+from deepbregman.reporting.printed import printed_series, printed_value
 from deepbregman.runs import Record, read_json
 
 from .arms import Arm, Spread, Subject, grouped, is_number
@@ -90,7 +91,7 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
     left = sorted(set(folders) - {cell["run"] for cell in results["cells"]})
     if left:
         notes.append(f"Begun and not judged: {', '.join(left)}.")
-    printed = published_series(results)
+    printed = printed_series(results)
     if printed:
         notes.append(CAVEAT)
         notes += [f"Published, {part['series']}: {part['source']}." for part in printed]
@@ -108,12 +109,6 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
     return StudyRecord(key, title, facts, figures, tables, arms, [], [n for n in notes if n])
 
 
-def published_series(results: Record) -> list[Record]:
-    """Return the published series on the study's own data; others are no yardstick."""
-    series = results["study"].get("published") or []
-    return [part for part in series if part["data"] == results["data"]]
-
-
 def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm.get("beyond")}
@@ -123,8 +118,7 @@ def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
         cells = [_summary(arm["metrics"].get(name)) for name in columns]
         cells += [_summary(arm.get("lost"))] if has_losses else []
         for part in printed:
-            value = part["values"].get(str(arm["x"]))
-            text = "" if value is None else f"{value:.1f}"
+            text = printed_value(part, arm)
             cells.append(Cell(text=text, note=part["source"], is_published=True))
         counts = {cell.spread.n for cell in cells if cell.spread is not None}
         words = [f"n = {'-'.join(str(n) for n in sorted(counts))}"] if counts else []

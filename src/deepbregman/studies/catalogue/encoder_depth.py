@@ -27,7 +27,9 @@ STUDY = Study(
             "cifar10",
             "the paper's table of baselines: CIFAR-10, ResNet-50, 400 epochs, linear; one run",
         ),
-        Published("the paper's SimCLR", {"resnet50": 91.8}, "cifar10", "the same table"),
+        Published(
+            "the paper's SimCLR", {"resnet50": 91.8}, "cifar10", "the same table", beside=(SIMCLR,)
+        ),
     ),
     note="The paper describes encoders of 18 and 50 layers and prints results of the latter.",
 )

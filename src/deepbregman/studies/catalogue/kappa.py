@@ -3,7 +3,16 @@
 from dataclasses import replace
 from itertools import product
 
-from deepbregman.studies.definition import SIMCLR, Arm, Form, MetricLoss, Published, Study, over
+from deepbregman.studies.definition import (
+    OURS,
+    SIMCLR,
+    Arm,
+    Form,
+    MetricLoss,
+    Published,
+    Study,
+    over,
+)
 
 FIELD, VALUES = "divergence.num_subnetworks", (5, 20, 50, 100, 200, 500, 1000)
 FORMS: tuple[Form, ...] = ("max", "moment")
@@ -55,6 +64,7 @@ STUDY = Study(
             },
             "cifar10",
             TABLE,
+            beside=(OURS, *dict.fromkeys(arm.series for arm in DEEP_DIVERGENCE)),
         ),
         Published(
             "the paper's text",

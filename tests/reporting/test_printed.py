@@ -1,0 +1,33 @@
+"""Which published values stand in which rows of a study's table."""
+
+from deepbregman.reporting.printed import printed_series, printed_value
+from deepbregman.runs import Record
+from deepbregman.studies.catalogue import catalogue
+from deepbregman.studies.definition import Study
+
+
+def rows(name: str) -> dict[str, list[str]]:
+    """Return what stands beside every arm of a study of CIFAR-10."""
+    study = catalogue()[name]
+    assert isinstance(study, Study)
+    results: Record = {"study": study.record(), "data": "cifar10"}
+    return {
+        arm.name: [
+            printed_value(part, {"series": arm.series, "x": arm.x})
+            for part in printed_series(results)
+        ]
+        for arm in study.arms
+    }
+
+
+def test_a_value_stands_beside_its_own_method() -> None:
+    kappa = rows("kappa")  # the paper, Deep Divergence, the paper's text
+    assert kappa["200"] == ["92.8", "77.4", ""]
+    assert kappa["deep-max-triplet-200"] == ["", "77.4", ""]  # 92.8 is another method's
+    assert kappa["none"] == ["", "", ""]
+    depth = rows("encoder-depth")  # the paper, its SimCLR
+    assert depth["simclr-resnet50"] == ["", "91.8"]
+    assert depth["divergence-resnet50"] == ["93.2", ""]
+    assert depth["divergence-resnet18"] == ["", ""]
+    psi = rows("psi")
+    assert (psi["none"], psi["gaussian"], psi["linear"]) == (["91.8"], ["93.2"], [""])
