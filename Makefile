@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Processes that the tests are shared out to, a file at a time; each needs some 2 GB.
+WORKERS ?= 2
 
 .PHONY: quickstart test lint types slow gpu format clean
 
@@ -9,7 +11,7 @@ quickstart: $(VENV)/.installed
 	$(BIN)/deepbregman quickstart
 
 test: lint types
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
