@@ -25,6 +25,7 @@ from deepbregman.launching import (
     under_srun,
     under_torchrun,
 )
+from deepbregman.training.checkpoints import load
 
 SMALL = [
     *("--optimiser.name", "sgd", "--optimiser.learning-rate", "0.05"),
@@ -129,6 +130,24 @@ class TestSaidOnce:
             fail()
         assert explanation(caught.value) == ("", 2)
 
+    @pytest.mark.parametrize(("rank", "said"), [("0", "error: stopped\n"), ("1", "")])
+    def test_ctrl_c_before_there_is_a_run(
+        self,
+        rank: str,
+        said: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        def interrupted(arguments: list[str]) -> None:
+            raise KeyboardInterrupt
+
+        setting(monkeypatch, {**TORCHRUN, "RANK": rank, "LOCAL_RANK": rank})
+        monkeypatch.setattr("deepbregman.cli._dispatch", interrupted)
+        with pytest.raises(SystemExit) as caught:
+            main([])
+        assert caught.value.code == 130
+        assert capsys.readouterr().err == said
+
 
 def command(*words: str, torchrun: tuple[str, ...] = ()) -> list[str]:
     launcher = ["torch.distributed.run", *torchrun, "-m", "--"] if torchrun else []
@@ -159,8 +178,7 @@ def finished(words: list[str], **environment: str) -> tuple[int, str, str]:
 
 
 def parameters(run: Path) -> dict[str, torch.Tensor]:
-    saved = torch.load(run / "checkpoints/last.pt", weights_only=True)
-    model: dict[str, torch.Tensor] = saved["model"]
+    model: dict[str, torch.Tensor] = load(run / "checkpoints/last.pt")["model"]
     return model
 
 

@@ -74,8 +74,10 @@ def main(arguments: list[str] | None = None) -> None:
         if explained is None:
             raise
         message, code = explained
+        here = place()
+        if isinstance(error, KeyboardInterrupt) and here.local_rank:
+            message = ""  # it reaches every process of a machine, and the first says so
         if message:
-            here = place()
             who = (
                 f"process {here.rank} of processes 0 to {here.processes - 1}: " if here.rank else ""
             )

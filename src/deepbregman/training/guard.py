@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deepbregman.config import Config
-from deepbregman.errors import Diverged
+from deepbregman.errors import Diverged, SaidElsewhere
 
 
 class Guard:
@@ -66,9 +66,9 @@ class Guard:
         if not self.fabric.all_reduce(is_bad, reduce_op="sum"):
             return False
         if self.skipped == self.allowed:
-            raise Diverged(
+            raise self._said_once(
                 f"the loss or a gradient is not finite at step {step + 1}, and training."
-                f"skip_nonfinite lets no more than {self.allowed} batches pass: {self._advice()}"
+                f"skip_nonfinite lets no more than {self.allowed} batches pass"
             )
         self.skipped += 1
         self.skipped_in_epoch += 1
@@ -96,9 +96,14 @@ class Guard:
         """Return how many of an epoch's steps were not skipped, and count the next one's anew."""
         counted = steps - self.skipped_in_epoch
         if counted == 0:
-            raise Diverged(f"no batch of the epoch had a finite loss: {self._advice()}")
+            raise self._said_once("no batch of the epoch had a finite loss")
         self.skipped_in_epoch = 0
         return counted
+
+    def _said_once(self, words: str) -> Exception:
+        """Make the error of what all processes find at the same step: the first of them says it."""
+        error = Diverged(f"{words}: {self._advice()}")
+        return error if self.fabric.is_global_zero else SaidElsewhere(2)
 
     def _advice(self) -> str:
         more = "" if self.allowed else ", or let single batches pass with training.skip_nonfinite"

@@ -124,7 +124,8 @@ class Pretraining:
         """
         settings = self.config.training
         writes = settings.tensorboard and self.fabric.is_global_zero
-        writer = event_writer(self.run, self.step) if writes else None
+        events = partial(event_writer, self.run, self.step)
+        writer = together(self.fabric, lambda: events() if writes else None)
         console = console or Console(quiet=True)
         display = Display(console, settings.epochs, self.steps_per_epoch, settings.knn_every)
         record: Record = {}
@@ -210,8 +211,7 @@ class Pretraining:
         }
 
     def _stop(self, number: int) -> NoReturn:
-        if self.step != self.saved_step:
-            together(self.fabric, partial(self.save, "last.pt"))
+        together(self.fabric, partial(self.save, "last.pt", again=False))
         if self.fabric.is_global_zero:
             raise Interrupted(self.run.path, number)
         raise SaidElsewhere(128 + number)
@@ -286,9 +286,12 @@ class Pretraining:
         """Return how long the run has trained, its earlier lives included."""
         return self.seconds_before + time.monotonic() - self.started
 
-    def save(self, name: str) -> None:
-        """Write a checkpoint from which the run goes on to the bit; a diverged run is not saved."""
-        if not self.fabric.is_global_zero:
+    def save(self, name: str, again: bool = True) -> None:
+        """Write a checkpoint from which the run goes on to the bit; a diverged run is not saved.
+
+        Not ``again`` what is saved, which process 0 alone knows: all must ask for it.
+        """
+        if not self.fabric.is_global_zero or (not again and self.step == self.saved_step):
             return
         self.guard.check(self.step)
         is_last = name == "last.pt"

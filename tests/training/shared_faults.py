@@ -1,0 +1,96 @@
+"""Runs a pair of processes into one fault after the other; each writes down how every one ended.
+
+Not a test itself: ``test_shared_faults.py`` starts it, twice at the same time.
+"""
+
+import errno
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from deepbregman.config import load_recipe, override
+from deepbregman.errors import explanation
+from deepbregman.launching import place
+from deepbregman.method.transformation import Views
+from deepbregman.runs import Record, Run
+from deepbregman.studies.pretraining import pretrain
+from deepbregman.training import loop
+
+FIRST = place().rank == 0
+SMALL: dict[str, Any] = {
+    **{"training.epochs": 3, "training.batch_size": 512, "training.save_seconds": 0.0},
+    **{"training.knn_every": 0, "training.tensorboard": False},
+    **{"encoder.projection_hidden": 32, "encoder.embedding": 16},
+    **{"divergence.num_subnetworks": 10, "divergence.hidden": 8},
+}  # two steps an epoch
+NAN = mock.patch.object(
+    Views, "forward", lambda views, images, *_: torch.full((2, len(images), 3, 8, 8), math.nan)
+)
+append = Run.append_metrics
+
+
+def stopped(run: Run, record: Record) -> None:
+    """Be told to stop while the second epoch is closed, whose checkpoint is then written."""
+    append(run, record)
+    if record["epoch"] == 2:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def full(run: Run, record: Record) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(run.path / "metrics.jsonl"))
+
+
+def no_events(run: Run, step: int) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", str(run.path / "tensorboard"))
+
+
+FAULTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "signal while an epoch is closed": (mock.patch.object(Run, "append_metrics", stopped), {}),
+    "full disk": (mock.patch.object(Run, "append_metrics", full), {}),
+    "no events": (
+        mock.patch.object(loop, "event_writer", no_events),
+        {"training.tensorboard": True},
+    ),
+    "diverged": (NAN, {}),
+    "more to skip than allowed": (NAN, {"training.skip_nonfinite": 1}),
+    "an epoch without a good batch": (NAN, {"training.skip_nonfinite": 5}),
+}
+
+
+def ending(work: Callable[[], Any]) -> tuple[str, int]:
+    try:
+        work()
+    except Exception as error:
+        explained = explanation(error)
+        if explained is None:
+            raise
+        return explained
+    return "", 0
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    config = load_recipe("digits")
+    found = {}
+    for index, (name, (fault, changes)) in enumerate(FAULTS.items()):
+        with fault:
+            found[name] = ending(
+                lambda index=index, changes=changes: pretrain(
+                    override(config, SMALL | changes), run=folder / str(index), accelerator="cpu"
+                )
+            )
+        print(place().rank, name, found[name], flush=True, file=sys.stderr)
+    (folder / f"found{place().rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""What one of two processes meets ends both, with one error, and leaves neither waiting."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepbregman.runs import Run
+from deepbregman.training.checkpoints import load
+
+SCRIPT = Path(__file__).with_name("shared_faults.py")
+Endings = list[dict[str, tuple[str, int]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("faults")
+
+
+@pytest.fixture(scope="module")
+def endings(folder: Path) -> Endings:
+    """How each fault ended in process 0 and in process 1: words to print, and exit code."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0"}
+    shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(folder)],
+            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    try:
+        words = [process.communicate(timeout=120)[1] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert not any(process.returncode for process in started), "\n".join(words)
+    return [json.loads((folder / f"found{rank}.json").read_text()) for rank in "01"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "code"),
+    [
+        ("signal while an epoch is closed", "stopped by SIGTERM; everything is saved", 143),
+        ("full disk", "metrics.jsonl: No space left on device", 2),
+        ("no events", "tensorboard: Permission denied", 2),
+        ("diverged", "the loss is not finite from step 1 on", 2),
+        ("more to skip than allowed", "not finite at step 2, and training.skip_nonfinite", 2),
+        ("an epoch without a good batch", "no batch of the epoch had a finite loss", 2),
+    ],
+)
+def test_both_end_and_the_first_says_why(
+    fault: str, words: str, code: int, endings: Endings
+) -> None:
+    (said, first), (silent, second) = (ending[fault] for ending in endings)
+    assert words in said
+    assert silent == ""
+    assert (first, second) == (code, code)
+
+
+def test_a_signal_while_an_epoch_is_closed_leaves_that_epoch_saved(
+    endings: Endings, folder: Path
+) -> None:
+    run = Run.open(folder / "0")
+    assert load(run.last_checkpoint)["epoch"] == 2.0
+    assert [record["epoch"] for record in run.metrics()] == [1, 2]
