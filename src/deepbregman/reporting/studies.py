@@ -52,7 +52,7 @@ def study_table(results: Record) -> Table:
     for name in metrics:
         table.add_column(name, justify="right")
     if results["study"]["figure"] == "drops":
-        table.add_column("lost, linear", justify="right")
+        table.add_column("change, linear", justify="right")
     for part in printed:
         table.add_column(f"published: {part['series']}", justify="right", style="dim")
     for arm in results["arms"]:
