@@ -47,6 +47,7 @@ def study_table(results: Record) -> Table:
     metrics = [name for name in SHOWN if name in there]
     printed = printed_series(results)
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm["beyond"]}
+    supervised = {arm["name"] for arm in results["study"]["arms"] if arm.get("supervised")}
     table = Table(title=escape(caption(results)), title_justify="left")
     table.add_column("arm", overflow="fold")  # cut short, two arms could look alike
     for name in metrics:
@@ -56,7 +57,7 @@ def study_table(results: Record) -> Table:
     for part in printed:
         table.add_column(f"published: {part['series']}", justify="right", style="dim")
     for arm in results["arms"]:
-        mark = " *" * (arm["arm"] in beyond)
+        mark = " (supervised)" * (arm["arm"] in supervised) + " *" * (arm["arm"] in beyond)
         diverged = arm["num_diverged"]
         cells = [escape(arm["arm"]) + mark + f" ({diverged} diverged)" * bool(diverged)]
         cells += [spread(arm["metrics"].get(name)) for name in metrics]
