@@ -172,9 +172,28 @@ def test_published_values_stand_only_beside_the_same_data(
         written = report([make_study(f"a-{data}", figure, data)], tmp_path / data)
         page = Page(written.page)
         assert page.words.count("published: the paper") == count
+        assert "n = 3, supervised" not in page.words
         svg = (folder_of(written) / "figures" / f"a-{data}-arms.svg").read_text()
         assert ">SimCLR<" in svg
         assert ">with divergence<" in svg
+
+
+def test_supervised_arms_say_so(make_study: Callable[..., Path], tmp_path: Path) -> None:
+    first, second = make_study("a"), make_study("b", data="digits")
+    results = json.loads((first / "results.json").read_text())
+    results["study"]["arms"][2]["supervised"] = ["max", "triplet"]
+    names = [f"Deep Divergence, moment, contrastive (supervised) {n}" for n in range(5)]
+    points = [{**results["arms"][2], "arm": f"d{n}", "series": n} for n in names]
+    (first / "results.json").write_text(
+        json.dumps({**results, "arms": [*results["arms"], *points]})
+    )
+    written = report([first, second], tmp_path / "out")
+    page = Page(written.page)
+    assert "n = 3, supervised" in page.words
+    assert "How many subnetworks? (b)" in page.words  # two of one question are told apart
+    svg = (folder_of(written) / "figures" / "a-arms.svg").read_text()
+    for name in names:
+        assert f">{name}<" in svg  # not cut short
 
 
 def test_a_search_and_other_studies(tmp_path: Path) -> None:
@@ -192,7 +211,12 @@ def test_a_search_and_other_studies(tmp_path: Path) -> None:
     record = {**known, "space": ["a.b=0.1:10:log", "c.d=x,y"], "importance": None, "trials": trials}
     (search / "trials.json").write_text(json.dumps(record))
     rows = [{"method": "<u>", "value": 1.5, "points": [1, 2]}]
-    (other / "results.json").write_text(json.dumps({"title": "A plane", "rows": rows}))
+    outcome = {
+        **{"title": "A plane", "rows": rows, "notes": "Long words."},
+        "settings": {"num_points": 60, "centres": [[0.0, 1.0]]},
+        "provenance": {"command": ["deepbregman", "study", "plane"], "device": "a device"},
+    }
+    (other / "results.json").write_text(json.dumps(outcome))
     Image.new("RGB", (20, 20), "red").save(other / "map.png")
     written = report([search, other], tmp_path / "out")
     page = Page(written.page)
@@ -200,6 +224,10 @@ def test_a_search_and_other_studies(tmp_path: Path) -> None:
     assert page.words.index("trial 1 95.50 2 y") < page.words.index("trial 0 90.00 0.5 x")
     assert "A plane" in page.words
     assert "<u> 1.5" in page.words
+    for fact in ("num points 60", "device a device", "command deepbregman study plane"):
+        assert fact in page.words
+    assert "Long words." in page.words
+    assert "notes Long words." not in page.words
     pictures = [value for name, value in page.attributes if value.startswith("data:image/png")]
     assert len(pictures) == 1
     assert (folder_of(written) / "figures" / "plane-map.png").is_file()

@@ -144,8 +144,14 @@ def _draw_slice(axes: Axes, record: Record, name: str, published: float | None) 
     if len(choices) > 1:
         axes.set_xticks(range(len(choices)), choices)
         axes.set_xlim(-0.5, len(choices) - 0.5)
-    elif words.endswith(":log"):
-        axes.set_xscale("log")
+    else:  # all of the space: a best value at its edge asks for a wider one
+        low, high = map(float, choices[0].split(":")[:2])
+        if words.endswith(":log"):
+            axes.set_xscale("log")
+            room = (high / low) ** 0.04
+            axes.set_xlim(low / room, high * room)
+        else:
+            axes.set_xlim(low - 0.04 * (high - low), high + 0.04 * (high - low))
     axes.set_xlabel(name)
 
 

@@ -47,16 +47,17 @@ def study_table(results: Record) -> Table:
     metrics = [name for name in SHOWN if name in there]
     printed = printed_series(results)
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm["beyond"]}
+    supervised = {arm["name"] for arm in results["study"]["arms"] if arm.get("supervised")}
     table = Table(title=escape(caption(results)), title_justify="left")
     table.add_column("arm", overflow="fold")  # cut short, two arms could look alike
     for name in metrics:
         table.add_column(name, justify="right")
     if results["study"]["figure"] == "drops":
-        table.add_column("lost, linear", justify="right")
+        table.add_column("change, linear", justify="right")
     for part in printed:
         table.add_column(f"published: {part['series']}", justify="right", style="dim")
     for arm in results["arms"]:
-        mark = " *" * (arm["arm"] in beyond)
+        mark = " (supervised)" * (arm["arm"] in supervised) + " *" * (arm["arm"] in beyond)
         diverged = arm["num_diverged"]
         cells = [escape(arm["arm"]) + mark + f" ({diverged} diverged)" * bool(diverged)]
         cells += [spread(arm["metrics"].get(name)) for name in metrics]

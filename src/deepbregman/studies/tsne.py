@@ -20,6 +20,7 @@ from deepbregman.evaluation.knn import knn_accuracy
 from deepbregman.evaluation.subject import open_labelled
 from deepbregman.reporting.maps import Map, map_figure
 from deepbregman.reporting.outcomes import outcome_table
+from deepbregman.reporting.studies import spread
 from deepbregman.runs import Record, Run, provenance, replacing
 from deepbregman.training.assembly import batches_of
 from deepbregman.training.checkpoints import load_trained
@@ -110,9 +111,7 @@ def run_tsne(
             values[name, f"silhouette of class {label}"] = [value]
         words = [f"silhouette {judged.silhouette:.3f}, kNN {judged.knn:.1f} %"]
         summary = [(metric, summarise(each)) for metric, each in found.items()]
-        words.append(
-            ", ".join(f"{m} {s['mean']:.3f} ± {s['deviation'] or 0.0:.3f}" for m, s in summary)
-        )
+        words.append(", ".join(f"{metric} {spread(each, digits=3)}" for metric, each in summary))
         pictures.append(Map(name, maps[name][0], tuple(words)))
     _save(out, maps, labels.numpy())
     rows = rows_of(values)

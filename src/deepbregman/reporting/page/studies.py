@@ -1,6 +1,7 @@
 """Folders of studies as they were left: grids, searches, and what else drew pictures."""
 
 import base64
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from .tables import Cell, Row, Table
 MAX_PICTURE = 400_000
 """Bytes of a picture within the page; larger ones are only copied beside it."""
 BEST_TRIALS = 10
+TEXTS = ("title", "note", "notes")
+"""Fields of a record that are no facts of a few words."""
 
 
 class Picture(NamedTuple):
@@ -112,6 +115,7 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
 def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm.get("beyond")}
+    supervised = {arm["name"] for arm in results["study"]["arms"] if arm.get("supervised")}
     has_losses = any(arm.get("lost") for arm in results["arms"])
     rows = []
     for arm in results["arms"]:
@@ -123,6 +127,7 @@ def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
         counts = {cell.spread.n for cell in cells if cell.spread is not None}
         words = [f"n = {'-'.join(str(n) for n in sorted(counts))}"] if counts else []
         words += [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
+        words += ["supervised"] if arm["arm"] in supervised else []
         words += ["not in the paper"] if arm["arm"] in beyond else []
         rows.append(Row(arm["arm"], tuple(cells), note=", ".join(words)))
     names = [*columns, *(["change of linear accuracy"] if has_losses else [])]
@@ -175,10 +180,14 @@ def _search(path: Path, name: str, record: Record) -> StudyRecord:
 def _other(path: Path, name: str, record: Record) -> StudyRecord:
     """Show a study that is no grid by its own pictures, its facts and its flat rows."""
     key = slug(name)
+    origin = record.get("provenance") or {}
+    known = {**record, **(record.get("settings") or {})}
+    known |= {field: origin.get(field) for field in ("device", "commit")}
+    known["command"] = shlex.join(map(str, origin.get("command") or []))
     facts = {
-        field: _written(value)
-        for field, value in record.items()
-        if isinstance(value, str | int | float) and field not in ("title", "note")
+        field.replace("_", " "): _written(value)
+        for field, value in known.items()
+        if isinstance(value, str | int | float) and value != "" and field not in TEXTS
     }
     tables = []
     for field, value in record.items():
@@ -188,15 +197,19 @@ def _other(path: Path, name: str, record: Record) -> StudyRecord:
                 for column in dict.fromkeys(column for row in value for column in row)
                 if all(not isinstance(row.get(column), list | dict) for row in value)
             ]
+            corner = "arm" if "arm" in columns else ""
+            columns = [column for column in columns if column != corner]
             if columns:
                 rows = tuple(
-                    Row(str(index + 1), tuple(Cell(text=_written(row.get(c))) for c in columns))
+                    Row(
+                        str(row.get(corner, index + 1)),
+                        tuple(Cell(text=_written(row.get(c))) for c in columns),
+                    )
                     for index, row in enumerate(value)
                 )
                 words = field.replace("_", " ")
-                tables.append(Table(f"{key}-{slug(field)}", words, "", tuple(columns), rows))
-    note = record.get("note")
-    notes = [note] if isinstance(note, str) and note else []
+                tables.append(Table(f"{key}-{slug(field)}", words, corner, tuple(columns), rows))
+    notes = [str(record[field]) for field in ("note", "notes") if record.get(field)]
     title = record.get("title")
     shown = title if isinstance(title, str) else name
     return StudyRecord(key, shown, facts, [], tables, [], _pictures(path), notes)

@@ -8,6 +8,8 @@ from deepbregman.runs import Record
 from .charts import PALETTE, Figure, chart_of, finished, rounded, slug
 from .dots import GREY
 
+LONG_NAME = 26
+"""Letters of a series of which several do not fit on one line."""
 LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
 
@@ -66,7 +68,10 @@ def _series(points: Sequence[Record]) -> Any:
     rest = iter([*PALETTE[2:], *PALETTE[2:], *PALETTE[2:]])
     names = list(dict.fromkeys(point["arm"] for point in points))
     scale = alt.Scale(domain=names, range=[known.get(name) or next(rest) for name in names])
-    legend = alt.Legend(title=None, orient="bottom", labelLimit=240, symbolOpacity=1)
+    columns = 2 if max(map(len, names)) > LONG_NAME else 0  # 0 is one line
+    legend = alt.Legend(
+        title=None, orient="bottom", labelLimit=300, symbolOpacity=1, columns=columns
+    )
     return alt.Color("arm:N", scale=scale, legend=legend)
 
 

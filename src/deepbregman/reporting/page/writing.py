@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -106,6 +107,8 @@ def _read(sources: Sequence[Path | str]) -> tuple[list[Subject], list[StudyRecor
                     f"{path}: another study of the name {path.name} is given, and their figures "
                     "would have the same names; rename one of the folders"
                 )
+            if study.title in {other.title for other in studies}:
+                study = replace(study, title=f"{study.title} ({path.name})")
             studies.append(study)
         else:
             inside = path.is_dir() and any(path.glob("*/config.toml"))

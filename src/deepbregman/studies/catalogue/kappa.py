@@ -57,7 +57,7 @@ STUDY = Study(
             TABLE,
         ),
         Published(
-            "Deep Divergence",
+            "Deep Divergence, supervised kNN",
             {
                 **{"5": 71.9, "20": 77.8, "50": 79.4, "100": 80.0},
                 **{"200": 77.4, "500": 74.1, "1000": 70.8},
