@@ -33,7 +33,7 @@ FIELDS = [
     (section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)
 ]
 NAMES = ["authors", "best", "digits", "paper", "paper-imagenet", "simclr"]
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 
 
 def values(hint: Any, rule: Range | None = None) -> st.SearchStrategy[Any]:

@@ -437,3 +437,13 @@ def test_passwords_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None
     shown = "postgresql+psycopg://ann:***@host:5432/db"
     words = ["deepbregman", "tune", "--storage", shown, f"--storage={shown}"]
     assert provenance("cpu")["command"] == words
+
+
+def test_a_provenance_that_is_gone_or_wrong(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", Config(), {"device": "cpu"})
+    write_json(run.path / "provenance.json", {"resumed": {"a": 1}})
+    with pytest.raises(UserError, match=r"'resumed' is no list of records: restore it or remove"):
+        run.add_resumption({})
+    (run.path / "provenance.json").unlink()
+    run.add_resumption({"device": "cpu"})
+    assert run.provenance() == {"resumed": [{"device": "cpu"}]}

@@ -281,8 +281,13 @@ class Run:
         write_json(self.path / "result.json", {**self.result(), **parts})
 
     def provenance(self) -> Record:
-        """Read where the run came from."""
-        return read_json(self.path / "provenance.json")
+        """Read where the run came from; empty where that was removed."""
+        path = self.path / "provenance.json"
+        record = read_json(path) if path.is_file() else {}
+        lives = record.get("resumed", [])
+        if not isinstance(lives, list) or not all(isinstance(life, dict) for life in lives):
+            raise UserError(f"{path}: 'resumed' is no list of records: restore it or remove it")
+        return record
 
     def add_resumption(self, record: Record) -> None:
         """Note where the run goes on: perhaps another device, perhaps another version."""

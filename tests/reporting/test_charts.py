@@ -124,7 +124,7 @@ def test_evaluations_show_means_and_deviations(sample_runs: list[Path]) -> None:
         row["value"]
         for run in arms[1].runs
         for row in run.evaluations
-        if row["protocol"] == "linear"
+        if row["protocol"] == "linear" and row["metric"] == "top1"
     ]
     assert point["value"] == pytest.approx(np.mean(values), rel=1e-5)
     assert point["high"] - point["low"] == pytest.approx(2 * np.std(values, ddof=1), abs=1e-3)
