@@ -142,7 +142,7 @@ def finetune(
                     logits = network(view)
                 loss = functional.cross_entropy(logits.float(), targets[step])
                 optimiser.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
                 optimiser.step()
                 total += loss.detach()
                 advance()

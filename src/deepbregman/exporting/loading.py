@@ -60,7 +60,7 @@ def _read_safetensors(path: Path) -> tuple[State, Record]:
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is not a safetensors file that can be read: {error}") from None
     if "deepbregman" not in metadata:

@@ -112,7 +112,7 @@ def deep_divergence(
             distance = FORMS[form](scores, scores)  # (MN, MN)
             value = METRIC_LOSSES[loss](distance, truth.repeat(views.num_views), margin)
             optimiser.zero_grad()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
             optimiser.step()
             total += value.detach()
         losses.append(total.item() / steps)

@@ -114,7 +114,7 @@ def fit(
         distance = FORMS[form](outputs, outputs)  # (B, B)
         optimiser.zero_grad()
         value = METRIC_LOSSES[loss](distance, labels[chosen], margin)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
         optimiser.step()
         schedule.step()
     return network.eval()

@@ -212,7 +212,7 @@ class _Gather(torch.autograd.Function):
         return summed[dist.get_rank()]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's is untyped
 def gather_with_gradient(mine: Tensor) -> Tensor:
     """Stack a tensor of every process to (W, ...), with gradient.
 
