@@ -46,8 +46,6 @@ def state() -> dict[str, Any]:
         "optimiser": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1}]},
         "step": 7,
         "seconds": 1.5,
-        "random": torch.get_rng_state(),
-        "random_cuda": [],
     }
 
 

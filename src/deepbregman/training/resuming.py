@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
 from deepbregman.config import Config, from_toml, to_dict, to_toml
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 PARTS = (
     *("model", "loss", "optimiser", "step", "epoch", "num_images", "config"),
-    *("sums", "seconds", "skipped", "skipped_in_epoch", "random", "random_cuda"),
+    *("sums", "seconds", "skipped", "skipped_in_epoch"),
 )
 """What a checkpoint must have for a run to go on from it."""
 SAFE = frozenset(
@@ -39,7 +37,7 @@ So does training.epochs, unless the schedule of the learning rate is stretched o
 
 
 def snapshot(job: "Pretraining") -> State:
-    """Collect all that a run needs to go on to the bit."""
+    """Collect all that a run needs to go on to the bit; randomness is a function of the step."""
     return {
         "model": job.objective.model.state_dict(),
         "loss": job.objective.loss.state_dict(),
@@ -52,8 +50,6 @@ def snapshot(job: "Pretraining") -> State:
         "seconds": job.seconds(),
         "skipped": job.guard.skipped,
         "skipped_in_epoch": job.guard.skipped_in_epoch,
-        "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
 
 
@@ -69,9 +65,6 @@ def restore(job: "Pretraining", found: "Found") -> None:
     job.guard.start_counting(job.step)
     job.guard.skipped = saved["skipped"]
     job.guard.skipped_in_epoch = saved["skipped_in_epoch"]
-    torch.set_rng_state(saved["random"])
-    if torch.cuda.is_available() and len(saved["random_cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(saved["random_cuda"])
 
 
 class Found(NamedTuple):
