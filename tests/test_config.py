@@ -197,6 +197,7 @@ PAPER = {
     "contrastive.loss": "nt_xent",
     "contrastive.temperature": 0.1,
     "contrastive.weight": 5.0,
+    "contrastive.sets": "none",
     "divergence.weight": 1.0,
     "divergence.num_subnetworks": 100,
     "divergence.hidden": 32,
@@ -209,7 +210,8 @@ PAPER = {
     "divergence.temperature": 1.0,  # no tau_div
     "divergence.smoothing": 0.0,
     "divergence.usage_bonus": 0.0,
-    "divergence.sets": False,
+    "divergence.sets": "none",
+    "divergence.warmup_epochs": 0.0,
     "optimiser.name": "adam",
     "optimiser.learning_rate": 0.005,
     "optimiser.betas": (0.5, 0.999),

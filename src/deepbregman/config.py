@@ -24,6 +24,7 @@ Share = Annotated[float, Range(0.0, 1.0)]
 Positive = Annotated[float, Range(above=0.0)]
 NotNegative = Annotated[float, Range(low=0.0)]
 Operator = Literal["crop", "rotation", "flip", "jitter", "greyscale", "blur"]
+Sets = Literal["none", "halves", "rest"]
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,9 @@ class Contrastive(Section):
     """tau."""
     weight: NotNegative = 5.0
     """lambda of the paper."""
+    sets: Sets = "none"
+    """What is compared of an image's views: each with each (none), the mean of one half with the
+    mean of the other (halves), or each with the mean of all the others (rest)."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +164,11 @@ class Divergence(Section):
     """Temperature T of the smooth divergence; 0 is the hard form of the paper."""
     usage_bonus: NotNegative = 0.0
     """Weight of the bonus on using all subnetworks alike."""
-    sets: bool = False
-    """Take an image's views as two empirical distributions rather than as points."""
+    sets: Sets = "none"
+    """Which of an image's views are taken as an empirical distribution: none, so that each is
+    compared with each; one half against the other (halves); all the others of each (rest)."""
+    warmup_epochs: NotNegative = 0.0
+    """Epochs over which the weight rises from 0."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from deepbregman.method.bregman import divergence, similarity, soft_divergence
 from deepbregman.method.losses import (
     Losses,
     TotalLoss,
+    compared,
     divergence_loss,
     nt_logistic,
     nt_xent,
@@ -210,9 +211,51 @@ class TestTotal:
 
     def test_four_views_as_two_distributions(self) -> None:
         z, scores = normal(4, 3, 2), normal(4, 3, 5, seed=1)
-        found = TotalLoss(sets=True)(z, scores).divergence
+        found = TotalLoss(sets="halves")(z, scores).divergence
         expected = divergence_loss(scores[:2].mean(0), scores[2:].mean(0))
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+    @pytest.mark.parametrize("num_views", [2, 3, 5])
+    def test_each_view_against_the_distribution_of_the_rest(self, num_views: int) -> None:
+        z, scores = normal(num_views, 4, 2), normal(num_views, 4, 5, seed=1)
+        expected = 0.0
+        for a in range(num_views):
+            rest = sum(scores[b] for b in range(num_views) if b != a) / (num_views - 1)
+            expected = expected + divergence_loss(scores[a], rest, smoothing=0.5) / num_views
+        found = TotalLoss(sets="rest", smoothing=0.5)(z, scores).divergence
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+
+    @pytest.mark.parametrize("name", ["nt_xent", "nt_logistic"])
+    def test_contrastive_loss_of_views_against_the_mean_direction_of_the_rest(
+        self, name: str
+    ) -> None:
+        z = normal(3, 4, 2)
+        unit = z / z.square().sum(2, keepdim=True).sqrt()
+        means = [(unit[1] + unit[2]) / 2, (unit[0] + unit[2]) / 2, (unit[0] + unit[1]) / 2]
+        loss = {"nt_xent": nt_xent, "nt_logistic": nt_logistic}[name]
+        expected = sum(loss(z[a], means[a], temperature=0.3) for a in range(3)) / 3
+        total = TotalLoss(
+            contrastive=name, temperature=0.3, divergence_weight=0.0, contrastive_sets="rest"
+        )
+        torch.testing.assert_close(total(z, None).contrastive, expected, rtol=1e-6, atol=0)
+
+    def test_of_two_views_the_rest_is_the_other_one(self) -> None:
+        z, scores = normal(2, 4, 3), normal(2, 4, 5, seed=1)
+        points, rest = TotalLoss(), TotalLoss(contrastive_sets="rest", sets="rest")
+        torch.testing.assert_close(rest(z, scores).contrastive, points(z, scores).contrastive)
+        both = (divergence_loss(*scores) + divergence_loss(*scores.flip(0))) / 2
+        torch.testing.assert_close(rest(z, scores).divergence, both)
+
+    def test_unknown_sets_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="'all' is not one of none, halves, rest"):
+            compared(normal(3, 4, 2), "all")  # type: ignore[arg-type]  # what is tested
+
+    def test_a_share_of_the_divergences_weight(self) -> None:
+        z, scores = normal(2, 4, 3), normal(2, 4, 6, seed=1)
+        loss = TotalLoss(contrastive_weight=2.0, divergence_weight=3.0)
+        loss.weigh_divergence(0.25)
+        found = loss(z, scores)
+        torch.testing.assert_close(found.total, 2 * found.contrastive + 0.75 * found.divergence)
 
     def test_three_views_as_points_average_over_pairs(self) -> None:
         z, scores = normal(3, 4, 2), normal(3, 4, 5, seed=1)

@@ -49,7 +49,12 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     },
     "hidden norm, relu": {"divergence.norm": "hidden", "divergence.activation": "relu"},
     "two passes a step": {"training.accumulate": 2},
-    "sets of four views": {"views.num_views": 4, "divergence.sets": True},
+    "sets of four views": {"views.num_views": 4, "divergence.sets": "halves"},
+    "each view against the rest": {
+        "views.num_views": 3,
+        "contrastive.sets": "rest",
+        "divergence.sets": "rest",
+    },
     "learnt sigma without a use": {
         "divergence.kernel": "inverse",
         "divergence.learn_sigma": True,

@@ -188,7 +188,7 @@ class TestTraining:
         assert run.metrics()[0]["divergence"] == 0.0
 
     def test_four_views_as_distributions_train(self, short_config: Config, tmp_path: Path) -> None:
-        changes = {"views.num_views": 4, "divergence.sets": True, "training.epochs": 1}
+        changes = {"views.num_views": 4, "divergence.sets": "halves", "training.epochs": 1}
         run = pretrain(short_config, run=tmp_path / "run", changes=changes, accelerator="cpu")
         assert run.metrics()[0]["divergence"] > 0.0
 

@@ -9,8 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from deepbregman.config import Optimiser
-from deepbregman.training.optimisers import Lars, build_optimiser, learning_rate, parameter_groups
+from deepbregman.config import Config, Divergence, Optimiser
+from deepbregman.method.losses import TotalLoss
+from deepbregman.training.optimisers import (
+    Lars,
+    build_optimiser,
+    follow_schedules,
+    learning_rate,
+    parameter_groups,
+)
 
 CPU = torch.device("cpu")
 SHAPES = [(3, 4), (2, 3, 2, 2), (5,), ()]
@@ -306,3 +313,18 @@ def test_lars_does_not_adapt_a_group_of_biases() -> None:
     weight.grad = torch.full((2, 2), 3.0)
     optimiser.step()
     torch.testing.assert_close(weight.detach(), torch.full((2, 2), 1.0 - 0.1 * 3.0))
+
+
+def test_the_divergences_weight_rises_over_its_warm_up() -> None:
+    config = Config(
+        divergence=Divergence(weight=3.0, warmup_epochs=0.75), optimiser=Optimiser(name="sgd")
+    )
+    loss, module = TotalLoss(divergence_weight=3.0), nn.Linear(1, 1)
+    optimiser = build_optimiser(config.optimiser, module, torch.device("cpu"))
+    z, scores = torch.randn(2, 2, 4, 3, generator=torch.Generator().manual_seed(0))
+    weights = []
+    for step in range(5):
+        follow_schedules(config, step, 4, optimiser, loss)
+        found = loss(z, scores)
+        weights.append(float((found.total - 5.0 * found.contrastive) / found.divergence))
+    assert weights == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0], rel=1e-4)

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("joint_batch.py")
 CASES = (
     *("NT-Xent alone", "NT-Logistic, hard", "pairs all, hard, learnt sigma"),
     *("pairs views, smooth, learnt sigma, usage", "hidden norm, relu", "two passes a step"),
-    *("sets of four views", "learnt sigma without a use"),
+    *("sets of four views", "each view against the rest", "learnt sigma without a use"),
 )
 SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]
 Found = list[dict[str, Any]]

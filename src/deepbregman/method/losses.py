@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from .bregman import Number, learned_divergence, of_distribution, similarity
 
 Pairs = Literal["views", "all"]
+Sets = Literal["none", "halves", "rest"]
 
 
 def _cosines(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,6 +148,30 @@ def usage_entropy(scores: Tensor, temperature: Number = 1.0) -> Tensor:
     return entropy / math.log(scores.shape[1])
 
 
+def compared(views: Tensor, sets: Sets) -> list[tuple[Tensor, Tensor]]:
+    """List what is compared of each image's M views: points, or empirical distributions of them.
+
+    Args:
+        views: (M, N, d), M >= 2.
+        sets: ``none``: every view with every other, once; ``halves``: the first half of the views
+            with the second, as two distributions; ``rest``: every view with the distribution of the
+            others, which of two views is ``none`` both ways round.
+
+    Returns:
+        Pairs of (N, d) points or (N, S, d) sets, to be reduced by ``of_distribution``.
+    """
+    num_views, by_image = len(views), views.transpose(0, 1)  # (N, M, d)
+    if sets == "halves":
+        first, second = by_image.tensor_split(2, dim=1)
+        return [(first, second)]
+    if sets == "rest":
+        rest = [[b for b in range(num_views) if b != a] for a in range(num_views)]
+        return [(views[a], by_image[:, others]) for a, others in enumerate(rest)]
+    if sets != "none":
+        raise ValueError(f"sets {sets!r} is not one of none, halves, rest")
+    return [(views[a], views[b]) for a in range(num_views) for b in range(a + 1, num_views)]
+
+
 CONTRASTIVE: dict[str, Callable[..., Tensor]] = {"nt_xent": nt_xent, "nt_logistic": nt_logistic}
 
 
@@ -178,8 +203,10 @@ class TotalLoss(nn.Module):
         divergence_temperature: tau_div; 1 is the paper's none.
         smoothing: T of the smooth form; 0 takes the hard form.
         usage_bonus: weight of :func:`usage_entropy`; 0 leaves it out.
-        sets: with more than two views, take the first and the second half of an image's views as
-            two empirical distributions; otherwise average the loss over every pair of views.
+        sets: what of an image's views the divergence loss compares, see :func:`compared`; the loss
+            is the mean over what there is.
+        contrastive_sets: the same of the contrastive loss, where a distribution is the mean of its
+            normalised embeddings; with ``none`` each sample meets all others in one comparison.
     """
 
     numbers: Tensor
@@ -199,11 +226,13 @@ class TotalLoss(nn.Module):
         divergence_temperature: float = 1.0,
         smoothing: float = 0.0,
         usage_bonus: float = 0.0,
-        sets: bool = False,
+        sets: Sets = "none",
+        contrastive_sets: Sets = "none",
     ) -> None:
         super().__init__()
         self.contrastive = CONTRASTIVE[contrastive]
-        self.kernel, self.pairs, self.sets = kernel, pairs, sets
+        self.kernel, self.pairs = kernel, pairs
+        self.sets, self.contrastive_sets = sets, contrastive_sets
         self.is_smooth = smoothing > 0.0
         self.has_divergence = divergence_weight > 0.0
         self.has_usage = self.has_divergence and usage_bonus > 0.0
@@ -214,7 +243,12 @@ class TotalLoss(nn.Module):
             *(temperature, contrastive_weight, divergence_weight, sigma, alpha),
             *(divergence_temperature, smoothing, usage_bonus),
         ]
+        self.divergence_weight = divergence_weight
         self.register_buffer("numbers", torch.tensor(values), persistent=False)
+
+    def weigh_divergence(self, share: float) -> None:
+        """Set the divergence's weight to a share of its full one, as its warm-up does."""
+        self.numbers[2].fill_(share * self.divergence_weight)
 
     def forward(self, z: Tensor, scores: Tensor | None) -> Losses:
         """Compute the loss of a batch.
@@ -230,7 +264,7 @@ class TotalLoss(nn.Module):
             self.numbers.unbind()
         )
         zero = torch.zeros((), device=z.device)
-        contrastive = self.contrastive(*z.unbind(), temperature=tau)
+        contrastive = self._contrast(z, tau)
         total, divergent, usage = contrastive_weight * contrastive, zero, zero
         if self.has_divergence and scores is not None:
             terms = [
@@ -244,7 +278,7 @@ class TotalLoss(nn.Module):
                     temperature=tau_div,
                     smoothing=smoothing if self.is_smooth else None,
                 )
-                for first, second in self._compared(scores)
+                for first, second in compared(scores, self.sets)
             ]
             divergent = torch.stack(terms).mean()
             total = total + divergence_weight * divergent
@@ -253,10 +287,13 @@ class TotalLoss(nn.Module):
                 total = total - bonus * usage
         return Losses(total, contrastive, divergent, usage)
 
-    def _compared(self, scores: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """List what is compared: two distributions per image, or every pair of views."""
-        num_views = len(scores)
-        if self.sets:
-            first, second = scores.transpose(0, 1).tensor_split(2, dim=1)  # (N, M / 2, K) each
-            return [(first, second)]
-        return [(scores[a], scores[b]) for a in range(num_views) for b in range(a + 1, num_views)]
+    def _contrast(self, z: Tensor, temperature: Tensor) -> Tensor:
+        """Return the contrastive loss of embeddings (M, N, d)."""
+        if self.contrastive_sets == "none":
+            return self.contrastive(*z.unbind(), temperature=temperature)
+        z = F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=2)
+        terms = [
+            self.contrastive(of_distribution(a), of_distribution(b), temperature=temperature)
+            for a, b in compared(z, self.contrastive_sets)
+        ]
+        return torch.stack(terms).mean()

@@ -23,7 +23,7 @@ from .pretraining import pretrain
 
 Part = Literal["rings", "images", "all"]
 SHOWN_ARMS = (rings.EUCLIDEAN, "moment, contrastive")
-IMAGE_ARMS = {"views as points": False, "views as distributions": True}
+IMAGE_ARMS = {"views as points": "none", "views as distributions": "halves"}
 IMAGE_NOTES = (
     "An image's M views as two empirical distributions of M / 2 views each (divergence.sets), "
     "against the same M views as points, every pair compared; the same views, batches, epochs and "

@@ -192,6 +192,7 @@ def build_loss(config: Config) -> TotalLoss:
         smoothing=divergence.smoothing,
         usage_bonus=divergence.usage_bonus,
         sets=divergence.sets,
+        contrastive_sets=config.contrastive.sets,
     )
 
 

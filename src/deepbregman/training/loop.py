@@ -23,7 +23,7 @@ from .assembly import StepOutputs, batches_of, build_objective
 from .display import Display, event_writer, write_events
 from .guard import Guard
 from .interruption import Interrupted, watch_signals
-from .optimisers import build_optimiser, learning_rate
+from .optimisers import build_optimiser, follow_schedules
 from .processes import Vote, compile_step, device_name, gather, is_mixed, together
 from .resuming import Found, check_resumable, find_checkpoint, restore, settle, snapshot
 from .shares import Share, steps_in_epoch
@@ -152,11 +152,9 @@ class Pretraining:
     def advance(self, feed: Iterator[Batch]) -> StepOutputs:
         """Take one optimiser step on the next batches; nothing here waits for the device."""
         accumulate = self.config.training.accumulate
-        rate = learning_rate(
-            self.config.optimiser, self.step, self.steps_per_epoch, self.config.training.epochs
+        follow_schedules(
+            self.config, self.step, self.steps_per_epoch, self.optimiser, self.objective.loss
         )
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate
         self.guard.remember()
         losses = torch.zeros_like(self.sums)
         for part in range(accumulate):

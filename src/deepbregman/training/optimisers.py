@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from deepbregman.config import Optimiser
+from deepbregman.config import Config, Optimiser
+from deepbregman.method.losses import TotalLoss
 
 
 class Lars(Optimizer):
@@ -111,7 +112,7 @@ def learning_rate(config: Optimiser, step: int, steps_per_epoch: int, epochs: in
     """
     warmup = round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:
-        return config.learning_rate * ((step + 1) / warmup)
+        return config.learning_rate * warmed_up(config.warmup_epochs, step, steps_per_epoch)
     if config.schedule == "cosine":
         progress = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
@@ -119,3 +120,21 @@ def learning_rate(config: Optimiser, step: int, steps_per_epoch: int, epochs: in
         passed = sum(step >= milestone * steps_per_epoch for milestone in config.milestones)
         return config.learning_rate * config.step_factor**passed
     return config.learning_rate
+
+
+def warmed_up(warmup_epochs: float, step: int, steps_per_epoch: int) -> float:
+    """Return the share of its full value that something has risen to at a step, counted from 0."""
+    warmup = round(warmup_epochs * steps_per_epoch)
+    return (step + 1) / warmup if step < warmup else 1.0
+
+
+def follow_schedules(
+    config: Config, step: int, steps_per_epoch: int, optimiser: Optimizer, loss: TotalLoss
+) -> None:
+    """Set what changes from step to step: the learning rate, and a weight that warms up."""
+    rate = learning_rate(config.optimiser, step, steps_per_epoch, config.training.epochs)
+    for group in optimiser.param_groups:
+        group["lr"] = rate
+    warmup = config.divergence.warmup_epochs
+    if step <= round(warmup * steps_per_epoch):  # once more after it, at the full weight
+        loss.weigh_divergence(warmed_up(warmup, step, steps_per_epoch))
