@@ -300,6 +300,8 @@ def test_a_cell_that_diverges_does_not_end_the_study(
     assert row["state"] == "diverged"
     assert "lower optimiser.learning_rate" in row["why"]
     assert "(1 diverged)" in capsys.readouterr().out
+    header, line = (out / "summary.csv").read_text().splitlines()
+    assert (header, line) == ("arm,series,x,num_diverged", "5,with divergence,5,1")
 
 
 @pytest.mark.parametrize("error", [Interrupted(Path("x"), 2), KeyboardInterrupt()])

@@ -98,7 +98,6 @@ def _difference_chart(points: list[Record], results: Record, title: str, caption
     import altair as alt
 
     several = len({point["measure"] for point in points}) > 1
-    arms = _stand_ins(results)
     order = list(dict.fromkeys(point["measure" if several else "arm"] for point in points))
     place: dict[str, Any] = {
         "y": alt.Y(
@@ -108,8 +107,9 @@ def _difference_chart(points: list[Record], results: Record, title: str, caption
     names = list(dict.fromkeys(point["arm"] for point in points))
     if several:
         place["yOffset"] = alt.YOffset("arm:N", sort=names, scale=alt.Scale(domain=names))
+        place["color"] = arm_colour([arm for arm in _stand_ins(results) if arm.name in names])
     words = {"arm:N": "arm", "measure:N": "measure", "shown:N": "difference"}
-    base = chart_of(points).encode(**place, color=arm_colour(arms))
+    base = chart_of(points).encode(**place)
     layers: list[Any] = [
         chart_of([{"value": 0}]).mark_rule(strokeWidth=1.2, color=GREY).encode(x=alt.X("value:Q")),
         base.mark_rule(strokeWidth=2, opacity=0.55).encode(x=alt.X("low:Q"), x2="high:Q"),

@@ -154,7 +154,7 @@ def _difference_table(results: Record, key: str) -> Table:
         words = f"to {arm['against']}, n = {'-'.join(map(str, counts))}"
         rows.append(Row(arm["arm"], tuple(cells), note=words))
     caption = (
-        "Points of top-1; mean ± sample deviation of the differences seed by seed, and below it "
+        "Points of top-1; mean ± sample deviation of the differences seed by seed, with "
         "the 95 % interval of the mean by Student's t with n - 1 degrees of freedom"
     )
     title = f"Difference to {reference_words(results)}"
