@@ -48,3 +48,5 @@ def test_a_value_of_one_encoder_stands_beside_that_alone() -> None:
     assert beside("resnet18", data="cifar100") == {}
     ours = {"series": "with divergence", "x": "simclr", "cost": {"encoder": "resnet18"}}
     assert [printed_value(part, ours) for part in study.record()["published"]] == ["", ""]
+    other = {"series": "SimCLR", "x": "simclr", "cost": {"encoder": "resnet50"}}
+    assert [printed_value(part, other) for part in study.record()["published"]] == ["", ""]

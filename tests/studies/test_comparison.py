@@ -110,6 +110,8 @@ def test_other_images_are_no_comparison_at_all(name: str) -> None:
 
 def test_an_arm_is_all_in_which_its_recipe_differs() -> None:
     configs = {name: load_recipe(name) for name in ("simclr", "best", "paper")}
+    seeded = {name: override(config, {"seed": 3}) for name, config in configs.items()}
+    assert compared(STUDY, {**seeded, "simclr": configs["simclr"]}) == compared(STUDY, configs)
     study = compared(STUDY, configs)
     assert study.reference == "simclr"
     assert [arm.series for arm in study.arms] == ["SimCLR", "with divergence", "with divergence"]
