@@ -321,6 +321,15 @@ def to_dict(config: Config) -> dict[str, Any]:
     }
 
 
+def fields_of(config: Config) -> dict[str, Any]:
+    """Return the value of every field by its dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in to_dict(config).items():
+        is_section = isinstance(value, dict)
+        flat |= {f"{key}.{name}": v for name, v in value.items()} if is_section else {key: value}
+    return flat
+
+
 def to_toml(config: Config) -> str:
     """Write a configuration as a complete TOML document."""
     return tomli_w.dumps(to_dict(config))

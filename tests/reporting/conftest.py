@@ -102,11 +102,15 @@ def make_study(tmp_path: Path) -> Callable[..., Path]:
                     "metrics": {
                         "linear, cached features": {"mean": means[n], "deviation": 0.5, "n": 3}
                     },
-                    **(
-                        {"lost": {"mean": means[n] - 90.0, "deviation": 0.25, "n": 3}}
-                        if figure == "drops"
-                        else {}
-                    ),
+                    "against": None if n == "none" else "none",
+                    "difference": {}
+                    if n == "none"
+                    else {
+                        "linear, cached features": {
+                            **{"mean": means[n] - 90.0, "deviation": 0.25, "n": 3},
+                            "interval": [means[n] - 90.62, means[n] - 89.38],
+                        }
+                    },
                 }
                 for n, series, x in arms
             ],

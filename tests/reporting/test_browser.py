@@ -151,8 +151,8 @@ def test_a_study_s_curves_are_drawn_once_they_are_unfolded(
     run.rename(study / "runs" / run.name)
     tab.messages.clear()
     tab.open(report([study], tmp_path / "out").page, 1280, 900, "dark")
-    tab.wait_for(f"{DRAWN} === 1")
-    tab.ask("document.querySelector('details.more').open = true")
     tab.wait_for(f"{DRAWN} === 2")
+    tab.ask("document.querySelector('details.more').open = true")
+    tab.wait_for(f"{DRAWN} === 3")
     assert tab.ask("document.querySelector('.more .plot svg').clientWidth") > 300
     assert tab.messages == []

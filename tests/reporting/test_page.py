@@ -154,14 +154,22 @@ def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: P
     assert "not an arm" in page.words
     assert "n = 3, not in the paper" in page.words
     assert "curves, diagnostics, configuration and provenance of its runs" in page.words
+    assert "Difference to none" in page.words
+    assert "+1.25 ± 0.25 [+0.63, +1.87]" in page.words
     assert sorted(path.name for path in (folder_of(written) / "figures").iterdir()) == [
         *("kappa-cifar10-arms.png", "kappa-cifar10-arms.svg"),
+        *("kappa-cifar10-differences.png", "kappa-cifar10-differences.svg"),
         *("kappa-cifar10-total.png", "kappa-cifar10-total.svg"),
     ]
     table = (folder_of(written) / "tables" / "kappa-cifar10-arms.tex").read_text()
     assert r"200 & $92.50 \pm 0.50$ & 92.8 \\" in table
     lines = (folder_of(written) / "tables" / "kappa-cifar10-arms.csv").read_text().splitlines()
     assert "5,published: the paper,85.2,,,,yes,no,a table" in lines
+    table = (folder_of(written) / "tables" / "kappa-cifar10-differences.tex").read_text()
+    assert r"5 & $+1.25 \pm 0.25\ [+0.63, +1.87]$ \\" in table
+    text = (folder_of(written) / "tables" / "kappa-cifar10-differences.csv").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("5,")]
+    assert [round(float(end), 2) for end in line.split(",")[-2:]] == [0.63, 1.87]
 
 
 @pytest.mark.parametrize("figure", ["line", "bars", "drops"])
@@ -174,7 +182,7 @@ def test_published_values_stand_only_beside_the_same_data(
         assert page.words.count("published: the paper") == count
         assert "n = 3, supervised" not in page.words
         svg = (folder_of(written) / "figures" / f"a-{data}-arms.svg").read_text()
-        assert ">SimCLR<" in svg
+        assert (">SimCLR<" in svg) == (figure != "drops")  # what others are seen against
         assert ">with divergence<" in svg
 
 

@@ -31,3 +31,22 @@ def test_a_value_stands_beside_its_own_method() -> None:
     assert depth["divergence-resnet18"] == ["", ""]
     psi = rows("psi")
     assert (psi["none"], psi["gaussian"], psi["linear"]) == (["91.8"], ["93.2"], [""])
+
+
+def test_a_value_of_one_encoder_stands_beside_that_alone() -> None:
+    study = catalogue()["comparison"]
+    assert isinstance(study, Study)
+
+    def beside(encoder: str, **others: str) -> dict[str, str]:
+        arm = {"series": "SimCLR", "x": "simclr", "cost": {"encoder": encoder}}
+        results: Record = {"study": study.record(), "data": "cifar10", "arms": [arm], **others}
+        return {part["metric"]: printed_value(part, arm) for part in printed_series(results)}
+
+    assert beside("resnet18") == {"knn, cosine, k=200": "84.8", "linear, cached features": "85.6"}
+    assert beside("resnet50") == {}
+    assert beside("resnet18", judge="holdout") == {}  # those are of the test images
+    assert beside("resnet18", data="cifar100") == {}
+    ours = {"series": "with divergence", "x": "simclr", "cost": {"encoder": "resnet18"}}
+    assert [printed_value(part, ours) for part in study.record()["published"]] == ["", ""]
+    other = {"series": "SimCLR", "x": "simclr", "cost": {"encoder": "resnet50"}}
+    assert [printed_value(part, other) for part in study.record()["published"]] == ["", ""]

@@ -28,7 +28,7 @@ from deepbregman.studies.catalogue.kappa import LOSSES
 from deepbregman.studies.cells import run_cell
 from deepbregman.studies.definition import Settings, assignments
 from deepbregman.studies.folder import open_task
-from deepbregman.studies.results import MAIN_METRIC, by_arm, lost, summarise
+from deepbregman.studies.results import MAIN_METRIC, by_arm, differences, references, summarise
 from deepbregman.training.interruption import Interrupted
 from deepbregman.training.loop import Pretraining
 
@@ -300,6 +300,8 @@ def test_a_cell_that_diverges_does_not_end_the_study(
     assert row["state"] == "diverged"
     assert "lower optimiser.learning_rate" in row["why"]
     assert "(1 diverged)" in capsys.readouterr().out
+    header, line = (out / "summary.csv").read_text().splitlines()
+    assert (header, line) == ("arm,series,x,num_diverged", "5,with divergence,5,1")
 
 
 @pytest.mark.parametrize("error", [Interrupted(Path("x"), 2), KeyboardInterrupt()])
@@ -363,12 +365,19 @@ def test_a_diverged_seed_is_counted_and_not_averaged() -> None:
 
 def test_what_is_lost_is_paired_by_seed() -> None:
     rows = [
-        *(row("all", "s", 0, 90.0), row("all", "s", 1, 80.0), row("all", "t", 0, 50.0)),
+        *(row("all", "s", 0, 90.0), row("all", "s", 1, 80.0), row("other", "t", 0, 50.0)),
         *(row("crop", "s", 0, 85.0), row("crop", "s", 1, 74.0), row("crop", "s", 2, 10.0)),
     ]
-    paired = lost([row for row in rows if row["series"] == "s"], "m")
-    assert paired["all"]["mean"] == 0.0
-    assert paired["crop"] == {"mean": -5.5, "deviation": pytest.approx(0.5**0.5), "n": 2}
+    names = [("all", "s"), ("crop", "s"), ("other", "t")]
+    arms = [{"name": name, "series": series} for name, series in names]
+    against = references({"figure": "drops", "arms": arms, "reference": None})
+    assert against == {"crop": "all"}
+    change = differences(rows, against)["crop"]["m"]
+    half = 12.706204736432095 * 0.5  # Student's t at one degree of freedom, printed in any table
+    assert change == {
+        **{"mean": -5.5, "deviation": pytest.approx(0.5**0.5), "n": 2},
+        "interval": pytest.approx([-5.5 - half, -5.5 + half], rel=1e-9),
+    }
 
 
 @pytest.mark.slow

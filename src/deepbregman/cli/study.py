@@ -24,6 +24,8 @@ def command(arguments: list[str]) -> None:
     def options(
         name: Annotated[str | None, tyro.conf.Positional] = None,
         recipe: str | None = None,
+        recipes: tuple[str, ...] = (),
+        unequal: bool = False,
         data: str | None = None,
         epochs: int | None = None,
         seeds: int | None = None,
@@ -47,6 +49,9 @@ def command(arguments: list[str]) -> None:
         Args:
             name: Of the study; without one, the studies are listed.
             recipe: A recipe's name or a .toml file; by default the study's own, see the list.
+            recipes: For study comparison: two or more, the reference first; simclr and best by
+                default.
+            unequal: Compare recipes that do not spend alike, and say so in the results.
             data: A labelled source in place of the recipe's.
             epochs: Of pretraining, in place of the recipe's.
             seeds: How many; 3 by default.
@@ -67,6 +72,8 @@ def command(arguments: list[str]) -> None:
             return
         settings = Settings(
             recipe=recipe,
+            recipes=recipes,
+            unequal=unequal,
             data=data,
             epochs=epochs,
             changes=assignments(changes),

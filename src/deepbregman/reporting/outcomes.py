@@ -5,7 +5,7 @@ from rich.table import Table
 
 from deepbregman.runs import Record
 
-from .studies import spread
+from .summaries import spread
 
 
 def outcome_table(results: Record) -> Table:

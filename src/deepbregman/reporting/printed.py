@@ -4,9 +4,17 @@ from deepbregman.runs import Record
 
 
 def printed_series(results: Record) -> list[Record]:
-    """Return the published series on the study's own data; others are no yardstick."""
+    """Return the published series of the same images and networks; others are no yardstick."""
     series: list[Record] = results["study"].get("published") or []
-    return [part for part in series if part["data"] == results["data"]]
+    if results.get("judge", "test") != "test":
+        return []  # nobody has published of the images that are held out here
+    arms = results.get("arms", [])
+    return [
+        part
+        for part in series
+        if part["data"] == results["data"]
+        if part.get("encoder") is None or any(_same_encoder(part, arm) for arm in arms)
+    ]
 
 
 def printed_value(part: Record, arm: Record) -> str:
@@ -19,4 +27,8 @@ def printed_value(part: Record, arm: Record) -> str:
     value = part["values"].get(str(arm["x"]))
     if value is None or arm["series"] not in part.get("beside", [arm["series"]]):
         return ""
-    return f"{value:.1f}"
+    return f"{value:.1f}" if _same_encoder(part, arm) else ""
+
+
+def _same_encoder(part: Record, arm: Record) -> bool:
+    return part.get("encoder") in (None, (arm.get("cost") or {}).get("encoder"))

@@ -8,13 +8,16 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from deepbregman.runs import Record, replacing
 
 from .figures import PALETTE, STYLE
+from .pairs import pairs_figure, pairs_table
 from .printed import printed_series, printed_value
+from .summaries import caption, change, reference_words, spread
 
 GREY = "0.45"
 COLOURS = {"SimCLR": PALETTE(3), "with divergence": PALETTE(0)}
@@ -32,17 +35,10 @@ LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
 
 
-def spread(summary: Record | None, digits: int = 2) -> str:
-    """Write mean, deviation and number, with so many decimals."""
-    if summary is None:
-        return ""
-    deviation = summary["deviation"]
-    words = "" if deviation is None else f" ± {deviation:.{digits}f}"
-    return f"{summary['mean']:.{digits}f}{words} (n={summary['n']})"
-
-
-def study_table(results: Record) -> Table:
+def study_table(results: Record) -> RenderableType:
     """Draw the arms of a study, their metrics, and what was published."""
+    if results["study"]["figure"] == "pairs":
+        return pairs_table(results)
     there = dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"])
     metrics = [name for name in SHOWN if name in there]
     printed = printed_series(results)
@@ -52,8 +48,9 @@ def study_table(results: Record) -> Table:
     table.add_column("arm", overflow="fold")  # cut short, two arms could look alike
     for name in metrics:
         table.add_column(name, justify="right")
-    if results["study"]["figure"] == "drops":
-        table.add_column("change, linear", justify="right")
+    reference = reference_words(results)
+    if reference is not None:
+        table.add_column(f"linear, difference to {escape(reference)} [95 %]", justify="right")
     for part in printed:
         table.add_column(f"published: {part['series']}", justify="right", style="dim")
     for arm in results["arms"]:
@@ -61,22 +58,13 @@ def study_table(results: Record) -> Table:
         diverged = arm["num_diverged"]
         cells = [escape(arm["arm"]) + mark + f" ({diverged} diverged)" * bool(diverged)]
         cells += [spread(arm["metrics"].get(name)) for name in metrics]
-        if "lost" in arm:
-            cells.append(spread(arm["lost"]))
+        if reference is not None:
+            cells.append(change(arm["difference"].get(results["metric"])))
         cells += [printed_value(part, arm) for part in printed]
         table.add_row(*cells)
     if beyond & {arm["arm"] for arm in results["arms"]}:
         table.caption = "* not in the paper"
     return table
-
-
-def caption(results: Record) -> str:
-    """Say what was measured, on what."""
-    split = "test" if results["judge"] == "test" else "held-out training"
-    return (
-        f"{results['study']['title']} {results['recipe']} on {Path(results['data']).name}, "
-        f"{results['epochs']} epochs, {split} images, top-1 %"
-    )
 
 
 def study_figure(paths: Sequence[Path], results: Record) -> None:
@@ -86,8 +74,11 @@ def study_figure(paths: Sequence[Path], results: Record) -> None:
         paths: of the files; the ending names the format.
         results: what ``results.json`` holds.
     """
-    measured = [arm for arm in results["arms"] if results["metric"] in arm["metrics"]]
     kind = results["study"]["figure"]
+    if kind == "pairs":
+        pairs_figure(paths, results)
+        return
+    measured = [arm for arm in results["arms"] if results["metric"] in arm["metrics"]]
     rows = len(measured) + len({arm["series"] for arm in measured})
     size = (6.4, 1.5 + 0.27 * rows) if kind == "bars" else (6.4, 4.0)
     with mpl.rc_context(STYLE):
@@ -269,15 +260,16 @@ def _draw_bars(axes: Axes, measured: list[Record], results: Record) -> None:
 
 def _draw_drops(axes: Axes, measured: list[Record], results: Record) -> None:
     """Draw what each series loses, step after step, as bars side by side."""
-    shown = [arm for arm in measured if arm.get("lost")]
+    shown = [arm for arm in measured if results["metric"] in arm["difference"]]
     steps = list(dict.fromkeys(arm["x"] for arm in shown))
     series = list(dict.fromkeys(arm["series"] for arm in shown))
     width = 0.8 / max(1, len(series))
     for index, name in enumerate(series):
         mine = [arm for arm in shown if arm["series"] == name]
         x = [steps.index(arm["x"]) + (index - (len(series) - 1) / 2) * width for arm in mine]
-        means = [arm["lost"]["mean"] for arm in mine]
-        deviations = [arm["lost"]["deviation"] or math.nan for arm in mine]
+        lost = [arm["difference"][results["metric"]] for arm in mine]
+        means = [part["mean"] for part in lost]
+        deviations = [part["deviation"] or math.nan for part in lost]
         axes.bar(x, means, width * 0.92, label=name, color=_colour(name, index))
         axes.errorbar(x, means, deviations, linestyle="none", color="black", capsize=2, linewidth=1)
     axes.axhline(0.0, color="black", linewidth=0.8)

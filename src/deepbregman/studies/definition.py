@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
-from deepbregman.config import Config, load_recipe, override, to_dict
+from deepbregman.config import Config, fields_of, load_recipe, override
 from deepbregman.errors import UserError, nearest
 
 Changes = Mapping[str, Any]
@@ -54,6 +54,10 @@ class Published:
     """Where it was printed, and under which conditions."""
     beside: tuple[str, ...] = (OURS,)
     """Series in whose rows of a table it stands: of the same method, or compared with it."""
+    metric: str = "linear, cached features"
+    """The quantity that it is of."""
+    encoder: str | None = None
+    """It stands beside arms with this encoder alone; None is any, which the source then names."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,8 @@ class Settings:
     """What the user asked for; None is the study's default, or what the study's folder holds."""
 
     recipe: str | None = None
+    recipes: tuple[str, ...] = ()
+    unequal: bool = False
     data: str | None = None
     epochs: int | None = None
     changes: Changes = field(default_factory=dict)
@@ -98,9 +104,12 @@ class Study:
     title: str
     arms: tuple[Arm, ...]
     x_label: str
-    figure: Literal["line", "bars", "drops"]
-    """Accuracy over a number; over words; or lost against the first arm of each series."""
+    figure: Literal["line", "bars", "drops", "pairs"]
+    """Accuracy over a number; over words; lost against the first arm of each series; or every seed
+    of every arm, and its difference to the reference."""
     recipe: str = "paper"
+    recipes: tuple[str, ...] = ()
+    """Where the arms are whole recipes: which, the reference first; the arms are made of them."""
     field: str | None = None
     """The one field that the arms vary, whose values can then be given anew."""
     reference: str | None = None
@@ -241,24 +250,17 @@ def base_config(recipe: str, data: str | None, epochs: int | None, changes: Chan
 
 def value_of(config: Config, name: str) -> Any:
     """Return the value of a field by its dotted name."""
-    value: Any = to_dict(config)
-    for part in name.split("."):
-        value = value[part]
-    return value
+    return fields_of(config)[name]
 
 
 def differences(before: Config, after: Config) -> list[str]:
     """Name every field in which two configurations differ."""
-    found = []
-    one, other = to_dict(before), to_dict(after)
-    for key, value in one.items():
-        if not isinstance(value, dict):
-            found += [f"{key} is {value!r} there, {other[key]!r} here"] * (value != other[key])
-            continue
-        for name, inner in value.items():
-            if inner != other[key][name]:
-                found.append(f"{key}.{name} is {inner!r} there, {other[key][name]!r} here")
-    return found
+    one, other = fields_of(before), fields_of(after)
+    return [
+        f"{name} is {value!r} there, {other[name]!r} here"
+        for name, value in one.items()
+        if value != other[name]
+    ]
 
 
 def _names(study: Study) -> str:

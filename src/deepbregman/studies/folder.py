@@ -23,13 +23,15 @@ from deepbregman.training.processes import device_name, pick_device
 
 from .cells import Cell, Judgement, plan
 from .claims import exclusively
+from .comparison import arm_names, check_budget, compared
 from .definition import Arm, Settings, Study, base_config, differences, value_of
 
 DEFAULTS: Record = {
+    **{"recipes": [], "unequal": False},
     **{"data": None, "epochs": None, "changes": {}},
     **{"values": [], "judge": "test", "linear_epochs": 0, "seeds": 3, "only": []},
 }
-HELD_TO = ("values", "judge", "linear_epochs")
+HELD_TO = ("recipes", "values", "judge", "linear_epochs")
 """Options that a folder keeps to, beside its configuration; seeds and arms may be added."""
 HOLDOUT = 0.1
 
@@ -65,13 +67,16 @@ def usable(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
 
 def default_folder(study: Study, settings: Settings) -> Path:
     """Name a study's folder by what it is, so that the same command goes on with it."""
-    recipe = settings.recipe or study.recipe
-    data = settings.data or load_recipe(recipe).data.source
-    return Path("studies") / f"{study.name}-{Path(recipe).stem}-{Path(data).stem}"
+    recipes = list(settings.recipes or study.recipes)
+    name = "-".join(arm_names(recipes)) if recipes else Path(settings.recipe or study.recipe).stem
+    first = recipes[0] if recipes else settings.recipe or study.recipe
+    data = settings.data or load_recipe(first).data.source
+    return Path("studies") / f"{study.name}-{name}-{Path(data).stem}"
 
 
 def open_task(study: Study, settings: Settings) -> Task:
     """Check all that can be checked before an image is read; begin the folder, or join it."""
+    _check_kind(study, settings)
     folder = settings.out or default_folder(study, settings)
     _resolve(study, settings, folder)  # nothing is made for a request that is refused
     with exclusively(folder / "locks" / "study"):
@@ -80,11 +85,30 @@ def open_task(study: Study, settings: Settings) -> Task:
     return task
 
 
+def _check_kind(study: Study, settings: Settings) -> None:
+    """Refuse what belongs to the other kind of study: of recipes, or of one recipe."""
+    if study.recipes and settings.recipe is not None:
+        raise UserError(
+            f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
+            f"the reference first, such as --recipes simclr {settings.recipe}"
+        )
+    given = "--recipes" * bool(settings.recipes) or "--unequal" * settings.unequal
+    if not study.recipes and given:
+        raise UserError(
+            f"study {study.name} varies one recipe and takes no {given}: give that with --recipe; "
+            "study comparison compares whole recipes"
+        )
+
+
 def _resolve(study: Study, settings: Settings, folder: Path) -> Task:
     before = _read(folder, study)
     options = _options(study, settings, before)
+    bases = _bases(study, settings, options, before, folder)
+    base, unequal = next(iter(bases.values())), []
+    if study.recipes:
+        unequal = check_budget(bases, unequal=options["unequal"])
+        study = compared(study, bases)
     study = study.with_values(options["values"])
-    base = _base(study, settings, options, before, folder)
     arms = usable(study.arms, base)
     chosen = [arm for arm in study.chosen(options["only"]) if arm in arms]
     if not chosen:
@@ -97,12 +121,14 @@ def _resolve(study: Study, settings: Settings, folder: Path) -> Task:
     if options["linear_epochs"] < 0:
         raise UserError(f"--linear-epochs {options['linear_epochs']}: it must be 0 or more")
     device = pick_device(settings.accelerator)
+    epochs = {config.training.epochs for config in bases.values()}
     definition = {
         **options,
         "study": study.record(),
         "data": base.data.source,
-        "epochs": base.training.epochs,
+        "epochs": base.training.epochs if len(epochs) == 1 else None,
         "base": to_toml(base),
+        "unequal_budget": unequal,
         "left_out": [arm.name for arm in study.arms if arm not in arms],
         "provenance": before["provenance"] if before else provenance(device_name(device)),
     }
@@ -141,11 +167,15 @@ def _options(study: Study, settings: Settings, before: Record | None) -> dict[st
     given = {
         name: list(value) if isinstance(value, tuple) else value
         for name in ("recipe", *DEFAULTS)
-        if (value := getattr(settings, name)) not in (None, (), {})
+        if (value := getattr(settings, name)) not in (None, (), {}) and value is not False
     }
     if before is None:
-        return {"recipe": study.recipe, **DEFAULTS, **given}
-    stored = {name: before[name] for name in ("recipe", *DEFAULTS)}
+        defaults = {"recipe": study.recipe, **DEFAULTS, "recipes": list(study.recipes)}
+        options = {**defaults, **given}
+        if study.recipes:
+            options["recipe"] = ", ".join(arm_names(options["recipes"]))
+        return options
+    stored = {name: before.get(name, DEFAULTS.get(name)) for name in ("recipe", *DEFAULTS)}
     for name in HELD_TO:
         if given.get(name, stored[name]) != stored[name]:
             raise UserError(
@@ -156,21 +186,40 @@ def _options(study: Study, settings: Settings, before: Record | None) -> dict[st
     return {**stored, **given}
 
 
-def _base(
+def _bases(
     study: Study, settings: Settings, options: Record, before: Record | None, folder: Path
-) -> Config:
-    """Return what every arm starts from; a folder that has begun keeps to its own."""
-    stored = from_toml(before["base"], str(folder / "study.json")) if before else None
-    asked = (settings.recipe, settings.data, settings.epochs, settings.changes or None)
-    if stored is not None and all(part is None for part in asked):
+) -> dict[str, Config]:
+    """Return what the arms start from: one configuration, or one by arm where those are recipes.
+
+    A folder that has begun keeps to its own, whatever has become of a recipe's file.
+    """
+    stored: dict[str, Config] = {}
+    if before is not None:
+        base = from_toml(before["base"], str(folder / "study.json"))
+        stored = {study.name: base}
+        if study.recipes:
+            arms = before["study"]["arms"]
+            stored = {arm["name"]: override(base, arm["changes"]) for arm in arms}
+    asked = (settings.recipe, settings.data, settings.epochs)
+    if (
+        stored
+        and all(part is None for part in asked)
+        and not (settings.changes or settings.recipes)
+    ):
         return stored
-    base = base_config(options["recipe"], options["data"], options["epochs"], options["changes"])
-    if options["judge"] == "holdout" and base.data.holdout == 0.0:
-        base = override(base, {"data.holdout": HOLDOUT})
-    changed = [] if stored is None else differences(stored, base)
-    if changed:
-        raise UserError(
-            f"{folder} holds study {study.name} with other settings ({'; '.join(changed)}): leave "
-            "the options out to go on with those, or choose another folder with --out"
-        )
-    return base
+    names = arm_names(options["recipes"]) if study.recipes else [study.name]
+    bases = {}
+    for name, recipe in zip(names, options["recipes"] or [options["recipe"]], strict=True):
+        config = base_config(recipe, options["data"], options["epochs"], options["changes"])
+        if options["judge"] == "holdout" and config.data.holdout == 0.0:
+            config = override(config, {"data.holdout": HOLDOUT})
+        bases[name] = config
+        changed = differences(stored[name], config) if stored else []
+        if changed:
+            of_arm = f", {name}" * bool(study.recipes)
+            raise UserError(
+                f"{folder} holds study {study.name}{of_arm} with other settings "
+                f"({'; '.join(changed)}): leave the options out to go on with those, or choose "
+                "another folder with --out"
+            )
+    return bases

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.errors import UserError
 from deepbregman.evaluation.subject import open_labelled
@@ -88,9 +89,11 @@ def run_study(study: Study, settings: Settings, console: Console) -> Path:
 
     with console.status(f"opening {escape(task.base.data.source)} ..."):
         opening = open_labelled if task.how.judge == "test" else labelled_training
-        source = opening(task.base)
+        source = opening(_widest(task))
     judged = "the test images" if task.how.judge == "test" else "held-out training images"
     say(f"study {study.name} in {task.folder}: {state()}; judged on {judged}")
+    if task.definition["unequal_budget"]:
+        say(f"unequal budget: {'; '.join(task.definition['unequal_budget'])}")
     with stopping(state, f"deepbregman study {study.name} --out {task.folder}"):
         _work(task, source, console)
     results = refresh(task)
@@ -99,6 +102,12 @@ def run_study(study: Study, settings: Settings, console: Console) -> Path:
     console.print(study_table(results))
     say(f"figure: {figures[0]}")
     return task.folder
+
+
+def _widest(task: Task) -> Config:
+    """Return the configuration to open the images with: large enough for every arm."""
+    sizes = [override(task.base, arm.changes).data.image_size for arm in task.study.arms]
+    return override(task.base, {"data.image_size": max(sizes)})
 
 
 def refresh(task: Task) -> Record:
@@ -145,7 +154,7 @@ def _take(cell: Cell, task: Task, source: Source, progress: Progress, done: int)
     title = f"{task.study.name} {cell.arm.name}, seed {cell.seed}"
 
     def watch(epoch: int, values: Mapping[str, float]) -> None:
-        share = epoch / task.base.training.epochs
+        share = epoch / cell.config.training.epochs
         words = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
         progress.update(bar, completed=done + share, status=f"epoch {epoch}  {words}")
 

@@ -20,7 +20,7 @@ from deepbregman.evaluation.knn import knn_accuracy
 from deepbregman.evaluation.subject import open_labelled
 from deepbregman.reporting.maps import Map, map_figure
 from deepbregman.reporting.outcomes import outcome_table
-from deepbregman.reporting.studies import spread
+from deepbregman.reporting.summaries import spread
 from deepbregman.runs import Record, Run, provenance, replacing
 from deepbregman.training.assembly import batches_of
 from deepbregman.training.checkpoints import load_trained

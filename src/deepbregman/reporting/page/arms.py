@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deepbregman.config import Config, to_dict, to_toml
+from deepbregman.config import Config, fields_of, to_toml
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run
 
@@ -188,11 +188,7 @@ def _common_name(names: list[str]) -> str:
 
 def fields(config: Config) -> dict[str, Any]:
     """Return every field but the seed by its dotted name."""
-    flat: dict[str, Any] = {}
-    for name, value in to_dict(config).items():
-        if isinstance(value, dict):
-            flat |= {f"{name}.{key}": part for key, part in value.items()}
-    return flat
+    return {name: value for name, value in fields_of(config).items() if name != "seed"}
 
 
 def differences(arms: Sequence[Arm]) -> list[Difference]:

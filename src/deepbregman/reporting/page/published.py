@@ -8,8 +8,8 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 CAVEAT = (
-    "Published figures are the paper's, transcribed: other code, encoder, epochs and choices than "
-    "the runs here, one run each and no deviation. They are a mark on the wall, not an arm."
+    "Published figures are transcribed: other code, epochs and choices than the runs here, perhaps "
+    "another encoder, mostly one run and no deviation. They are a mark on the wall, not an arm."
 )
 
 

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from deepbregman.errors import UserError
 from deepbregman.reporting.printed import printed_series, printed_value
+from deepbregman.reporting.summaries import COSTS, reference_words, trained_for, unequal_words
 from deepbregman.runs import Record, read_json
 
 from .arms import Arm, Spread, Subject, grouped, is_number
 from .charts import Figure, slug
+from .pair_charts import difference_figure, pairs_figure
 from .published import CAVEAT
 from .study_charts import search_figures, study_figure
 from .tables import Cell, Row, Table
@@ -90,7 +92,7 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
         if runs:
             arms.append(Arm(arm, runs, place))
     done = len({cell["run"] for cell in results["cells"]})
-    notes = [results["study"].get("note") or ""]
+    notes = [unequal_words(results).capitalize(), results["study"].get("note") or ""]
     left = sorted(set(folders) - {cell["run"] for cell in results["cells"]})
     if left:
         notes.append(f"Begun and not judged: {', '.join(left)}.")
@@ -101,26 +103,28 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
     facts = {
         "recipe": str(results["recipe"]),
         "data": Path(str(results["data"])).name,
-        "epochs": str(results["epochs"]),
+        "epochs": trained_for(results),
         "judged on": "test images" if results["judge"] == "test" else "held-out training images",
         "runs judged": str(done),
     }
-    figure = study_figure(results, printed, key)
+    draw = pairs_figure if results["study"]["figure"] == "pairs" else study_figure
+    figures = [draw(results, printed, key), difference_figure(results, key)]
     tables = [_grid_table(results, printed, key)]
-    title = results["study"]["title"]
-    figures = [] if figure is None else [figure]
-    return StudyRecord(key, title, facts, figures, tables, arms, [], [n for n in notes if n])
+    if reference_words(results) is not None:
+        tables.append(_difference_table(results, key))
+    if results["study"]["figure"] == "pairs":
+        tables.append(_cost_table(results, key))
+    title, shown = results["study"]["title"], [figure for figure in figures if figure]
+    return StudyRecord(key, title, facts, shown, tables, arms, [], [n for n in notes if n])
 
 
 def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm.get("beyond")}
     supervised = {arm["name"] for arm in results["study"]["arms"] if arm.get("supervised")}
-    has_losses = any(arm.get("lost") for arm in results["arms"])
     rows = []
     for arm in results["arms"]:
         cells = [_summary(arm["metrics"].get(name)) for name in columns]
-        cells += [_summary(arm.get("lost"))] if has_losses else []
         for part in printed:
             text = printed_value(part, arm)
             cells.append(Cell(text=text, note=part["source"], is_published=True))
@@ -130,17 +134,58 @@ def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
         words += ["supervised"] if arm["arm"] in supervised else []
         words += ["not in the paper"] if arm["arm"] in beyond else []
         rows.append(Row(arm["arm"], tuple(cells), note=", ".join(words)))
-    names = [*columns, *(["change of linear accuracy"] if has_losses else [])]
-    names += [f"published: {part['series']}" for part in printed]
+    for part in printed:
+        metric = part.get("metric", results["metric"])
+        of_other = f", {metric}" * (metric != results["metric"])
+        columns.append(f"published: {part['series']}{of_other}")
     caption = "Top-1, per cent; mean ± sample deviation over seeds"
     title = results["study"]["title"]
-    return Table(f"{key}-arms", title, "arm", tuple(names), tuple(rows), caption)
+    return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
+
+
+def _difference_table(results: Record, key: str) -> Table:
+    """Show what every arm changes against its reference, seed by seed."""
+    arms = [arm for arm in results["arms"] if arm.get("difference")]
+    columns = list(dict.fromkeys(name for arm in arms for name in arm["difference"]))
+    rows = []
+    for arm in arms:
+        cells = [_summary(arm["difference"].get(name)) for name in columns]
+        counts = sorted({cell.spread.n for cell in cells if cell.spread is not None})
+        words = f"to {arm['against']}, n = {'-'.join(map(str, counts))}"
+        rows.append(Row(arm["arm"], tuple(cells), note=words))
+    caption = (
+        "Points of top-1; mean ± sample deviation of the differences seed by seed, with "
+        "the 95 % interval of the mean by Student's t with n - 1 degrees of freedom"
+    )
+    title = f"Difference to {reference_words(results)}"
+    return Table(f"{key}-differences", title, "arm", tuple(columns), tuple(rows), caption)
+
+
+def _cost_table(results: Record, key: str) -> Table:
+    rows = [
+        Row(
+            arm["arm"],
+            (
+                *(Cell(text=_written(arm["cost"][name])) for name in COSTS),
+                _summary(arm["cost"]["seconds"]),
+            ),
+        )
+        for arm in results["arms"]
+        if arm.get("cost")
+    ]
+    caption = "Samples are views; seconds are the wall time of training"
+    columns = (*COSTS.values(), "seconds")
+    return Table(f"{key}-costs", "What training took", "arm", columns, tuple(rows), caption)
 
 
 def _summary(record: Record | None) -> Cell:
     if not record or not is_number(record.get("mean")):
         return Cell(text="—", note="not measured")
-    return Cell(Spread(record["mean"], record["deviation"], record["n"]))
+    whole = Spread(record["mean"], record["deviation"], record["n"])
+    if "interval" not in record:
+        return Cell(whole)
+    low_high = record["interval"]
+    return Cell(whole, is_difference=True, interval=tuple(low_high) if low_high else None)
 
 
 def _search(path: Path, name: str, record: Record) -> StudyRecord:

@@ -25,10 +25,9 @@ def study_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
     metric, kind = results["metric"], results["study"]["figure"]
     measured = [arm for arm in results["arms"] if metric in arm["metrics"]]
     if kind == "drops":
-        measured = [arm for arm in results["arms"] if arm.get("lost")]
-    points = [
-        _point(arm, arm["lost"] if kind == "drops" else arm["metrics"][metric]) for arm in measured
-    ]
+        measured = [arm for arm in measured if metric in arm.get("difference", {})]
+    part = "difference" if kind == "drops" else "metrics"
+    points = [_point(arm, arm[part][metric]) for arm in measured]
     if not points:
         return None
     counts = sorted({point["n"] for point in points})

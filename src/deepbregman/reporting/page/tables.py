@@ -5,6 +5,8 @@ import io
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from deepbregman.reporting.summaries import signed
+
 from .arms import Spread
 
 _LATEX = {
@@ -36,6 +38,22 @@ class Cell(NamedTuple):
     """How many runs there are, where not all of them were measured."""
     is_published: bool = False
     """Whether somebody printed it, and nobody here measured it."""
+    is_difference: bool = False
+    """Whether it is one of two arms, seed by seed."""
+    interval: tuple[float, float] | None = None
+    """In which a mean difference lies with 95 % confidence."""
+
+    @property
+    def mean(self) -> str:
+        """The mean of the cell's spread, with its sign if that means anything."""
+        assert self.spread is not None
+        value = self.spread.mean
+        return signed(value) if self.is_difference else f"{value:.2f}"
+
+    @property
+    def bounds(self) -> str:
+        """The interval in brackets; nothing without one."""
+        return "" if self.interval is None else f"[{', '.join(map(signed, self.interval))}]"
 
     @property
     def shown(self) -> str:
@@ -43,16 +61,18 @@ class Cell(NamedTuple):
         if self.spread is None:
             return self.text
         deviation = self.spread.deviation
-        return f"{self.spread.mean:.2f}" + ("" if deviation is None else f" ± {deviation:.2f}")
+        words = [self.mean, "" if deviation is None else f"± {deviation:.2f}", self.bounds]
+        return " ".join(word for word in words if word)
 
     @property
     def latex(self) -> str:
         """The cell for LaTeX."""
         if self.spread is None:
             return escaped(self.text)
-        mean, deviation, _ = self.spread
+        mean, deviation = self.mean, self.spread.deviation
         pm = "" if deviation is None else rf" \pm {deviation:.2f}"
-        return rf"$\mathbf{{{mean:.2f}}}{pm}$" if self.best else f"${mean:.2f}{pm}$"
+        bounds = f"\\ {self.bounds}" * bool(self.interval)
+        return rf"$\mathbf{{{mean}}}{pm}{bounds}$" if self.best else f"${mean}{pm}{bounds}$"
 
 
 class Row(NamedTuple):
@@ -116,11 +136,14 @@ def to_csv(table: Table) -> str:
         writer.writerows([row.name, *(cell.text for cell in row.cells)] for row in table.rows)
         return text.getvalue()
     header = ("value", "deviation", "n", "deviation over", "published", "clearly best", "note")
-    writer.writerow([table.corner, "measure", *header])
+    with_bounds = any(cell.interval for row in table.rows for cell in row.cells)
+    bounds = ("95 % from", "95 % to") if with_bounds else ()
+    writer.writerow([table.corner, "measure", *header, *bounds])
     for row in table.rows:
         for column, cell in zip(table.columns, row.cells, strict=True):
             if cell.spread is not None or cell.text:
-                writer.writerow([row.name, column, *_flat(cell, row)])
+                ends = cell.interval or ("", "")
+                writer.writerow([row.name, column, *_flat(cell, row), *ends[: len(bounds)]])
     return text.getvalue()
 
 

@@ -29,7 +29,16 @@ from .workers import TAKEN, work
 
 def search_study(entry: Search, settings: Settings, console: Console) -> Path:
     """Run a search of the catalogue."""
-    refused = ("seeds", "only", "values", "judge", "linear_epochs", "keep_checkpoints")
+    refused = (
+        "recipes",
+        "unequal",
+        "seeds",
+        "only",
+        "values",
+        "judge",
+        "linear_epochs",
+        "keep_checkpoints",
+    )
     given = [name for name in refused if getattr(settings, name) not in (None, (), False)]
     if given:
         raise UserError(

@@ -1,0 +1,279 @@
+"""Whole recipes compared: pairs by seed, an equal budget, and the command that a user types."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from scipy import stats
+
+from deepbregman.cli import main
+from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
+from deepbregman.errors import UserError
+from deepbregman.reporting.page.writing import report
+from deepbregman.studies import cells
+from deepbregman.studies.catalogue.comparison import STUDY
+from deepbregman.studies.comparison import check_budget, compared, unequal_budget
+from deepbregman.studies.definition import Settings, assignments
+from deepbregman.studies.folder import default_folder, open_task
+from deepbregman.studies.results import MAIN_METRIC, paired
+
+from .conftest import TINY
+
+Record = dict[str, Any]
+accuracies = st.lists(
+    st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0)), min_size=2, max_size=9
+)
+
+
+@given(accuracies)
+def test_differences_are_scipy_s_paired_test(values: list[tuple[float, float]]) -> None:
+    mine, base = (dict(enumerate(column)) for column in zip(*values, strict=True))
+    summary = paired(mine, base)
+    assert summary is not None
+    changes = [a - b for a, b in values]
+    mean = sum(changes) / len(changes)
+    variance = sum((change - mean) ** 2 for change in changes) / (len(changes) - 1)
+    assert summary["n"] == len(values)
+    assert summary["mean"] == pytest.approx(mean, abs=1e-9)
+    assert summary["deviation"] == pytest.approx(math.sqrt(variance), abs=1e-9)
+    if variance > 1e-12:  # scipy warns of, and we answer with, a point otherwise
+        interval = stats.ttest_rel(list(mine.values()), list(base.values())).confidence_interval()
+        assert summary["interval"] == pytest.approx([interval.low, interval.high], abs=1e-7)
+    low, high = summary["interval"]
+    assert low <= summary["mean"] <= high
+
+
+def test_only_common_seeds_are_paired() -> None:
+    summary = paired({2: 90.0, 0: 80.0, 5: 1.0}, {0: 79.0, 2: 91.0, 9: 3.0})
+    assert summary is not None
+    assert (summary["mean"], summary["n"]) == (0.0, 2)
+    one = paired({0: 80.0}, {0: 79.5})
+    assert one == {"mean": 0.5, "deviation": None, "n": 1, "interval": None}
+    assert paired({0: 1.0}, {1: 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"encoder.name": "resnet50"}, "encoder.name is 'resnet18' in a, 'resnet50' in b"),
+        ({"encoder.stem": "standard"}, "encoder.stem is 'auto' in a, 'standard' in b"),
+        ({"data.image_size": 64}, "data.image_size is 32 in a, 64 in b"),
+        ({"data.holdout": 0.1}, "data.holdout is 0.0 in a, 0.1 in b"),
+        (
+            {"training.epochs": 100},
+            "training.epochs x views.num_views is 200 x 2 = 400 in a, 100 x 2 = 200 in b",
+        ),
+        (
+            {"views.num_views": 4},
+            "training.epochs x views.num_views is 200 x 2 = 400 in a, 200 x 4 = 800 in b",
+        ),
+    ],
+)
+def test_an_unequal_budget_is_refused_unless_it_is_meant(
+    changes: Mapping[str, Any], words: str
+) -> None:
+    base = load_recipe("simclr")
+    configs = {"a": base, "b": override(base, changes)}
+    with pytest.raises(UserError) as refused:
+        check_budget(configs, unequal=False)
+    assert f"({words})" in str(refused.value)
+    assert "--unequal" in str(refused.value)
+    assert check_budget(configs, unequal=True) == [words]
+
+
+def test_what_may_differ_at_an_equal_budget() -> None:
+    base = load_recipe("simclr")
+    free: list[Mapping[str, Any]] = [
+        {"views.num_views": 4, "training.epochs": 100, "training.batch_size": 256},
+        {"training.batch_size": 64, "optimiser.learning_rate": 0.01, "views.flip": 0.0},
+        {"data.workers": 0, "training.precision": "32-true", "seed": 7},
+    ]
+    for changes in free:
+        assert unequal_budget({"a": base, "b": override(base, changes)}) == []
+    assert unequal_budget({name: load_recipe(name) for name in STUDY.recipes}) == []
+
+
+@pytest.mark.parametrize("name", ["data.source", "data.root"])
+def test_other_images_are_no_comparison_at_all(name: str) -> None:
+    base = load_recipe("simclr")
+    with pytest.raises(UserError, match=rf"different images \({name} is '.*--data NAME"):
+        check_budget({"a": base, "b": override(base, {name: "elsewhere"})}, unequal=True)
+
+
+def test_an_arm_is_all_in_which_its_recipe_differs() -> None:
+    configs = {name: load_recipe(name) for name in ("simclr", "best", "paper")}
+    seeded = {name: override(config, {"seed": 3}) for name, config in configs.items()}
+    assert compared(STUDY, {**seeded, "simclr": configs["simclr"]}) == compared(STUDY, configs)
+    study = compared(STUDY, configs)
+    assert study.reference == "simclr"
+    assert [arm.series for arm in study.arms] == ["SimCLR", "with divergence", "with divergence"]
+    for arm in study.arms:
+        assert override(configs["simclr"], arm.changes) == configs[arm.name]
+        start = fields_of(configs["simclr"])
+        assert all(value != start[field] for field, value in arm.changes.items())
+    with pytest.raises(UserError, match="recipes b and c come to the same configuration"):
+        compared(STUDY, {"a": configs["best"], "b": configs["paper"], "c": configs["paper"]})
+
+
+def recipe(path: Path, changes: Mapping[str, Any]) -> str:
+    config: Config = override(load_recipe("digits"), {**assignments(TINY), **changes})
+    path.write_text(to_toml(config))
+    return str(path)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[str]:
+    """A tiny SimCLR and a tiny divergence of twice the views in half the epochs."""
+    off = {"divergence.weight": 0.0, "training.epochs": 2}
+    both = {"views.num_views": 4, "training.epochs": 1, "training.batch_size": 32}
+    return [recipe(tmp_path / "plain.toml", off), recipe(tmp_path / "ours [x].toml", both)]
+
+
+def read(folder: Path) -> Record:
+    record: Record = json.loads((folder / "results.json").read_text())
+    return record
+
+
+def test_to_the_end_and_on_by_the_folder_alone(
+    two: list[str],
+    few_digits: str,
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["study", "comparison", "--out", str(out), "--accelerator", "cpu"]
+    main([*words, "--recipes", *two, "--data", few_digits, "--seeds", "2", "--only", "plain"])
+    assert [arm["difference"] for arm in read(out)["arms"]] == [{}]
+    for path in two:
+        Path(path).unlink()  # the folder knows them
+    trained = []
+    pretrain = cells.pretrain
+
+    def counted(config: Config, **options: Any) -> Any:
+        trained.append((config.views.num_views, config.training.epochs, config.seed))
+        return pretrain(config, **options)
+
+    monkeypatch.setattr(cells, "pretrain", counted)
+    main([*words, "--only", "*"])
+    assert trained == [(4, 1, 0), (4, 1, 1)]
+    results = read(out)
+    assert (results["study"]["reference"], results["unequal_budget"]) == ("plain", [])
+    assert (results["recipe"], results["epochs"]) == ("plain, ours [x]", None)
+    plain, ours = results["arms"]
+    values = {
+        name: [row["metrics"] for row in results["cells"] if row["arm"] == name]
+        for name in ("plain", "ours [x]")
+    }
+    assert set(ours["difference"]) == set(plain["metrics"]) & set(ours["metrics"])
+    assert {"linear, cached features", "knn, cosine, k=20"} <= set(ours["difference"])
+    for metric, change in ours["difference"].items():
+        mine, base = ([row[metric] for row in values[name]] for name in ("ours [x]", "plain"))
+        assert change["mean"] == pytest.approx(np.mean(np.subtract(mine, base)), abs=1e-9)
+        assert (change["n"], ours["against"]) == (2, "plain")
+    assert (plain["difference"], plain["against"]) == ({}, None)
+    for arm, cost in ((plain, (2, 2, 128, 4)), (ours, (1, 4, 128, 5))):
+        names = ("epochs", "views_per_image", "samples_per_step", "steps")
+        assert tuple(arm["cost"][name] for name in names) == cost
+        assert arm["cost"]["seconds"]["n"] == 2
+        assert arm["cost"]["seconds"]["mean"] > 0.0
+    lines = list(csv.DictReader((out / "summary.csv").read_text().splitlines()))
+    (line,) = [x for x in lines if (x["arm"], x["metric"]) == ("ours [x]", MAIN_METRIC)]
+    change = ours["difference"][MAIN_METRIC]
+    assert line["num_diverged"] == "0"
+    assert float(line["difference"]) == change["mean"]
+    assert [float(line["difference_low"]), float(line["difference_high"])] == change["interval"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "difference to plain" in shown
+    assert "1 or 2 epochs" in shown
+    assert "What training took" in shown
+    with Image.open(out / "comparison.png") as figure:
+        assert len(figure.convert("RGB").getcolors(maxcolors=100_000) or []) > 20
+    written = report([out], out.parent / "page")
+    page = written.page.read_text()
+    assert "Difference to plain" in page
+    assert f"{change['mean']:+.2f}" in page
+    assert f"[{change['interval'][0]:+.2f}, {change['interval'][1]:+.2f}]" in page
+    with pytest.raises(SystemExit):
+        main([*words, "--recipes", "simclr", "best"])
+    assert "--recipes is ['simclr', 'best'] here" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_unequal_comparison_says_so_everywhere(
+    tmp_path: Path, few_digits: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [
+        recipe(tmp_path / "short.toml", {"training.epochs": 1, "divergence.weight": 0.0}),
+        recipe(tmp_path / "long.toml", {"training.epochs": 2, "divergence.weight": 0.0}),
+    ]
+    words = ["study", "comparison", "--recipes", *names, "--data", few_digits, "--seeds", "1"]
+    words += ["--out", str(out), "--accelerator", "cpu"]
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert "1 x 2 = 2 in short, 2 x 2 = 4 in long" in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+    main([*words, "--unequal"])
+    said = "training.epochs x views.num_views is 1 x 2 = 2 in short, 2 x 2 = 4 in long"
+    assert read(out)["unequal_budget"] == [said]
+    assert f"unequal budget: {said}" in " ".join(capsys.readouterr().out.split())
+    assert "Unequal budget: training.epochs" in (out / "comparison.svg").read_text()
+    page = report([out], out.parent / "page").page.read_text()
+    assert f"Unequal budget: {said}" in page
+    main(["study", "comparison", "--out", str(out), "--accelerator", "cpu"])  # it was meant
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["comparison", "--recipe", "best"], "such as --recipes simclr best"),
+        (["comparison", "--recipes", "simclr"], "at least 2 to compare"),
+        (["comparison", "--recipes", "simclr", "best", "simclr"], "names simclr twice"),
+        (["comparison", "--recipes", "simclr", "bset"], "did you mean 'best'"),
+        (["comparison", "--recipes", "simclr", "digits"], "different images (data.source is"),
+        (["comparison", "--recipes", "simclr", "paper"], "encoder.name is 'resnet18' in simclr"),
+        (["comparison", "--values", "3"], "its arms are simclr, best; choose among them"),
+        (["comparison", "--only", "bset"], "arm 'bset' is not one of simclr, best"),
+        (["kappa", "--recipes", "simclr", "best"], "kappa varies one recipe and takes no --recip"),
+        (["kappa", "--unequal"], "kappa varies one recipe and takes no --unequal"),
+        (["sigma-lambda", "--recipes", "simclr", "best"], "a search and takes no --recipes"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    words: list[str], message: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["study", *words, "--out", str(out), "--accelerator", "cpu"])
+    assert stopped.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not out.exists()
+
+
+def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> None:
+    settings = Settings(
+        recipes=tuple(two),
+        data=few_digits,
+        changes={"optimiser.weight_decay": 0.25},
+        judge="holdout",
+        out=out,
+        accelerator="cpu",
+    )
+    task = open_task(STUDY, settings)
+    configs = [cell.config for group in task.groups for cell in group]
+    assert {config.optimiser.weight_decay for config in configs} == {0.25}
+    assert {config.data.holdout for config in configs} == {0.1}
+    assert sorted({config.training.epochs for config in configs}) == [1, 2]
+    again = open_task(STUDY, Settings(out=out, accelerator="cpu"))
+    assert [cell.config for group in again.groups for cell in group] == configs
+    recipe(Path(two[1]), {"training.epochs": 3})
+    with pytest.raises(UserError, match=r"comparison, ours \[x\] with other settings \(.*epochs"):
+        open_task(STUDY, settings)
+    name = default_folder(STUDY, Settings(data="cifar10"))
+    assert name == Path("studies/comparison-simclr-best-cifar10")
