@@ -6,11 +6,11 @@ from deepbregman.studies.catalogue import catalogue
 from deepbregman.studies.definition import Study
 
 
-def rows(name: str) -> dict[str, list[str]]:
-    """Return what stands beside every arm of a study of CIFAR-10."""
+def rows(name: str, data: str = "cifar10") -> dict[str, list[str]]:
+    """Return what stands beside every arm of a study."""
     study = catalogue()[name]
     assert isinstance(study, Study)
-    results: Record = {"study": study.record(), "data": "cifar10"}
+    results: Record = {"study": study.record(), "data": data}
     return {
         arm.name: [
             printed_value(part, {"series": arm.series, "x": arm.x})
@@ -31,6 +31,11 @@ def test_a_value_stands_beside_its_own_method() -> None:
     assert depth["divergence-resnet18"] == ["", ""]
     psi = rows("psi")
     assert (psi["none"], psi["gaussian"], psi["linear"]) == (["91.8"], ["93.2"], [""])
+
+
+def test_images_are_known_by_the_name_of_their_file_too() -> None:
+    assert rows("psi", "images/CIFAR10.npz") == rows("psi")
+    assert rows("psi", "images/cifar10-mine.npz")["gaussian"] == []
 
 
 def test_a_value_of_one_encoder_stands_beside_that_alone() -> None:

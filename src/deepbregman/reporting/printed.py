@@ -1,18 +1,24 @@
 """Published series of a grid study: which of them stand beside its arms, and in which rows."""
 
+from pathlib import PurePath
+
 from deepbregman.runs import Record
 
 
 def printed_series(results: Record) -> list[Record]:
-    """Return the published series of the same images and networks; others are no yardstick."""
+    """Return the published series of the same images and networks; others are no yardstick.
+
+    The images are named, or come as a file of that name, such as cifar10.npz.
+    """
     series: list[Record] = results["study"].get("published") or []
     if results.get("judge", "test") != "test":
         return []  # nobody has published of the images that are held out here
     arms = results.get("arms", [])
+    name = PurePath(results["data"]).stem.lower()
     return [
         part
         for part in series
-        if part["data"] == results["data"]
+        if part["data"] == name
         if part.get("encoder") is None or any(_same_encoder(part, arm) for arm in arms)
     ]
 
