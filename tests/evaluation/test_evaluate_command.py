@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,10 +59,10 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def rows_of(run: Path) -> list[dict[str, object]]:
+def rows_of(run: Path) -> list[dict[str, Any]]:
     result = json.loads((run / "result.json").read_text())
     assert result["pretrain"] == {"epoch": 2}
-    rows: list[dict[str, object]] = result["evaluations"]
+    rows: list[dict[str, Any]] = result["evaluations"]
     return rows
 
 
@@ -97,6 +98,31 @@ class TestUse:
         ]
         assert "4 / 10" in out
 
+    def test_crops_have_rows_of_their_own(
+        self, evaluate: Command, run: Path, few_digits: str
+    ) -> None:
+        words = ("--data", few_digits, "--epochs", 0)
+        assert evaluate(*words)[0] == 0
+        plain = rows_of(run)
+        runs = []
+        for _ in range(2):
+            (run / "result.json").write_text('{"pretrain": {"epoch": 2}}\n')
+            code, out, err = evaluate(*words, "--crops", 3)
+            assert (code, err) == (0, "")
+            runs.append([{**row, "finished": None} for row in rows_of(run)])
+        assert runs[0] == runs[1]
+        added = [row for row in runs[0] if "crops" in row["details"]]
+        assert [(row["protocol"], row["variant"], row["metric"]) for row in added] == [
+            ("knn", "cosine of 3 crops, k=20", "top1"),
+            ("knn", "cosine of 3 crops, k=200", "top1"),
+            ("linear", "cached features of 3 crops", "top1"),
+            ("linear", "cached features of 3 crops", "top5"),
+        ]
+        assert all((row["details"]["crops"], row["details"]["seed"]) == (3, 0) for row in added)
+        assert "cached features of 3 crops" in " ".join(out.split())
+        others = [row for row in runs[0] if row not in added]
+        assert others == [{**row, "finished": None} for row in plain]
+
     def test_the_help_groups_what_belongs_together(self, evaluate: Command) -> None:
         code, out, _ = evaluate("--help")
         assert code == 0
@@ -119,6 +145,9 @@ class TestUse:
     ("words", "expected"),
     [
         ("--protocol knn --seeds 0", ["seeds is 0", "1 or more"]),
+        ("--protocol knn --crops 1", ["crops is 1", "2 or more"]),
+        ("--protocol linear --crops -2", ["crops is -2", "0 or more"]),
+        ("--protocol supervised --crops 4", ["crops is 4", "knn and linear", "supervised"]),
         ("--protocol knn --seed -3", ["seed is -3", "0 or more"]),
         ("--protocol linear --epochs -1", ["epochs is -1", "0 or more"]),
         ("--protocol knn semi --epochs 0", ["epochs is 0", "1 epoch or more"]),

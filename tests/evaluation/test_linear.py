@@ -1,5 +1,6 @@
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
+from deepbregman.evaluation import linear, logistic
 from deepbregman.evaluation.linear import (
     L2_GRID,
     LinearClassifier,
@@ -128,6 +130,91 @@ def test_choose_l2_picks_what_brute_force_picks() -> None:
     assert validation == pytest.approx(brute)
     assert best == max(l2 for l2 in brute if brute[l2] == max(brute.values()))
     assert len(set(brute.values())) > 2
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "tried"),
+    [
+        ([90, 91, 92, 93, 94, 95], 6),
+        ([90, 95, 94, 93, 99, 99], 4),  # two in a row are worse, and a third would not be
+        ([90, 95, 94, 95, 94, 96], 6),  # an equal one is not worse, and ends the row
+        ([95, 94, 94, 99, 99, 99], 3),  # worse than the best, not than the one before
+        ([95, 93, 94, 99, 99, 99], 3),
+        ([90, 91, 92, 93, 92, 91], 6),
+    ],
+)
+def test_two_worse_penalties_in_a_row_end_the_search(
+    monkeypatch: pytest.MonkeyPatch, accuracies: list[int], tried: int
+) -> None:
+    told = iter(accuracies)
+    monkeypatch.setattr(linear, "top_k_accuracy", lambda *_: float(next(told)))
+    best, validation = choose_l2(FEATURES[:60], LABELS[:60], torch.arange(10), num_classes=10)
+    strongest_first = sorted(L2_GRID, reverse=True)
+    assert list(validation) == strongest_first[:tried]
+    assert list(validation.values()) == accuracies[:tried]
+    assert best == strongest_first[accuracies.index(max(accuracies[:tried]))]
+
+
+def correlated(rows: int, width: int) -> tuple[Tensor, Tensor]:
+    """Features most of whose variance is in a few directions, and classes that overlap."""
+    generator = torch.Generator().manual_seed(0)
+    deviations = torch.arange(1, width + 1) ** -1.0
+    labels = torch.randint(0, 4, (rows,), generator=generator)
+    means = 0.6 * torch.randn(4, width, generator=generator)
+    points = (means[labels] + torch.randn(rows, width, generator=generator)) * deviations
+    turned = torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
+    return points @ turned, labels
+
+
+def test_even_curvature_saves_half_of_the_evaluations_and_moves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    features, labels = correlated(1000, 48)
+    counts = []
+
+    class Counting(torch.optim.LBFGS):
+        def step(self, closure: Any) -> Any:
+            found = super().step(closure)
+            counts.append(self.state[self.param_groups[0]["params"][0]]["func_evals"])
+            return found
+
+    monkeypatch.setattr(torch.optim, "LBFGS", Counting)
+    even = fit_linear(features, labels, num_classes=4, l2=1e-4)
+    monkeypatch.setattr(logistic, "_ROWS_PER_FEATURE", math.inf)
+    plain = fit_linear(features, labels, num_classes=4, l2=1e-4)
+    assert 2 * counts[0] < counts[1]
+    torch.testing.assert_close(even.weight, plain.weight, atol=2e-3, rtol=0)  # 2 * tolerance / l2
+    design = StandardScaler().fit_transform(features.double().numpy())
+    reference = LogisticRegression(C=1 / (1e-4 * 1000), tol=1e-10, solver="newton-cg", max_iter=999)
+    expected = reference.fit(design, labels.numpy()).predict_proba(design)
+    np.testing.assert_allclose(even.predict(features).softmax(1), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("most_in_float64", [2**27, 0])
+def test_features_that_repeat_each_other(
+    monkeypatch: pytest.MonkeyPatch, most_in_float64: int
+) -> None:
+    """Twins share a weight, as the penalty prefers: two halves cost half of the square."""
+    monkeypatch.setattr(linear, "FLOAT64_ELEMENTS", most_in_float64)
+    features, labels = correlated(400, 12)
+    twins = torch.cat([features, features, torch.ones(400, 2)], dim=1)
+    found = fit_linear(twins, labels, num_classes=4, l2=1e-2)
+    single = fit_linear(features, labels, num_classes=4, l2=5e-3)
+    halves = single.weight / 2
+    torch.testing.assert_close(found.weight[:, :12], halves, atol=2e-3, rtol=0)
+    torch.testing.assert_close(found.weight[:, 12:24], halves, atol=2e-3, rtol=0)
+    assert found.weight[:, 24:].abs().max() < 1e-3
+
+
+def test_a_penalty_below_the_rounding_of_collinear_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their float32 covariance plus 1e-9 has no Cholesky factor."""
+    monkeypatch.setattr(linear, "FLOAT64_ELEMENTS", 0)
+    features, labels = correlated(400, 12)
+    found = fit_linear(torch.cat([features, features], dim=1), labels, num_classes=4, l2=1e-9)
+    strong = fit_linear(features, labels, num_classes=4, l2=1e-3)
+    assert accuracy(found, features.repeat(1, 2), labels) >= accuracy(strong, features, labels) - 1
 
 
 def test_equal_accuracies_prefer_the_stronger_penalty() -> None:

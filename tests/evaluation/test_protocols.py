@@ -1,7 +1,9 @@
 """Whole protocols: what they measure on features whose answer is known, and what they leave."""
 
+import copy
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 from deepbregman.config import override
 from deepbregman.data import ArrayImages, Source, Split
 from deepbregman.errors import UserError
+from deepbregman.evaluation.features import compute_crop_features, crop_and_flip
 from deepbregman.evaluation.frozen_protocols import (
     by_cosine,
     by_divergence,
@@ -22,11 +25,11 @@ from deepbregman.evaluation.job import Job
 from deepbregman.evaluation.linear import fit_linear
 from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import evaluate
-from deepbregman.evaluation.subject import Subject, open_labelled
+from deepbregman.evaluation.subject import Averaged, Subject, open_labelled
 from deepbregman.method.bregman import divergence, soft_divergence
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load_model
-from deepbregman.training.seeds import epoch_order
+from deepbregman.training.seeds import derived, epoch_order
 
 QUIET = Console(quiet=True)
 
@@ -228,6 +231,67 @@ class TestSeeds:
             evaluate(short_run, **options)
 
 
+class TestCrops:
+    """Features averaged over crops, beside those of whole images."""
+
+    @pytest.fixture
+    def wide(self, few: Subject) -> Subject:
+        """Whose crops are always the whole image, unflipped."""
+        changes = {"crop_area": (1.0, 1.0), "crop_aspect": (1.0, 1.0), "flip": 0.0}
+        views = {f"views.{name}": value for name, value in changes.items()}
+        return replace(few, config=override(few.config, views))
+
+    def test_crops_of_the_whole_image_judge_alike(self, wide: Subject) -> None:
+        averaged = wide.averaged(3, seed=5)
+        told = {"crops": 3, "seed": 5}
+        cosine = zip(by_cosine(wide), by_cosine(wide, averaged), strict=True)
+        linear = on_cached_features(wide, 0), on_cached_features(wide, 0, averaged=averaged)
+        for plain, found in (*cosine, linear):
+            assert found.variant.split(",")[0] == f"{plain.variant.split(',')[0]} of 3 crops"
+            assert found.values == pytest.approx(plain.values, abs=1.0)  # rounding: one digit
+            assert found.chosen == plain.chosen
+            assert found.details == {**plain.details, **told}
+
+    def test_they_are_the_average_that_the_configuration_draws(self, few: Subject) -> None:
+        """Of both splits, each with draws of its own."""
+        averaged = few.averaged(4, seed=2)
+        views = crop_and_flip(few.config, 4)
+        for split, found in (("train", averaged.train), ("test", averaged.test)):
+            seed = derived(2, f"crops of {split}")
+            side = few.train if split == "train" else few.test
+            assert torch.equal(found, compute_crop_features(few.model, side.batches, views, seed))
+        same = replace(few, source=replace(few.source, test=few.source.train)).averaged(4, seed=2)
+        assert torch.equal(same.train, averaged.train)
+        assert not torch.equal(same.test, same.train)
+
+    def test_each_seed_has_its_crops_and_one_seed_is_computed_once(
+        self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        computed = []
+        compute = Subject.averaged
+
+        def counted(self: Subject, crops: int, seed: int, *rest: Any) -> Averaged:
+            computed.append((crops, seed))
+            return compute(self, crops, seed, *rest)
+
+        monkeypatch.setattr(Subject, "averaged", counted)
+        options = {"data": few_digits, "epochs": 0, "crops": 2, "accelerator": "cpu"}
+        alone = [evaluate(short_run, seed=seed, **options) for seed in (3, 4)]
+        assert computed == [(2, 3), (2, 4)]
+        together = evaluate(short_run, seed=3, seeds=2, **options)
+        for row, *singles in zip(together, *alone, strict=True):
+            if "of 2 crops" in row["variant"]:
+                assert row["values"] == [single["value"] for single in singles]
+                assert row["n"] == 2
+                assert (row["details"]["crops"], row["details"]["seed"]) == (2, 3)
+
+    def test_features_that_are_no_numbers_are_refused(self, few: Subject) -> None:
+        model = copy.deepcopy(few.model)
+        model.encoder.mean.fill_(float("nan"))
+        with pytest.raises(UserError, match="not finite"):
+            replace(few, model=model).averaged(2, seed=0)
+
+
 def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
     rows = evaluate(short_run, data=few_digits, epochs=0, balanced=True, accelerator="cpu")
     found = {(row["variant"], row["metric"]) for row in rows}
@@ -288,8 +352,6 @@ def test_a_class_of_the_test_split_only_is_refused(
 
 
 def test_features_that_are_no_numbers_are_refused(subject: Subject) -> None:
-    import copy
-
     model = copy.deepcopy(subject.model)
     model.encoder.mean.fill_(float("nan"))
     with pytest.raises(UserError, match="not finite"):

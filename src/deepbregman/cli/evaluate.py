@@ -24,6 +24,7 @@ def command(arguments: list[str]) -> None:
         epochs: int | None = None,
         seed: int = 0,
         seeds: int = 1,
+        crops: int = 0,
         balanced: bool = False,
         skip_unreadable: bool = False,
         accelerator: Accelerator = "auto",
@@ -47,6 +48,9 @@ def command(arguments: list[str]) -> None:
                 labels and 30 above. 0 leaves the linear classifier on random crops out.
             seed: Of splits, subsets, order, crops and first weights.
             seeds: Run so many seeds, from --seed on, and report their mean and deviation.
+            crops: Of knn by cosine and linear on cached features only: also judge features averaged
+                over so many random crops and flips of each image, training and test images alike,
+                drawn as in pretraining but without colour, anew for each seed; 0 for none.
             balanced: Also report the mean over classes; imbalanced sources always do.
             skip_unreadable: Go on without images that cannot be read.
             accelerator: Where to compute; auto takes a GPU if there is one.
@@ -65,6 +69,7 @@ def command(arguments: list[str]) -> None:
             epochs=epochs,
             seed=seed,
             seeds=seeds,
+            crops=crops,
             balanced=balanced,
             semi=semi,
             tuning=tuning,

@@ -88,7 +88,46 @@ def compute_features(
     return Features(torch.cat(representation), torch.cat(scores) if scores else None)
 
 
-def crop_and_flip(config: Config) -> Views:
+def compute_crop_features(
+    model: Model, batches: Batches, views: Views, seed: int, progress: Progress | None = None
+) -> Tensor:
+    """Average the frozen encoder's output over the random views of every image.
+
+    Each image draws after the one before it, on the host: its views depend on the seed and its
+    place alone, not on the device or on how the images are cut into batches.
+
+    Args:
+        model: of a run.
+        batches: the images.
+        views: M of each image.
+        seed: of the views.
+        progress: called with the images done and the images in all.
+
+    Returns:
+        (N, d), in the order of the images, float32, on their device.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    # As many views in one pass as whole images elsewhere, so that it takes no more memory.
+    together = max(1, BATCH_SIZE // views.num_views)
+    means = []
+    done = 0
+    with frozen(model):
+        for images, sizes in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
+            drawn = views.draw(len(images), device="cpu", generator=generator)  # (M, B, R)
+            uniforms = drawn.reshape(len(images), views.num_views, -1).transpose(0, 1)
+            for start in range(0, len(images), together):
+                part = slice(start, start + together)
+                there = uniforms[:, part].to(images.device)
+                shown = views(images[part], None if sizes is None else sizes[part], there)
+                h = model.encoder(shown.flatten(0, 1)).float()  # (M * b, d)
+                means.append(h.unflatten(0, shown.shape[:2]).mean(dim=0))
+            done += len(images)
+            if progress is not None:
+                progress(done, batches.num_images)
+    return torch.cat(means)
+
+
+def crop_and_flip(config: Config, num_views: int = 1) -> Views:
     """Build the one augmentation that classifiers are trained with: a crop and a flip, no colour.
 
     Both as in the run's own views; a data set whose flipped images mean something else says so
@@ -96,7 +135,7 @@ def crop_and_flip(config: Config) -> Views:
     """
     return Views(
         config.data.image_size,
-        num_views=1,
+        num_views=num_views,
         crop_area=config.views.crop_area,
         crop_aspect=config.views.crop_aspect,
         flip=config.views.flip,

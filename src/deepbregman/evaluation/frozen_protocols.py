@@ -21,7 +21,7 @@ from .linear_sgd import Rows, Setting, fit_linear_sgd
 from .metrics import top_k_accuracy
 from .retrieval import Divergence, described, ranking
 from .rows import Measured, rows_of
-from .subject import Subject
+from .subject import Averaged, Subject
 
 NEIGHBOURS = (20, 200)
 VOTE_TEMPERATURE = 0.1
@@ -55,10 +55,13 @@ def knn(job: Job) -> list[Record]:
 
     By cosine and by the smooth divergence no seed plays a part, so there is one value. By the hard
     one the seed decides among equals, of which it has many. Few neighbours vote for few classes,
-    so no top 5.
+    so no top 5. Features averaged over crops are compared by cosine only, with new crops for each
+    seed.
     """
     subject, seeds = job.subject, job.options.each_seed
     rows = rows_of([by_cosine(subject)])
+    if job.options.crops:
+        rows += rows_of([by_cosine(subject, job.averaged(seed)) for seed in seeds])
     if subject.model.divergence_network is not None:
         smooth = subject.config.divergence.smoothing > 0
         rows += rows_of([by_divergence(subject, seed) for seed in (seeds[:1] if smooth else seeds)])
@@ -66,9 +69,19 @@ def knn(job: Job) -> list[Record]:
 
 
 def linear(job: Job) -> list[Record]:
-    """Judge by a linear classifier on frozen features: cached, and of random crops and flips."""
+    """Judge by a linear classifier on frozen features: cached, and of random crops and flips.
+
+    Only the cached ones are also averaged over crops, with new crops for each seed.
+    """
     subject, options = job.subject, job.options
     rows = rows_of([[on_cached_features(subject, seed)] for seed in options.each_seed])
+    if options.crops:
+        rows += rows_of(
+            [
+                [on_cached_features(subject, seed, averaged=job.averaged(seed))]
+                for seed in options.each_seed
+            ]
+        )
     epochs = LINEAR_EPOCHS if options.epochs is None else options.epochs
     if epochs:
         rows += rows_of(
@@ -77,12 +90,16 @@ def linear(job: Job) -> list[Record]:
     return rows
 
 
-def by_cosine(subject: Subject) -> list[Measured]:
-    """Classify by the neighbours of the largest cosine."""
-    bank, queries = subject.train.features, subject.test.features
-    k = min(max(NEIGHBOURS), len(subject.train.labels))
-    found = cosine_neighbours(queries.representation, bank.representation, k)
-    return _votes("cosine", found, subject)
+def by_cosine(subject: Subject, averaged: Averaged | None = None) -> list[Measured]:
+    """Classify by the neighbours of the largest cosine.
+
+    Args:
+        subject: whose features.
+        averaged: over crops, in place of those of whole images.
+    """
+    bank, queries = _representations(subject, averaged)
+    found = cosine_neighbours(queries, bank, min(max(NEIGHBOURS), len(bank)))
+    return _votes(f"cosine{_of_crops(averaged)}", found, subject, _told(averaged))
 
 
 def by_divergence(
@@ -107,21 +124,26 @@ def by_divergence(
     return _votes("divergence", found._replace(similarities=psi), subject)
 
 
-def on_cached_features(subject: Subject, seed: int, name: str = "cached features") -> Measured:
+def on_cached_features(
+    subject: Subject,
+    seed: int,
+    name: str = "cached features",
+    averaged: Averaged | None = None,
+) -> Measured:
     """Fit to the features of whole images, to the optimum; the seed holds out what l2 is chosen on.
 
     Args:
         subject: whose features.
         seed: of the held-out part.
         name: of the variant.
+        averaged: over crops, in place of those of whole images.
     """
-    fit = fit_chosen(
-        subject.train.features.representation,
-        subject.train.labels,
-        _held_out(subject, seed),
-        num_classes=subject.num_classes,
-    )
-    return _judge_linear(subject, fit.classifier, name, {"l2_grid": list(L2_GRID)}, {"l2": fit.l2})
+    train, test = _representations(subject, averaged)
+    held_out = _held_out(subject, seed)
+    fit = fit_chosen(train, subject.train.labels, held_out, num_classes=subject.num_classes)
+    details = {"l2_grid": list(L2_GRID), **_told(averaged)}
+    name, chosen = f"{name}{_of_crops(averaged)}", {"l2": fit.l2}
+    return _judge_linear(subject, fit.classifier.predict(test), name, details, chosen)
 
 
 def on_crops(subject: Subject, seed: int, epochs: int, console: Console) -> Measured:
@@ -187,8 +209,23 @@ def on_crops(subject: Subject, seed: int, epochs: int, console: Console) -> Meas
     }
     rate, decay = pairs[best]
     chosen = {"learning_rate": rate, "weight_decay": decay, "held_out": accuracy}
-    chosen_classifier = classifiers[len(pairs) + best]
-    return _judge_linear(subject, chosen_classifier, "crop and flip", details, chosen)
+    logits = classifiers[len(pairs) + best].predict(subject.test.features.representation)
+    return _judge_linear(subject, logits, "crop and flip", details, chosen)
+
+
+def _representations(subject: Subject, averaged: Averaged | None) -> tuple[Tensor, Tensor]:
+    """Return those of the training and of the test split: (N, d) and (T, d)."""
+    if averaged is not None:
+        return averaged.train, averaged.test
+    return subject.train.features.representation, subject.test.features.representation
+
+
+def _of_crops(averaged: Averaged | None) -> str:
+    return "" if averaged is None else f" of {averaged.crops} crops"
+
+
+def _told(averaged: Averaged | None) -> Record:
+    return {} if averaged is None else {"crops": averaged.crops, "seed": averaged.seed}
 
 
 def _held_out(subject: Subject, seed: int) -> Tensor:
@@ -213,14 +250,15 @@ def _best(
 
 
 def _judge_linear(
-    subject: Subject, classifier: LinearClassifier, name: str, details: Record, chosen: Record
+    subject: Subject, logits: Tensor, name: str, details: Record, chosen: Record
 ) -> Measured:
-    logits = classifier.predict(subject.test.features.representation)
     values = subject.judge(predicted=logits.argmax(dim=1), logits=logits)
     return Measured(name, values, *_counts(subject), details, chosen)
 
 
-def _votes(name: str, neighbours: Neighbours, subject: Subject) -> list[Measured]:
+def _votes(
+    name: str, neighbours: Neighbours, subject: Subject, told: Record | None = None
+) -> list[Measured]:
     measured = []
     bank = len(subject.train.labels)
     for k in [k for k in NEIGHBOURS if k <= bank] or [bank]:
@@ -231,7 +269,7 @@ def _votes(name: str, neighbours: Neighbours, subject: Subject) -> list[Measured
             temperature=VOTE_TEMPERATURE,
             k=k,
         )
-        details = {"k": k, "temperature": VOTE_TEMPERATURE}
+        details = {"k": k, "temperature": VOTE_TEMPERATURE, **(told or {})}
         values = subject.judge(predicted=predicted)
         measured.append(Measured(f"{name}, k={k}", values, *_counts(subject), details))
     return measured

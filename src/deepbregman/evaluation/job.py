@@ -1,6 +1,7 @@
 """What a protocol is handed."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -13,8 +14,10 @@ from deepbregman.data.voc import Voc, open_voc
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import Trained, load_trained
 
+from .features import BATCH_SIZE
+from .finetuning import progress_bar
 from .options import Options
-from .subject import Subject, open_labelled, require_labelled
+from .subject import Averaged, Subject, open_labelled, require_labelled
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,8 @@ class Job:
     """What to judge by, where it is open already."""
     encoder: nn.Module | None = None
     """Of the structure of the run's, where that was the user's own."""
+    _averaged: list[Averaged] = field(default_factory=list, init=False)
+    """The last that was computed; more would fill the memory of a large data set."""
 
     @cached_property
     def trained(self) -> Trained:
@@ -56,3 +61,14 @@ class Job:
             source = require_labelled(self.source, self.options.data or self.source.name)
         balanced = self.options.balanced or source.imbalanced
         return Subject(model, config, source, self.device, balanced)
+
+    def averaged(self, seed: int) -> Averaged:
+        """Average the features over ``options.crops`` crops; protocols share those of one seed."""
+        if not self._averaged or self._averaged[0].seed != seed:
+            subject, crops = self.subject, self.options.crops
+            splits = subject.train.split, subject.test.split
+            steps = sum(math.ceil(len(split) / BATCH_SIZE) for split in splits)
+            self._averaged.clear()
+            with progress_bar(self.console, f"{crops} crops, seed {seed}", steps) as advance:
+                self._averaged.append(subject.averaged(crops, seed, lambda *_: advance()))
+        return self._averaged[0]

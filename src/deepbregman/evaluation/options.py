@@ -60,6 +60,7 @@ class Options(Section):
     epochs: int | None = None
     seed: Annotated[int, Range(low=0)] = 0
     seeds: Count = 1
+    crops: Annotated[int, Range(low=0)] = 0
     balanced: bool = False
     skip_unreadable: bool = False
     semi: Semi = Semi()
@@ -71,6 +72,10 @@ class Options(Section):
         if self.epochs is not None and not (matches(self.epochs, int) and self.epochs >= 0):
             raise UserError(f"epochs is {self.epochs!r}: it must be 0 or more")
         super().__post_init__()
+        if self.crops == 1:
+            raise UserError(
+                "crops is 1: it must be 2 or more, to average over, or 0, to leave the average out"
+            )
         if self.seed + self.seeds > 2**32:
             raise UserError(
                 f"seed is {self.seed} and seeds {self.seeds}: seeds run from 0 to 2^32 - 1"

@@ -39,6 +39,8 @@ PROTOCOLS = {
     "supervised": Protocol(finetuned_protocols.supervised, finetuned_protocols.check_supervised),
 }
 DEFAULT = ("knn", "linear")
+AVERAGING = frozenset(("knn", "linear"))
+"""Those that can judge features averaged over crops."""
 
 
 def evaluate(
@@ -51,6 +53,7 @@ def evaluate(
     epochs: int | None = None,
     seed: int = 0,
     seeds: int = 1,
+    crops: int = 0,
     balanced: bool = False,
     semi: Semi | None = None,
     tuning: Tuning | None = None,
@@ -76,6 +79,9 @@ def evaluate(
             classifier on crops out.
         seed: of splits, subsets, order, crops and first weights.
         seeds: how many, from ``seed`` on; a row is the mean over them.
+        crops: 2 or more also give ``knn`` by cosine and ``linear`` on cached features the mean of
+            the features of so many random crops and flips of each image, training and test images
+            alike; rows of their own. 0 leaves them out.
         balanced: also measure the mean over classes; imbalanced sources always do.
         semi: which labels ``semi`` may see.
         tuning: how ``semi``, ``transfer`` and ``supervised`` train.
@@ -98,6 +104,7 @@ def evaluate(
         epochs=epochs,
         seed=seed,
         seeds=seeds,
+        crops=crops,
         balanced=balanced,
         skip_unreadable=skip_unreadable,
         semi=semi or Semi(),
@@ -113,6 +120,11 @@ def evaluate(
         raise UserError(
             f"protocols detect and {others}: detect takes boxes of Pascal VOC as --data and the "
             "others images of classes; give two commands"
+        )
+    if crops and not AVERAGING.intersection(names):
+        raise UserError(
+            f"crops is {crops}, but only knn and linear average over crops and the protocols are "
+            f"{', '.join(names)}: name one of the two, or leave --crops out"
         )
     for name in names:
         PROTOCOLS[name].check(job)

@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deepbregman.config import Config
-from deepbregman.data import Batches, Source, Split, channel_statistics
+from deepbregman.data import Batches, Progress, Source, Split, channel_statistics
 from deepbregman.errors import UserError
 from deepbregman.method.model import Model
 from deepbregman.training.assembly import batches_of, open_data
+from deepbregman.training.seeds import derived
 
-from .features import Features, compute_features
+from .features import Features, compute_crop_features, compute_features, crop_and_flip
 from .metrics import accuracies
 
 
@@ -40,17 +42,29 @@ class Side:
     def features(self) -> Features:
         """The features of the whole images, without augmentation."""
         features = compute_features(self.model, self.batches, self.config.data.image_size)
-        if not features.representation.isfinite().all():
-            raise UserError(
-                "the encoder's features are not finite: its training has diverged; judge an "
-                "earlier checkpoint, or train again with a lower optimiser.learning_rate"
-            )
+        _require_finite(features.representation)
+        return features
+
+    def averaged(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
+        """Return the representation (N, d) averaged over random crops and flips of each image."""
+        views = crop_and_flip(self.config, crops)
+        features = compute_crop_features(self.model, self.batches, views, seed, progress)
+        _require_finite(features)
         return features
 
     @property
     def num_replaced(self) -> int:
         """How many unreadable images others have stood in for so far."""
         return self.batches.num_skipped if "batches" in self.__dict__ else 0
+
+
+class Averaged(NamedTuple):
+    """Representations averaged over random crops and flips of each image."""
+
+    train: Tensor  # (N, d)
+    test: Tensor  # (T, d)
+    crops: int  # of each image
+    seed: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,10 +100,30 @@ class Subject:
         """One more than the largest label."""
         return 1 + int(max(self.train.labels.max(), self.test.labels.max()))
 
+    def averaged(self, crops: int, seed: int, progress: Progress | None = None) -> Averaged:
+        """Average the representation over crops and flips of each image of both splits.
+
+        Args:
+            crops: of each image, drawn as the run's own views are, without their colour.
+            seed: of the crops.
+            progress: called for each batch of images that is done.
+        """
+        train = self.train.averaged(crops, derived(seed, "crops of train"), progress)
+        test = self.test.averaged(crops, derived(seed, "crops of test"), progress)
+        return Averaged(train, test, crops, seed)
+
     def judge(self, *, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
         """Compare predictions for the test split with its labels."""
         return accuracies(
             self.test.labels, predicted=predicted, logits=logits, balanced=self.balanced
+        )
+
+
+def _require_finite(features: Tensor) -> None:
+    if not features.isfinite().all():
+        raise UserError(
+            "the encoder's features are not finite: its training has diverged; judge an earlier "
+            "checkpoint, or train again with a lower optimiser.learning_rate"
         )
 
 
