@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import json
 import math
 import subprocess
 import sys
@@ -254,27 +255,12 @@ AUTHORS = {
     "optimiser.weight_decay": 1e-6,
     "optimiser.schedule": "cosine",
 }
-SIMCLR = {
-    "contrastive.loss": "nt_xent",
-    "contrastive.temperature": 0.5,
-    "divergence.weight": 0.0,
-    "encoder.normalise_pixels": False,
-    "encoder.projection_norm": False,
-    "views.greyscale": 0.1,
-    "optimiser.name": "sgd",
-    "optimiser.momentum": 0.9,
-    "optimiser.weight_decay": 5e-4,
-    "optimiser.schedule": "cosine",
-}
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("paper", PAPER),
         ("paper-imagenet", PAPER_IMAGENET),
         ("authors", AUTHORS),
-        ("simclr", SIMCLR),
     ],
 )
 def test_recipe_has_the_numbers_of_its_source(name: str, expected: dict[str, Any]) -> None:
@@ -283,6 +269,24 @@ def test_recipe_has_the_numbers_of_its_source(name: str, expected: dict[str, Any
         key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in expected
     }
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "trial"), [("simclr", "s-norm-lr1-tau0.2-100"), ("best", "d-norm-tdiv1-w0.1")]
+)
+def test_a_tuned_recipe_is_the_trial_that_its_header_speaks_of(name: str, trial: str) -> None:
+    records = Path(__file__).parents[1] / "results" / "cifar10-search" / "second-trials.jsonl"
+    trials = {line["name"]: line for line in map(json.loads, records.read_text().splitlines())}
+    at_length = ("training.epochs", "optimiser.warmup_epochs", "data.holdout")
+    changes = {k: v for k, v in trials[trial]["changes"].items() if k not in at_length}
+    recipe = load_recipe(name)
+    assert override(recipe, changes) == recipe
+    assert len(changes) >= 4
+
+
+def test_ours_is_the_baseline_plus_the_divergence() -> None:
+    ours, baseline = load_recipe("best"), load_recipe("simclr")
+    assert dataclasses.replace(ours, divergence=baseline.divergence) == baseline
 
 
 def test_recipe_from_a_file(tmp_path: Path) -> None:
