@@ -140,8 +140,9 @@ class Divergence(Section):
     """K, the paper's kappa."""
     hidden: Count = 32
     """Width of a subnetwork's hidden layer."""
-    norm: Literal["output", "hidden", "none"] = "output"
-    """Where a subnetwork is batch-normalised."""
+    norm: Literal["output", "standard", "hidden", "none"] = "output"
+    """Where a subnetwork is batch-normalised: its output with a learnt gain (output) or without,
+    so that scores keep the scale that smoothing and temperature are set for (standard)."""
     activation: Literal["none", "relu"] = "none"
     """Between a subnetwork's layers."""
     dropout: Annotated[float, Range(0.0, 0.99)] = 0.0

@@ -47,6 +47,18 @@ class TestSubnetworks:
         torch.testing.assert_close(scores.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
         torch.testing.assert_close(scores.std(0, correction=0), torch.ones(5), atol=1e-2, rtol=0)
 
+    def test_standard_scores_cannot_grow(self) -> None:
+        network = BregmanNetwork(6, 5, 4, norm="standard").train().double()
+        assert {name for name, _ in network.named_parameters()} == {
+            *("weight1", "bias1", "weight2", "bias2")
+        }
+        with torch.no_grad():
+            network.weight2.mul_(100.0)
+        scores = network(torch.randn(64, 6, dtype=torch.float64))
+        assert torch.allclose(scores.mean(0), torch.zeros(5, dtype=torch.float64), atol=1e-9)
+        deviation = scores.std(0, correction=0)
+        assert torch.allclose(deviation, torch.ones(5, dtype=torch.float64), atol=1e-4)
+
     def test_hidden_is_batch_normalised(self) -> None:
         network = BregmanNetwork(6, 5, 4, norm="hidden").train().double()
         z = torch.randn(64, 6, dtype=torch.float64)

@@ -47,6 +47,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "divergence.learn_sigma": True,
         "divergence.usage_bonus": 0.5,
     },
+    "scores without a gain": {"divergence.norm": "standard"},
     "hidden norm, relu": {"divergence.norm": "hidden", "divergence.activation": "relu"},
     "two passes a step": {"training.accumulate": 2},
     "sets of four views": {"views.num_views": 4, "divergence.sets": "halves"},

@@ -18,7 +18,12 @@ from deepbregman.training.processes import is_mixed
 SCRIPT = Path(__file__).with_name("joint_batch.py")
 CASES = (
     *("NT-Xent alone", "NT-Logistic, hard", "pairs all, hard, learnt sigma"),
-    *("pairs views, smooth, learnt sigma, usage", "hidden norm, relu", "two passes a step"),
+    *(
+        "pairs views, smooth, learnt sigma, usage",
+        "hidden norm, relu",
+        "scores without a gain",
+        "two passes a step",
+    ),
     *("sets of four views", "each view against the rest", "learnt sigma without a use"),
 )
 SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]

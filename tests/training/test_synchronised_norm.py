@@ -13,7 +13,7 @@ KINDS = {"cpu": SynchronisedNorm, "cuda": nn.SyncBatchNorm}
 
 
 @pytest.mark.parametrize("device", KINDS)
-@pytest.mark.parametrize("norm", ["output", "hidden"])
+@pytest.mark.parametrize("norm", ["output", "standard", "hidden"])
 def test_every_norm_is_replaced_and_nothing_else(device: str, norm: str) -> None:
     changes = {"encoder.name": "resnet18", "divergence.norm": norm, "divergence.hidden": 2}
     model = build_model(override(load_recipe("digits"), changes))

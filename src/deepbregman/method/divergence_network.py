@@ -1,13 +1,13 @@
 """Box 3 of the figure: K independent subnetworks map an embedding to K scores."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Norm = Literal["output", "hidden", "none"]
+Norm = Literal["output", "standard", "hidden", "none"]
 
 
 class BregmanNetwork(nn.Module):
@@ -22,8 +22,10 @@ class BregmanNetwork(nn.Module):
         in_features: d, width of the embedding.
         num_subnetworks: K, the paper's kappa.
         hidden_features: width of each subnetwork's hidden layer.
-        norm: batch normalisation of the ``output`` (K channels; the paper), of the ``hidden``
-            layer (K * hidden channels), or ``none``.
+        norm: batch normalisation of the ``output`` (K channels; the paper), the same without a
+            learnt gain and shift (``standard``: every score keeps mean 0 and deviation 1, so that
+            a temperature means the same throughout), of the ``hidden`` layer (K * hidden
+            channels), or ``none``.
         activation: ``None`` (the paper: linear) or ``"relu"`` (the authors' code).
         dropout: probability of dropping a hidden unit (the authors' code: 0.2).
         normalise_input: L2-normalise z first.
@@ -47,8 +49,8 @@ class BregmanNetwork(nn.Module):
         ):
             if count < 1:
                 raise ValueError(f"{name} is {count}: it must be 1 or more")
-        if norm not in ("output", "hidden", "none"):
-            raise ValueError(f"norm {norm!r} is not one of output, hidden, none")
+        if norm not in get_args(Norm):
+            raise ValueError(f"norm {norm!r} is not one of {', '.join(get_args(Norm))}")
         if activation not in (None, "relu"):
             raise ValueError(f"activation {activation!r} is not None or 'relu'")
         self.num_subnetworks = num_subnetworks
@@ -63,7 +65,11 @@ class BregmanNetwork(nn.Module):
         self.norm_hidden = (
             nn.BatchNorm1d(num_subnetworks * hidden_features) if norm == "hidden" else nn.Identity()
         )
-        self.norm_output = nn.BatchNorm1d(num_subnetworks) if norm == "output" else nn.Identity()
+        self.norm_output = (
+            nn.BatchNorm1d(num_subnetworks, affine=norm == "output")
+            if norm in ("output", "standard")
+            else nn.Identity()
+        )
         self.is_affine = activation is None and dropout == 0.0 and norm != "hidden"
         self.reset_parameters()
 

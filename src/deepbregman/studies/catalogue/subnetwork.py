@@ -3,7 +3,7 @@
 from deepbregman.studies.definition import Arm, Study
 
 FACTORS: dict[str, tuple[str, dict[str, object]]] = {
-    "normalisation": ("divergence.norm", {n: n for n in ("output", "hidden", "none")}),
+    "normalisation": ("divergence.norm", {n: n for n in ("output", "standard", "hidden", "none")}),
     "activation": ("divergence.activation", {"linear": "none", "ReLU": "relu"}),
     "hidden width": ("divergence.hidden", {str(n): n for n in (8, 16, 32, 64, 128)}),
     "divergence": ("divergence.smoothing", {"hard": 0.0, "smooth": 1.0}),
@@ -23,7 +23,8 @@ STUDY = Study(
                 {field: value},
                 label,
                 factor,
-                beyond=factor in ("divergence", "temperature") and label not in ("hard", "1.0"),
+                beyond=label == "standard"
+                or (factor in ("divergence", "temperature") and label not in ("hard", "1.0")),
             )
             for factor, (field, values) in FACTORS.items()
             for label, value in values.items()
