@@ -1,5 +1,6 @@
 """The README's commands and Python blocks run as they are written, with short settings."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -86,10 +87,37 @@ def test_linked_files_exist_and_recipes_are_real() -> None:
 
 
 def test_the_quickstart_table_is_the_committed_record() -> None:
-    import json
-
     rows = json.loads((ROOT / "results" / "quickstart" / "result.json").read_text())["quickstart"]
     for row in rows:
         cells = [f"{row['linear']:.1f}", f"{row['few_labels']:.1f}", f"{row['knn']:.1f}"]
         (line,) = [line for line in README.splitlines() if row["features"] in line and "│" in line]
         assert all(cell in line for cell in cells)
+
+
+def test_the_cifar_table_is_the_committed_record() -> None:
+    lines = (ROOT / "results" / "cifar10-search" / "second-trials.jsonl").read_text().splitlines()
+    trials = {record["name"]: record for record in map(json.loads, lines)}
+    rows = {
+        "`simclr`, 100 epochs, test images": ("s-norm-lr1-tau0.2-100", "linear_chosen"),
+        "`simclr`, 20 epochs, held-out images": ("s-norm-lr1-tau0.2", "linear"),
+        "`best` (a tenth of the smooth divergence), likewise": ("d-norm-tdiv1-w0.1", "linear"),
+    }
+    for name, (trial, linear) in rows.items():
+        (line,) = [line for line in README.splitlines() if line.startswith(f"| {name} |")]
+        cells = [cell.strip() for cell in line.split("|")]
+        assert cells[2:4] == [f"{trials[trial]['knn10']:.1f}", f"{trials[trial][linear]:.1f}"]
+
+
+def test_the_table_of_subnetworks_is_the_committed_record() -> None:
+    page = (ROOT / "docs" / "studies.md").read_text()
+    results = json.loads((ROOT / "results/studies/kappa-cifar10/results.json").read_text())
+    linear = "linear, cached features"
+    checked = 0
+    for arm in results["arms"]:
+        name = "none (SimCLR)" if arm["arm"] == "none" else arm["arm"]
+        found = [line for line in page.splitlines() if line.startswith(f"| {name} |")]
+        if found:
+            mean, deviation = (arm["metrics"][linear][key] for key in ("mean", "deviation"))
+            assert found[0].split("|")[2].strip() == f"{mean:.1f} ± {deviation:.1f}"
+            checked += 1
+    assert checked == 8
