@@ -1,10 +1,12 @@
 """Several processes with one joint batch take the steps that one process takes."""
 
 import json
+import logging
 import os
 import socket
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import load_recipe, override
-from deepbregman.training.processes import is_mixed
+from deepbregman.training.processes import compile_step, is_mixed, launch
 
 SCRIPT = Path(__file__).with_name("joint_batch.py")
 CASES = (
@@ -150,3 +152,15 @@ def test_precision_follows_the_device_unless_chosen() -> None:
     chosen = override(config, {"training.precision": "bf16-mixed"})
     assert is_mixed(chosen, torch.device("cpu"))
     assert not is_mixed(override(config, {"training.precision": "32-true"}), torch.device("cuda"))
+
+
+def test_tips_on_lower_precision_are_not_the_users_business() -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        fabric = launch("cpu")
+        config = override(load_recipe("digits"), {"training.compile": "yes"})
+        compile_step(torch.nn.Linear(2, 2), config, fabric)
+        warnings.warn("TensorFloat32 tensor cores for float32 products available", stacklevel=1)
+    assert heard == []
+    speaker = logging.getLogger("lightning_fabric.utilities.rank_zero")
+    assert speaker.isEnabledFor(logging.WARNING)
+    assert not speaker.isEnabledFor(logging.INFO)

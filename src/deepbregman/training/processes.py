@@ -6,6 +6,7 @@ import logging
 import os
 import platform
 import signal
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -66,11 +67,11 @@ def launch(accelerator: str = "auto") -> Fabric:
             )
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # ours says what it needs to
     if here.processes == 1:
         fabric = Fabric(accelerator=kind, devices=1, plugins=[LightningEnvironment()])
         fabric.launch()
         return fabric
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # ours says what it needs to
     if LAUNCHER in os.environ:  # then nobody is left to stop this process but itself
         when_left_alone(functools.partial(os.kill, os.getpid(), signal.SIGTERM))
     fabric = Fabric(
@@ -192,6 +193,8 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
         # the limit torch would silently fall back to slow steps.
         torch._dynamo.config.recompile_limit = 256
         torch._dynamo.config.accumulated_recompile_limit = 2048
+        # What is left in float32, subnetworks and losses, is meant to be exact.
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         graphs = on_gpu and fabric.world_size == 1
         step.compile(mode="reduce-overhead" if graphs else "default")
 
