@@ -151,6 +151,24 @@ def test_without_a_temperature_the_loss_can_hardly_move(num_images: int) -> None
     assert divergence_loss(perfect, perfect, temperature=0.1).item() < 0.1
 
 
+@pytest.mark.parametrize("smoothing", [None, 0.3, 2.0])
+def test_what_moves_a_sample_is_a_difference_of_assignments(smoothing: float | None) -> None:
+    """With psi = -D the gradient by o1[i] is (sum_j w_ij q_j - q_i) / (N tau), whatever o1[i] is.
+
+    q_j is the assignment of o2[j] to the subnetworks, softmax or one-hot, and w_ij the share of j
+    in the softmax of row i; docs/log.md argues from it.
+    """
+    o1, o2 = normal(5, 4).requires_grad_(), normal(5, 4, seed=1)
+    options = {"kernel": "negative", "temperature": 0.4, "smoothing": smoothing}
+    (found,) = torch.autograd.grad(divergence_loss(o1, o2, **options), o1)  # type: ignore[arg-type]  # of several kinds
+    distances = divergence(o1, o2) if smoothing is None else soft_divergence(o1, o2, smoothing)
+    shares = (-distances / 0.4).softmax(dim=1)
+    assigned = torch.eye(4, dtype=o2.dtype)[o2.argmax(1)]
+    if smoothing is not None:
+        assigned = (o2 / smoothing).softmax(dim=1)
+    torch.testing.assert_close(found, (shares @ assigned - assigned) / (5 * 0.4))
+
+
 def test_sets_are_reduced_before_they_are_compared() -> None:
     sets = normal(4, 3, 6), normal(4, 3, 6, seed=1)
     points = (sets[0].mean(1), sets[1].mean(1))
