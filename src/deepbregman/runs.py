@@ -10,6 +10,7 @@
       checkpoints/       last.pt, previous.pt, and epoch-0010.pt ... where asked for
       tensorboard/
       .lock              names the process that trains; the kernel holds the lock itself
+      .result.lock       held for the moment in which result.json is changed
 """
 
 import importlib.metadata
@@ -21,6 +22,8 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,11 +31,16 @@ from typing import Any
 
 from .config import Config, from_toml, to_toml
 from .errors import UserError
-from .files import clear_temporaries
+from .files import Record as Record
+from .files import clear_temporaries, exclusively
 from .files import now as now
+from .files import parse_json as parse_json
+from .files import read_json as read_json
 from .files import replacing as replacing
+from .files import write_json as write_json
 
-Record = dict[str, Any]
+PATIENCE = 60.0
+"""Seconds to wait for another process that changes the result, which takes it milliseconds."""
 RECORDED_VERSIONS = ("torch", "torchvision", "numpy", "deepbregman")
 
 
@@ -44,31 +52,6 @@ def check_new_file(path: Path, suffix: str) -> None:
         raise UserError(f"--out {path} exists: name another file, or remove it")
     if not path.parent.is_dir():
         raise UserError(f"--out {path}: the folder {path.parent} does not exist; make it first")
-
-
-def write_json(path: Path, record: Record) -> None:
-    """Write a record as readable JSON, atomically."""
-    with replacing(path) as file:
-        file.write(json.dumps(record, indent=2).encode() + b"\n")
-
-
-def parse_json(text: str) -> Any:
-    """Parse JSON that anybody may have written; whatever is wrong with it is a ValueError."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def read_json(path: Path) -> Record:
-    """Read a JSON object that somebody may have edited or damaged."""
-    try:
-        record = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): restore it or remove it") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path} holds no JSON object: restore it or remove it")
-    return record
 
 
 def _is_number(value: Any) -> bool:
@@ -276,9 +259,18 @@ class Run:
             )
         return rows
 
+    @contextmanager
+    def changing_result(self) -> Iterator[Record]:
+        """Hand out the result to be changed in the block, then write it; others wait meanwhile."""
+        with exclusively(self.path / ".result.lock", PATIENCE):
+            record = self.result()
+            yield record
+            write_json(self.path / "result.json", record)
+
     def add_result(self, **parts: Any) -> None:
         """Write parts of the result, leaving the others."""
-        write_json(self.path / "result.json", {**self.result(), **parts})
+        with self.changing_result() as record:
+            record.update(parts)
 
     def provenance(self) -> Record:
         """Read where the run came from; empty where that was removed."""
