@@ -7,10 +7,11 @@
       provenance.json    command, commit, versions, device, times
       metrics.jsonl      one JSON object per epoch
       result.json        what pretraining ended with, and each evaluation
+      finished_arms.json what an evaluation has measured so far; only while it is not finished
       checkpoints/       last.pt, previous.pt, and epoch-0010.pt ... where asked for
       tensorboard/
       .lock              names the process that trains; the kernel holds the lock itself
-      .result.lock       held for the moment in which result.json is changed
+      .records.lock      held for the moment in which result.json is changed
 """
 
 import importlib.metadata
@@ -40,7 +41,7 @@ from .files import replacing as replacing
 from .files import write_json as write_json
 
 PATIENCE = 60.0
-"""Seconds to wait for another process that changes the result, which takes it milliseconds."""
+"""Seconds to wait for another process that changes a record, which takes it milliseconds."""
 RECORDED_VERSIONS = ("torch", "torchvision", "numpy", "deepbregman")
 
 
@@ -260,16 +261,24 @@ class Run:
         return rows
 
     @contextmanager
-    def changing_result(self) -> Iterator[Record]:
-        """Hand out the result to be changed in the block, then write it; others wait meanwhile."""
-        with exclusively(self.path / ".result.lock", PATIENCE):
-            record = self.result()
+    def changing(self, name: str = "result.json") -> Iterator[Record]:
+        """Hand out a record to be changed in the block, then write it; other processes wait.
+
+        Args:
+            name: of its file, which is not there before it has content, nor after.
+        """
+        path = self.path / name
+        with exclusively(self.path / ".records.lock", PATIENCE):
+            record = read_json(path) if path.is_file() else {}
             yield record
-            write_json(self.path / "result.json", record)
+            if record:
+                write_json(path, record)
+            else:
+                path.unlink(missing_ok=True)
 
     def add_result(self, **parts: Any) -> None:
         """Write parts of the result, leaving the others."""
-        with self.changing_result() as record:
+        with self.changing() as record:
             record.update(parts)
 
     def provenance(self) -> Record:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,24 +19,11 @@ WRITERS, TIMES = 4, 25
 STUCK = """
 import pathlib, sys
 from deepbregman.runs import Run
-with Run.open(pathlib.Path(sys.argv[1])).changing_result() as result:
+with Run.open(pathlib.Path(sys.argv[1])).changing() as result:
     result["half"] = 1
     print("ready", flush=True)
     sys.stdin.read()
 """
-
-
-def fork(act: Callable[[], None]) -> int:
-    """Start a process that does one thing; a fork, since importing torch anew takes seconds."""
-    with warnings.catch_warnings():  # of threads of ours, which the other has no use for
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process = os.fork()
-    if process == 0:
-        try:
-            act()
-        finally:
-            os._exit(1 if sys.exc_info()[0] else 0)
-    return process
 
 
 def row(variant: str, protocol: str = "knn") -> dict[str, Any]:
@@ -45,7 +31,7 @@ def row(variant: str, protocol: str = "knn") -> dict[str, Any]:
 
 
 def test_nothing_is_lost_when_several_processes_write_at_once(
-    tmp_path: Path, short_config: Config
+    tmp_path: Path, short_config: Config, fork: Callable[[Callable[[], object]], int]
 ) -> None:
     run = Run.create(tmp_path / "run", short_config, {})
     run.add_result(pretrain={"epoch": 2})

@@ -16,6 +16,7 @@ from deepbregman.training.checkpoints import Trained, load_trained
 
 from .features import BATCH_SIZE
 from .finetuning import progress_bar
+from .finished_arms import FinishedArms
 from .options import Options
 from .subject import Averaged, Subject, open_labelled, require_labelled
 
@@ -43,6 +44,11 @@ class Job:
             config = override(trained.config, {"data.skip_unreadable": True})
             trained = trained._replace(config=config)
         return trained
+
+    @cached_property
+    def arms(self) -> FinishedArms:
+        """Those that were measured before an evaluation was stopped."""
+        return FinishedArms(self.run, self.console)
 
     @cached_property
     def voc(self) -> Voc:

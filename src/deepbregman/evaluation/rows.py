@@ -125,7 +125,7 @@ def keep(run: Run, rows: Sequence[Record]) -> None:
         return row["protocol"], row["variant"], row["data"]
 
     fresh = {kind(row) for row in rows}
-    with run.changing_result() as result:
+    with run.changing() as result:
         older = [
             row
             for row in run.evaluations()
