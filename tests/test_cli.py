@@ -273,10 +273,11 @@ class TestErrors:
         assert (code, err) == (0, "")
         code, _, err = command("embed", run, "--out", photos.parent / "f.npz")
         assert (code, err) == (0, "")
-        code, _, err = command("evaluate", run, "--protocol", "knn", "--accelerator", "cpu")
+        code, out, err = command("evaluate", run, "--protocol", "knn", "--accelerator", "cpu")
         assert (code, err) == (0, "")
+        assert "left out 1 unreadable images" in out
         rows = json.loads((run / "result.json").read_text())["evaluations"]
-        assert rows[0]["num_replaced"] == 1
+        assert (rows[0]["num_train"], rows[0]["num_test"], rows[0]["num_replaced"]) == (33, 7, 0)
 
     def test_npz_without_its_keys(self, command: Command, recipe: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "odd.npz", pixels=np.zeros((2, 8, 8), np.uint8))

@@ -4,12 +4,14 @@ import os
 import platform
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from deepbregman.errors import UserError
-from deepbregman.files import clear_temporaries, exclusive, replacing
+from deepbregman.files import clear_temporaries, exclusive, exclusively, replacing
 
 HOLDING = """
 import pathlib, sys
@@ -18,6 +20,7 @@ with exclusive(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
+WAITED_FOR = HOLDING.replace("exclusive", "exclusively")
 
 
 def write(path: Path, text: str, keep: Path | None = None) -> None:
@@ -176,4 +179,83 @@ def test_a_file_system_without_locks_is_used_without(
 
     monkeypatch.setattr(fcntl, "lockf", missing)
     with exclusive(tmp_path):
+        pass
+
+
+# The lock that is waited for
+
+
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+def test_a_file_is_waited_for_until_its_holder_is_gone(tmp_path: Path, how: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITED_FOR, str(tmp_path / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdin is not None
+        assert holder.stdout.readline() == "held\n"
+        words = r"lock has been held by another process for 0.05 seconds"
+        with pytest.raises(UserError, match=words), exclusively(tmp_path / "lock", 0.05):
+            pass
+        end = holder.kill if how == "is killed" else holder.stdin.close
+        threading.Timer(0.2, end).start()
+        begun = time.monotonic()
+        with exclusively(tmp_path / "lock", 60.0):
+            assert 0.1 < time.monotonic() - begun < 30.0
+        holder.wait()
+
+
+def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with pytest.raises(ValueError, match="inside"), exclusively(path):
+        raise ValueError("inside")
+    seen: list[str] = []
+
+    def second() -> None:
+        with exclusively(path):
+            seen.append("second")
+
+    with exclusively(path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.1)
+        seen.append("first")
+    thread.join()
+    assert seen == ["first", "second"]
+
+
+def test_a_process_forked_meanwhile_does_not_hold_a_file_on(tmp_path: Path) -> None:
+    program = (
+        "import os, pathlib, sys; from deepbregman.files import exclusively\n"
+        "with exclusively(pathlib.Path(sys.argv[1])):\n"
+        "    if os.fork() == 0: sys.stdin.read(); os._exit(0)\n"
+        "print('free', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "free\n"
+        with exclusively(tmp_path / "lock", 5.0):
+            pass
+        process.stdin.close()
+
+
+def test_a_file_is_not_waited_for_where_there_are_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import fcntl
+
+    def missing(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with exclusively(tmp_path / "lock", 0.0):
         pass

@@ -1,20 +1,25 @@
-"""Files that are complete or not there, and folders that one process at a time may train in."""
+"""Files that are complete or not there, and what one process at a time may write."""
 
 import errno
+import json
+import math
 import os
 import platform
 import re
 import secrets
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from .errors import UserError
 
+Record = dict[str, Any]
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_POLL_SECONDS = 0.01
 _held: dict[Path, str] = {}
 """Folders that this process holds: the kernel's lock keeps out other processes only."""
 
@@ -86,6 +91,31 @@ def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
             path.unlink(missing_ok=True)
 
 
+def write_json(path: Path, record: Record) -> None:
+    """Write a record as readable JSON, atomically."""
+    with replacing(path) as file:
+        file.write(json.dumps(record, indent=2).encode() + b"\n")
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON that anybody may have written; whatever is wrong with it is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Record:
+    """Read a JSON object that somebody may have edited or damaged."""
+    try:
+        record = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}): restore it or remove it") from None
+    if not isinstance(record, dict):
+        raise UserError(f"{path} holds no JSON object: restore it or remove it")
+    return record
+
+
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
     """Hold a folder for this process alone; another is refused and told which process holds it.
@@ -124,3 +154,41 @@ def _in_use(folder: Path, holder: str) -> UserError:
         f"{folder} is in use by {holder}: two would overwrite each other's checkpoints; wait until "
         "that one ends, or stop it"
     )
+
+
+@contextmanager
+def exclusively(path: Path, patience: float = math.inf) -> Iterator[None]:
+    """Wait for a file and hold it for the block, which should be short.
+
+    The lock is the kernel's and ends with the process, however that ends. It keeps out other
+    threads, too, so that a block must not ask for the file it holds. Where a file system has no
+    locks, nothing is held.
+
+    Args:
+        path: made where it is not there; its content is left alone.
+        patience: seconds after which to give up on a holder that was stopped, say.
+    """
+    import fcntl  # POSIX only, and runs are read elsewhere, too
+
+    deadline = time.monotonic() + patience
+    with path.open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise UserError(
+                        f"{path} has been held by another process for {patience:g} seconds: see "
+                        "what that one waits for, or end it, and give the command again"
+                    ) from None
+                time.sleep(_POLL_SECONDS)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                break
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # closing alone would leave it to a process forked meanwhile
+                fcntl.flock(file, fcntl.LOCK_UN)

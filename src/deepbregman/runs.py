@@ -7,9 +7,11 @@
       provenance.json    command, commit, versions, device, times
       metrics.jsonl      one JSON object per epoch
       result.json        what pretraining ended with, and each evaluation
+      finished_arms.json what an evaluation has measured so far; only while it is not finished
       checkpoints/       last.pt, previous.pt, and epoch-0010.pt ... where asked for
       tensorboard/
       .lock              names the process that trains; the kernel holds the lock itself
+      .records.lock      held for the moment in which result.json is changed
 """
 
 import importlib.metadata
@@ -21,6 +23,8 @@ import secrets
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -28,11 +32,16 @@ from typing import Any
 
 from .config import Config, from_toml, to_toml
 from .errors import UserError
-from .files import clear_temporaries
+from .files import Record as Record
+from .files import clear_temporaries, exclusively
 from .files import now as now
+from .files import parse_json as parse_json
+from .files import read_json as read_json
 from .files import replacing as replacing
+from .files import write_json as write_json
 
-Record = dict[str, Any]
+PATIENCE = 60.0
+"""Seconds to wait for another process that changes a record, which takes it milliseconds."""
 RECORDED_VERSIONS = ("torch", "torchvision", "numpy", "deepbregman")
 
 
@@ -44,31 +53,6 @@ def check_new_file(path: Path, suffix: str) -> None:
         raise UserError(f"--out {path} exists: name another file, or remove it")
     if not path.parent.is_dir():
         raise UserError(f"--out {path}: the folder {path.parent} does not exist; make it first")
-
-
-def write_json(path: Path, record: Record) -> None:
-    """Write a record as readable JSON, atomically."""
-    with replacing(path) as file:
-        file.write(json.dumps(record, indent=2).encode() + b"\n")
-
-
-def parse_json(text: str) -> Any:
-    """Parse JSON that anybody may have written; whatever is wrong with it is a ValueError."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def read_json(path: Path) -> Record:
-    """Read a JSON object that somebody may have edited or damaged."""
-    try:
-        record = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): restore it or remove it") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path} holds no JSON object: restore it or remove it")
-    return record
 
 
 def _is_number(value: Any) -> bool:
@@ -276,9 +260,26 @@ class Run:
             )
         return rows
 
+    @contextmanager
+    def changing(self, name: str = "result.json") -> Iterator[Record]:
+        """Hand out a record to be changed in the block, then write it; other processes wait.
+
+        Args:
+            name: of its file, which is not there before it has content, nor after.
+        """
+        path = self.path / name
+        with exclusively(self.path / ".records.lock", PATIENCE):
+            record = read_json(path) if path.is_file() else {}
+            yield record
+            if record:
+                write_json(path, record)
+            else:
+                path.unlink(missing_ok=True)
+
     def add_result(self, **parts: Any) -> None:
         """Write parts of the result, leaving the others."""
-        write_json(self.path / "result.json", {**self.result(), **parts})
+        with self.changing() as record:
+            record.update(parts)
 
     def provenance(self) -> Record:
         """Read where the run came from; empty where that was removed."""

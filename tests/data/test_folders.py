@@ -195,6 +195,23 @@ def test_large_folders_are_checked_by_their_headers(
     assert calls[-1] == (12, 12)
 
 
+def test_files_of_a_large_folder_that_cannot_be_decoded_leave_their_split(
+    damaged: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = open_source(str(damaged), image_size=32, skip_unreadable=True)
+    assert listings_module.without_unreadable(small) is small  # all were decoded on opening
+    monkeypatch.setattr(listings_module, "FULL_DECODE_LIMIT", 11)  # there are twelve
+    opened = open_source(str(damaged), image_size=32, skip_unreadable=True)
+    source = listings_module.without_unreadable(opened)
+    good = {f"{label}/{i}.jpg" for label in "ab" for i in (0, 1, 3, 4)}
+    for before, after in zip(_names(opened), _names(source), strict=True):
+        assert before is not None
+        assert after == before & good
+    assert source.num_skipped == 4
+    assert all(name.startswith(label) for name, label in _label_of(source).items())
+    assert listings_module.without_unreadable(source) is source
+
+
 def test_nothing_readable(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(UserError, match="none of its 1 images can be read"):

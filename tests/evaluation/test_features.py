@@ -221,7 +221,7 @@ def test_features_leave_the_model_as_it_was(training: bool) -> None:
 class Meddling:
     """Batches that put the model back in training mode, as a careless monitor might."""
 
-    num_images, num_skipped, resident = 4, 0, True
+    num_images, skipped, resident = 4, frozenset[int](), True
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -3,15 +3,17 @@
 import copy
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 
 from deepbregman.config import override
-from deepbregman.data import ArrayImages, Source, Split
+from deepbregman.data import ArrayImages, FileImages, Source, Split
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_crop_features, crop_and_flip
 from deepbregman.evaluation.frozen_protocols import (
@@ -356,3 +358,37 @@ def test_features_that_are_no_numbers_are_refused(subject: Subject) -> None:
     model.encoder.mean.fill_(float("nan"))
     with pytest.raises(UserError, match="not finite"):
         by_cosine(replace(subject, model=model))
+
+
+def test_images_that_cannot_be_decoded_are_neither_learned_from_nor_judged(
+    short_run: Run, few_digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a set too large to decode on opening; the rows are those of a set without them."""
+    monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 0)
+    arrays = np.load(few_digits)
+    splits: dict[str, list[Split]] = {"whole": [], "damaged": []}
+    for part in ("train", "test"):
+        paths = [tmp_path / f"{part}{i:03d}.png" for i in range(len(arrays[f"{part}_images"]))]
+        labels = torch.from_numpy(arrays[f"{part}_labels"]).long()
+        for i, (path, pixels) in enumerate(zip(paths, arrays[f"{part}_images"], strict=True)):
+            Image.fromarray(pixels).save(path)
+            if i % 5 == 0:
+                path.write_bytes(path.read_bytes()[:60])  # a header, and half of the pixels
+        split = Split(FileImages(tuple(paths), 8, fills_frame=True), labels)
+        splits["damaged"].append(split)
+        kept = torch.tensor([i for i in range(len(paths)) if i % 5])
+        splits["whole"].append(split.select(kept))
+    options: dict[str, Any] = {"epochs": 1, "seed": 1, "accelerator": "cpu"}
+    whole, damaged = (
+        evaluate(
+            short_run,
+            protocols=["knn", "linear", "supervised"],
+            source=Source("files", *splits[name]),
+            skip_unreadable=name == "damaged",
+            **options,
+        )
+        for name in ("whole", "damaged")
+    )
+    for expected, found in zip(whole, damaged, strict=True):
+        assert (found["num_train"], found["num_test"], found["num_replaced"]) == (160, 80, 0)
+        assert {**found, "finished": ""} == {**expected, "finished": ""}

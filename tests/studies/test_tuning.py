@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from deepbregman.studies import cells
 from deepbregman.studies.definition import assignments
 from deepbregman.studies.grid import Stopped
 from deepbregman.studies.tuning import workers
-from deepbregman.studies.tuning.plan import Request, build_sampler
+from deepbregman.studies.tuning.plan import Request, build_sampler, locate, remember
 from deepbregman.studies.tuning.records import trial_rows
 from deepbregman.studies.tuning.search import tune
 from deepbregman.studies.tuning.workers import first_come, open_storage, work
@@ -195,6 +196,79 @@ def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path:
     assert "secret" not in str(error.value)
     with pytest.raises(UserError, match="--storage sqlite cannot be opened"):
         open_storage(f"sqlite:///{tmp_path}/no/such/folder.db")
+
+
+def test_a_search_begun_in_another_storage_goes_on_there(
+    few_digits: str, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tune(request(few_digits, out, trials=1, storage="sqlite:///elsewhere.db"))
+    first = trials(out)
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")  # what was given was relative to where it was given
+    tune(Request(out=out, trials=2, accelerator="cpu"))
+    later = trials(out)
+    assert len(later) == 2
+    assert later[0] == first[0]
+    assert not (out / "search.db").exists()
+    assert list((tmp_path / "other").iterdir()) == []
+    same = f"sqlite:///{tmp_path}/elsewhere.db"
+    tune(Request(out=out, trials=2, storage=same, accelerator="cpu"))
+    with pytest.raises(UserError, match=r"second\.db: the search of .* was begun in .*elsewhere"):
+        tune(Request(out=out, storage="sqlite:///second.db", accelerator="cpu"))
+    assert trials(out) == later
+    main(["tune", "--out", str(out), "--trials", "2", "--accelerator", "cpu"])
+    assert trials(out) == later
+
+
+def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(
+    few_digits: str, out: Path, tmp_path: Path
+) -> None:
+    tune(request(few_digits, out, trials=1))
+    assert not (out / "storage.json").exists()
+    with pytest.raises(UserError, match=r"was begun in .*search\.db; leave --storage out"):
+        tune(Request(out=out, storage=f"sqlite:///{tmp_path}/x.db", accelerator="cpu"))
+    assert not (tmp_path / "x.db").exists()
+    tune(Request(out=out, storage=f"sqlite:///{out}/search.db", trials=1, accelerator="cpu"))
+    assert len(trials(out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "kept", "other"),
+    [
+        ("postgresql://me:s3cret@host/db", "postgresql://me@host/db", "postgresql://me:x@host/db"),
+        (
+            "postgresql://host/db?user=me&password=s3cret&sslmode=require",
+            "postgresql://host/db?sslmode=require&user=me",
+            "postgresql://host/db?sslmode=require&user=me",
+        ),
+        ("mssql+pyodbc:///?odbc_connect=PWD%3Ds3cret", "mssql+pyodbc:///", "mssql+pyodbc:///"),
+    ],
+)
+def test_no_password_is_written_down_and_that_is_said(
+    url: str, kept: str, other: str, tmp_path: Path
+) -> None:
+    assert "give --storage again" in remember(url, tmp_path)
+    written = "".join(path.read_text() for path in tmp_path.iterdir())
+    assert "s3cret" not in written
+    assert kept in written
+    words = f"is in {re.escape(kept)}, whose password is not written down: give --storage again"
+    with pytest.raises(UserError, match=words):
+        locate(Request(), tmp_path)
+    for given in (url, other):
+        assert locate(Request(storage=given), tmp_path) == given
+    with pytest.raises(UserError, match="was begun in") as refused:
+        locate(Request(storage="postgresql://me:s3cret@host/other"), tmp_path)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_a_storage_without_a_password_is_found_again(tmp_path: Path) -> None:
+    url = "postgresql+psycopg://me@host:5433/db"
+    assert remember(url, tmp_path) == ""
+    assert locate(Request(), tmp_path) == url
+    (tmp_path / "storage.json").write_text('{"storage": 3}')
+    with pytest.raises(UserError, match="names no storage"):
+        locate(Request(), tmp_path)
 
 
 # What follows stands for workers on several machines: processes that share a storage only.

@@ -4,6 +4,7 @@ Not a test itself: ``test_shared_faults.py`` starts it, twice at the same time.
 """
 
 import errno
+import io
 import json
 import math
 import os
@@ -14,9 +15,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
+from PIL import Image
+from rich.console import Console
 
 from deepbregman.config import load_recipe, override
+from deepbregman.data import Source, Split
+from deepbregman.data.images import FileImages
 from deepbregman.errors import explanation
 from deepbregman.launching import place
 from deepbregman.method.transformation import Views
@@ -76,6 +82,26 @@ def ending(work: Callable[[], Any]) -> tuple[str, int]:
     return "", 0
 
 
+def unreadable(folder: Path, resident: str) -> str:
+    """Train on files of which every fourth is broken; return what this process says."""
+    paths = [folder / "images" / f"{index:02d}.png" for index in range(48)]
+    if FIRST and not paths[0].parent.exists():
+        pixels = np.random.default_rng(0).integers(0, 256, (48, 8, 8, 3), dtype=np.uint8)
+        paths[0].parent.mkdir()
+        for index, path in enumerate(paths):
+            Image.fromarray(pixels[index]).save(path)
+            if index % 4 == 0:
+                path.write_bytes(b"broken")
+    changes = {"data.skip_unreadable": True, "data.resident": resident, "data.workers": 0}
+    changes |= {"data.holdout": 0.0, "training.batch_size": 16, "training.epochs": 1}
+    config = override(load_recipe("digits"), SMALL | changes)
+    source = Source("files", Split(FileImages(tuple(paths), 8)))
+    console = Console(file=io.StringIO(), width=200)
+    out = folder / f"unreadable-{resident}"
+    pretrain(config, run=out, source=source, accelerator="cpu", console=console)
+    return str(console.file.getvalue())
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
@@ -89,6 +115,8 @@ def main() -> None:
                 )
             )
         print(place().rank, name, found[name], flush=True, file=sys.stderr)
+    for resident in ("no", "yes"):
+        found[f"unreadable, resident {resident}"] = unreadable(folder, resident), 0
     (folder / f"found{place().rank}.json").write_text(json.dumps(found))
 
 

@@ -74,3 +74,11 @@ def test_a_signal_while_an_epoch_is_closed_leaves_that_epoch_saved(
     run = Run.open(folder / "0")
     assert load(run.last_checkpoint)["epoch"] == 2.0
     assert [record["epoch"] for record in run.metrics()] == [1, 2]
+
+
+@pytest.mark.parametrize("resident", ["no", "yes"])
+def test_unreadable_images_are_counted_over_both_processes(endings: Endings, resident: str) -> None:
+    """Streamed, each meets those of its half; resident, both meet all, which count once."""
+    said, silent = (ending[f"unreadable, resident {resident}"][0] for ending in endings)
+    assert "12 images could not be decoded; others stood in for them" in said
+    assert silent == ""

@@ -49,7 +49,8 @@ def command(arguments: list[str]) -> None:
                 default.
             out: Folder of the search; by default studies/tune-RECIPE.
             storage: An Optuna storage URL, such as postgresql+psycopg://user@host/database; by
-                default search.db in the folder. There, a search goes by the name of its folder.
+                default search.db in the folder. There, a search goes by the name of its folder,
+                which remembers where it is, but no password.
             accelerator: Where to train; auto takes a GPU if there is one.
         """
         from deepbregman.studies.tuning.plan import Request

@@ -11,6 +11,7 @@ from deepbregman.data.images import Source as Source
 from deepbregman.data.images import Split as Split
 from deepbregman.data.images import join_images as join_images
 from deepbregman.data.listings import open_files as open_files
+from deepbregman.data.listings import without_unreadable as without_unreadable
 from deepbregman.data.placement import open_batches as open_batches
 from deepbregman.data.resident import ResidentBatches as ResidentBatches
 from deepbregman.data.sources import PUBLISHED as PUBLISHED

@@ -24,8 +24,8 @@ class Batches(Protocol):
         """How many images there are."""
 
     @property
-    def num_skipped(self) -> int:
-        """How many unreadable files have been replaced by their neighbours so far."""
+    def skipped(self) -> frozenset[int]:
+        """The indices of unreadable files that have been replaced by their neighbours so far."""
 
     @property
     def resident(self) -> bool:

@@ -62,10 +62,10 @@ def write_cache(
                 np.lib.format.write_array_header_1_0(
                     stream, {"descr": "|u1", "fortran_order": False, "shape": shape}
                 )
-                for pixels, fitted, num_broken in _pieces(images, skip_unreadable):
+                for pixels, fitted, broken in _pieces(images, skip_unreadable):
                     stream.write(pixels.data.cast("B"))
                     sizes.append(fitted)
-                    num_replaced += num_broken
+                    num_replaced += len(broken)
                     done += len(pixels)
                     if progress is not None:
                         progress(done, total)
@@ -90,8 +90,8 @@ def _frame(images: Images) -> tuple[int, int]:
 
 def _pieces(
     images: Images, skip_unreadable: bool
-) -> Iterator[tuple[Pixels, npt.NDArray[np.int64], int]]:
-    """Yield frames (n, H, W, 3), their true sizes (n, 2), and how many have a stand-in."""
+) -> Iterator[tuple[Pixels, npt.NDArray[np.int64], list[int]]]:
+    """Yield frames (n, H, W, 3), their true sizes (n, 2), and which have a stand-in."""
     height, width = _frame(images)
     step = max(1, _CHUNK_BYTES // (height * width * 3))
     for start in range(0, len(images), step):
@@ -101,7 +101,7 @@ def _pieces(
             continue
         sizes = None if images.sizes is None else images.sizes[piece]
         part = ArrayImages(images.pixels[piece], sizes)
-        yield part.pixels.permute(0, 2, 3, 1).contiguous().numpy(), part.true_sizes().numpy(), 0
+        yield part.pixels.permute(0, 2, 3, 1).contiguous().numpy(), part.true_sizes().numpy(), []
 
 
 def _write_small(

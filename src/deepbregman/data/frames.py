@@ -199,11 +199,11 @@ def replace_unreadable(pixels: Pixels, sizes: npt.NDArray[np.int64], broken: Seq
 
 def decode_frames(
     paths: Sequence[Path], side: int, skip_unreadable: bool
-) -> tuple[Pixels, npt.NDArray[np.int64], int]:
+) -> tuple[Pixels, npt.NDArray[np.int64], list[int]]:
     """Decode files with a pool of threads, with stand-ins for unreadable ones where allowed.
 
     Returns:
-        Frames (N, side, side, 3), sizes (N, 2), and how many another image stands in for.
+        Frames (N, side, side, 3), sizes (N, 2), and the positions another image stands in at.
 
     Raises:
         UnreadableImage: When a file cannot be read and ``skip_unreadable`` is not set, or none can.
@@ -216,7 +216,7 @@ def decode_frames(
     sizes = np.array([(0, 0) if isinstance(r, UnreadableImage) else r for r in results])
     broken = [i for i, result in enumerate(results) if isinstance(result, UnreadableImage)]
     replace_unreadable(frames, sizes, broken)
-    return frames, sizes, len(broken)
+    return frames, sizes, broken
 
 
 @contextmanager

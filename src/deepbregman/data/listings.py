@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -111,6 +112,41 @@ def open_listing(
         num_ignored=listing.num_ignored,
         imbalanced=imbalanced,
     )
+
+
+def without_unreadable(source: Source, progress: Progress | None = None) -> Source:
+    """Leave out the labelled files that cannot be decoded, of a set too large for that on opening.
+
+    What is left keeps its split: an image that was trained on is not tested on.
+
+    Args:
+        source: whose files were opened with ``skip_unreadable``.
+        progress: Called with the files decoded and the files in all, for each split.
+
+    Returns:
+        The source itself where nothing is to be left out.
+    """
+    splits = [source.train, *([source.test] if source.test is not None else [])]
+    if source.num_skipped + sum(map(len, splits)) <= FULL_DECODE_LIMIT:
+        return source
+    found = [_decodable(split, progress) for split in splits]
+    num_skipped = sum(map(len, splits)) - sum(map(len, found))
+    if num_skipped == 0:
+        return source
+    if len(found[0]) == 0:
+        raise UserError(f"data {source.name!r}: none of the training images can be read")
+    test = found[1] if source.test is not None else None
+    num_skipped += source.num_skipped
+    return replace(source, train=found[0], test=test, num_skipped=num_skipped)
+
+
+def _decodable(split: Split, progress: Progress | None) -> Split:
+    images = split.images
+    if not isinstance(images, FileImages):
+        return split
+    sizes = map_files(lambda path: decode_frame(path, images.side).size, images.paths, progress)
+    good = [i for i, size in enumerate(sizes) if not isinstance(size, UnreadableImage)]
+    return split if len(good) == len(split) else split.select(torch.tensor(good, dtype=torch.int64))
 
 
 def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:

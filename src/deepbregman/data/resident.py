@@ -33,9 +33,9 @@ class ResidentBatches:
         skip_unreadable: bool = False,
         progress: Progress | None = None,
     ) -> None:
-        self.num_skipped = 0
+        self.skipped: frozenset[int] = frozenset()
         if isinstance(images, FileImages):
-            images, self.num_skipped = _decode_all(images, device, skip_unreadable, progress)
+            images, self.skipped = _decode_all(images, device, skip_unreadable, progress)
         self._pixels = images.pixels.to(device)
         self._sizes = None if images.sizes is None else images.sizes.to(device)
         self._device = device
@@ -56,21 +56,22 @@ class ResidentBatches:
 
 def _decode_all(
     images: FileImages, device: torch.device, skip_unreadable: bool, progress: Progress | None
-) -> tuple[ArrayImages, int]:
+) -> tuple[ArrayImages, frozenset[int]]:
     """Decode files piece by piece straight into the memory of the device."""
-    total, num_skipped = len(images), 0
+    total = len(images)
+    skipped: set[int] = set()
     pixels = torch.empty((total, 3, images.side, images.side), dtype=torch.uint8, device=device)
     sizes = torch.empty((total, 2), dtype=torch.int64)
     for start in range(0, total, _CHUNK):
         paths = images.paths[start : start + _CHUNK]
         stop = start + len(paths)
-        frames, fitted, num_broken = decode_frames(paths, images.side, skip_unreadable)
-        num_skipped += num_broken
+        frames, fitted, broken = decode_frames(paths, images.side, skip_unreadable)
+        skipped.update(start + position for position in broken)
         pixels[start:stop].copy_(torch.from_numpy(frames).permute(0, 3, 1, 2))
         sizes[start:stop] = torch.from_numpy(fitted)
         if progress is not None:
             progress(stop, total)
-    return ArrayImages(pixels, None if images.fills_frame else sizes), num_skipped
+    return ArrayImages(pixels, None if images.fills_frame else sizes), frozenset(skipped)
 
 
 def _to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -65,9 +65,9 @@ class StreamingBatches:
             weakref.finalize(self, _let_go, self._loader).atexit = False
 
     @property
-    def num_skipped(self) -> int:
-        """How many different unreadable files have been met and replaced so far."""
-        return len(self._broken)
+    def skipped(self) -> frozenset[int]:
+        """The indices of unreadable files that have been met and replaced so far."""
+        return frozenset(self._broken)
 
     def iterate(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
         """Yield ``order``, int64 (M,) on the CPU, in consecutive batches; the last may be short.

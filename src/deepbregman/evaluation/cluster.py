@@ -92,7 +92,7 @@ def cluster(
     gallery = open_gallery(setting, split, report)
     partitions: dict[str, Partition] = {}
     measured: list[list[Measured]] = [[] for _ in range(seeds)]
-    replaced = sum(batches.num_skipped for batches in gallery.batches.values())
+    replaced = sum(len(batches.skipped) for batches in gallery.batches.values())
     for method in methods:
         runs = []
         for seed in range(seeds):

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from deepbregman.training.processes import is_mixed
 
 from .features import crop_and_flip
 from .finetuning import Budget, Classifier, Diverged, finetune, predict
+from .finished_arms import settings_of
 from .frozen_protocols import check_linear, on_cached_features
 from .job import Job
 from .labels import labelled_list, labelled_share
@@ -159,7 +160,7 @@ def transfer(job: Job) -> list[Record]:
     return rows_of(
         [
             [
-                on_cached_features(job.subject, seed, "linear, cached features"),
+                _fit(job, "linear, cached features", seed),
                 *(
                     _train(job, job.subject.train, start, name, seed, epochs)
                     for name, start in arms.items()
@@ -168,6 +169,12 @@ def transfer(job: Job) -> list[Record]:
             for seed in job.options.each_seed
         ]
     )
+
+
+def _fit(job: Job, variant: str, seed: int) -> Measured:
+    """Fit a classifier to frozen features, unless that was done before."""
+    settings = settings_of(job.subject, job.subject.source.train, variant, seed, {})
+    return job.arms.measure(settings, lambda: on_cached_features(job.subject, seed, variant))
 
 
 def _subsets(job: Job, seed: int) -> list[tuple[Split, str, int]]:
@@ -205,7 +212,13 @@ def _check_choice(job: Job, split: Split) -> None:
 
 
 def _train(job: Job, side: Side, start: Start, variant: str, seed: int, epochs: int) -> Measured:
-    """Train one arm on one set of labelled images and test it."""
+    """Train one arm on one set of labelled images and test it, unless that was done before."""
+    told = {"start": start.__name__, "epochs": epochs, **asdict(job.options.tuning)}
+    settings = settings_of(job.subject, side.split, variant, seed, told)
+    return job.arms.measure(settings, lambda: _trained(job, side, start, variant, seed, epochs))
+
+
+def _trained(job: Job, side: Side, start: Start, variant: str, seed: int, epochs: int) -> Measured:
     subject, tuning = job.subject, job.options.tuning
     budget = Budget(epochs, tuning.batch_size, tuning.learning_rate[0], tuning.weight_decay)
 

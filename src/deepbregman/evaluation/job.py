@@ -9,13 +9,14 @@ from rich.console import Console
 from torch import nn
 
 from deepbregman.config import override
-from deepbregman.data import Source
+from deepbregman.data import Source, without_unreadable
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import Trained, load_trained
 
 from .features import BATCH_SIZE
 from .finetuning import progress_bar
+from .finished_arms import FinishedArms
 from .options import Options
 from .subject import Averaged, Subject, open_labelled, require_labelled
 
@@ -45,6 +46,11 @@ class Job:
         return trained
 
     @cached_property
+    def arms(self) -> FinishedArms:
+        """Those that were measured before an evaluation was stopped."""
+        return FinishedArms(self.run, self.console)
+
+    @cached_property
     def voc(self) -> Voc:
         """The boxes to judge detection by: of a devkit, or ``voc`` in the run's data.root."""
         data = self.options.data
@@ -59,8 +65,25 @@ class Job:
             source = open_labelled(config, self.options.data)
         else:
             source = require_labelled(self.source, self.options.data or self.source.name)
+        if config.data.skip_unreadable:
+            source = self._readable(source)
         balanced = self.options.balanced or source.imbalanced
         return Subject(model, config, source, self.device, balanced)
+
+    def _readable(self, source: Source) -> Source:
+        """Leave out, and count, what would otherwise be judged by an image that stands in for it.
+
+        Pretraining needs no such pass: it has no labels for a stand-in to be wrong about.
+        """
+        words = "looking for unreadable images"
+        with self.console.status(f"{words} ...") as status:
+            source = without_unreadable(
+                source, lambda done, total: status.update(f"{words}, {done:,} of {total:,} ...")
+            )
+        if source.num_skipped:
+            said = f"left out {source.num_skipped} unreadable images"
+            self.console.print(said, style="yellow", highlight=False)
+        return require_labelled(source, self.options.data or source.name)
 
     def averaged(self, seed: int) -> Averaged:
         """Average the features over ``options.crops`` crops; protocols share those of one seed."""

@@ -66,8 +66,9 @@ def evaluate(
 
     Whatever can be checked is checked before the first protocol begins. The rows of a protocol are
     written when it ends, so that what a long evaluation has finished stays if it is stopped; one
-    that fails or is stopped leaves nothing. The run's networks are never changed: what is trained
-    is a copy.
+    that fails or is stopped leaves no rows, but what ``semi``, ``transfer``, ``supervised`` and
+    ``detect`` have trained to the end is not trained again when the same is asked. The run's
+    networks are never changed: what is trained is a copy.
 
     Args:
         run: a run, or its folder.
@@ -133,6 +134,7 @@ def evaluate(
     for name in names:
         rows = _stamped(PROTOCOLS[name].judge(job), name, job)
         keep(run, rows)
+        job.arms.forget()
         finished += rows
         words = f"{name}: done, kept in {run.path / 'result.json'}"
         job.console.print(words, soft_wrap=True, highlight=False, markup=False)

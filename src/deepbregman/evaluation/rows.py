@@ -125,9 +125,10 @@ def keep(run: Run, rows: Sequence[Record]) -> None:
         return row["protocol"], row["variant"], row["data"]
 
     fresh = {kind(row) for row in rows}
-    older = [
-        row
-        for row in run.evaluations()
-        if kind(row) not in fresh and row["epoch"] == rows[0]["epoch"]
-    ]
-    run.add_result(evaluations=[*older, *rows])
+    with run.changing() as result:
+        older = [
+            row
+            for row in run.evaluations()
+            if kind(row) not in fresh and row["epoch"] == rows[0]["epoch"]
+        ]
+        result["evaluations"] = [*older, *rows]

@@ -270,7 +270,7 @@ def evaluate_search(
                 {metric: 100.0 * value for metric, value in metrics.items()},
                 len(splits["train"]),
                 len(splits["test"]),
-                sum(part.num_skipped for side in (bank, asked) for part in side.batches.values()),
+                sum(len(part.skipped) for side in (bank, asked) for part in side.batches.values()),
                 {"num_queries": quality.num_queries},
             )
         )

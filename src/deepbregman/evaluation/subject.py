@@ -55,7 +55,7 @@ class Side:
     @property
     def num_replaced(self) -> int:
         """How many unreadable images others have stood in for so far."""
-        return self.batches.num_skipped if "batches" in self.__dict__ else 0
+        return len(self.batches.skipped) if "batches" in self.__dict__ else 0
 
 
 class Averaged(NamedTuple):

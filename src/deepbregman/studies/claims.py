@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deepbregman import files
+
 
 @contextmanager
 def claim(path: Path) -> Iterator[bool]:
@@ -23,6 +25,5 @@ def claim(path: Path) -> Iterator[bool]:
 def exclusively(path: Path) -> Iterator[None]:
     """Wait for a file and hold it for the block, which should be short."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with files.exclusively(path):
         yield

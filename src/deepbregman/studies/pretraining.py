@@ -19,7 +19,7 @@ from deepbregman.runs import Run, default_folder
 from deepbregman.training.assembly import build_encoder_of, open_data
 from deepbregman.training.faults import explained
 from deepbregman.training.loop import Monitor, Pretraining
-from deepbregman.training.processes import first_then_others, from_first, launch, together
+from deepbregman.training.processes import first_then_others, from_all, from_first, launch, together
 
 Watch = Callable[[int, Mapping[str, float]], None]
 """Is told the epoch and what the monitor measured; what it raises ends the run."""
@@ -170,9 +170,10 @@ def _pretrain(
             return monitor
 
         run = job.fit(together(fabric, build_monitor), console)
-    if job.batches.num_skipped:
+    met = from_all(fabric, job.batches.skipped) if config.data.skip_unreadable else []
+    if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         console.print(
-            f"{job.batches.num_skipped} images could not be decoded; others stood in for them",
+            f"{len(skipped)} images could not be decoded; others stood in for them",
             style="yellow",
         )
     return run

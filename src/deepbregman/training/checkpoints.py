@@ -176,6 +176,16 @@ def alternatives(run: Run) -> str:
     return "; ".join(words) or "this run has no other"
 
 
+def fingerprint(module: nn.Module) -> str:
+    """Return a digest of every tensor of a module, to tell one from another."""
+    digest = hashlib.sha256()
+    tensors: dict[str, Tensor] = module.state_dict()
+    for name, tensor in tensors.items():
+        digest.update(name.encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
 class Trained(NamedTuple):
     """The networks of a run and how far they are trained."""
 

@@ -144,6 +144,15 @@ def from_first(fabric: Fabric, value: T) -> T:
     return values[0]
 
 
+def from_all(fabric: Fabric, value: T) -> list[T]:
+    """Return the value of each process in every process."""
+    if fabric.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(values, value, group=_host_group())
+    return values
+
+
 class Vote:
     """Lets all processes stop after the same step, whichever of them a signal reached first.
 

@@ -7,14 +7,12 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
 
 from deepbregman.data.voc import CLASSES, Detections, Voc
 from deepbregman.errors import UserError
-from deepbregman.method.base_network import Encoder
 from deepbregman.runs import Record, Run, now, parse_json, replacing, write_json
 from deepbregman.training.assembly import untrained_encoder
-from deepbregman.training.checkpoints import Trained
+from deepbregman.training.checkpoints import Trained, fingerprint
 from deepbregman.training.processes import device_name
 from deepbregman.training.seeds import derived
 
@@ -163,18 +161,8 @@ def _settings(subject: Subject, architecture: str, arm: str, seed: int) -> Recor
         "train_on_difficult": options.train_on_difficult,
         "clip_gradient": options.clip_gradient,
         "images": hashlib.sha256(names.encode()).hexdigest()[:16],
-        "encoder": _fingerprint(subject.trained.model.encoder),
+        "encoder": fingerprint(subject.trained.model.encoder),
     }
-
-
-def _fingerprint(encoder: Encoder) -> str:
-    """Return a digest of every tensor of an encoder, to tell one from another."""
-    digest = hashlib.sha256()
-    tensors: dict[str, Tensor] = encoder.state_dict()
-    for name, tensor in tensors.items():
-        digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def _listed(data: Detections, found: list[Found]) -> Record:

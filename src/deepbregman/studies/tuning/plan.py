@@ -10,13 +10,17 @@ import optuna
 
 from deepbregman.config import Config, from_toml, override, to_toml
 from deepbregman.errors import UserError
-from deepbregman.runs import Record
+from deepbregman.runs import Record, read_json, write_json
 from deepbregman.studies.definition import Changes, base_config, differences
 from deepbregman.studies.folder import HOLDOUT
 
 from .space import Space, parse_space
 from .workers import open_storage
 
+STORAGE = "storage.json"
+"""In the folder of a search whose storage is elsewhere: where that is."""
+SECRETS = ("password", "passwd", "pwd", "secret", "token", "odbc_connect")
+"""Parts of the names of URL options that may hold a password."""
 DEFAULTS: Record = {"objective": "linear", "sampler": "gp", "prune": True, "trials": 40}
 STARTUP_TRIALS = 10
 """Random at first, for the model of the rest."""
@@ -115,10 +119,86 @@ def _hold_to(stored: Record, definition: Record, recipe: Config) -> None:
         )
 
 
+def has_begun(folder: Path) -> bool:
+    """Whether a folder is that of a search; what a command leaves out is then the folder's."""
+    return any((folder / name).exists() for name in ("search.db", STORAGE))
+
+
+def without_password(url: str) -> tuple[str, bool]:
+    """Return a storage's URL as it may be written down, and whether a password was taken out."""
+    import sqlalchemy.exc
+
+    try:
+        parts = sqlalchemy.make_url(url)
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        return "", False  # opening it says what is wrong
+    place = parts.database
+    if parts.get_backend_name() == "sqlite" and place and not place.startswith((":", "file:")):
+        place = str(Path(place).resolve())
+    query = {
+        name: value
+        for name, value in parts.query.items()
+        if not any(word in name.lower() for word in SECRETS)
+    }
+    bare = sqlalchemy.URL.create(
+        parts.drivername, parts.username, None, parts.host, parts.port, place, query
+    )
+    secret = parts.password is not None or len(query) < len(parts.query)
+    return bare.render_as_string(), secret
+
+
+def locate(request: Request, folder: Path) -> str:
+    """Return the URL of a search's storage: where the folder began it, else what is asked for.
+
+    Raises:
+        UserError: When another is asked for, or a password is needed that is not written down.
+    """
+    path, own = folder / STORAGE, f"sqlite:///{folder / 'search.db'}"
+    before = read_json(path) if path.is_file() else {}
+    stored = before.get("storage")
+    if before and not isinstance(stored, str):
+        raise UserError(f"{path} names no storage: remove it, and give --storage again")
+    if request.storage is None:
+        if before.get("password"):
+            raise UserError(
+                f"the search of {folder} is in {stored}, whose password is not written down: give "
+                "--storage again, with the password"
+            )
+        return stored or own
+    begun = stored or (without_password(own)[0] if has_begun(folder) else None)
+    asked, _ = without_password(request.storage)
+    if asked and begun and asked != begun:
+        raise UserError(
+            f"--storage {asked}: the search of {folder} was begun in {begun}; leave --storage out "
+            "to go on there, or choose another folder with --out"
+        )
+    return request.storage
+
+
+def remember(url: str, folder: Path) -> str:
+    """Write down where the storage of a search is, without a password.
+
+    Returns:
+        Words for the user where that is not enough to go on; empty otherwise.
+    """
+    stored, secret = without_password(url)
+    inside, _ = without_password(f"sqlite:///{folder / 'search.db'}")
+    if stored != inside and not stored.endswith(("://", ":memory:")):
+        write_json(folder / STORAGE, {"storage": stored, "password": secret})
+    words = f"the password of the storage is not written down in {folder}: give --storage again"
+    return f"{words} to go on with this search later" if secret else ""
+
+
 def join(request: Request, folder: Path) -> tuple[optuna.Study, Plan]:
-    """Begin the search in its storage, or join it; a search goes by the name of its folder."""
+    """Begin the search in its storage, or join it; a search goes by the name of its folder.
+
+    Args:
+        request: what is asked for, its storage located.
+        folder: of the search.
+    """
+    assert request.storage is not None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = open_storage(request.storage or f"sqlite:///{folder / 'search.db'}")
+    storage = open_storage(request.storage)
     name = folder.resolve().name
     known = name in {summary.study_name for summary in optuna.get_all_study_summaries(storage)}
     stored = optuna.load_study(study_name=name, storage=storage).user_attrs if known else {}

@@ -4,10 +4,12 @@
 
     SEARCH/
       search.db              Optuna's storage, unless another is named
+      storage.json           where that other one is
       runs/trial-0007/       an ordinary run folder, its checkpoints deleted once judged
       trials.json, trials.csv, best.toml, search.png, search.svg
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +23,7 @@ from deepbregman.studies.definition import Search, Settings
 from deepbregman.studies.grid import one_process, stopping
 from deepbregman.training.processes import pick_device
 
-from .plan import Request, join, resolve
+from .plan import Request, has_begun, join, locate, remember, resolve
 from .records import write_best
 from .trials import Job, say
 from .workers import TAKEN, work
@@ -47,11 +49,11 @@ def search_study(entry: Search, settings: Settings, console: Console) -> Path:
         )
     name = f"{entry.name}-{Path(settings.recipe or entry.recipe).stem}"
     out = settings.out or Path("studies") / name
-    has_begun = (out / "search.db").exists()  # then what is left out is the folder's
+    begun = has_begun(out)
     request = Request(
-        settings.recipe or (None if has_begun else entry.recipe),
+        settings.recipe or (None if begun else entry.recipe),
         entry.space,
-        settings.trials or (None if has_begun else entry.trials),
+        settings.trials or (None if begun else entry.trials),
         settings.data,
         settings.epochs,
         settings.changes,
@@ -79,10 +81,14 @@ def tune(request: Request, console: Console | None = None) -> Path:
     if request.trials is not None and request.trials < 1:
         raise UserError(f"--trials {request.trials}: there must be at least 1")
     folder = request.out or Path("studies") / f"tune-{Path(request.recipe or 'search').stem}"
-    if request.storage is None and not (folder / "search.db").exists():
+    if request.storage is None and not has_begun(folder):
         resolve(request, None)  # nothing is made for a request that is refused
     with exclusively(folder / "locks" / "search"):
-        study, plan = join(request, folder)
+        located = replace(request, storage=locate(request, folder))
+        study, plan = join(located, folder)
+        again = remember(str(located.storage), folder)
+    if again:
+        say(console, again)
     total = request.trials or plan.definition["trials"]
 
     def state() -> str:
@@ -92,7 +98,8 @@ def tune(request: Request, console: Console | None = None) -> Path:
         source = labelled_training(plan.base)
     say(console, f"search in {folder}: {state()}; judged on held-out training images")
     job = Job(study, plan, source, folder, request.accelerator, console)
-    with stopping(state, f"deepbregman {request.command} --out {folder}"):
+    words = f"deepbregman {request.command} --out {folder}" + " --storage ..." * bool(again)
+    with stopping(state, words):
         work(study, total, job.objective, after=job.after, waiting=job.wait)
     record = job.after()
     figures = [folder / f"search.{kind}" for kind in ("png", "svg")]

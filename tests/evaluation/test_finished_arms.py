@@ -1,0 +1,261 @@
+"""An evaluation that is stopped between two arms goes on with the next, to the same rows."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from deepbregman.cli import main
+from deepbregman.errors import UserError
+from deepbregman.evaluation import finetuned_protocols
+from deepbregman.evaluation.options import Semi, Tuning
+from deepbregman.evaluation.protocols import evaluate
+from deepbregman.runs import Record, Run
+from deepbregman.training import checkpoints
+
+Options = dict[str, Any]
+
+
+@pytest.fixture
+def run(short_run: Run, tmp_path: Path) -> Run:
+    return Run(Path(shutil.copytree(short_run.path, tmp_path / "run")))
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The arms that are trained, as they begin."""
+    titles: list[str] = []
+    engine = finetuned_protocols.finetune
+
+    def noted(*arguments: Any, title: str, **options: Any) -> None:
+        titles.append(title)
+        engine(*arguments, title=title, **options)
+
+    monkeypatch.setattr(finetuned_protocols, "finetune", noted)
+    return titles
+
+
+def stopping(
+    monkeypatch: pytest.MonkeyPatch, after: int, stop: Callable[[], object]
+) -> Callable[[], None]:
+    """Let training stop in the arm after so many; returns what undoes it."""
+    engine, begun = finetuned_protocols.finetune, []
+
+    def stopped(*arguments: Any, **options: Any) -> None:
+        begun.append(1)
+        if len(begun) > after:
+            stop()
+        engine(*arguments, **options)
+
+    monkeypatch.setattr(finetuned_protocols, "finetune", stopped)
+    return lambda: monkeypatch.setattr(finetuned_protocols, "finetune", engine)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def options_of(protocol: str, data: str) -> Options:
+    return {
+        "protocols": [protocol],
+        "data": data,
+        "epochs": 2,
+        "seeds": 2,
+        "semi": Semi(labels=(0.1,)),
+        "accelerator": "cpu",
+    }
+
+
+def numbers(rows: list[Record]) -> list[Record]:
+    return [{key: value for key, value in row.items() if key != "finished"} for row in rows]
+
+
+@pytest.mark.parametrize(("protocol", "arms"), [("semi", 6), ("transfer", 4), ("supervised", 2)])
+def test_killed_after_the_first_arm_it_ends_as_if_nothing_had_been(
+    run: Run,
+    few_digits: str,
+    protocol: str,
+    arms: int,
+    trained: list[str],
+    fork: Callable[[Callable[[], object]], int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    options = options_of(protocol, few_digits)
+    reference = Run(Path(shutil.copytree(run.path, tmp_path / "reference")))
+    expected = evaluate(reference, **options)
+    every, journal = list(trained), run.path / "finished_arms.json"
+    assert len(every) == arms
+    assert not (reference.path / "finished_arms.json").exists()
+
+    def killed() -> None:
+        stopping(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        evaluate(run, **options)
+
+    status = os.waitpid(fork(killed), 0)[1]
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    assert journal.is_file()
+    assert protocol not in {row["protocol"] for row in run.evaluations()}
+    trained.clear()
+    rows = evaluate(run, **options)
+    assert trained == every[1:]
+    assert numbers(rows) == numbers(expected)
+    assert not journal.exists()
+    if protocol == "supervised":  # what is finished is measured anew when it is asked for anew
+        trained.clear()
+        assert numbers(evaluate(run, **options)) == numbers(expected)
+        assert trained == every
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tuning": Tuning(learning_rate=(0.02,))},
+        {"tuning": Tuning(learning_rate=(0.05,), weight_decay=0.0)},
+        {"tuning": Tuning(batch_size=16)},
+        {"epochs": 1},
+        {"seed": 2},
+        {"balanced": True},
+        {"skip_unreadable": True},
+        {"semi": Semi(labels=(0.2,))},
+        "another source",
+        "another pixel",
+        "another label",
+        "retrained",
+        "another configuration",
+        "another version",
+    ],
+    ids=str,
+)
+def test_nothing_is_taken_from_an_evaluation_that_differs(
+    run: Run,
+    few_digits: str,
+    change: Options | str,
+    trained: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    data = str(shutil.copy(few_digits, tmp_path / "data.npz"))
+    options = {**options_of("semi", data), "seeds": 1}
+    undo = stopping(monkeypatch, 2, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, **options)
+    undo()
+    assert len(json.loads((run.path / "finished_arms.json").read_text())) == 2
+    trained.clear()
+    if isinstance(change, dict):
+        options |= change
+    elif change == "another source":
+        options["data"] = "digits"
+    elif change == "retrained":
+        state = checkpoints.load(run.last_checkpoint)
+        weights = state["model"]
+        name = next(name for name in weights if name.startswith("projection"))
+        weights[name].view(-1)[0] += 1e-3
+        checkpoints.save(run.last_checkpoint, {k: v for k, v in state.items() if k != "format"})
+    elif change == "another configuration":
+        path = run.path / "config.toml"
+        path.write_text(path.read_text().replace("flip = 0.0", "flip = 0.5"))
+        assert run.config.views.flip == 0.5
+    elif change == "another version":
+        monkeypatch.setattr("importlib.metadata.version", lambda name: "0.0")
+    else:
+        part = {"another pixel": "test_images", "another label": "train_labels"}[change]
+        arrays = dict(np.load(data))
+        arrays[part].reshape(-1)[0] ^= 1
+        np.savez(data, **arrays)
+    evaluate(run, **options)
+    assert len(trained) == 3
+
+
+def test_more_seeds_than_before_take_those_that_are_done(
+    run: Run, few_digits: str, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = options_of("supervised", few_digits)
+    undo = stopping(monkeypatch, 1, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, **options)
+    undo()
+    trained.clear()
+    evaluate(run, **{**options, "seeds": 3})
+    assert trained == ["from scratch, seed 1", "from scratch, seed 2"]
+
+
+def test_what_is_said_and_that_other_networks_leave_nothing_behind(
+    run: Run,
+    few_digits: str,
+    trained: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["evaluate", run.path, "--protocol", "supervised", "--data", few_digits]
+    words = [str(word) for word in [*command, "--epochs", 1, "--seeds", 3, "--accelerator", "cpu"]]
+    undo = stopping(monkeypatch, 2, interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        main(words)
+    assert "stopped; 2 finished arms are kept, continue by giving the same command again" in (
+        capsys.readouterr().err
+    )
+    undo()
+    journal = run.path / "finished_arms.json"
+    stale = json.loads(journal.read_text())
+    entry = next(iter(stale.values()))
+    stale["other"] = {**entry, "settings": {**entry["settings"], "networks": "others"}}
+    journal.write_text(json.dumps(stale))
+    trained.clear()
+    main(words)
+    said = [line for line in capsys.readouterr().out.splitlines() if "not trained again" in line]
+    arms = "from scratch, seed 0; from scratch, seed 1"
+    assert said == [f"not trained again, from {journal}: {arms}"]
+    assert trained == ["from scratch, seed 2"]
+    assert not journal.exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda arm: None,
+        lambda arm: {},
+        lambda arm: {**arm, "measured": {"variant": "x"}},
+        lambda arm: {**arm, "measured": {**arm["measured"], "values": {"top1": "9"}}},
+        lambda arm: {**arm, "measured": {**arm["measured"], "values": [1]}},
+    ],
+)
+def test_an_edited_file_is_refused_by_name(
+    run: Run,
+    few_digits: str,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Record], Record | None],
+) -> None:
+    options = {**options_of("supervised", few_digits), "epochs": 1}
+    stopping(monkeypatch, 1, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(run, **options)
+    journal = run.path / "finished_arms.json"
+    arms = json.loads(journal.read_text())
+    journal.write_text(json.dumps({key: damage(arm) for key, arm in arms.items()}))
+    with pytest.raises(UserError, match=r"finished_arms.json holds an arm that none of ours wrote"):
+        evaluate(run, **options)
+
+
+def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
+    from deepbregman.data import Split
+    from deepbregman.data.images import FileImages
+    from deepbregman.evaluation.finished_arms import _digest_of
+
+    paths = (tmp_path / "a.png", tmp_path / "b.png")
+    for path in paths:
+        path.write_bytes(b"1234")
+    split = Split(FileImages(paths, 8), torch.tensor([0, 1]))
+    first = _digest_of(split)
+    assert _digest_of(split) == first
+    assert _digest_of(split.select(torch.tensor([1, 0]))) != first
+    paths[0].write_bytes(b"12345")
+    assert _digest_of(split) != first
