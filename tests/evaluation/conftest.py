@@ -3,9 +3,10 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 
 def _fork(act: Callable[[], object]) -> int:
@@ -21,6 +22,12 @@ def _fork(act: Callable[[], object]) -> int:
 
 
 @pytest.fixture
-def fork() -> Callable[[Callable[[], object]], int]:
-    """Start processes that do one thing; forked, since importing torch anew takes seconds."""
-    return _fork
+def fork() -> Iterator[Callable[[Callable[[], object]], int]]:
+    """Start processes that do one thing; forked, since importing torch anew takes seconds.
+
+    On one thread, also here: a forked process has none of its parent's others to work with.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield _fork
+    torch.set_num_threads(before)
