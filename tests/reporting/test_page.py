@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_figures_and_tables_lie_beside_the_page(sample_page: Written) -> None:
             assert image.width > 800
             assert len(image.getcolors(maxcolors=1_000_000) or []) > 20
     assert {path.stem for path in (folder / "tables").glob("*.tex")} == {
-        *("evaluations-digits", "differences", "provenance")
+        *("evaluations-digits", "fields", "provenance")
     }
 
 
@@ -141,11 +142,18 @@ def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: P
 
 def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: Path) -> None:
     study = make_study("kappa-cifar10")
-    for seed in (0, 1):
-        run = make_run(f"5-seed{seed}", {"seed": seed}, metrics=METRICS)
+    for arm, seed in product((5, 200), (0, 1)):
+        changes = {"seed": seed, "divergence.num_subnetworks": arm}
+        run = make_run(f"{arm}-seed{seed}", changes, metrics=METRICS)
         (study / "runs").mkdir(exist_ok=True)
         run.rename(study / "runs" / run.name)
     written = report([study], tmp_path / "out")
+    tables = sorted(path.stem for path in (folder_of(written) / "tables").glob("*.csv"))
+    names = ("arms", "differences", "fields", "provenance")  # no table takes another's file
+    assert tables == [f"kappa-cifar10-{name}" for name in names]
+    assert written.num_tables == len(tables)
+    text = (folder_of(written) / "tables" / "kappa-cifar10-fields.csv").read_text()
+    assert "divergence.num_subnetworks,5,200" in text
     page = Page(written.page)
     assert "How many subnetworks?" in page.words
     assert "91.25 ± 0.50" in page.words
