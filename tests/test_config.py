@@ -255,6 +255,8 @@ AUTHORS = {
     "optimiser.weight_decay": 1e-6,
     "optimiser.schedule": "cosine",
 }
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

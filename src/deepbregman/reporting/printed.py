@@ -1,5 +1,6 @@
 """Published series of a grid study: which of them stand beside its arms, and in which rows."""
 
+from collections.abc import Sequence
 from pathlib import PurePath
 
 from deepbregman.runs import Record
@@ -21,6 +22,22 @@ def printed_series(results: Record) -> list[Record]:
         if part["data"] == name
         if part.get("encoder") is None or any(_same_encoder(part, arm) for arm in arms)
     ]
+
+
+def of_metric(printed: Sequence[Record], metric: str) -> list[Record]:
+    """Keep the published series of one quantity, which alone belong on its axis."""
+    return [part for part in printed if part.get("metric", metric) == metric]
+
+
+def printed_title(part: Record, metric: str) -> str:
+    """Name a published series, and its quantity where that is not the study's own.
+
+    Args:
+        part: a published series.
+        metric: that the study is judged by.
+    """
+    of_other = part.get("metric", metric)
+    return f"published: {part['series']}" + f", {of_other}" * (of_other != metric)
 
 
 def printed_value(part: Record, arm: Record) -> str:

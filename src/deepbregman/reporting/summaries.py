@@ -58,6 +58,21 @@ def unequal_words(results: Record) -> str:
     return f"unequal budget: {'; '.join(found)}" if found else ""
 
 
+def as_sentence(words: str) -> str:
+    """Begin words with a capital, and leave the names within them as they are."""
+    return words[:1].upper() + words[1:]
+
+
+def diverged_words(results: Record) -> str:
+    """Name the arms of which seeds diverged, which no mean holds; nothing where none did."""
+    found = []
+    for arm in results["arms"]:
+        if arm.get("num_diverged"):
+            begun = sum(row["arm"] == arm["arm"] for row in results["cells"])
+            found.append(f"{arm['arm']} ({arm['num_diverged']} of {begun} seeds)")
+    return f"diverged: {', '.join(found)}" if found else ""
+
+
 def trained_for(results: Record) -> str:
     """Say how many epochs the arms were trained, which are of different numbers perhaps."""
     if results["epochs"] is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from deepbregman.reporting.printed import printed_value
+from deepbregman.reporting.printed import of_metric, printed_value
 from deepbregman.reporting.summaries import COMPARED, change, reference_words
 from deepbregman.runs import Record
 
@@ -41,8 +41,8 @@ def pairs_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
                     **{"measure": name, "value": part["values"][str(arm["x"])]},
                     **{"method": part["series"], "where": part["source"]},
                 }
-                for part in printed
-                if part.get("metric", results["metric"]) == metric and printed_value(part, arm)
+                for part in of_metric(printed, metric)
+                if printed_value(part, arm)
             ]
         runs += [
             {

@@ -8,8 +8,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.printed import printed_series, printed_value
-from deepbregman.reporting.summaries import COSTS, reference_words, trained_for, unequal_words
+from deepbregman.reporting.printed import printed_series, printed_title, printed_value
+from deepbregman.reporting.summaries import (
+    COSTS,
+    as_sentence,
+    diverged_words,
+    reference_words,
+    trained_for,
+    unequal_words,
+)
 from deepbregman.runs import Record, read_json
 
 from .arms import Arm, Spread, Subject, grouped, is_number
@@ -92,7 +99,8 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
         if runs:
             arms.append(Arm(arm, runs, place))
     done = len({cell["run"] for cell in results["cells"]})
-    notes = [unequal_words(results).capitalize(), results["study"].get("note") or ""]
+    notes = [as_sentence(unequal_words(results)), as_sentence(diverged_words(results))]
+    notes.append(results["study"].get("note") or "")
     left = sorted(set(folders) - {cell["run"] for cell in results["cells"]})
     if left:
         notes.append(f"Begun and not judged: {', '.join(left)}.")
@@ -134,10 +142,7 @@ def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
         words += ["supervised"] if arm["arm"] in supervised else []
         words += ["not in the paper"] if arm["arm"] in beyond else []
         rows.append(Row(arm["arm"], tuple(cells), note=", ".join(words)))
-    for part in printed:
-        metric = part.get("metric", results["metric"])
-        of_other = f", {metric}" * (metric != results["metric"])
-        columns.append(f"published: {part['series']}{of_other}")
+    columns += [printed_title(part, results["metric"]) for part in printed]
     caption = "Top-1, per cent; mean ± sample deviation over seeds"
     title = results["study"]["title"]
     return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)

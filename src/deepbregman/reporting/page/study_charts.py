@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from deepbregman.reporting.printed import of_metric
 from deepbregman.runs import Record
 
 from .charts import PALETTE, Figure, chart_of, finished, rounded, slug
@@ -19,10 +20,11 @@ def study_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
 
     Args:
         results: what ``results.json`` holds.
-        printed: published series on the same data.
+        printed: published series on the same data, of which those of the same quantity are drawn.
         key: of the study.
     """
     metric, kind = results["metric"], results["study"]["figure"]
+    printed = of_metric(printed, metric)
     measured = [arm for arm in results["arms"] if metric in arm["metrics"]]
     if kind == "drops":
         measured = [arm for arm in measured if metric in arm.get("difference", {})]
