@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import matplotlib as mpl
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -88,8 +87,8 @@ def test_a_drop_of_nothing_is_not_an_arm_that_is_missing(
     study_figure([tmp_path / "drops.png"], results)
     bars = [c for c in drawn[0].axes[0].containers if getattr(c, "has_yerr", False)]
     segments = [segment for bar in bars for segment in bar.lines[2][0].get_segments()]
-    assert len(segments) == len(results["arms"])
-    assert all(not np.isnan(segment).any() for segment in segments)
+    drawn_at = [segment[:, 1].tolist() for segment in segments]  # not empty, not nan
+    assert drawn_at == [[0.0, 0.0]] * len(results["arms"])
 
 
 def test_the_legend_stays_within_the_figure(
@@ -177,4 +176,9 @@ def test_seeds_means_and_differences_stand_where_they_were_measured(
         (bar,) = [c for c in right.containers if c.has_xerr]
         (segment,) = bar.lines[2][0].get_segments()
         assert sorted(float(x) for x in segment[:, 0]) == pytest.approx([-5.4, 7.4])
-        assert right.texts[0].get_text() == "+1.00 ± 0.70 [-5.40, +7.40]"
+        assert right.texts[0].get_text() == "+1.00 ± 0.70 [-5.40, +7.40] (n=2)"
+        panel = right.get_window_extent()
+        box = right.texts[0].get_window_extent()
+        assert panel.x0 <= box.x0 <= box.x1 <= panel.x1 + 1.0
+    names = [label.get_text() for label in panels[0].get_yticklabels()]
+    assert names == ["simclr", "best", "Hot (n=0)"]

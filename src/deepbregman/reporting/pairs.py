@@ -83,7 +83,9 @@ def pairs_figure(paths: Sequence[Path], results: Record) -> None:
         paths: of the files; the ending names the format.
         results: what ``results.json`` holds.
     """
-    metrics, arms = shown_metrics(results), [arm["arm"] for arm in results["arms"]]
+    metrics, measured = shown_metrics(results), results["arms"]
+    arms = [arm["arm"] for arm in measured]
+    num_seeds = len({row["seed"] for row in results["cells"]})
     printed, unequal = printed_series(results), unequal_words(results)
     notes = [
         "Small: a seed each, joined by a grey line; large: mean and sample deviation. Right: mean "
@@ -107,7 +109,7 @@ def pairs_figure(paths: Sequence[Path], results: Record) -> None:
             for axes in (left, right):
                 axes.set_ylim(len(arms) - 0.45, -0.55)
                 axes.grid(axis="y", visible=False)
-            left.set_yticks(range(len(arms)), arms)
+            left.set_yticks(range(len(arms)), [_label(arm, metric, num_seeds) for arm in measured])
             right.set_yticks([])
             left.set_title(COMPARED[metric], loc="left", fontsize=8.5)
         grid[-1, 0].set_xlabel("top-1 accuracy, %")
@@ -115,7 +117,6 @@ def pairs_figure(paths: Sequence[Path], results: Record) -> None:
         title = results["study"]["title"]
         figure.suptitle(title, fontsize=10.0, fontweight="bold")
         conditions = caption(results).removeprefix(title).removesuffix(f"; {unequal}").strip()
-        num_seeds = len({row["seed"] for row in results["cells"]})
         conditions += f"; {num_seeds} seed" + "s" * (num_seeds > 1)
         words = "\n".join(textwrap.wrap(conditions, 70))
         grid[0, 1].set_title(words, loc="right", fontsize=7.0, color=GREY)
@@ -126,6 +127,12 @@ def pairs_figure(paths: Sequence[Path], results: Record) -> None:
         for path in paths:
             with replacing(path) as file:
                 figure.savefig(file, format=path.suffix.removeprefix("."))
+
+
+def _label(arm: Record, metric: str, num_seeds: int) -> str:
+    """Name an arm, with the number of its seeds where that is not all of them."""
+    count = arm["metrics"].get(metric, {"n": 0})["n"]
+    return str(arm["arm"]) + f" (n={count})" * (count != num_seeds)
 
 
 def _draw_seeds(axes: Axes, results: Record, arms: list[str], metric: str) -> None:
@@ -191,11 +198,12 @@ def _draw_differences(axes: Axes, results: Record, metric: str) -> None:
             summary["mean"], place, xerr=margins, marker="D", markersize=5, capsize=3, color=colour
         )
         axes.annotate(
-            change(summary).partition(" (n=")[0],
-            (summary["mean"], place),
+            change(summary),
+            (1.0, place),
             (0.0, 6.5),
+            xycoords=axes.get_yaxis_transform(),  # all in one column, within the panel
             textcoords="offset points",
-            ha="center",
+            ha="right",
             fontsize=6.5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.4},
         )
