@@ -73,16 +73,12 @@ def resolve(request: Request, stored: Record | None) -> Plan:
             "a new search needs a recipe and a space: deepbregman tune paper --space "
             "divergence.sigma=0.1:5:log"
         )
-    asked = (request.recipe, request.data, request.epochs, request.changes or None)
-    if stored is not None and all(part is None for part in asked):
-        recipe = from_toml(stored["base"], "the search")
-    else:
-        name = request.recipe or (stored or {})["recipe"]
-        recipe = base_config(name, request.data, request.epochs, request.changes or {})
+    recipe, changes = _recipe(request, stored)
     definition: Record = {
         "recipe": request.recipe,
         "data": recipe.data.source,
         "epochs": recipe.training.epochs,
+        "changes": changes,
         "objective": request.objective,
         "sampler": request.sampler,
         "prune": request.prune,
@@ -98,6 +94,24 @@ def resolve(request: Request, stored: Record | None) -> Plan:
     if stored is not None:
         _hold_to(stored, definition, recipe)
     return Plan(recipe, space, definition)
+
+
+def _recipe(request: Request, stored: Record | None) -> tuple[Config, Changes]:
+    """Return the recipe with what was set in it; what is left out is as the search began.
+
+    A search that has begun keeps to its own recipe, whatever has become of the file.
+    """
+    changes = request.changes or {}
+    if stored is None:
+        assert request.recipe is not None
+        return base_config(request.recipe, request.data, request.epochs, changes), changes
+    data, epochs = request.data or stored["data"], request.epochs
+    epochs = stored["epochs"] if epochs is None else epochs
+    changes = {**stored.get("changes", {}), **changes}
+    if request.recipe is not None:
+        return base_config(request.recipe, data, epochs, changes), changes
+    given = {"data.source": data, "training.epochs": epochs, **changes}
+    return override(from_toml(stored["base"], "the search"), given), changes
 
 
 def _hold_to(stored: Record, definition: Record, recipe: Config) -> None:

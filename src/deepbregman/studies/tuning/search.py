@@ -8,10 +8,12 @@
       trials.json, trials.csv, best.toml, search.png, search.svg
 """
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from sqlalchemy import make_url
 
 from deepbregman.errors import UserError
 from deepbregman.reporting.search import search_figure, search_table
@@ -92,7 +94,7 @@ def tune(request: Request, console: Console | None = None) -> Path:
         source = labelled_training(plan.base)
     say(console, f"search in {folder}: {state()}; judged on held-out training images")
     job = Job(study, plan, source, folder, request.accelerator, console)
-    with stopping(state, f"deepbregman {request.command} --out {folder}"):
+    with stopping(state, to_go_on(request, folder)):
         work(study, total, job.objective, after=job.after, waiting=job.wait)
     record = job.after()
     figures = [folder / f"search.{kind}" for kind in ("png", "svg")]
@@ -103,3 +105,11 @@ def tune(request: Request, console: Console | None = None) -> Path:
     if best is not None:
         say(console, f"best:   {best}\nnext:   deepbregman pretrain {best}")
     return folder
+
+
+def to_go_on(request: Request, folder: Path) -> str:
+    """Write the command that goes on with a search; a password in its storage's URL is not told."""
+    words = ["deepbregman", *request.command.split(), "--out", str(folder)]
+    if request.storage is not None:
+        words += ["--storage", make_url(request.storage).render_as_string(hide_password=True)]
+    return shlex.join(words)
