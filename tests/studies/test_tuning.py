@@ -106,6 +106,8 @@ def test_end_to_end_without_the_test_images(
     if command == "study":  # again, as the message on Ctrl-C says: there is nothing left to do
         main(["study", "sigma-lambda", "--out", str(out), "--accelerator", "cpu"])
         assert trials(out) == rows
+        assert "best" in (figure := (out / "search.svg").read_text())
+        assert "published best" not in figure  # that was of other images
 
 
 def test_more_trials_later_and_nothing_else(few_digits: str, out: Path) -> None:

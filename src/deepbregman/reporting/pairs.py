@@ -132,7 +132,7 @@ def pairs_figure(paths: Sequence[Path], results: Record) -> None:
 def _label(arm: Record, metric: str, num_seeds: int) -> str:
     """Name an arm, with the number of its seeds where that is not all of them."""
     count = arm["metrics"].get(metric, {"n": 0})["n"]
-    return str(arm["arm"]) + f" (n={count})" * (count != num_seeds)
+    return str(arm["arm"]) + f" (n={count})" * bool(count != num_seeds)
 
 
 def _draw_seeds(axes: Axes, results: Record, arms: list[str], metric: str) -> None:

@@ -184,6 +184,8 @@ class Search:
     recipe: str = "paper"
     published: Mapping[str, float] = field(default_factory=dict)
     """Field -> the best value in the paper."""
+    published_data: str = ""
+    """The images that it was found on; beside others it does not stand."""
     note: str = ""
 
     def run(self, settings: Settings, console: Console) -> Path:

@@ -17,6 +17,7 @@ from deepbregman.reporting.summaries import (
     trained_for,
     unequal_words,
 )
+from deepbregman.reporting.trials import completed, fates, searched
 from deepbregman.runs import Record, read_json
 
 from .arms import Arm, Spread, Subject, grouped, is_number
@@ -195,9 +196,7 @@ def _summary(record: Record | None) -> Cell:
 
 def _search(path: Path, name: str, record: Record) -> StudyRecord:
     key = slug(name)
-    fields = [words.partition("=")[0] for words in record["space"]]
-    judged = [row for row in record["trials"] if is_number(row["value"]) and not row["diverged"]]
-    best = sorted(judged, key=lambda row: (-row["value"], row["trial"]))
+    fields, best = searched(record), completed(record)
     objective = f"{record['objective']}, held out, %"
     rows = [
         Row(
@@ -212,14 +211,12 @@ def _search(path: Path, name: str, record: Record) -> StudyRecord:
     if record.get("importance"):
         shares = [Cell(text=_written(record["importance"].get(field))) for field in fields]
         rows.append(Row("share of the variance (fANOVA)", (Cell(), *shares)))
-    states = [row["state"] for row in record["trials"]]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     facts = {
         "recipe": str(record["recipe"]),
         "data": Path(str(record["data"])).name,
         "epochs": str(record["epochs"]),
         "sampler": str(record["sampler"]),
-        "trials": counts or "none",
+        "trials": fates(record),
     }
     table = Table(f"{key}-trials", "Best trials", "trial", (objective, *fields), tuple(rows))
     note = "The best of many trials is an optimistic value: one seed each, chosen by this number."

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +38,9 @@ class Request:
     out: Path | None = None
     storage: str | None = None
     accelerator: str = "auto"
-    published: Mapping[str, float] | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Field -> the best value that was published for images of ``published_data``."""
+    published_data: str = ""
     command: str = "tune"
 
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 from sqlalchemy import make_url
 
 from deepbregman.errors import UserError
+from deepbregman.reporting.printed import are_images_of
 from deepbregman.reporting.search import search_figure, search_table
 from deepbregman.studies.cells import labelled_training
 from deepbregman.studies.claims import exclusively
@@ -60,6 +61,7 @@ def search_study(entry: Search, settings: Settings, console: Console) -> Path:
         out=out,
         accelerator=settings.accelerator,
         published=entry.published,
+        published_data=entry.published_data,
         command=f"study {entry.name}",
     )
     return tune(request, console)
@@ -98,7 +100,8 @@ def tune(request: Request, console: Console | None = None) -> Path:
         work(study, total, job.objective, after=job.after, waiting=job.wait)
     record = job.after()
     figures = [folder / f"search.{kind}" for kind in ("png", "svg")]
-    search_figure(figures, record, request.published or {})
+    is_yardstick = are_images_of(record["data"], request.published_data)
+    search_figure(figures, record, request.published if is_yardstick else {})
     console.print(search_table(record))
     best = write_best(folder, plan.recipe, record)
     say(console, f"figure: {figures[0]}")
