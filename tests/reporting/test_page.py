@@ -164,6 +164,7 @@ def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: P
     assert "curves, diagnostics, configuration and provenance of its runs" in page.words
     assert "Difference to none" in page.words
     assert "+1.25 ± 0.25 [+0.63, +1.87]" in page.words
+    assert "bar: 95 % interval of it, n = 3" in page.words
     assert sorted(path.name for path in (folder_of(written) / "figures").iterdir()) == [
         *("kappa-cifar10-arms.png", "kappa-cifar10-arms.svg"),
         *("kappa-cifar10-differences.png", "kappa-cifar10-differences.svg"),
@@ -192,6 +193,8 @@ def test_published_values_stand_only_beside_the_same_data(
         svg = (folder_of(written) / "figures" / f"a-{data}-arms.svg").read_text()
         assert (">SimCLR<" in svg) == (figure != "drops")  # what others are seen against
         assert ">with divergence<" in svg
+        for path in (folder_of(written) / "figures").glob("*.svg"):
+            assert 'stroke="black"' not in path.read_text()  # which a dark page would hide
 
 
 def test_supervised_arms_say_so(make_study: Callable[..., Path], tmp_path: Path) -> None:

@@ -41,6 +41,16 @@ def test_trials_are_counted_by_what_became_of_them(record: Record, tmp_path: Pat
     assert read_study(tmp_path).facts["trials"] == "3 complete, 1 pruned, 2 diverged"
 
 
+def test_slices_of_the_page_show_all_of_the_space(record: Record, tmp_path: Path) -> None:
+    write_json(tmp_path / "trials.json", record)
+    count, flag, rate = (figure.spec["encoding"]["x"] for figure in read_study(tmp_path).figures)
+    assert count["scale"]["domain"] == [10, 20]  # 12 is the largest that came to a value
+    assert flag["scale"]["domain"] == ["true", "false"]
+    assert (rate["scale"]["domain"], rate["scale"]["type"]) == ([1, 100000], "log")
+    values = read_study(tmp_path).figures[1].spec["data"]["values"]
+    assert {value["x"] for value in values} == {"true", "false"}
+
+
 def test_trials_without_a_value_stand_at_the_foot(
     record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from deepbregman.runs import Record, replacing
 
 from .figures import PALETTE, STYLE
-from .trials import completed, fate, fates, searched
+from .trials import as_choice, completed, dimension, fate, fates, searched
 
 BEST_ROWS = 5
 COLUMNS = 3
@@ -86,12 +86,11 @@ def _draw_slice(axes: Axes, record: Record, name: str, published: float | None) 
     """Draw the value of every completed trial over one field, later trials darker."""
     done = completed(record)
     words = next(words for words in record["space"] if words.startswith(f"{name}="))
-    choices = words.partition("=")[2].split(",")
+    bounds, choices, is_log = dimension(words)
 
     def place(row: Record) -> float:
         value = row["values"][name]
-        written = str(value).lower() if isinstance(value, bool) else str(value)
-        return choices.index(written) if len(choices) > 1 else float(value)
+        return float(value) if bounds else choices.index(as_choice(value))
 
     x, y = [place(row) for row in done], [row["value"] for row in done]
     age = [row["trial"] for row in done]
@@ -134,12 +133,12 @@ def _draw_slice(axes: Axes, record: Record, name: str, published: float | None) 
             )
     if published is not None:
         axes.axvline(published, color=GREY, linestyle=":", label="published best for these images")
-    if len(choices) > 1:
+    if bounds is None:
         axes.set_xticks(range(len(choices)), choices)
         axes.set_xlim(-0.5, len(choices) - 0.5)
     else:  # all of the space: a best value at its edge asks for a wider one
-        low, high = map(float, choices[0].split(":")[:2])
-        if words.endswith(":log"):
+        low, high = bounds
+        if is_log:
             axes.set_xscale("log")
             room = (high / low) ** 0.04
             axes.set_xlim(low / room, high * room)

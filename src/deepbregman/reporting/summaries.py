@@ -1,5 +1,6 @@
 """What a study measured, in words: means, differences, and the conditions behind them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from deepbregman.runs import Record
@@ -37,6 +38,12 @@ def change(summary: Record | None) -> str:
     if summary["interval"] is not None:
         words += f" [{', '.join(map(signed, summary['interval']))}]"
     return f"{signed(summary['mean'])}{words} (n={summary['n']})"
+
+
+def seeds_of(counts: Iterable[int]) -> str:
+    """Say how many seeds there are: ``n = 3``, or ``n = 2-3`` where it is not the same of all."""
+    found = sorted(set(counts))
+    return f"n = {found[0]}" + f"-{found[-1]}" * (len(found) > 1)
 
 
 def signed(value: float) -> str:

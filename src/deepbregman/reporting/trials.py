@@ -1,11 +1,37 @@
 """The record of a search, read: its fields, and what became of its trials."""
 
+from typing import NamedTuple
+
 from deepbregman.runs import Record
 
 
 def searched(record: Record) -> list[str]:
     """Return the fields that were searched."""
     return [words.partition("=")[0] for words in record["space"]]
+
+
+class Dimension(NamedTuple):
+    """What one field could be."""
+
+    bounds: tuple[float, float] | None
+    """Of an interval; None of a choice."""
+    choices: list[str]
+    is_log: bool
+
+
+def dimension(words: str) -> Dimension:
+    """Read a dimension of a space as it is written: ``field=LOW:HIGH:log`` or ``field=A,B``."""
+    written = words.partition("=")[2]
+    choices = written.split(",")
+    if len(choices) > 1:
+        return Dimension(None, choices, is_log=False)
+    low, high = map(float, written.split(":")[:2])
+    return Dimension((low, high), [], written.endswith(":log"))
+
+
+def as_choice(value: object) -> str:
+    """Write a value as the choices of a dimension are written."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def completed(record: Record) -> list[Record]:
