@@ -110,9 +110,13 @@ def test_end_to_end_without_the_test_images(
         assert "published best" not in figure  # that was of other images
 
 
-def test_more_trials_later_and_nothing_else(few_digits: str, out: Path) -> None:
+def test_more_trials_later_and_nothing_else(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["deepbregman", "tune", "digits", "--space", *SPACE])
     tune(request(few_digits, out, trials=1))
     first = trials(out)
+    monkeypatch.setattr("sys.argv", ["deepbregman", "tune", "--out", str(out)])
     with pytest.raises(UserError, match=r"training\.epochs is 1 there, 2 here"):
         tune(request(few_digits, out, epochs=2))
     with pytest.raises(UserError, match=r"sampler is 'random' there, 'gp' here"):
@@ -125,6 +129,8 @@ def test_more_trials_later_and_nothing_else(few_digits: str, out: Path) -> None:
         tune(Request(out=out, changes={"training.knn_every": 2}, accelerator="cpu"))
     tune(Request(out=out, trials=2, accelerator="cpu"))  # all else is the folder's
     later = trials(out)
+    began = shlex.join(["deepbregman", "tune", "digits", "--space", *SPACE])
+    assert f"# Search:   {began}\n" in (out / "best.toml").read_text()  # what can be done again
     assert later[0] == first[0]
     assert len(later) == 2
     assert later[1]["values"] != later[0]["values"]

@@ -10,7 +10,7 @@ import optuna
 
 from deepbregman.config import Config, from_toml, override, to_toml
 from deepbregman.errors import UserError
-from deepbregman.runs import Record
+from deepbregman.runs import Record, command_line
 from deepbregman.studies.definition import Changes, base_config, differences
 from deepbregman.studies.folder import HOLDOUT
 
@@ -139,6 +139,7 @@ def join(request: Request, folder: Path) -> tuple[optuna.Study, Plan]:
     known = name in {summary.study_name for summary in optuna.get_all_study_summaries(storage)}
     stored = optuna.load_study(study_name=name, storage=storage).user_attrs if known else {}
     plan = resolve(request, stored.get("definition"))
+    plan.definition.setdefault("command", command_line())  # that began it, not one that goes on
     worker = stored.get("workers", 0)
     study = optuna.create_study(
         study_name=name,
