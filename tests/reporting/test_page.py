@@ -197,6 +197,17 @@ def test_published_values_stand_only_beside_the_same_data(
             assert 'stroke="black"' not in path.read_text()  # which a dark page would hide
 
 
+def test_a_study_whose_runs_are_lost(make_study: Callable[..., Path], tmp_path: Path) -> None:
+    study = make_study("kappa")
+    results = json.loads((study / "results.json").read_text())
+    names = [arm["arm"] for arm in results["arms"]]
+    results["cells"] = [{"arm": name, "seed": seed} for name in names for seed in (0, 1)]
+    (study / "results.json").write_text(json.dumps(results))
+    page = Page(report([study], tmp_path / "out").page)
+    assert "runs judged 6" in page.words
+    assert "91.25 ± 0.50" in page.words
+
+
 def test_supervised_arms_say_so(make_study: Callable[..., Path], tmp_path: Path) -> None:
     first, second = make_study("a"), make_study("b", data="digits")
     results = json.loads((first / "results.json").read_text())

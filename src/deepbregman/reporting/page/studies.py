@@ -95,14 +95,15 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
     names = [arm["arm"] for arm in results["arms"]]
     arms = []
     for place, arm in enumerate(names):
-        mine = dict.fromkeys(cell["run"] for cell in results["cells"] if cell["arm"] == arm)
+        mine = dict.fromkeys(cell.get("run") for cell in results["cells"] if cell["arm"] == arm)
         runs = tuple(Subject.read(folders[run]) for run in mine if run in folders)
         if runs:
             arms.append(Arm(arm, runs, place))
-    done = len({cell["run"] for cell in results["cells"]})
+    # A record may have outlived its runs; cells that name none are a run each.
+    judged = {cell.get("run") or (cell["arm"], cell["seed"]) for cell in results["cells"]}
     notes = [as_sentence(unequal_words(results)), as_sentence(diverged_words(results))]
     notes.append(results["study"].get("note") or "")
-    left = sorted(set(folders) - {cell["run"] for cell in results["cells"]})
+    left = sorted(set(folders) - judged)
     if left:
         notes.append(f"Begun and not judged: {', '.join(left)}.")
     printed = printed_series(results)
@@ -114,7 +115,7 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
         "data": Path(str(results["data"])).name,
         "epochs": trained_for(results),
         "judged on": "test images" if results["judge"] == "test" else "held-out training images",
-        "runs judged": str(done),
+        "runs judged": str(len(judged)),
     }
     draw = pairs_figure if results["study"]["figure"] == "pairs" else study_figure
     figures = [draw(results, printed, key), difference_figure(results, key)]
