@@ -166,6 +166,8 @@ def test_long_names_of_series_stay_within_their_chart(
     results = json.loads((study / "results.json").read_text())
     names = [f"Deep Divergence, moment, contrastive (supervised) {n}" for n in range(4)]
     results["arms"] += [{**results["arms"][2], "arm": name, "series": name} for name in names]
+    printed = results["study"]["published"][0]
+    results["study"]["published"] += [{**printed, "series": f"{name} too"} for name in names[:2]]
     (study / "results.json").write_text(json.dumps(results))
     tab.open(report([study], tmp_path / "out").page, 1280, 900, "light")
     tab.wait_for(f"{DRAWN} === 2")

@@ -196,7 +196,10 @@ CONFIG: Record = {
         **{"domainColor": "#bbbbbb", "tickColor": "#bbbbbb", "labelLimit": 260, "tickSize": 4},
     },
     "axisX": {"grid": False},
-    "legend": {"labelFontSize": 11, "titleFontSize": 11},
+    "legend": {
+        **{"labelFontSize": 11, "titleFontSize": 11},
+        "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},  # one below the other
+    },
 }
 
 

@@ -120,7 +120,7 @@ def _line(
     if printed:
         grey = chart_of(printed).encode(x=x, y=y, detail="method:N")
         shapes = alt.Scale(range=["diamond", "square", "triangle-up"])
-        legend = alt.Legend(title=None, orient="bottom", labelLimit=240)
+        legend = alt.Legend(title=None, orient="bottom", labelLimit=300, columns=1)
         layers.append(grey.mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY))
         layers.append(
             grey.mark_point(size=45, strokeWidth=1.4, color=GREY, filled=False).encode(
