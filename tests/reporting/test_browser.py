@@ -2,6 +2,7 @@
 
 import importlib.util
 import io
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -156,3 +157,26 @@ def test_a_study_s_curves_are_drawn_once_they_are_unfolded(
     tab.wait_for(f"{DRAWN} === 3")
     assert tab.ask("document.querySelector('.more .plot svg').clientWidth") > 300
     assert tab.messages == []
+
+
+def test_long_names_of_series_stay_within_their_chart(
+    tab: "chromium.Tab", make_study: Callable[..., Path], tmp_path: Path
+) -> None:
+    study = make_study("kappa")
+    results = json.loads((study / "results.json").read_text())
+    names = [f"Deep Divergence, moment, contrastive (supervised) {n}" for n in range(4)]
+    results["arms"] += [{**results["arms"][2], "arm": name, "series": name} for name in names]
+    printed = results["study"]["published"][0]
+    results["study"]["published"] += [{**printed, "series": f"{name} too"} for name in names[:2]]
+    (study / "results.json").write_text(json.dumps(results))
+    tab.open(report([study], tmp_path / "out").page, 1280, 900, "light")
+    tab.wait_for(f"{DRAWN} === 2")
+    beyond = """
+        [...document.querySelectorAll("figure.chart")].flatMap((figure) => {
+          const edge = figure.getBoundingClientRect().right;
+          return [...figure.querySelectorAll(".plot svg text")]
+            .filter((text) => text.getBoundingClientRect().right > edge)
+            .map((text) => text.textContent);
+        })
+    """
+    assert tab.ask(beyond) == []

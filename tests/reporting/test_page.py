@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def test_figures_and_tables_lie_beside_the_page(sample_page: Written) -> None:
             assert image.width > 800
             assert len(image.getcolors(maxcolors=1_000_000) or []) > 20
     assert {path.stem for path in (folder / "tables").glob("*.tex")} == {
-        *("evaluations-digits", "differences", "provenance")
+        *("evaluations-digits", "fields", "provenance")
     }
 
 
@@ -141,11 +142,18 @@ def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: P
 
 def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: Path) -> None:
     study = make_study("kappa-cifar10")
-    for seed in (0, 1):
-        run = make_run(f"5-seed{seed}", {"seed": seed}, metrics=METRICS)
+    for arm, seed in product((5, 200), (0, 1)):
+        changes = {"seed": seed, "divergence.num_subnetworks": arm}
+        run = make_run(f"{arm}-seed{seed}", changes, metrics=METRICS)
         (study / "runs").mkdir(exist_ok=True)
         run.rename(study / "runs" / run.name)
     written = report([study], tmp_path / "out")
+    tables = sorted(path.stem for path in (folder_of(written) / "tables").glob("*.csv"))
+    names = ("arms", "differences", "fields", "provenance")  # no table takes another's file
+    assert tables == [f"kappa-cifar10-{name}" for name in names]
+    assert written.num_tables == len(tables)
+    text = (folder_of(written) / "tables" / "kappa-cifar10-fields.csv").read_text()
+    assert "divergence.num_subnetworks,5,200" in text
     page = Page(written.page)
     assert "How many subnetworks?" in page.words
     assert "91.25 ± 0.50" in page.words
@@ -156,6 +164,7 @@ def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: P
     assert "curves, diagnostics, configuration and provenance of its runs" in page.words
     assert "Difference to none" in page.words
     assert "+1.25 ± 0.25 [+0.63, +1.87]" in page.words
+    assert "bar: 95 % interval of it, n = 3" in page.words
     assert sorted(path.name for path in (folder_of(written) / "figures").iterdir()) == [
         *("kappa-cifar10-arms.png", "kappa-cifar10-arms.svg"),
         *("kappa-cifar10-differences.png", "kappa-cifar10-differences.svg"),
@@ -184,6 +193,19 @@ def test_published_values_stand_only_beside_the_same_data(
         svg = (folder_of(written) / "figures" / f"a-{data}-arms.svg").read_text()
         assert (">SimCLR<" in svg) == (figure != "drops")  # what others are seen against
         assert ">with divergence<" in svg
+        for path in (folder_of(written) / "figures").glob("*.svg"):
+            assert 'stroke="black"' not in path.read_text()  # which a dark page would hide
+
+
+def test_a_study_whose_runs_are_lost(make_study: Callable[..., Path], tmp_path: Path) -> None:
+    study = make_study("kappa")
+    results = json.loads((study / "results.json").read_text())
+    names = [arm["arm"] for arm in results["arms"]]
+    results["cells"] = [{"arm": name, "seed": seed} for name in names for seed in (0, 1)]
+    (study / "results.json").write_text(json.dumps(results))
+    page = Page(report([study], tmp_path / "out").page)
+    assert "runs judged 6" in page.words
+    assert "91.25 ± 0.50" in page.words
 
 
 def test_supervised_arms_say_so(make_study: Callable[..., Path], tmp_path: Path) -> None:

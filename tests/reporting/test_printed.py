@@ -1,9 +1,9 @@
 """Which published values stand in which rows of a study's table."""
 
-from deepbregman.reporting.printed import printed_series, printed_value
+from deepbregman.reporting.printed import are_images_of, printed_series, printed_value
 from deepbregman.runs import Record
 from deepbregman.studies.catalogue import catalogue
-from deepbregman.studies.definition import Study
+from deepbregman.studies.definition import Search, Study
 
 
 def rows(name: str, data: str = "cifar10") -> dict[str, list[str]]:
@@ -55,3 +55,11 @@ def test_a_value_of_one_encoder_stands_beside_that_alone() -> None:
     assert [printed_value(part, ours) for part in study.record()["published"]] == ["", ""]
     other = {"series": "SimCLR", "x": "simclr", "cost": {"encoder": "resnet50"}}
     assert [printed_value(part, other) for part in study.record()["published"]] == ["", ""]
+
+
+def test_a_search_s_published_best_is_of_one_set_of_images() -> None:
+    study = catalogue()["sigma-lambda"]
+    assert isinstance(study, Search)
+    assert study.published == {"divergence.sigma": 1.5, "contrastive.weight": 5.0}
+    assert are_images_of("images/CIFAR10.npz", study.published_data)
+    assert not are_images_of("digits", study.published_data)

@@ -1,6 +1,7 @@
 """The figure and the table of a study with many series of long names."""
 
 import io
+import json
 from pathlib import Path
 
 import matplotlib as mpl
@@ -9,6 +10,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from deepbregman.reporting import pairs, studies
+from deepbregman.reporting.page.study_charts import study_figure as page_figure
+from deepbregman.reporting.printed import printed_series
 from deepbregman.reporting.studies import study_figure, study_table
 from deepbregman.runs import Record
 from deepbregman.studies.catalogue.comparison import STUDY as COMPARISON
@@ -27,19 +30,70 @@ def results() -> Record:
         for index, arm in enumerate(STUDY.arms)
     ]
     known = {"recipe": "paper", "data": "cifar10", "epochs": 1, "judge": "test"}
-    return {"study": STUDY.record(), **known, "metric": metric, "arms": arms}
+    cells = [{"arm": arm.name, "seed": seed} for arm in STUDY.arms for seed in (0, 1)]
+    return {"study": STUDY.record(), **known, "metric": metric, "arms": arms, "cells": cells}
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Keep the figures that are drawn."""
+    figures: list[Figure] = []
+
+    def kept(**options: object) -> Figure:
+        figures.append(Figure(**options))  # type: ignore[arg-type]
+        return figures[-1]
+
+    monkeypatch.setattr(studies, "Figure", kept)
+    monkeypatch.setattr(pairs, "Figure", kept)
+    return figures
+
+
+def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(
+    results: Record, tmp_path: Path, drawn: list[Figure]
+) -> None:
+    study_figure([tmp_path / "kappa.png"], results)
+    text = io.StringIO()
+    Console(file=text, width=400).print(study_table(results))
+    on_page = page_figure(results, printed_series(results), "kappa")
+    assert on_page is not None
+    assert "published: Deep Divergence (supervised), kNN" in text.getvalue()
+    for names in (
+        [words.get_text() for words in drawn[0].legends[0].get_texts()],
+        json.dumps(on_page.spec),
+    ):
+        assert "published: the paper" in names
+        assert "published: Deep Divergence (supervised)" not in names  # kNN, where we have linear
+
+
+@pytest.mark.parametrize("figure", ["line", "bars"])
+def test_what_diverged_is_missing_and_the_figure_says_so(
+    figure: str, results: Record, tmp_path: Path, drawn: list[Figure]
+) -> None:
+    results["study"]["figure"] = figure
+    results["arms"][2] |= {"num_diverged": 1}
+    results["arms"][3] |= {"num_diverged": 2, "metrics": {}}
+    study_figure([tmp_path / "kappa.png"], results)
+    title = " ".join(drawn[0].axes[0].get_title().split())
+    assert title.endswith("diverged: 20 (1 of 2 seeds), 50 (2 of 2 seeds)")
+
+
+def test_a_drop_of_nothing_is_not_an_arm_that_is_missing(
+    results: Record, tmp_path: Path, drawn: list[Figure]
+) -> None:
+    results["study"]["figure"] = "drops"
+    lost = {"mean": 0.0, "deviation": 0.0, "n": 2, "interval": [0.0, 0.0]}
+    for arm in results["arms"]:
+        arm["difference"] = {results["metric"]: lost}
+    study_figure([tmp_path / "drops.png"], results)
+    bars = [c for c in drawn[0].axes[0].containers if getattr(c, "has_yerr", False)]
+    segments = [segment for bar in bars for segment in bar.lines[2][0].get_segments()]
+    drawn_at = [segment[:, 1].tolist() for segment in segments]  # not empty, not nan
+    assert drawn_at == [[0.0, 0.0]] * len(results["arms"])
 
 
 def test_the_legend_stays_within_the_figure(
-    results: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    results: Record, tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    drawn = []
-
-    def kept(**options: object) -> Figure:
-        drawn.append(Figure(**options))  # type: ignore[arg-type]
-        return drawn[-1]
-
-    monkeypatch.setattr(studies, "Figure", kept)
     study_figure([tmp_path / "kappa.png"], results)
     with mpl.rc_context(studies.STYLE):
         (legend,) = drawn[0].legends
@@ -60,14 +114,8 @@ def test_the_names_of_arms_are_whole(results: Record) -> None:
 
 
 def test_seeds_means_and_differences_stand_where_they_were_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, drawn: list[Figure]
 ) -> None:
-    drawn = []
-
-    def kept(**options: object) -> Figure:
-        drawn.append(Figure(**options))  # type: ignore[arg-type]
-        return drawn[-1]
-
     metrics = ("linear, cached features", "knn, cosine, k=200")
     values = {"simclr": (86.0, 87.0), "best": (86.5, 88.5)}
     arms = [
@@ -86,19 +134,28 @@ def test_seeds_means_and_differences_stand_where_they_were_measured(
         }
         for name, series, d in (("simclr", "SimCLR", 0.7), ("best", "with divergence", 1.4))
     ]
+    arms.append(
+        {
+            **{"arm": "Hot", "series": "SimCLR", "x": "Hot", "num_diverged": 2, "metrics": {}},
+            **{"against": "simclr", "difference": {}, "cost": {"encoder": "resnet18", "epochs": 1}},
+        }
+    )
     cells = [
         {"arm": name, "seed": seed, "metrics": dict.fromkeys(metrics, values[name][seed])}
         for name in values
         for seed in (0, 1)
     ]
+    cells += [{"arm": "Hot", "seed": seed, "metrics": {}} for seed in (0, 1)]
     results: Record = {
         "study": {**COMPARISON.record(), "reference": "simclr"},
         **{"recipe": "simclr, best", "data": "cifar10", "epochs": 1, "judge": "test"},
-        **{"unequal_budget": [], "metric": metrics[0], "arms": arms, "cells": cells},
+        **{"unequal_budget": ["epochs of Hot"], "metric": metrics[0], "arms": arms, "cells": cells},
     }
-    monkeypatch.setattr(pairs, "Figure", kept)
     study_figure([tmp_path / "comparison.png"], results)
     panels = drawn[0].axes
+    notes = " ".join(drawn[0].get_supxlabel().split())
+    assert drawn[0].get_suptitle().endswith("\nUnequal budget: epochs of Hot")
+    assert "Diverged: Hot (2 of 2 seeds), which have no accuracy." in notes
     assert [axes.get_title(loc="left") for axes in panels] == [
         "linear classifier",
         "",
@@ -119,4 +176,9 @@ def test_seeds_means_and_differences_stand_where_they_were_measured(
         (bar,) = [c for c in right.containers if c.has_xerr]
         (segment,) = bar.lines[2][0].get_segments()
         assert sorted(float(x) for x in segment[:, 0]) == pytest.approx([-5.4, 7.4])
-        assert right.texts[0].get_text() == "+1.00 ± 0.70 [-5.40, +7.40]"
+        assert right.texts[0].get_text() == "+1.00 ± 0.70 [-5.40, +7.40] (n=2)"
+        panel = right.get_window_extent()
+        box = right.texts[0].get_window_extent()
+        assert panel.x0 <= box.x0 <= box.x1 <= panel.x1 + 1.0
+    names = [label.get_text() for label in panels[0].get_yticklabels()]
+    assert names == ["simclr", "best", "Hot (n=0)"]

@@ -240,7 +240,10 @@ def test_an_unequal_comparison_says_so_everywhere(
         (["comparison", "--recipes", "simclr", "digits"], "different images (data.source is"),
         (["comparison", "--recipes", "simclr", "paper"], "encoder.name is 'resnet18' in simclr"),
         (["comparison", "--values", "3"], "its arms are simclr, best; choose among them"),
-        (["comparison", "--only", "bset"], "arm 'bset' is not one of simclr, best"),
+        (
+            ["comparison", "--only", "bset"],
+            "arm 'bset' of study comparison is not one of simclr, best",
+        ),
         (["kappa", "--recipes", "simclr", "best"], "kappa varies one recipe and takes no --recip"),
         (["kappa", "--unequal"], "kappa varies one recipe and takes no --unequal"),
         (["sigma-lambda", "--recipes", "simclr", "best"], "a search and takes no --recipes"),

@@ -62,7 +62,7 @@ def test_what_the_paper_printed() -> None:
     ours = (85.2, 88.9, 91.0, 92.6, 92.8, 89.2, 85.5)
     deep = (71.9, 77.8, 79.4, 80.0, 77.4, 74.1, 70.8)
     assert kappa["the paper"] == dict(zip(numbers, ours, strict=True))
-    assert kappa["Deep Divergence, supervised kNN"] == dict(zip(numbers, deep, strict=True))
+    assert kappa["Deep Divergence (supervised)"] == dict(zip(numbers, deep, strict=True))
     trained = [str(arm.x) for arm in GRIDS["kappa"].chosen(()) if arm.name != "none"]
     assert trained == list(numbers)
     kernels = {arm.x: arm.beyond for arm in GRIDS["psi"].arms if arm.name != "none"}

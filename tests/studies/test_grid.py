@@ -255,7 +255,7 @@ def test_a_folder_keeps_to_what_it_began_with(
     ("words", "message"),
     [
         (["kapa"], "did you mean 'kappa'"),
-        (["kappa", "--only", "51"], "arm '51' is not one of none, 5, 20"),
+        (["kappa", "--only", "51"], "arm '51' of study kappa is not one of none, 5, 20"),
         (["kappa", "--seeds", "0"], "--seeds 0: there must be at least 1"),
         (["kappa", "--trials", "3"], "kappa is a grid and takes no --trials"),
         (["kappa", "--values", "many"], "divergence.num_subnetworks is 'many'"),

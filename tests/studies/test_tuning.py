@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pwd
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,7 +32,7 @@ from deepbregman.studies.grid import Stopped
 from deepbregman.studies.tuning import workers
 from deepbregman.studies.tuning.plan import Request, build_sampler, locate, remember
 from deepbregman.studies.tuning.records import trial_rows
-from deepbregman.studies.tuning.search import tune
+from deepbregman.studies.tuning.search import to_go_on, tune
 from deepbregman.studies.tuning.workers import first_come, open_storage, work
 from deepbregman.training.interruption import Interrupted
 
@@ -106,19 +107,31 @@ def test_end_to_end_without_the_test_images(
     if command == "study":  # again, as the message on Ctrl-C says: there is nothing left to do
         main(["study", "sigma-lambda", "--out", str(out), "--accelerator", "cpu"])
         assert trials(out) == rows
+        assert "best" in (figure := (out / "search.svg").read_text())
+        assert "published best" not in figure  # that was of other images
 
 
-def test_more_trials_later_and_nothing_else(few_digits: str, out: Path) -> None:
+def test_more_trials_later_and_nothing_else(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["deepbregman", "tune", "digits", "--space", *SPACE])
     tune(request(few_digits, out, trials=1))
     first = trials(out)
+    monkeypatch.setattr("sys.argv", ["deepbregman", "tune", "--out", str(out)])
     with pytest.raises(UserError, match=r"training\.epochs is 1 there, 2 here"):
         tune(request(few_digits, out, epochs=2))
     with pytest.raises(UserError, match=r"sampler is 'random' there, 'gp' here"):
         tune(request(few_digits, out, sampler="gp"))
     with pytest.raises(UserError, match="space is"):
         tune(request(few_digits, out, space=("divergence.sigma=1:2",)))
+    for given in ({"epochs": 1}, {"recipe": "digits", "changes": {"training.knn_every": 1}}):
+        tune(Request(out=out, trials=1, accelerator="cpu", **given))  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"\(training\.knn_every is 1 there, 2 here\)"):
+        tune(Request(out=out, changes={"training.knn_every": 2}, accelerator="cpu"))
     tune(Request(out=out, trials=2, accelerator="cpu"))  # all else is the folder's
     later = trials(out)
+    began = shlex.join(["deepbregman", "tune", "digits", "--space", *SPACE])
+    assert f"# Search:   {began}\n" in (out / "best.toml").read_text()  # what can be done again
     assert later[0] == first[0]
     assert len(later) == 2
     assert later[1]["values"] != later[0]["values"]
@@ -186,6 +199,25 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     assert stopped.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
+
+
+def test_the_command_that_goes_on_names_the_storage(
+    few_digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deepbregman.studies.tuning.search.work", interrupted)
+    out, storage = tmp_path / "a search", f"sqlite:///{tmp_path}/other.db"
+    with pytest.raises(Stopped) as stopped:
+        tune(request(few_digits, out, storage=storage))
+    command = str(stopped.value).partition("continue with: ")[2]
+    assert shlex.split(command) == ["deepbregman", "tune", "--out", str(out)]
+    with pytest.raises(SystemExit) as ended:
+        main([*shlex.split(command)[1:], "--accelerator", "cpu"])
+    assert ended.value.code == 128 + signal.SIGINT  # it joined, and was stopped again
+    secret = Request(out=out, storage="postgresql+psycopg://me:secret@host/database")
+    assert to_go_on(secret, out).endswith("--storage postgresql+psycopg://me@host/database")
 
 
 def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:

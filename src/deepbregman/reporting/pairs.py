@@ -14,8 +14,17 @@ from rich.table import Table
 from deepbregman.runs import Record, replacing
 
 from .figures import PALETTE, STYLE
-from .printed import printed_series, printed_value
-from .summaries import COMPARED, COSTS, caption, change, spread, unequal_words
+from .printed import of_metric, printed_series, printed_value
+from .summaries import (
+    COMPARED,
+    COSTS,
+    as_sentence,
+    caption,
+    change,
+    diverged_words,
+    spread,
+    unequal_words,
+)
 
 GREY = "0.45"
 WARNING = "#b03a00"
@@ -41,8 +50,8 @@ def pairs_table(results: Record) -> Group:
         table.add_column("published", justify="right", style="dim")
     for metric in shown_metrics(results):
         for index, arm in enumerate(results["arms"]):
-            values = [(part, printed_value(part, arm)) for part in printed]
-            words = [f"{v} ({p['series']})" for p, v in values if v and p["metric"] == metric]
+            values = [(part, printed_value(part, arm)) for part in of_metric(printed, metric)]
+            words = [f"{value} ({part['series']})" for part, value in values if value]
             table.add_row(
                 COMPARED[metric] if index == 0 else "",
                 escape(arm["arm"]),
@@ -74,12 +83,16 @@ def pairs_figure(paths: Sequence[Path], results: Record) -> None:
         paths: of the files; the ending names the format.
         results: what ``results.json`` holds.
     """
-    metrics, arms = shown_metrics(results), [arm["arm"] for arm in results["arms"]]
+    metrics, measured = shown_metrics(results), results["arms"]
+    arms = [arm["arm"] for arm in measured]
+    num_seeds = len({row["seed"] for row in results["cells"]})
     printed, unequal = printed_series(results), unequal_words(results)
     notes = [
         "Small: a seed each, joined by a grey line; large: mean and sample deviation. Right: mean "
         "difference seed by seed with its 95 % interval by Student's t."
     ]
+    if diverged_words(results):
+        notes.append(f"{as_sentence(diverged_words(results))}, which have no accuracy.")
     notes += [f"Published, {part['series']}: {part['source']}." for part in printed]
     text = "\n".join(line for note in notes for line in textwrap.wrap(note, 155))
     rows = max(1, len(metrics))
@@ -96,7 +109,7 @@ def pairs_figure(paths: Sequence[Path], results: Record) -> None:
             for axes in (left, right):
                 axes.set_ylim(len(arms) - 0.45, -0.55)
                 axes.grid(axis="y", visible=False)
-            left.set_yticks(range(len(arms)), arms)
+            left.set_yticks(range(len(arms)), [_label(arm, metric, num_seeds) for arm in measured])
             right.set_yticks([])
             left.set_title(COMPARED[metric], loc="left", fontsize=8.5)
         grid[-1, 0].set_xlabel("top-1 accuracy, %")
@@ -104,17 +117,22 @@ def pairs_figure(paths: Sequence[Path], results: Record) -> None:
         title = results["study"]["title"]
         figure.suptitle(title, fontsize=10.0, fontweight="bold")
         conditions = caption(results).removeprefix(title).removesuffix(f"; {unequal}").strip()
-        num_seeds = len({row["seed"] for row in results["cells"]})
         conditions += f"; {num_seeds} seed" + "s" * (num_seeds > 1)
         words = "\n".join(textwrap.wrap(conditions, 70))
         grid[0, 1].set_title(words, loc="right", fontsize=7.0, color=GREY)
         if unequal:
-            words = "\n".join(textwrap.wrap(unequal.capitalize(), 100))
+            words = "\n".join(textwrap.wrap(as_sentence(unequal), 100))
             figure.suptitle(f"{title}\n{words}", fontsize=8.5, fontweight="bold", color=WARNING)
         figure.supxlabel(text, fontsize=6.0, color=GREY, x=0.01, ha="left", linespacing=1.4)
         for path in paths:
             with replacing(path) as file:
                 figure.savefig(file, format=path.suffix.removeprefix("."))
+
+
+def _label(arm: Record, metric: str, num_seeds: int) -> str:
+    """Name an arm, with the number of its seeds where that is not all of them."""
+    count = arm["metrics"].get(metric, {"n": 0})["n"]
+    return str(arm["arm"]) + f" (n={count})" * bool(count != num_seeds)
 
 
 def _draw_seeds(axes: Axes, results: Record, arms: list[str], metric: str) -> None:
@@ -147,8 +165,8 @@ def _draw_seeds(axes: Axes, results: Record, arms: list[str], metric: str) -> No
 def _draw_published(axes: Axes, results: Record, printed: list[Record], metric: str) -> None:
     """Mark what was published, hollow and grey and named: it is no seed of ours."""
     for place, arm in enumerate(results["arms"]):
-        for part in printed:
-            if part["metric"] != metric or not printed_value(part, arm):
+        for part in of_metric(printed, metric):
+            if not printed_value(part, arm):
                 continue
             point = (part["values"][str(arm["x"])], place - 0.12)
             style: Record = {"color": GREY, "markerfacecolor": "white", "markersize": 5.5}
@@ -180,11 +198,12 @@ def _draw_differences(axes: Axes, results: Record, metric: str) -> None:
             summary["mean"], place, xerr=margins, marker="D", markersize=5, capsize=3, color=colour
         )
         axes.annotate(
-            change(summary).partition(" (n=")[0],
-            (summary["mean"], place),
+            change(summary),
+            (1.0, place),
             (0.0, 6.5),
+            xycoords=axes.get_yaxis_transform(),  # all in one column, within the panel
             textcoords="offset points",
-            ha="center",
+            ha="right",
             fontsize=6.5,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.4},
         )

@@ -13,39 +13,30 @@ from rich.table import Table
 from deepbregman.runs import Record, replacing
 
 from .figures import PALETTE, STYLE
+from .trials import as_choice, completed, dimension, fate, fates, searched
 
 BEST_ROWS = 5
 COLUMNS = 3
 GREY = "0.45"
-
-
-def fields(record: Record) -> list[str]:
-    """Return the fields that were searched."""
-    return [words.partition("=")[0] for words in record["space"]]
-
-
-def completed(record: Record) -> list[Record]:
-    """Return the trials that have a value, best first."""
-    done = [row for row in record["trials"] if row["value"] is not None and not row["diverged"]]
-    return sorted(done, key=lambda row: (-row["value"], row["trial"]))
+WITHOUT_VALUE = {"pruned": "|", "diverged": "x"}
+"""Marks of the trials that came to nothing, at the foot of a slice."""
 
 
 def search_table(record: Record) -> Table:
     """Draw the best trials and, where it is known, how much each field mattered."""
-    states = [row["state"] for row in record["trials"]]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
-    title = f"{record['recipe']} on {record['data']}: best of {len(states)} trials ({counts})"
+    number = len(record["trials"])
+    title = f"{record['recipe']} on {record['data']}: best of {number} trials ({fates(record)})"
     table = Table(title=escape(title), title_justify="left")
     table.add_column("trial", justify="right")
     table.add_column(f"{record['objective']}, held out, %", justify="right")
-    for name in fields(record):
-        table.add_column(name, justify="right")
+    for name in searched(record):
+        table.add_column(name, justify="right", overflow="fold")  # cut short, two could look alike
     for row in completed(record)[:BEST_ROWS]:
-        values = [row["values"][name] for name in fields(record)]
+        values = [row["values"][name] for name in searched(record)]
         words = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
         table.add_row(str(row["trial"]), f"{row['value']:.2f}", *words)
     if record["importance"]:
-        shares = [f"{record['importance'].get(name, 0.0):.2f}" for name in fields(record)]
+        shares = [f"{record['importance'].get(name, 0.0):.2f}" for name in searched(record)]
         table.add_section()
         table.add_row("", "importance", *shares, style="dim")
     return table
@@ -59,7 +50,7 @@ def search_figure(paths: Sequence[Path], record: Record, published: Mapping[str,
         record: what ``trials.json`` holds.
         published: field -> the best value that somebody else found.
     """
-    names = fields(record)
+    names = searched(record)
     panels = len(names) + bool(record["importance"])
     columns = 2 if panels == 4 else min(COLUMNS, panels)
     rows = math.ceil(panels / columns)
@@ -83,7 +74,8 @@ def search_figure(paths: Sequence[Path], record: Record, published: Mapping[str,
             )
         words = f"{record['recipe']} on {record['data']}, {record['epochs']} epochs, "
         figure.suptitle(
-            f"{words}{len(record['trials'])} trials by {record['sampler']}", fontsize=9.0
+            f"{words}{len(record['trials'])} trials by {record['sampler']} ({fates(record)})",
+            fontsize=9.0,
         )
         for path in paths:
             with replacing(path) as file:
@@ -94,12 +86,11 @@ def _draw_slice(axes: Axes, record: Record, name: str, published: float | None) 
     """Draw the value of every completed trial over one field, later trials darker."""
     done = completed(record)
     words = next(words for words in record["space"] if words.startswith(f"{name}="))
-    choices = words.partition("=")[2].split(",")
+    bounds, choices, is_log = dimension(words)
 
     def place(row: Record) -> float:
         value = row["values"][name]
-        written = str(value).lower() if isinstance(value, bool) else str(value)
-        return choices.index(written) if len(choices) > 1 else float(value)
+        return float(value) if bounds else choices.index(as_choice(value))
 
     x, y = [place(row) for row in done], [row["value"] for row in done]
     age = [row["trial"] for row in done]
@@ -126,27 +117,28 @@ def _draw_slice(axes: Axes, record: Record, name: str, published: float | None) 
             linewidths=0.4,
             edgecolors="black",
         )
-    pruned = [row for row in record["trials"] if row["state"] == "pruned" and name in row["values"]]
-    if pruned:
-        floor = min(y, default=0.0)
-        axes.scatter(
-            [place(row) for row in pruned],
-            [floor] * len(pruned),
-            marker="|",
-            s=40,
-            color=GREY,
-            linewidths=1.0,
-            label="pruned (no value)",
-            zorder=1,
-        )
+    for what, marker in WITHOUT_VALUE.items():
+        lost = [row for row in record["trials"] if fate(row) == what and name in row["values"]]
+        if lost:
+            axes.scatter(
+                [place(row) for row in lost],
+                [0.03] * len(lost),
+                transform=axes.get_xaxis_transform(),  # at the foot, where no accuracy is read off
+                marker=marker,
+                s=40 if marker == "|" else 22,
+                color=GREY,
+                linewidths=1.0,
+                label=f"{what} (no value)",
+                zorder=1,
+            )
     if published is not None:
-        axes.axvline(published, color=GREY, linestyle=":", label="published best")
-    if len(choices) > 1:
+        axes.axvline(published, color=GREY, linestyle=":", label="published best for these images")
+    if bounds is None:
         axes.set_xticks(range(len(choices)), choices)
         axes.set_xlim(-0.5, len(choices) - 0.5)
     else:  # all of the space: a best value at its edge asks for a wider one
-        low, high = map(float, choices[0].split(":")[:2])
-        if words.endswith(":log"):
+        low, high = bounds
+        if is_log:
             axes.set_xscale("log")
             room = (high / low) ** 0.04
             axes.set_xlim(low / room, high * room)

@@ -1,6 +1,7 @@
 """The results of a study to a table and a figure; published values stand apart from measured."""
 
 import math
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from deepbregman.runs import Record, replacing
 
 from .figures import PALETTE, STYLE
 from .pairs import pairs_figure, pairs_table
-from .printed import printed_series, printed_value
-from .summaries import caption, change, reference_words, spread
+from .printed import of_metric, printed_series, printed_title, printed_value
+from .summaries import caption, change, diverged_words, reference_words, spread
 
 GREY = "0.45"
 COLOURS = {"SimCLR": PALETTE(3), "with divergence": PALETTE(0)}
@@ -52,7 +53,9 @@ def study_table(results: Record) -> RenderableType:
     if reference is not None:
         table.add_column(f"linear, difference to {escape(reference)} [95 %]", justify="right")
     for part in printed:
-        table.add_column(f"published: {part['series']}", justify="right", style="dim")
+        table.add_column(
+            escape(printed_title(part, results["metric"])), justify="right", style="dim"
+        )
     for arm in results["arms"]:
         mark = " (supervised)" * (arm["arm"] in supervised) + " *" * (arm["arm"] in beyond)
         diverged = arm["num_diverged"]
@@ -101,7 +104,9 @@ def _conditions(measured: list[Record], results: Record) -> str:
         "-".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
     )
     what = "one seed" if seeds == "1" else f"mean and deviation of {seeds} seeds"
-    return caption(results).removeprefix(results["study"]["title"]).strip() + f"; {what}"
+    words = caption(results).removeprefix(results["study"]["title"]).strip() + f"; {what}"
+    lines = [words, *textwrap.wrap(diverged_words(results), 110)]  # what is not drawn is said
+    return "\n".join(lines)
 
 
 def _value(arm: Record, results: Record) -> tuple[float, float]:
@@ -154,7 +159,8 @@ def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
         colour = _colour(reference["series"], 0)
         axes.axhline(mean, color=colour, linewidth=1.2, label=reference["series"])
         axes.axhspan(mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
-    for part, marker in zip(printed_series(results), PUBLISHED_MARKERS, strict=False):
+    printed = of_metric(printed_series(results), results["metric"])
+    for part, marker in zip(printed, PUBLISHED_MARKERS, strict=False):
         known = {x: y for x, y in part["values"].items() if numeric or x in places}
         x = [float(word) if numeric else places[word] for word in known]
         style: Record = {"color": GREY, "markerfacecolor": "white", "markersize": 4.5}
@@ -223,7 +229,7 @@ def _draw_bars(axes: Axes, measured: list[Record], results: Record) -> None:
             prefix = f"{group}: " if len(groups) > 1 else ""
             labels.append(f"{prefix}{arm['x']}" + " *" * (arm["arm"] in beyond))
             heights.append(place)
-            for part in printed_series(results):
+            for part in of_metric(printed_series(results), results["metric"]):
                 if str(arm["x"]) in part["values"]:
                     axes.plot(
                         part["values"][str(arm["x"])],
@@ -269,7 +275,7 @@ def _draw_drops(axes: Axes, measured: list[Record], results: Record) -> None:
         x = [steps.index(arm["x"]) + (index - (len(series) - 1) / 2) * width for arm in mine]
         lost = [arm["difference"][results["metric"]] for arm in mine]
         means = [part["mean"] for part in lost]
-        deviations = [part["deviation"] or math.nan for part in lost]
+        deviations = [math.nan if (d := part["deviation"]) is None else d for part in lost]
         axes.bar(x, means, width * 0.92, label=name, color=_colour(name, index))
         axes.errorbar(x, means, deviations, linestyle="none", color="black", capsize=2, linewidth=1)
     axes.axhline(0.0, color="black", linewidth=0.8)

@@ -1,5 +1,6 @@
 """What a study measured, in words: means, differences, and the conditions behind them."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from deepbregman.runs import Record
@@ -39,6 +40,12 @@ def change(summary: Record | None) -> str:
     return f"{signed(summary['mean'])}{words} (n={summary['n']})"
 
 
+def seeds_of(counts: Iterable[int]) -> str:
+    """Say how many seeds there are: ``n = 3``, or ``n = 2-3`` where it is not the same of all."""
+    found = sorted(set(counts))
+    return f"n = {found[0]}" + f"-{found[-1]}" * (len(found) > 1)
+
+
 def signed(value: float) -> str:
     """Write a difference with its sign, which zero has none of its own."""
     return f"{round(value, 2) + 0.0:+.2f}"
@@ -56,6 +63,21 @@ def unequal_words(results: Record) -> str:
     """Say in which ways the arms do not spend alike; nothing where they do."""
     found = results.get("unequal_budget")
     return f"unequal budget: {'; '.join(found)}" if found else ""
+
+
+def as_sentence(words: str) -> str:
+    """Begin words with a capital, and leave the names within them as they are."""
+    return words[:1].upper() + words[1:]
+
+
+def diverged_words(results: Record) -> str:
+    """Name the arms of which seeds diverged, which no mean holds; nothing where none did."""
+    found = []
+    for arm in results["arms"]:
+        if arm.get("num_diverged"):
+            begun = sum(row["arm"] == arm["arm"] for row in results["cells"])
+            found.append(f"{arm['arm']} ({arm['num_diverged']} of {begun} seeds)")
+    return f"diverged: {', '.join(found)}" if found else ""
 
 
 def trained_for(results: Record) -> str:

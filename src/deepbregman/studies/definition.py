@@ -164,8 +164,8 @@ class Study:
         for name in only:
             if not fnmatch.filter(names, name):
                 raise UserError(
-                    f"arm {name!r} is not one of {_names(self)}{nearest(name, names)}: study "
-                    f"{self.name} has no other"
+                    f"arm {name!r} of study {self.name} is not one of {_names(self)}"
+                    f"{nearest(name, names)}"
                 )
         if not only:
             return tuple(arm for arm in self.arms if arm.supervised is None)
@@ -184,6 +184,8 @@ class Search:
     recipe: str = "paper"
     published: Mapping[str, float] = field(default_factory=dict)
     """Field -> the best value in the paper."""
+    published_data: str = ""
+    """The images that it was found on; beside others it does not stand."""
     note: str = ""
 
     def run(self, settings: Settings, console: Console) -> Path:

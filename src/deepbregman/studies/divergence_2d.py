@@ -135,7 +135,7 @@ def run_divergence_2d(
         **{"num_subnetworks": num_subnetworks, "samples": samples, "steps": steps},
         **{"centres": CENTRES, "deviation": DEVIATION, "target": target},
     }
-    notes = " ".join((__doc__ or "").split())
+    notes = " ".join((__doc__ or "").replace("``", "").split())
     results = write_outcome(out, "divergence-2d", settings, record, rows_of(values), notes)
     console.print(outcome_table(results))
     return results

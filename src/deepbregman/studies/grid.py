@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -94,7 +95,8 @@ def run_study(study: Study, settings: Settings, console: Console) -> Path:
     say(f"study {study.name} in {task.folder}: {state()}; judged on {judged}")
     if task.definition["unequal_budget"]:
         say(f"unequal budget: {'; '.join(task.definition['unequal_budget'])}")
-    with stopping(state, f"deepbregman study {study.name} --out {task.folder}"):
+    command = shlex.join(["deepbregman", "study", study.name, "--out", str(task.folder)])
+    with stopping(state, command):
         _work(task, source, console)
     results = refresh(task)
     figures = [task.folder / f"{study.name}.{kind}" for kind in ("png", "svg")]

@@ -69,8 +69,9 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
     """Read a checkpoint; nothing in it is executed."""
     if not path.is_file():
         raise UserError(
-            f"{path} does not exist: the run has no checkpoint yet; let it finish an epoch, or "
-            "continue it with --resume"
+            f"{path} does not exist: the run has no checkpoint yet, and is to finish an epoch or "
+            "be continued with --resume; or it is a study's, which deletes those of judged runs "
+            "unless it is begun with --keep-checkpoints"
         )
     content = memoryview(path.read_bytes())
     header = _HEADER.match(content)

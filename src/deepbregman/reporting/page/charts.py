@@ -196,7 +196,10 @@ CONFIG: Record = {
         **{"domainColor": "#bbbbbb", "tickColor": "#bbbbbb", "labelLimit": 260, "tickSize": 4},
     },
     "axisX": {"grid": False},
-    "legend": {"labelFontSize": 11, "titleFontSize": 11},
+    "legend": {
+        **{"labelFontSize": 11, "titleFontSize": 11},
+        "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},  # one below the other
+    },
 }
 
 
@@ -235,7 +238,10 @@ def _curve(
     import altair as alt
 
     value = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True))
-    epoch = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
+    epochs = sorted({point["epoch"] for point in points})
+    is_short = len(epochs) <= FEW_EPOCHS
+    ticks: Any = {"values": epochs, "format": "d"} if is_short else {"tickMinStep": 1}
+    epoch = alt.X("epoch:Q", title="epoch", axis=alt.Axis(**ticks))
     base = chart_of(points).encode(x=epoch, y=value, color=arm_colour(arms))
     if has_kinds:
         kinds = alt.Scale(domain=["positives", "negatives"], range=[[1, 0], [5, 3]])
@@ -252,7 +258,7 @@ def _curve(
     )
     width = alt.condition("datum.faint", alt.value(1.0), alt.value(2.2))
     layers = [base.mark_line().encode(detail=["run:N"], strokeWidth=width, opacity=shown)]
-    if len({point["epoch"] for point in points}) <= FEW_EPOCHS:
+    if is_short:
         size = alt.condition("datum.faint", alt.value(12), alt.value(30))
         marks = base.mark_point(filled=True).encode(size=size, opacity=shown)
         layers.append(marks.encode(strokeDash=alt.value([1, 0])))

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from deepbregman.reporting.printed import printed_value
-from deepbregman.reporting.summaries import COMPARED, change, reference_words
+from deepbregman.reporting.printed import of_metric, printed_value
+from deepbregman.reporting.summaries import COMPARED, change, reference_words, seeds_of
 from deepbregman.runs import Record
 
 from .arms import Arm
-from .charts import Figure, arm_colour, chart_of, finished, rounded
+from .charts import PALETTE, Figure, arm_colour, chart_of, finished, rounded
 from .dots import GREY, dot_chart
 
 
@@ -33,7 +33,7 @@ def pairs_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
                 {
                     **{"measure": name, "arm": arm["arm"], "value": rounded(mean)},
                     **{"low": rounded(mean - deviation), "high": rounded(mean + deviation)},
-                    "shown": f"{mean:.2f}{spread} (n={summary['n']})",
+                    **{"shown": f"{mean:.2f}{spread} (n={summary['n']})", "n": summary["n"]},
                 }
             )
             marks += [
@@ -41,8 +41,8 @@ def pairs_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
                     **{"measure": name, "value": part["values"][str(arm["x"])]},
                     **{"method": part["series"], "where": part["source"]},
                 }
-                for part in printed
-                if part.get("metric", results["metric"]) == metric and printed_value(part, arm)
+                for part in of_metric(printed, metric)
+                if printed_value(part, arm)
             ]
         runs += [
             {
@@ -55,7 +55,8 @@ def pairs_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
     if not means:
         return None
     order = list(dict.fromkeys(point["measure"] for point in means))
-    caption = "top-1, %; mean, deviation over seeds (bar) and every seed (small)" + (
+    counts = seeds_of(point["n"] for point in means)
+    caption = f"top-1, %; mean, deviation over seeds (bar) and every seed (small), {counts}" + (
         "; diamonds: published, other settings" * bool(marks)
     )
     title = results["study"]["title"]
@@ -84,12 +85,14 @@ def difference_figure(results: Record, key: str) -> Figure | None:
                     {
                         **{"measure": name, "arm": arm["arm"], "value": rounded(summary["mean"])},
                         **{"low": rounded(low), "high": rounded(high), "shown": change(summary)},
+                        "n": summary["n"],
                     }
                 )
     if not points:
         return None
     title = f"Difference to {reference}"
-    caption = "points of top-1; mean of the differences seed by seed, bar: 95 % interval of it"
+    caption = "points of top-1; mean of the differences seed by seed, bar: 95 % interval of it, "
+    caption += seeds_of(point["n"] for point in points)
     spec = _difference_chart(points, results, title, caption)
     return Figure(f"{key}-differences", title, caption, spec)
 
@@ -108,6 +111,8 @@ def _difference_chart(points: list[Record], results: Record, title: str, caption
     if several:
         place["yOffset"] = alt.YOffset("arm:N", sort=names, scale=alt.Scale(domain=names))
         place["color"] = arm_colour([arm for arm in _stand_ins(results) if arm.name in names])
+    else:  # black, which a mark has without a colour, is not seen on a dark page
+        place["color"] = alt.value(PALETTE[0])
     words = {"arm:N": "arm", "measure:N": "measure", "shown:N": "difference"}
     base = chart_of(points).encode(**place)
     layers: list[Any] = [

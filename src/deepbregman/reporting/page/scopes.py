@@ -105,7 +105,7 @@ def difference_table(scope: Scope, prefix: str) -> Table:
         for part in scope.differences
     ]
     columns = tuple(arm.name for arm in scope.arms)
-    return Table(f"{prefix}differences", "Fields that differ", "field", columns, tuple(rows))
+    return Table(f"{prefix}fields", "Fields that differ", "field", columns, tuple(rows))
 
 
 def card(arm: Arm) -> Card:

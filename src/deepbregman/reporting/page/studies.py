@@ -8,8 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.printed import printed_series, printed_value
-from deepbregman.reporting.summaries import COSTS, reference_words, trained_for, unequal_words
+from deepbregman.reporting.printed import printed_series, printed_title, printed_value
+from deepbregman.reporting.summaries import (
+    COSTS,
+    as_sentence,
+    diverged_words,
+    reference_words,
+    trained_for,
+    unequal_words,
+)
+from deepbregman.reporting.trials import completed, fates, searched
 from deepbregman.runs import Record, read_json
 
 from .arms import Arm, Spread, Subject, grouped, is_number
@@ -87,13 +95,15 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
     names = [arm["arm"] for arm in results["arms"]]
     arms = []
     for place, arm in enumerate(names):
-        mine = dict.fromkeys(cell["run"] for cell in results["cells"] if cell["arm"] == arm)
+        mine = dict.fromkeys(cell.get("run") for cell in results["cells"] if cell["arm"] == arm)
         runs = tuple(Subject.read(folders[run]) for run in mine if run in folders)
         if runs:
             arms.append(Arm(arm, runs, place))
-    done = len({cell["run"] for cell in results["cells"]})
-    notes = [unequal_words(results).capitalize(), results["study"].get("note") or ""]
-    left = sorted(set(folders) - {cell["run"] for cell in results["cells"]})
+    # A record may have outlived its runs; cells that name none are a run each.
+    judged = {cell.get("run") or (cell["arm"], cell["seed"]) for cell in results["cells"]}
+    notes = [as_sentence(unequal_words(results)), as_sentence(diverged_words(results))]
+    notes.append(results["study"].get("note") or "")
+    left = sorted(set(folders) - judged)
     if left:
         notes.append(f"Begun and not judged: {', '.join(left)}.")
     printed = printed_series(results)
@@ -105,7 +115,7 @@ def _grid(path: Path, name: str, results: Record) -> StudyRecord:
         "data": Path(str(results["data"])).name,
         "epochs": trained_for(results),
         "judged on": "test images" if results["judge"] == "test" else "held-out training images",
-        "runs judged": str(done),
+        "runs judged": str(len(judged)),
     }
     draw = pairs_figure if results["study"]["figure"] == "pairs" else study_figure
     figures = [draw(results, printed, key), difference_figure(results, key)]
@@ -134,10 +144,7 @@ def _grid_table(results: Record, printed: Sequence[Record], key: str) -> Table:
         words += ["supervised"] if arm["arm"] in supervised else []
         words += ["not in the paper"] if arm["arm"] in beyond else []
         rows.append(Row(arm["arm"], tuple(cells), note=", ".join(words)))
-    for part in printed:
-        metric = part.get("metric", results["metric"])
-        of_other = f", {metric}" * (metric != results["metric"])
-        columns.append(f"published: {part['series']}{of_other}")
+    columns += [printed_title(part, results["metric"]) for part in printed]
     caption = "Top-1, per cent; mean ± sample deviation over seeds"
     title = results["study"]["title"]
     return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
@@ -190,9 +197,7 @@ def _summary(record: Record | None) -> Cell:
 
 def _search(path: Path, name: str, record: Record) -> StudyRecord:
     key = slug(name)
-    fields = [words.partition("=")[0] for words in record["space"]]
-    judged = [row for row in record["trials"] if is_number(row["value"]) and not row["diverged"]]
-    best = sorted(judged, key=lambda row: (-row["value"], row["trial"]))
+    fields, best = searched(record), completed(record)
     objective = f"{record['objective']}, held out, %"
     rows = [
         Row(
@@ -207,14 +212,12 @@ def _search(path: Path, name: str, record: Record) -> StudyRecord:
     if record.get("importance"):
         shares = [Cell(text=_written(record["importance"].get(field))) for field in fields]
         rows.append(Row("share of the variance (fANOVA)", (Cell(), *shares)))
-    states = [row["state"] for row in record["trials"]]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     facts = {
         "recipe": str(record["recipe"]),
         "data": Path(str(record["data"])).name,
         "epochs": str(record["epochs"]),
         "sampler": str(record["sampler"]),
-        "trials": counts or "none",
+        "trials": fates(record),
     }
     table = Table(f"{key}-trials", "Best trials", "trial", (objective, *fields), tuple(rows))
     note = "The best of many trials is an optimistic value: one seed each, chosen by this number."

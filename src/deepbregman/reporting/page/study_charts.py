@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
+from deepbregman.reporting.printed import of_metric
+from deepbregman.reporting.summaries import seeds_of
+from deepbregman.reporting.trials import as_choice, dimension
 from deepbregman.runs import Record
 
 from .charts import PALETTE, Figure, chart_of, finished, rounded, slug
 from .dots import GREY
 
 LONG_NAME = 26
-"""Letters of a series of which several do not fit on one line."""
+"""Letters of a series of which two do not fit side by side in half of a page."""
 LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
 
@@ -19,10 +22,11 @@ def study_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
 
     Args:
         results: what ``results.json`` holds.
-        printed: published series on the same data.
+        printed: published series on the same data, of which those of the same quantity are drawn.
         key: of the study.
     """
     metric, kind = results["metric"], results["study"]["figure"]
+    printed = of_metric(printed, metric)
     measured = [arm for arm in results["arms"] if metric in arm["metrics"]]
     if kind == "drops":
         measured = [arm for arm in measured if metric in arm.get("difference", {})]
@@ -30,10 +34,9 @@ def study_figure(results: Record, printed: Sequence[Record], key: str) -> Figure
     points = [_point(arm, arm[part][metric]) for arm in measured]
     if not points:
         return None
-    counts = sorted({point["n"] for point in points})
-    seeds = "-".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
     unit = "change of linear accuracy, points" if kind == "drops" else f"{metric}, %"
-    caption = f"mean and deviation over seeds, n = {seeds}" + "; grey: published" * bool(printed)
+    seeds = seeds_of(point["n"] for point in points)
+    caption = f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(printed)
     words = (results["study"]["title"], f"{unit}; {caption}", results["study"]["x_label"])
     draw = {"line": _line, "bars": _bars, "drops": _drops}[kind]
     spec = draw(points, printed_points(printed), results["study"].get("reference"), words)
@@ -67,7 +70,7 @@ def _series(points: Sequence[Record]) -> Any:
     rest = iter([*PALETTE[2:], *PALETTE[2:], *PALETTE[2:]])
     names = list(dict.fromkeys(point["arm"] for point in points))
     scale = alt.Scale(domain=names, range=[known.get(name) or next(rest) for name in names])
-    columns = 2 if max(map(len, names)) > LONG_NAME else 0  # 0 is one line
+    columns = 1 if max(map(len, names)) > LONG_NAME else 0  # 0 is one line
     legend = alt.Legend(
         title=None, orient="bottom", labelLimit=300, symbolOpacity=1, columns=columns
     )
@@ -117,7 +120,7 @@ def _line(
     if printed:
         grey = chart_of(printed).encode(x=x, y=y, detail="method:N")
         shapes = alt.Scale(range=["diamond", "square", "triangle-up"])
-        legend = alt.Legend(title=None, orient="bottom", labelLimit=240)
+        legend = alt.Legend(title=None, orient="bottom", labelLimit=300, columns=1)
         layers.append(grey.mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY))
         layers.append(
             grey.mark_point(size=45, strokeWidth=1.4, color=GREY, filled=False).encode(
@@ -188,6 +191,8 @@ def _drops(
             y=alt.Y("value:Q", title=None), color=_series(points), tooltip=_tooltip(_TOOLTIP)
         ),
         base.mark_rule(strokeWidth=1.4, color=GREY).encode(y=alt.Y("low:Q"), y2="high:Q"),
+        # A bar of no height is not seen, and would look like one that is missing.
+        base.mark_tick(thickness=1.4, size=12, color=GREY).encode(y=alt.Y("value:Q")),
     ]
     return finished(alt.layer(*layers).properties(width=460, height=260), *words[:2])
 
@@ -207,16 +212,20 @@ def search_figures(
         ]
         if not points:
             continue
-        numeric = all(
-            isinstance(p["x"], int | float) and not isinstance(p["x"], bool) for p in points
-        )
-        scale = alt.Scale(type="log") if space.endswith(":log") else alt.Scale(zero=False)
-        x: Any = alt.X("x:Q", title=field, scale=scale) if numeric else alt.X("x:N", title=field)
+        bounds, choices, is_log = dimension(space)
+        if bounds is None:
+            points = [{**point, "x": as_choice(point["x"])} for point in points]
+            axis = alt.Axis(labelAngle=0)
+            x: Any = alt.X("x:N", title=field, scale=alt.Scale(domain=choices), axis=axis)
+        else:  # all of the space: a best value at its edge asks for a wider one
+            kind: Any = {"type": "log"} if is_log else {}
+            scale = alt.Scale(domain=bounds, nice=False, padding=8, **kind)
+            x = alt.X("x:Q", title=field, scale=scale)
         best = {"size": alt.condition("datum.rank == 0", alt.value(160), alt.value(45))}
         for rank, point in enumerate(points):
             point["rank"] = rank
-        names = {"trial:Q": "trial", "x": field, "value:Q": "value"}
-        names = {("x:Q" if numeric else "x:N") if n == "x" else n: w for n, w in names.items()}
+        of_field = "x:N" if bounds is None else "x:Q"
+        names = {"trial:Q": "trial", of_field: field, "value:Q": "value"}
         chart = (
             chart_of(points)
             .mark_point(filled=True, opacity=0.75, color=PALETTE[0])

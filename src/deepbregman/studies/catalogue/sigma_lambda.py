@@ -8,6 +8,7 @@ STUDY = Search(
     space=("divergence.sigma=0.1:10:log", "contrastive.weight=0.1:20:log"),
     trials=40,
     published={"divergence.sigma": 1.5, "contrastive.weight": 5.0},
+    published_data="cifar10",
     note=(
         "The paper reports the best values, 1.5 and 5 on CIFAR-10, and no ranges; these hold both "
         "with room on either side."

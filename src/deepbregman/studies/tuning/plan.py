@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +10,7 @@ import optuna
 
 from deepbregman.config import Config, from_toml, override, to_toml
 from deepbregman.errors import UserError
-from deepbregman.runs import Record, read_json, write_json
+from deepbregman.runs import Record, command_line, read_json, write_json
 from deepbregman.studies.definition import Changes, base_config, differences
 from deepbregman.studies.folder import HOLDOUT
 
@@ -42,7 +42,9 @@ class Request:
     out: Path | None = None
     storage: str | None = None
     accelerator: str = "auto"
-    published: Mapping[str, float] | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Field -> the best value that was published for images of ``published_data``."""
+    published_data: str = ""
     command: str = "tune"
 
 
@@ -77,16 +79,12 @@ def resolve(request: Request, stored: Record | None) -> Plan:
             "a new search needs a recipe and a space: deepbregman tune paper --space "
             "divergence.sigma=0.1:5:log"
         )
-    asked = (request.recipe, request.data, request.epochs, request.changes or None)
-    if stored is not None and all(part is None for part in asked):
-        recipe = from_toml(stored["base"], "the search")
-    else:
-        name = request.recipe or (stored or {})["recipe"]
-        recipe = base_config(name, request.data, request.epochs, request.changes or {})
+    recipe, changes = _recipe(request, stored)
     definition: Record = {
         "recipe": request.recipe,
         "data": recipe.data.source,
         "epochs": recipe.training.epochs,
+        "changes": changes,
         "objective": request.objective,
         "sampler": request.sampler,
         "prune": request.prune,
@@ -102,6 +100,24 @@ def resolve(request: Request, stored: Record | None) -> Plan:
     if stored is not None:
         _hold_to(stored, definition, recipe)
     return Plan(recipe, space, definition)
+
+
+def _recipe(request: Request, stored: Record | None) -> tuple[Config, Changes]:
+    """Return the recipe with what was set in it; what is left out is as the search began.
+
+    A search that has begun keeps to its own recipe, whatever has become of the file.
+    """
+    changes = request.changes or {}
+    if stored is None:
+        assert request.recipe is not None
+        return base_config(request.recipe, request.data, request.epochs, changes), changes
+    data, epochs = request.data or stored["data"], request.epochs
+    epochs = stored["epochs"] if epochs is None else epochs
+    changes = {**stored.get("changes", {}), **changes}
+    if request.recipe is not None:
+        return base_config(request.recipe, data, epochs, changes), changes
+    given = {"data.source": data, "training.epochs": epochs, **changes}
+    return override(from_toml(stored["base"], "the search"), given), changes
 
 
 def _hold_to(stored: Record, definition: Record, recipe: Config) -> None:
@@ -203,6 +219,7 @@ def join(request: Request, folder: Path) -> tuple[optuna.Study, Plan]:
     known = name in {summary.study_name for summary in optuna.get_all_study_summaries(storage)}
     stored = optuna.load_study(study_name=name, storage=storage).user_attrs if known else {}
     plan = resolve(request, stored.get("definition"))
+    plan.definition.setdefault("command", command_line())  # that began it, not one that goes on
     worker = stored.get("workers", 0)
     study = optuna.create_study(
         study_name=name,

@@ -8,7 +8,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from deepbregman.config import Config, override, to_toml
-from deepbregman.runs import Record, command_line, now, replacing, write_json
+from deepbregman.runs import Record, now, replacing, write_json
 from deepbregman.studies.results import write_csv
 
 from .workers import CONTINUES, SURPLUS, TAKEN
@@ -96,7 +96,7 @@ def write_best(folder: Path, recipe: Config, record: Record) -> Path | None:
     if best is None:
         return None
     path = folder / "best.toml"
-    command = shlex.join(" ".join(word.splitlines()) for word in command_line())
+    command = shlex.join(" ".join(word.splitlines()) for word in record["command"])
     values = ", ".join(f"{name} = {value}" for name, value in best["values"].items())
     header = (
         f"# {record['recipe']}, searched over {', '.join(record['space'])}.\n"

@@ -9,6 +9,7 @@
       trials.json, trials.csv, best.toml, search.png, search.svg
 """
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.errors import UserError
+from deepbregman.reporting.printed import are_images_of
 from deepbregman.reporting.search import search_figure, search_table
 from deepbregman.studies.cells import labelled_training
 from deepbregman.studies.claims import exclusively
@@ -23,7 +25,7 @@ from deepbregman.studies.definition import Search, Settings
 from deepbregman.studies.grid import one_process, stopping
 from deepbregman.training.processes import pick_device
 
-from .plan import Request, has_begun, join, locate, remember, resolve
+from .plan import Request, has_begun, join, locate, remember, resolve, without_password
 from .records import write_best
 from .trials import Job, say
 from .workers import TAKEN, work
@@ -60,6 +62,7 @@ def search_study(entry: Search, settings: Settings, console: Console) -> Path:
         out=out,
         accelerator=settings.accelerator,
         published=entry.published,
+        published_data=entry.published_data,
         command=f"study {entry.name}",
     )
     return tune(request, console)
@@ -98,15 +101,27 @@ def tune(request: Request, console: Console | None = None) -> Path:
         source = labelled_training(plan.base)
     say(console, f"search in {folder}: {state()}; judged on held-out training images")
     job = Job(study, plan, source, folder, request.accelerator, console)
-    words = f"deepbregman {request.command} --out {folder}" + " --storage ..." * bool(again)
-    with stopping(state, words):
+    with stopping(state, to_go_on(request, folder)):
         work(study, total, job.objective, after=job.after, waiting=job.wait)
     record = job.after()
     figures = [folder / f"search.{kind}" for kind in ("png", "svg")]
-    search_figure(figures, record, request.published or {})
+    is_yardstick = are_images_of(record["data"], request.published_data)
+    search_figure(figures, record, request.published if is_yardstick else {})
     console.print(search_table(record))
     best = write_best(folder, plan.recipe, record)
     say(console, f"figure: {figures[0]}")
     if best is not None:
         say(console, f"best:   {best}\nnext:   deepbregman pretrain {best}")
     return folder
+
+
+def to_go_on(request: Request, folder: Path) -> str:
+    """Write the command that goes on with a search.
+
+    The folder knows its storage, but no password: a URL that had one is to be given again.
+    """
+    words = ["deepbregman", *request.command.split(), "--out", str(folder)]
+    if request.storage is not None:
+        bare, has_secret = without_password(request.storage)
+        words += ["--storage", bare] if has_secret else []
+    return shlex.join(words)
