@@ -1,9 +1,10 @@
 """An evaluation that is stopped between two arms goes on with the next, to the same rows."""
 
 import json
-import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,26 @@ from deepbregman.runs import Record, Run
 from deepbregman.training import checkpoints
 
 Options = dict[str, Any]
+KILLED = """
+import os, signal, sys
+import torch
+from deepbregman.evaluation import finetuned_protocols
+from deepbregman.evaluation.options import Semi
+from deepbregman.evaluation.protocols import evaluate
+run, protocol, data, threads = sys.argv[1:]
+torch.set_num_threads(int(threads))
+engine, begun = finetuned_protocols.finetune, []
+def stopped(*arguments, **options):
+    begun.append(1)
+    if len(begun) > 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    engine(*arguments, **options)
+finetuned_protocols.finetune = stopped
+semi = Semi(labels=(0.1,))
+evaluate(
+    run, protocols=[protocol], data=data, epochs=2, seeds=2, semi=semi, accelerator="cpu"
+)
+"""
 
 
 @pytest.fixture
@@ -84,8 +105,6 @@ def test_killed_after_the_first_arm_it_ends_as_if_nothing_had_been(
     protocol: str,
     arms: int,
     trained: list[str],
-    fork: Callable[[Callable[[], object]], int],
-    monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
     options = options_of(protocol, few_digits)
@@ -96,12 +115,9 @@ def test_killed_after_the_first_arm_it_ends_as_if_nothing_had_been(
     assert len(every) == arms
     assert not (reference.path / "finished_arms.json").exists()
 
-    def killed() -> None:
-        stopping(monkeypatch, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        evaluate(run, **options)
-
-    status = os.waitpid(fork(killed), 0)[1]
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    words = [run.path, protocol, few_digits, torch.get_num_threads()]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, words)], check=False)
+    assert killed.returncode == -signal.SIGKILL
     assert journal.is_file()
     assert run.evaluations() == before
     trained.clear()

@@ -5,9 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,19 @@ from deepbregman.evaluation.rows import keep
 from deepbregman.runs import Run
 
 WRITERS, TIMES = 4, 25
+WRITER = """
+import pathlib, sys, time
+from deepbregman.evaluation.rows import keep
+from deepbregman.runs import Run
+path, name, times = sys.argv[1:]
+run = Run.open(pathlib.Path(path))
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(int(times)):
+    row = {"protocol": name, "variant": str(number), "data": "digits", "epoch": 2.0}
+    keep(run, [row])
+    run.add_result(**{f"{name}-{number}": number})
+"""
 STUCK = """
 import pathlib, sys
 from deepbregman.runs import Run
@@ -31,20 +41,24 @@ def row(variant: str, protocol: str = "knn") -> dict[str, Any]:
 
 
 def test_nothing_is_lost_when_several_processes_write_at_once(
-    tmp_path: Path, short_config: Config, fork: Callable[[Callable[[], object]], int]
+    tmp_path: Path, short_config: Config
 ) -> None:
     run = Run.create(tmp_path / "run", short_config, {})
     run.add_result(pretrain={"epoch": 2})
-    begin = time.monotonic() + 0.2  # all at one time
-
-    def write(name: str) -> None:
-        time.sleep(max(0.0, begin - time.monotonic()))
-        for number in range(TIMES):
-            keep(run, [row(str(number), name)])
-            run.add_result(**{f"{name}-{number}": number})
-
-    writers = [fork(partial(write, f"writer{n}")) for n in range(WRITERS)]
-    assert [os.waitpid(writer, 0)[1] for writer in writers] == [0] * WRITERS
+    writers = []
+    for n in range(WRITERS):
+        words = [sys.executable, "-c", WRITER, str(run.path), f"writer{n}", str(TIMES)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        writers.append(subprocess.Popen(words, **pipes))  # type: ignore[call-overload]  # by name
+    for writer in writers:
+        assert writer.stdout.readline() == b"ready\n"
+    for writer in writers:  # all at one time
+        writer.stdin.write(b"go\n")
+        writer.stdin.flush()
+    assert [writer.wait(timeout=60) for writer in writers] == [0] * WRITERS
+    for writer in writers:
+        writer.stdin.close()
+        writer.stdout.close()
     everything = {(f"writer{n}", str(i)) for n in range(WRITERS) for i in range(TIMES)}
     found = [(kept["protocol"], kept["variant"]) for kept in run.evaluations()]
     assert len(found) == len(everything)

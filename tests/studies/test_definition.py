@@ -89,7 +89,7 @@ def test_arms_that_come_to_the_same_share_a_run() -> None:
     shared = [[cell.arm.name for cell in cells] for cells in groups if len(cells) > 1]
     same = ["norm-output", "activation-linear", "hidden-32", "smoothing-hard", "pairs-views"]
     assert shared == [["recipe", *same, "temperature-1.0"]]
-    assert len({cells[0].folder for cells in groups}) == len(groups) == 14
+    assert len({cells[0].folder for cells in groups}) == len(groups) == 15
 
 
 def test_progressive_removal_leaves_out_steps_that_the_recipe_does_not_have() -> None:

@@ -88,7 +88,7 @@ def test_images_are_pretrained_with_views_as_points_and_as_distributions(
     sets = {
         run.name: Run.open(run).config.divergence.sets for run in sorted((out / "runs").iterdir())
     }
-    assert sets == {"views-as-distributions-seed0": True, "views-as-points-seed0": False}
+    assert sets == {"views-as-distributions-seed0": "halves", "views-as-points-seed0": "none"}
     assert {Run.open(run).config.views.num_views for run in (out / "runs").iterdir()} == {4}
 
 
