@@ -213,6 +213,25 @@ def wait_for_epoch(process: subprocess.Popen[str], run: Path, epoch: int) -> Non
         time.sleep(0.02)
 
 
+def test_a_joined_process_leaves_at_once(tmp_path: Path) -> None:
+    """Interpreters that take themselves down while such threads run were seen to abort."""
+    script = (
+        "import atexit, sys, torch.distributed as dist\n"
+        f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, "
+        "world_size=1)\n"
+        "atexit.register(print, 'taken down')\n"
+        "from deepbregman.cli import main\n"
+        "print('said before', end='')\n"
+        "main(['nonsense'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stdout == "said before"
+    assert done.stderr.count("error: verb 'nonsense'") == 1
+
+
 def test_user_errors_are_said_once_and_end_all(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     (taken / "mine").mkdir(parents=True)

@@ -33,7 +33,7 @@ from deepbregman.studies.tuning import workers
 from deepbregman.studies.tuning.plan import Request, build_sampler, locate, remember
 from deepbregman.studies.tuning.records import trial_rows
 from deepbregman.studies.tuning.search import to_go_on, tune
-from deepbregman.studies.tuning.workers import first_come, open_storage, work
+from deepbregman.studies.tuning.workers import FirstCome, open_storage, queue_again, work
 from deepbregman.training.interruption import Interrupted
 
 SPACE = ("divergence.sigma=0.5:3:log", "divergence.kernel=gaussian,inverse")
@@ -328,6 +328,25 @@ def _worker(url: str, total: int, log: str, stuck: bool) -> None:
     work(_shared(url), total, objective)
 
 
+@pytest.mark.parametrize("reports", [False, True])
+def test_a_worker_that_was_taken_for_dead_goes_on(tmp_path: Path, reports: bool) -> None:
+    study = _shared(f"sqlite:///{tmp_path}/shared.db")
+
+    def objective(trial: optuna.Trial) -> float:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        if trial.number == 1:  # what another worker does once the heartbeat is old
+            study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+            queue_again(study, study.get_trials()[1])
+            if reports:
+                trial.report(x, 1)
+        return x
+
+    work(study, 3, objective)
+    found = study.get_trials()
+    assert [trial.state.name for trial in found] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert found[2].params == found[1].params
+
+
 def _kill_one_of_three(url: str, tmp_path: Path) -> None:
     total, log = 8, tmp_path / "log"
     _shared(url)
@@ -384,7 +403,7 @@ def test_the_last_trial_is_not_run_twice() -> None:
         return 1.0
 
     earlier = study.ask()
-    study.optimize(first_come(study, 1, objective), n_trials=1, catch=(workers.Surplus,))
+    study.optimize(FirstCome(study, 1, objective), n_trials=1, catch=(workers.Surplus,))
     assert ran == []
     assert trial_rows(study)[0]["trial"] == earlier.number
     assert len(trial_rows(study)) == 1  # a trial that gave way is none

@@ -33,6 +33,10 @@ class Surplus(Exception):
     """Another worker took the last trial of the search at the same moment."""
 
 
+class TakenForDead(Exception):
+    """Another worker failed this one's trial, and queued it again, since its heartbeat was old."""
+
+
 def open_storage(
     url: str, *, heartbeat: int = HEARTBEAT_SECONDS, grace: int = GRACE_SECONDS
 ) -> BaseStorage:
@@ -89,21 +93,46 @@ def queue_again(study: optuna.Study, trial: FrozenTrial) -> None:
         study.enqueue_trial(trial.params, user_attrs=attributes)
 
 
-def first_come(study: optuna.Study, total: int, objective: Objective) -> Objective:
-    """Guard an objective: a trial beyond the last gives way, an interrupted one is queued again."""
+class FirstCome:
+    """Guards an objective: a trial that is not this worker's to judge gives way.
 
-    def guarded(trial: Trial) -> float:
-        others = study.get_trials(deepcopy=False, states=TAKEN)
-        if sum(other.number < trial.number for other in others) >= total:
+    That is one beyond the last, or one that another worker took for dead and queued again. An
+    interrupted one is queued again here.
+
+    Args:
+        study: shared.
+        total: trials of all workers together.
+        objective: of a trial.
+    """
+
+    def __init__(self, study: optuna.Study, total: int, objective: Objective) -> None:
+        self.study, self.total, self.objective = study, total, objective
+        self.gave_way = False
+        """Whether the last trial did."""
+
+    def __call__(self, trial: Trial) -> float:
+        """Judge a trial."""
+        self.gave_way = False
+        others = self.study.get_trials(deepcopy=False, states=TAKEN)
+        if sum(other.number < trial.number for other in others) >= self.total:
+            self.gave_way = True
             trial.set_user_attr(SURPLUS, True)
             raise Surplus
         try:
-            return objective(trial)
+            value = self.objective(trial)
         except (Interrupted, KeyboardInterrupt):
-            queue_again(study, study.get_trials(deepcopy=False)[trial.number])
+            queue_again(self.study, self._now(trial))
             raise
+        except optuna.exceptions.UpdateFinishedTrialError:  # of a value reported on the way
+            self.gave_way = True
+            raise TakenForDead from None
+        if self._now(trial).state != TrialState.RUNNING:
+            self.gave_way = True
+            raise TakenForDead
+        return value
 
-    return guarded
+    def _now(self, trial: Trial) -> FrozenTrial:
+        return self.study.get_trials(deepcopy=False)[trial.number]
 
 
 def work(
@@ -124,12 +153,16 @@ def work(
         waiting: called, with their number, once only trials of other workers are left.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    guarded = first_come(study, total, objective)
+    guarded = FirstCome(study, total, objective)
     told = False
     while True:
         states = [trial.state for trial in study.get_trials(deepcopy=False, states=TAKEN)]
         if len(states) < total:
-            study.optimize(guarded, n_trials=1, catch=(Surplus,))
+            try:
+                study.optimize(guarded, n_trials=1, catch=(Surplus, TakenForDead))
+            except (optuna.exceptions.UpdateFinishedTrialError, ValueError):
+                if not guarded.gave_way:  # else another has said already how the trial ended
+                    raise
             after()
             continue
         running = states.count(TrialState.RUNNING)
