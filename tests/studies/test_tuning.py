@@ -328,6 +328,21 @@ def _worker(url: str, total: int, log: str, stuck: bool) -> None:
     work(_shared(url), total, objective)
 
 
+def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> None:
+    study = _shared(f"sqlite:///{tmp_path}/shared.db")
+    study.enqueue_trial({"x": 0.5})  # of a worker that died
+    late = optuna.Trial(study, study._storage.create_new_trial(study._study_id))
+    guarded = FirstCome(study, 1, lambda trial: trial.suggest_float("x", 0.0, 1.0))
+    with pytest.raises(workers.Surplus):
+        guarded(late)
+    study.tell(late, state=TrialState.FAIL)
+    work(study, 1, guarded.objective)
+    assert [(t.state.name, t.value) for t in study.get_trials()] == [
+        ("COMPLETE", 0.5),
+        ("FAIL", None),
+    ]
+
+
 @pytest.mark.parametrize("reports", [False, True])
 def test_a_worker_that_was_taken_for_dead_goes_on(tmp_path: Path, reports: bool) -> None:
     study = _shared(f"sqlite:///{tmp_path}/shared.db")

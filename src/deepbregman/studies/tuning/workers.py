@@ -113,7 +113,9 @@ class FirstCome:
     def __call__(self, trial: Trial) -> float:
         """Judge a trial."""
         self.gave_way = False
-        others = self.study.get_trials(deepcopy=False, states=TAKEN)
+        # Those that wait will be taken: they were queued before, for a worker that died.
+        counted = (*TAKEN, TrialState.WAITING)
+        others = self.study.get_trials(deepcopy=False, states=counted)
         if sum(other.number < trial.number for other in others) >= self.total:
             self.gave_way = True
             trial.set_user_attr(SURPLUS, True)
