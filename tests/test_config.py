@@ -286,6 +286,19 @@ def test_a_tuned_recipe_is_the_trial_that_its_header_speaks_of(name: str, trial:
     assert len(changes) >= 4
 
 
+@pytest.mark.parametrize(("written", "meant"), [("false", "none"), ("true", "halves")])
+def test_sets_as_earlier_versions_wrote_them(written: str, meant: str) -> None:
+    config = from_toml(f"[divergence]\nsets = {written}\n", "an old run")
+    assert config.divergence.sets == meant
+
+
+def test_every_committed_run_can_be_opened() -> None:
+    found = list((Path(__file__).parents[1] / "results").rglob("config.toml"))
+    assert len(found) >= 5
+    for path in found:
+        load_recipe(str(path))
+
+
 def test_ours_is_the_baseline_plus_the_divergence() -> None:
     ours, baseline = load_recipe("best"), load_recipe("simclr")
     assert dataclasses.replace(ours, divergence=baseline.divergence) == baseline

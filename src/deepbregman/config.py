@@ -339,7 +339,12 @@ def to_toml(config: Config) -> str:
 def from_toml(text: str, origin: str) -> Config:
     """Read a configuration; ``origin`` names the document in errors."""
     try:
-        return from_dict(tomllib.loads(text))
+        values = tomllib.loads(text)
+        divergence = values.get("divergence")
+        if isinstance(divergence, dict) and isinstance(divergence.get("sets"), bool):
+            # Written by earlier versions, which knew two ways only.
+            divergence["sets"] = "halves" if divergence["sets"] else "none"
+        return from_dict(values)
     except UserError as error:
         raise UserError(f"{origin}: {error}") from None
     except (ValueError, RecursionError) as error:  # of the syntax, or of the reader's own limits
