@@ -362,7 +362,7 @@ class TestRunFolder:
             run.truncate_metrics(3)
             kept = run.metrics()
         except UserError as error:
-            assert str(path) in str(error)  # noqa: PT017
+            assert str(path) in str(error)  # noqa: PT017  # either outcome is right
         else:
             assert kept[:1] == ([{"epoch": 1}] if before else [])
 
@@ -471,7 +471,7 @@ class TestNames:
                 except SystemExit as stop:
                     code = stop.code
             out.flush()
-            printed = out.buffer.getvalue()  # type: ignore[attr-defined]
+            printed = out.buffer.getvalue()  # type: ignore[attr-defined]  # a wrapper's
             assert code == 0, (words, printed)
             assert b"\x1b" not in printed
         table = Path("c.csv").read_bytes()

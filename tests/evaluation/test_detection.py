@@ -202,7 +202,7 @@ def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:
 )
 def test_bad_options_are_refused(changes: dict[str, object], says: str) -> None:
     with pytest.raises(UserError) as error:
-        Detect(**changes)  # type: ignore[arg-type]
+        Detect(**changes)  # type: ignore[arg-type]  # parametrised
     assert says in str(error.value)
 
 
@@ -245,7 +245,7 @@ def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
     device, quiet = torch.device("cpu"), Console(quiet=True)
     subject = arm.Subject(run, trained, open_voc(devkit), str(devkit), TINY, device, quiet)
     for which, loaded in (("pretrained", 120), ("random", 0)):
-        detector, count = arm._assemble(subject, "fpn", which, 0)  # type: ignore[arg-type]
+        detector, count = arm._assemble(subject, "fpn", which, 0)  # type: ignore[arg-type]  # parametrised
         assert count == loaded
         assert bool(differing(detector, own.state_dict())) == (which == "random")
 

@@ -28,7 +28,7 @@ def an_encoder(name: str = "resnet18", seed: int = 0) -> Encoder:
             for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
                 assert tensor is not None
                 tensor.data.uniform_(0.5, 1.5)
-            module.num_batches_tracked.fill_(7)  # type: ignore[operator]
+            module.num_batches_tracked.fill_(7)  # type: ignore[operator]  # a buffer
     return encoder
 
 
@@ -36,7 +36,7 @@ def a_detector(architecture: Architecture, **settings: object) -> Detector:
     torch.manual_seed(9)
     encoder = build_encoder("resnet18", 224, "auto", MEAN, DEVIATION)
     small = {"image_side": (64, 64), "regions": 8, "proposals": 10, **settings}
-    return build_detector(encoder, architecture, **small)  # type: ignore[arg-type]
+    return build_detector(encoder, architecture, **small)  # type: ignore[arg-type]  # of several kinds
 
 
 def a_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:

@@ -13,7 +13,7 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.labels import labelled_list, labelled_share
 
 
-def made_of(labels: list[int], names: list[str] | None = None, test: list[str] | None = None):  # type: ignore[no-untyped-def]
+def made_of(labels: list[int], names: list[str] | None = None, test: list[str] | None = None):  # type: ignore[no-untyped-def]  # a source
     def split(count: int, labels: list[int] | None, names: list[str] | None) -> Split:
         pixels = torch.zeros(count, 3, 2, 2, dtype=torch.uint8)
         numbers = None if labels is None else torch.tensor(labels)

@@ -57,7 +57,7 @@ def test_trials_without_a_value_stand_at_the_foot(
     drawn = []
 
     def kept(**options: object) -> Figure:
-        drawn.append(Figure(**options))  # type: ignore[arg-type]
+        drawn.append(Figure(**options))  # type: ignore[arg-type]  # options of any kind
         return drawn[-1]
 
     monkeypatch.setattr(search, "Figure", kept)

@@ -40,7 +40,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     figures: list[Figure] = []
 
     def kept(**options: object) -> Figure:
-        figures.append(Figure(**options))  # type: ignore[arg-type]
+        figures.append(Figure(**options))  # type: ignore[arg-type]  # options of any kind
         return figures[-1]
 
     monkeypatch.setattr(studies, "Figure", kept)

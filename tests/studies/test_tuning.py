@@ -125,7 +125,7 @@ def test_more_trials_later_and_nothing_else(
     with pytest.raises(UserError, match="space is"):
         tune(request(few_digits, out, space=("divergence.sigma=1:2",)))
     for given in ({"epochs": 1}, {"recipe": "digits", "changes": {"training.knn_every": 1}}):
-        tune(Request(out=out, trials=1, accelerator="cpu", **given))  # type: ignore[arg-type]
+        tune(Request(out=out, trials=1, accelerator="cpu", **given))  # type: ignore[arg-type]  # parametrised
     with pytest.raises(UserError, match=r"\(training\.knn_every is 1 there, 2 here\)"):
         tune(Request(out=out, changes={"training.knn_every": 2}, accelerator="cpu"))
     tune(Request(out=out, trials=2, accelerator="cpu"))  # all else is the folder's

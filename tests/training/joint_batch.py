@@ -167,7 +167,7 @@ def normalised(rank: int, processes: int) -> dict[str, Tensor]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    assembly.Views = Float32Views  # type: ignore[misc]
+    assembly.Views = Float32Views  # type: ignore[misc]  # in its place
     folder = Path(sys.argv[1])
     fabric = launch("cpu")
     found: dict[str, Any] = {

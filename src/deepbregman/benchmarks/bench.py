@@ -78,7 +78,7 @@ def _arms(
     }
     for count in (10, 100, 1000):
         of_views = config(**on, divergence__num_subnetworks=count)
-        arms[f"K={count}"] = (both, lambda c=of_views: our_step(c, images, fabric, folder))  # type: ignore[misc]
+        arms[f"K={count}"] = (both, lambda c=of_views: our_step(c, images, fabric, folder))  # type: ignore[misc]  # a lambda
     all_pairs = config(**on, divergence__pairs="all")
     smooth = config(**on, divergence__smoothing=1.0)
     arms["K=100, all pairs"] = (both, lambda: our_step(all_pairs, images, fabric, folder))

@@ -58,9 +58,9 @@ def lightly_step(
     The encoder is compiled and channels-last as ours is, so that the difference is lightly's data
     path, loss and projection head.
     """
-    from lightly.loss import NTXentLoss  # type: ignore[import-not-found]
-    from lightly.models.modules import SimCLRProjectionHead  # type: ignore[import-not-found]
-    from lightly.transforms import SimCLRTransform  # type: ignore[import-not-found]
+    from lightly.loss import NTXentLoss  # type: ignore[import-not-found]  # optional
+    from lightly.models.modules import SimCLRProjectionHead  # type: ignore[import-not-found]  # optional
+    from lightly.transforms import SimCLRTransform  # type: ignore[import-not-found]  # optional
 
     transform = SimCLRTransform(input_size=config.data.image_size, gaussian_blur=0.0)
     loader = DataLoader(

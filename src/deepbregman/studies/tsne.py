@@ -188,7 +188,7 @@ def _save(out: Path, maps: dict[str, list[np.ndarray]], labels: np.ndarray) -> N
     """Write every map: as arrays (seeds, N, 2) by run, and the drawn ones as CSV."""
     arrays = {f"map_{index}": np.stack(each) for index, each in enumerate(maps.values())}
     with replacing(out / "coordinates.npz") as file:
-        np.savez(file, labels=labels, runs=np.array(list(maps)), **arrays)  # type: ignore[arg-type]
+        np.savez(file, labels=labels, runs=np.array(list(maps)), **arrays)  # type: ignore[arg-type]  # numpy's stub
     lines = ["run,image,label,x,y"]
     for name, each in maps.items():
         quoted = '"' + name.replace('"', '""') + '"'
