@@ -380,6 +380,8 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ({"views": {"without": "flip"}}, ("views.without is 'flip'", "a list")),
         ({"data": {"source": None}}, ("data.source is None", "text")),
         ({"data": {"image_size": 3}}, ("data.image_size is 3", "4 or more")),
+        ({"views": {"image_size": 3}}, ("views.image_size is 3", "at least 4 pixels, or 0")),
+        ({"views": {"image_size": -1}}, ("views.image_size is -1", "0 or more")),
         ({"data": {"source": "caf\udce9"}}, ("data.source is 'caf\\udce9'", "Unicode", "rename")),
         ({"seed": -1}, ("seed is -1", "a whole number from 0 to 2^32 - 1")),
         ({"seed": 2**32}, (f"seed is {2**32}", "a whole number from 0 to 2^32 - 1")),

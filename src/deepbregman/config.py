@@ -37,7 +37,7 @@ class Data(Section):
     root: str = "data"
     """Folder in which the datasets that are known by name lie or are put."""
     image_size: Annotated[int, Range(low=4)] = 32
-    """Side of a view in pixels."""
+    """Side of an image in pixels: of a whole one where it is judged, and of a view."""
     holdout: Annotated[float, Range(0.0, 0.9)] = 0.0
     """Share of the training images kept from pretraining, for the kNN monitor and for choices."""
     resident: Literal["auto", "yes", "no"] = "auto"
@@ -54,6 +54,9 @@ class Views(Section):
 
     num_views: Annotated[int, Range(low=2)] = 2
     """Views of each image in a batch."""
+    image_size: Whole = 0
+    """Side of a view in pixels, where it is another than data.image_size; 0 is the same. Smaller
+    ones are cheaper, and show things no larger than whole images do."""
     crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
         0.2,
         1.0,
@@ -79,8 +82,13 @@ class Views(Section):
     """Operators to leave out, by name."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and the hue, whose circle ends at one half."""
+        """Check the fields, the hue, whose circle ends at one half, and the size."""
         super().__post_init__()
+        if 0 < self.image_size < 4:
+            raise UserError(
+                f"views.image_size is {self.image_size}: it must be at least 4 pixels, or 0 for "
+                "that of data.image_size"
+            )
         if self.jitter[3] > 0.5:
             raise UserError(f"views.jitter is {self.jitter!r}: its hue must be 0.5 or less")
 
@@ -269,6 +277,11 @@ class Config:
                 f"optimiser.milestones {late} never come: training.epochs is "
                 f"{self.training.epochs}; lower them or train longer"
             )
+
+    @property
+    def view_size(self) -> int:
+        """Side of a view in pixels, while pretraining."""
+        return self.views.image_size or self.data.image_size
 
 
 def from_dict(values: dict[str, Any]) -> Config:

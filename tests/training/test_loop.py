@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, open_source
@@ -16,7 +17,7 @@ from deepbregman.errors import UserError
 from deepbregman.runs import Run
 from deepbregman.studies.pretraining import pretrain, resume
 from deepbregman.training import checkpoints
-from deepbregman.training.assembly import build_objective
+from deepbregman.training.assembly import build_objective, build_views
 from deepbregman.training.display import Display
 from deepbregman.training.interruption import Interrupted
 from deepbregman.training.loop import Pretraining
@@ -219,6 +220,53 @@ class TestTraining:
         assert isinstance(images, ArrayImages)
         assert isinstance(source.train.images, ArrayImages)
         assert torch.equal(images.pixels, source.train.images.pixels[kept])
+
+
+class Sides(nn.Module):
+    """A trunk that notes the sides of what it is shown, in training and where it is judged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(3, 8, 3)
+        self.seen: dict[bool, set[int]] = {True: set(), False: set()}
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen[self.training].add(images.shape[-1])
+        found: Tensor = self.layer(images).mean((2, 3))
+        return found
+
+    def __deepcopy__(self, memo: object) -> "Sides":
+        return self  # so that the test sees what the copy saw
+
+
+class TestSizeOfViews:
+    def test_views_may_be_smaller_than_the_images_that_are_judged(
+        self, tiny_config: Config, tmp_path: Path
+    ) -> None:
+        trunk = Sides()
+        config = override(tiny_config, {"views.image_size": 6, "encoder.name": "custom"})
+        pretrain(config, run=tmp_path / "run", accelerator="cpu", encoder=trunk)
+        assert trunk.seen[True] == {6}
+        assert 8 in trunk.seen[False]
+
+    @pytest.mark.parametrize("given", [0, 8])
+    def test_views_are_else_of_the_size_of_images(self, tiny_config: Config, given: int) -> None:
+        config = override(tiny_config, {"views.image_size": given})
+        assert config.view_size == 8
+        assert build_views(config).size == 8
+
+    def test_an_encoder_of_one_size_only_is_refused_before_training(
+        self, tiny_config: Config, tmp_path: Path
+    ) -> None:
+        pytest.importorskip("timm")
+        changes = {
+            "data.image_size": 32,
+            "views.image_size": 16,
+            "encoder.name": "timm:vit_tiny_patch16_224",
+        }
+        with pytest.raises(UserError, match=r"fails on images of shape \(2, 3, 16, 16\)"):
+            pretrain(override(tiny_config, changes), run=tmp_path / "run", accelerator="cpu")
+        assert not (tmp_path / "run").exists()
 
 
 class TestSteps:

@@ -43,7 +43,7 @@ def bare_step(config: Config, fabric: Fabric) -> Step:
     """Build the floor: encoder forward, backward and optimiser on one fixed batch of views."""
     device = fabric.device
     count = config.training.batch_size * config.views.num_views
-    shape = (count, 3, config.data.image_size, config.data.image_size)
+    shape = (count, 3, config.view_size, config.view_size)
     views = torch.rand(shape, device=device).contiguous(memory_format=torch.channels_last)
     trunk = build_model(config).encoder.trunk
     trunk.to(memory_format=torch.channels_last)

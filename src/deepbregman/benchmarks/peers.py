@@ -62,7 +62,7 @@ def lightly_step(
     from lightly.models.modules import SimCLRProjectionHead  # type: ignore[import-not-found]  # optional
     from lightly.transforms import SimCLRTransform  # type: ignore[import-not-found]  # optional
 
-    transform = SimCLRTransform(input_size=config.data.image_size, gaussian_blur=0.0)
+    transform = SimCLRTransform(input_size=config.view_size, gaussian_blur=0.0)
     loader = DataLoader(
         _Pictures(images, transform),
         batch_size=config.training.batch_size,
@@ -108,7 +108,7 @@ def torchvision_views_step(config: Config, images: ArrayImages, workers: int = 2
     jitter = v2.ColorJitter(brightness, contrast, saturation, hue)
     transform = v2.Compose(
         [
-            v2.RandomResizedCrop(config.data.image_size, views.crop_area, views.crop_aspect),
+            v2.RandomResizedCrop(config.view_size, views.crop_area, views.crop_aspect),
             v2.RandomHorizontalFlip(views.flip),
             v2.RandomApply([jitter], views.jitter_probability),
             v2.RandomGrayscale(views.greyscale),

@@ -79,6 +79,10 @@ def unequal_budget(configs: Mapping[str, Config]) -> list[str]:
             "the same with --data NAME, or with --set FIELD=VALUE"
         )
     found = _unlike(configs, BUDGET)
+    sides = {name: config.view_size for name, config in configs.items()}
+    if len(set(sides.values())) > 1 and not any(words.startswith("data.image") for words in found):
+        words = [f"{side} px in {name}" for name, side in sides.items()]
+        found.append(f"views are of {', '.join(words)}")
     seen = {
         name: (config.training.epochs, config.views.num_views) for name, config in configs.items()
     }

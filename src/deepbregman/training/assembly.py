@@ -52,7 +52,7 @@ def build_views(config: Config) -> Views:
     """Build box 1."""
     views = config.views
     return Views(
-        config.data.image_size,
+        config.view_size,
         num_views=views.num_views,
         crop_area=views.crop_area,
         crop_aspect=views.crop_aspect,
@@ -89,9 +89,13 @@ def build_encoder_of(
         )
     try:
         if trunk is None:
-            return build_encoder(name, image_size, config.encoder.stem, *pixels)
-        own = copy.deepcopy(trunk).cpu()
-        return Encoder(own, measure_width(own, image_size), *pixels)
+            encoder = build_encoder(name, image_size, config.encoder.stem, *pixels)
+        else:
+            own = copy.deepcopy(trunk).cpu()
+            encoder = Encoder(own, measure_width(own, image_size), *pixels)
+        if config.view_size != image_size:
+            measure_width(encoder.trunk, config.view_size)  # a transformer may know one size only
+        return encoder
     except (ValueError, ImportError) as error:
         what = f"encoder.name is {name!r}" if trunk is None else "the encoder given cannot be used"
         raise UserError(f"{what}: {error}") from None
