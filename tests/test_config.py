@@ -33,7 +33,7 @@ SECTIONS: dict[str, type[Any]] = {n: h for n, h in HINTS.items() if issubclass(h
 FIELDS = [
     (section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)
 ]
-NAMES = ["authors", "best", "digits", "paper", "paper-imagenet", "simclr"]
+NAMES = ["authors", "best", "cifar10-fast", "digits", "paper", "paper-imagenet", "simclr"]
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 
 
@@ -82,6 +82,7 @@ def configs(draw: st.DrawFn) -> Config:
     if tables["encoder"]["name"] in ("custom", "timm:x"):
         tables["encoder"]["stem"] = "auto"
     views["jitter"] = (*views["jitter"][:3], min(views["jitter"][3], 0.5))
+    views["image_size"] = 0 if views["image_size"] < 4 else views["image_size"]
     if optimiser["schedule"] == "step":
         optimiser["milestones"] = optimiser["milestones"] or (7,)
         tables["training"]["epochs"] = max(optimiser["milestones"]) + draw(st.integers(1, 9))
@@ -273,17 +274,65 @@ def test_recipe_has_the_numbers_of_its_source(name: str, expected: dict[str, Any
     assert found == expected
 
 
+RESULTS = Path(__file__).parents[1] / "results"
+MEASURED = {
+    "simclr": "studies/comparison-cifar10/runs/simclr-seed0",
+    "best": "studies/comparison-cifar10/runs/best-seed0",
+    "cifar10-fast": "cifar10-race",
+}
+
+
 @pytest.mark.parametrize(
     ("name", "trial"), [("simclr", "s-norm-lr1-tau0.2-100"), ("best", "d-norm-tdiv1-w0.1")]
 )
 def test_a_tuned_recipe_is_the_trial_that_its_header_speaks_of(name: str, trial: str) -> None:
-    records = Path(__file__).parents[1] / "results" / "cifar10-search" / "second-trials.jsonl"
+    records = RESULTS / "cifar10-search" / "second-trials.jsonl"
     trials = {line["name"]: line for line in map(json.loads, records.read_text().splitlines())}
     at_length = ("training.epochs", "optimiser.warmup_epochs", "data.holdout")
     changes = {k: v for k, v in trials[trial]["changes"].items() if k not in at_length}
     recipe = load_recipe(name)
     assert override(recipe, changes) == recipe
     assert len(changes) >= 4
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_recipe_is_what_its_expected_accuracy_was_measured_with(name: str) -> None:
+    beside = {  # what does not change the encoder
+        "data.source": "cifar10",
+        "training.save_seconds": 60.0,
+        "training.tensorboard": True,
+        "training.knn_every": load_recipe(name).training.knn_every,
+    }
+    measured = load_recipe(str(RESULTS / MEASURED[name] / "config.toml"))
+    assert override(measured, beside) == load_recipe(name)
+
+
+def _expected(name: str) -> str:
+    header = [line for line in recipes()[name].splitlines() if line.startswith("#")]
+    return " ".join(" ".join(header).split("Expected:")[1].replace("#", " ").split())
+
+
+@pytest.mark.parametrize("name", ["simclr", "best"])
+def test_the_header_of_a_compared_recipe_is_the_record(name: str) -> None:
+    results = json.loads((RESULTS / "studies/comparison-cifar10/results.json").read_text())
+    arms = {arm["arm"]: arm for arm in results["arms"]}
+    linear, few, many = (
+        f"{found['mean']:.1f} +- {found['deviation']:.1f}"
+        for metric in ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
+        for found in [arms[name]["metrics"][metric]]
+    )
+    assert f"{linear} linear, {few} kNN (k = 20), {many} (k = 200)" in _expected(name)
+
+
+def test_the_header_of_the_fast_recipe_is_the_record() -> None:
+    result = json.loads((RESULTS / "cifar10-race" / "result.json").read_text())
+    rows = {r["variant"]: r["value"] for r in result["evaluations"] if r["metric"] == "top1"}
+    linear, few, many = (
+        f"{rows[variant]:.1f}" for variant in ("cached features", "cosine, k=20", "cosine, k=200")
+    )
+    assert f"{linear} linear, {few} kNN (k = 20), {many} (k = 200)" in _expected("cifar10-fast")
+    minutes, seconds = divmod(round(result["pretrain"]["seconds"]), 60)
+    assert f"{minutes} min {seconds} s" in recipes()["cifar10-fast"]
 
 
 @pytest.mark.parametrize(("written", "meant"), [("false", "none"), ("true", "halves")])
@@ -293,7 +342,7 @@ def test_sets_as_earlier_versions_wrote_them(written: str, meant: str) -> None:
 
 
 def test_every_committed_run_can_be_opened() -> None:
-    found = list((Path(__file__).parents[1] / "results").rglob("config.toml"))
+    found = list(RESULTS.rglob("config.toml"))
     assert len(found) >= 5
     for path in found:
         load_recipe(str(path))

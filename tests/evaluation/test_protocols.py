@@ -245,7 +245,7 @@ class TestCrops:
 
     def test_crops_of_the_whole_image_judge_alike(self, wide: Subject) -> None:
         averaged = wide.averaged(3, seed=5)
-        told = {"crops": 3, "seed": 5}
+        told = {"crops": 3, "size": wide.config.data.image_size, "seed": 5}
         cosine = zip(by_cosine(wide), by_cosine(wide, averaged), strict=True)
         linear = on_cached_features(wide, 0), on_cached_features(wide, 0, averaged=averaged)
         for plain, found in (*cosine, linear):

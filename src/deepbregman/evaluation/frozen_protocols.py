@@ -225,7 +225,9 @@ def _of_crops(averaged: Averaged | None) -> str:
 
 
 def _told(averaged: Averaged | None) -> Record:
-    return {} if averaged is None else {"crops": averaged.crops, "seed": averaged.seed}
+    if averaged is None:
+        return {}
+    return {"crops": averaged.crops, "size": averaged.size, "seed": averaged.seed}
 
 
 def _held_out(subject: Subject, seed: int) -> Tensor:
