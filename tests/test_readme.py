@@ -82,7 +82,7 @@ def test_the_tree_names_files_that_exist_and_all_packages() -> None:
 def test_linked_files_exist_and_recipes_are_real() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
-    for name in ("paper", "authors", "simclr", "best", "digits"):
+    for name in ("paper", "authors", "simclr", "best", "cifar10-fast", "digits"):
         assert name in recipes()
 
 
@@ -94,18 +94,31 @@ def test_the_quickstart_table_is_the_committed_record() -> None:
         assert all(cell in line for cell in cells)
 
 
-def test_the_cifar_table_is_the_committed_record() -> None:
-    lines = (ROOT / "results" / "cifar10-search" / "second-trials.jsonl").read_text().splitlines()
-    trials = {record["name"]: record for record in map(json.loads, lines)}
-    rows = {
-        "`simclr`, 100 epochs, test images": ("s-norm-lr1-tau0.2-100", "linear_chosen"),
-        "`simclr`, 20 epochs, held-out images": ("s-norm-lr1-tau0.2", "linear"),
-        "`best` (a tenth of the smooth divergence), likewise": ("d-norm-tdiv1-w0.1", "linear"),
-    }
-    for name, (trial, linear) in rows.items():
-        (line,) = [line for line in README.splitlines() if line.startswith(f"| {name} |")]
-        cells = [cell.strip() for cell in line.split("|")]
-        assert cells[2:4] == [f"{trials[trial]['knn10']:.1f}", f"{trials[trial][linear]:.1f}"]
+METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_cifar_table_is_the_committed_record(page: str) -> None:
+    record = json.loads((ROOT / "results/studies/comparison-cifar10/results.json").read_text())
+    text = (ROOT / page).read_text()
+    for arm in record["arms"]:
+        for metric in METRICS:
+            found = arm["metrics"][metric]
+            assert f"{found['mean']:.2f} ± {found['deviation']:.2f}" in text
+    for metric in METRICS:
+        found = record["arms"][1]["difference"][metric]
+        low, high = found["interval"]
+        assert f"{found['mean']:+.2f} [{low:+.2f}, {high:+.2f}]" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_race_is_the_committed_record(page: str) -> None:
+    record = json.loads((ROOT / "results/cifar10-race/result.json").read_text())
+    text = (ROOT / page).read_text()
+    rows = {r["variant"]: r["value"] for r in record["evaluations"] if r["metric"] == "top1"}
+    minutes, seconds = divmod(round(record["pretrain"]["seconds"]), 60)
+    assert f"{minutes} min {seconds} s" in text
+    assert all(f"{rows[name]:.1f}" in text for name in ("cached features", "cosine, k=20"))
 
 
 def test_the_table_of_subnetworks_is_the_committed_record() -> None:

@@ -10,7 +10,14 @@ from deepbregman.errors import UserError
 from deepbregman.studies import catalogue as package
 from deepbregman.studies.catalogue import catalogue, find_study
 from deepbregman.studies.cells import plan
-from deepbregman.studies.definition import Arm, Search, Study, assignments, literal
+from deepbregman.studies.definition import (
+    Arm,
+    Search,
+    Study,
+    assignments,
+    base_config,
+    literal,
+)
 from deepbregman.studies.folder import usable
 
 ENTRIES = catalogue()
@@ -140,3 +147,22 @@ def test_values_are_read_as_toml_has_them(text: str, value: object) -> None:
 def test_a_change_needs_a_field_and_a_value(word: str) -> None:
     with pytest.raises(UserError, match=r"write it as field=value"):
         assignments([word])
+
+
+@pytest.mark.parametrize(
+    ("data", "epochs", "changes", "words"),
+    [
+        (None, 3, {"training.epochs": 4}, "--epochs 3 and --set training.epochs=4 contradict"),
+        ("a.npz", None, {"data.source": "b.npz"}, "--data a.npz and --set data.source=b.npz"),
+    ],
+)
+def test_an_option_and_a_field_that_say_otherwise_are_refused(
+    data: str | None, epochs: int | None, changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        base_config("paper", data, epochs, changes)
+
+
+def test_an_option_and_a_field_may_say_the_same() -> None:
+    config = base_config("paper", "a.npz", 3, {"training.epochs": 3, "data.source": "a.npz"})
+    assert (config.data.source, config.training.epochs) == ("a.npz", 3)

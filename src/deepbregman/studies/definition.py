@@ -243,10 +243,18 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
 def base_config(recipe: str, data: str | None, epochs: int | None, changes: Changes) -> Config:
     """Return what every arm starts from."""
     given: dict[str, Any] = {}
-    if data is not None:
-        given["data.source"] = data
-    if epochs is not None:
-        given["training.epochs"] = epochs
+    for option, name, value in (
+        ("data", "data.source", data),
+        ("epochs", "training.epochs", epochs),
+    ):
+        if value is None:
+            continue
+        if changes.get(name, value) != value:
+            raise UserError(
+                f"--{option} {value} and --set {name}={changes[name]} contradict each other: leave "
+                "one of them out"
+            )
+        given[name] = value
     return override(load_recipe(recipe), {**given, **changes})
 
 
