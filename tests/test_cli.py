@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -79,6 +80,9 @@ class TestVerbs:
     def test_recipes_are_listed_and_printed(self, command: Command) -> None:
         _, listed, _ = command("recipes")
         assert all(name in listed for name in recipes())
+        assert listed.count("Expected: ") == listed.count("Cost: ") == len(recipes())
+        assert "Command:" not in listed
+        assert not re.search(r"\S  +\S", re.sub(r"(?m)^\S+ +", "", listed))  # no gaps in sentences
         _, printed, _ = command("recipes", "paper")
         assert printed == recipes()["paper"]
 

@@ -266,6 +266,16 @@ class TestCrops:
         assert torch.equal(same.train, averaged.train)
         assert not torch.equal(same.test, same.train)
 
+    def test_they_are_as_large_as_the_run_s_views(self, few: Subject) -> None:
+        small = replace(few, config=override(few.config, {"views.image_size": 6}))
+        sides: list[int] = []
+        record = lambda _module, shown: sides.append(shown[0].shape[-1])  # noqa: E731
+        with few.model.encoder.register_forward_pre_hook(record):
+            averaged = small.averaged(2, seed=0)
+        assert set(sides) == {6}
+        (found, *_) = by_cosine(small, averaged)
+        assert found.details["size"] == 6
+
     def test_each_seed_has_its_crops_and_one_seed_is_computed_once(
         self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

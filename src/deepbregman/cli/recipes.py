@@ -1,5 +1,6 @@
 """deepbregman recipes: the named configurations."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -35,9 +36,14 @@ def command(arguments: list[str]) -> None:
             return
         table = Table(box=None, show_header=False, pad_edge=False)
         for recipe, text in known.items():
-            header = [line[2:] for line in text.splitlines() if line.startswith("# ")]
-            words = " ".join(line for line in header if not line.startswith("Command:"))
-            table.add_row(f"[bold]{recipe}[/bold]", escape(words))
+            table.add_row(f"[bold]{recipe}[/bold]", escape(_told(text)))
         console.print(table)
 
     parse(options, "recipes", arguments)
+
+
+def _told(text: str) -> str:
+    """Return a recipe's header to be read: what it is, its cost, what to expect, a line each."""
+    header = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
+    parts = re.split(r"(?=\b(?:Command|Cost|Expected):)", " ".join(header.split()))
+    return "\n".join(part.strip() for part in parts if not part.startswith("Command:"))
