@@ -25,6 +25,7 @@ def command(arguments: list[str]) -> None:
         seed: int = 0,
         seeds: int = 1,
         crops: int = 0,
+        image_size: int = 0,
         balanced: bool = False,
         skip_unreadable: bool = False,
         accelerator: Accelerator = "auto",
@@ -51,6 +52,9 @@ def command(arguments: list[str]) -> None:
             crops: Of knn by cosine and linear on cached features only: also judge features averaged
                 over so many random crops and flips of each image, training and test images alike,
                 drawn as in pretraining but without colour, anew for each seed; 0 for none.
+            image_size: Of knn and linear only: side in pixels at which whole images are judged, as
+                rows of their own; 0 for the run's data.image_size. Crops enlarge things, so an
+                encoder trained on views as large as the images may do better on larger ones.
             balanced: Also report the mean over classes; imbalanced sources always do.
             skip_unreadable: Go on without images that cannot be read.
             accelerator: Where to compute; auto takes a GPU if there is one.
@@ -70,6 +74,7 @@ def command(arguments: list[str]) -> None:
             seed=seed,
             seeds=seeds,
             crops=crops,
+            image_size=image_size,
             balanced=balanced,
             semi=semi,
             tuning=tuning,

@@ -11,6 +11,8 @@ from torch import nn
 from deepbregman.config import override
 from deepbregman.data import Source, without_unreadable
 from deepbregman.data.voc import Voc, open_voc
+from deepbregman.errors import UserError
+from deepbregman.method.base_network import measure_width
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import Trained, load_trained
 
@@ -38,8 +40,18 @@ class Job:
 
     @cached_property
     def trained(self) -> Trained:
-        """The run's networks and how far they are trained."""
+        """The run's networks and how far they are trained; the size is that to judge at."""
         trained = load_trained(self.run, self.device, self.encoder)
+        size = self.options.image_size
+        if size not in (0, trained.config.data.image_size):
+            try:
+                measure_width(trained.model.encoder.trunk, size)
+            except ValueError as error:
+                raise UserError(
+                    f"image_size is {size}: the run's encoder cannot: {error}"
+                ) from None
+            sizes = {"data.image_size": size, "views.image_size": trained.config.view_size}
+            trained = trained._replace(config=override(trained.config, sizes))
         if self.options.skip_unreadable:
             config = override(trained.config, {"data.skip_unreadable": True})
             trained = trained._replace(config=config)

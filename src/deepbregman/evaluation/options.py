@@ -61,6 +61,7 @@ class Options(Section):
     seed: Annotated[int, Range(low=0)] = 0
     seeds: Count = 1
     crops: Annotated[int, Range(low=0)] = 0
+    image_size: Annotated[int, Range(low=0)] = 0
     balanced: bool = False
     skip_unreadable: bool = False
     semi: Semi = Semi()
@@ -75,6 +76,11 @@ class Options(Section):
         if self.crops == 1:
             raise UserError(
                 "crops is 1: it must be 2 or more, to average over, or 0, to leave the average out"
+            )
+        if 0 < self.image_size < 4:
+            raise UserError(
+                f"image_size is {self.image_size}: it must be at least 4 pixels, or 0 for that of "
+                "the run"
             )
         if self.seed + self.seeds > 2**32:
             raise UserError(

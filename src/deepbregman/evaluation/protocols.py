@@ -39,8 +39,8 @@ PROTOCOLS = {
     "supervised": Protocol(finetuned_protocols.supervised, finetuned_protocols.check_supervised),
 }
 DEFAULT = ("knn", "linear")
-AVERAGING = frozenset(("knn", "linear"))
-"""Those that can judge features averaged over crops."""
+FROZEN = frozenset(("knn", "linear"))
+"""Those that can judge features averaged over crops, or of images of another size."""
 
 
 def evaluate(
@@ -54,6 +54,7 @@ def evaluate(
     seed: int = 0,
     seeds: int = 1,
     crops: int = 0,
+    image_size: int = 0,
     balanced: bool = False,
     semi: Semi | None = None,
     tuning: Tuning | None = None,
@@ -83,6 +84,8 @@ def evaluate(
         crops: 2 or more also give ``knn`` by cosine and ``linear`` on cached features the mean of
             the features of so many random crops and flips of each image, training and test images
             alike; rows of their own. 0 leaves them out.
+        image_size: side, in pixels, at which ``knn`` and ``linear`` see whole images; the run's
+            ``data.image_size`` when 0. Rows of another size are rows of their own.
         balanced: also measure the mean over classes; imbalanced sources always do.
         semi: which labels ``semi`` may see.
         tuning: how ``semi``, ``transfer`` and ``supervised`` train.
@@ -106,6 +109,7 @@ def evaluate(
         seed=seed,
         seeds=seeds,
         crops=crops,
+        image_size=image_size,
         balanced=balanced,
         skip_unreadable=skip_unreadable,
         semi=semi or Semi(),
@@ -122,7 +126,12 @@ def evaluate(
             f"protocols detect and {others}: detect takes boxes of Pascal VOC as --data and the "
             "others images of classes; give two commands"
         )
-    if crops and not AVERAGING.intersection(names):
+    if image_size and not FROZEN.issuperset(names):
+        raise UserError(
+            f"image_size is {image_size}, but only knn and linear judge at another size and the "
+            f"protocols are {', '.join(names)}: name those two at most, or leave --image-size out"
+        )
+    if crops and not FROZEN.intersection(names):
         raise UserError(
             f"crops is {crops}, but only knn and linear average over crops and the protocols are "
             f"{', '.join(names)}: name one of the two, or leave --crops out"
@@ -143,6 +152,16 @@ def evaluate(
 
 def _stamped(rows: Sequence[Record], protocol: str, job: Job) -> list[Record]:
     _, config, epoch = job.trained
+    if config.data.image_size != job.run.config.data.image_size:
+        size = config.data.image_size
+        rows = [
+            {
+                **row,
+                "variant": f"{row['variant']}, {size} px",
+                "details": {**row["details"], "image_size": size},
+            }
+            for row in rows
+        ]
     return stamped(
         rows,
         protocol=protocol,

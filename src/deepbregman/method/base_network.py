@@ -125,14 +125,15 @@ def measure_width(trunk: nn.Module, image_size: int) -> int:
     """Find the width d of a trunk by showing it two black images, in evaluation mode.
 
     Args:
-        trunk: to be used in an :class:`Encoder`, on the CPU.
+        trunk: to be used in an :class:`Encoder`.
         image_size: side of the images.
 
     Raises:
         ValueError: If it fails on such images, or makes anything but (2, d) of them.
     """
     shape = (2, 3, image_size, image_size)
-    images = torch.zeros(shape).contiguous(memory_format=torch.channels_last)
+    there = next((parameter.device for parameter in trunk.parameters()), None)
+    images = torch.zeros(shape, device=there).contiguous(memory_format=torch.channels_last)
     training = trunk.training
     try:
         with torch.no_grad():
