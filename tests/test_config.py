@@ -82,7 +82,8 @@ def configs(draw: st.DrawFn) -> Config:
     if tables["encoder"]["name"] in ("custom", "timm:x"):
         tables["encoder"]["stem"] = "auto"
     views["jitter"] = (*views["jitter"][:3], min(views["jitter"][3], 0.5))
-    views["image_size"] = 0 if views["image_size"] < 4 else views["image_size"]
+    side = min(views["image_size"], tables["data"]["image_size"])
+    views["image_size"] = 0 if side < 4 else side
     if optimiser["schedule"] == "step":
         optimiser["milestones"] = optimiser["milestones"] or (7,)
         tables["training"]["epochs"] = max(optimiser["milestones"]) + draw(st.integers(1, 9))
@@ -431,6 +432,10 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ({"data": {"image_size": 3}}, ("data.image_size is 3", "4 or more")),
         ({"views": {"image_size": 3}}, ("views.image_size is 3", "at least 4 pixels, or 0")),
         ({"views": {"image_size": -1}}, ("views.image_size is -1", "0 or more")),
+        (
+            {"views": {"image_size": 33}},
+            ("views.image_size is 33 and data.image_size 32", "at most"),
+        ),
         ({"data": {"source": "caf\udce9"}}, ("data.source is 'caf\\udce9'", "Unicode", "rename")),
         ({"seed": -1}, ("seed is -1", "a whole number from 0 to 2^32 - 1")),
         ({"seed": 2**32}, (f"seed is {2**32}", "a whole number from 0 to 2^32 - 1")),

@@ -37,7 +37,7 @@ class Data(Section):
     root: str = "data"
     """Folder in which the datasets that are known by name lie or are put."""
     image_size: Annotated[int, Range(low=4)] = 32
-    """Side of an image in pixels: of a whole one where it is judged, and of a view."""
+    """Side in pixels of a whole image where it is judged, and of a view (but views.image_size)."""
     holdout: Annotated[float, Range(0.0, 0.9)] = 0.0
     """Share of the training images kept from pretraining, for the kNN monitor and for choices."""
     resident: Literal["auto", "yes", "no"] = "auto"
@@ -55,8 +55,8 @@ class Views(Section):
     num_views: Annotated[int, Range(low=2)] = 2
     """Views of each image in a batch."""
     image_size: Whole = 0
-    """Side of a view in pixels, where it is another than data.image_size; 0 is the same. Smaller
-    ones are cheaper, and show things no larger than whole images do."""
+    """Side of a view in pixels, where it is smaller than data.image_size; 0 is the same. A crop
+    enlarges things; in views of three quarters of the side they are about as large as in images."""
     crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
         0.2,
         1.0,
@@ -270,6 +270,12 @@ class Config:
             raise UserError(
                 "contrastive.weight and divergence.weight are both 0: nothing would be trained; "
                 "raise one of them"
+            )
+        if self.views.image_size > self.data.image_size:
+            raise UserError(
+                f"views.image_size is {self.views.image_size} and data.image_size "
+                f"{self.data.image_size}: views are as large as images at most; lower the first, "
+                "set it to 0 for the same, or raise the second"
             )
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:

@@ -90,6 +90,6 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         return (
             f"out of memory ({reason}); lower training.batch_size, "
-            "data.image_size or divergence.num_subnetworks, or stream with --data.resident no"
+            "the size of images or divergence.num_subnetworks, or stream with --data.resident no"
         ), 2
     return None

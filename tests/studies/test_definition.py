@@ -15,8 +15,8 @@ from deepbregman.studies.definition import (
     Search,
     Study,
     assignments,
-    base_config,
     literal,
+    set_now,
 )
 from deepbregman.studies.folder import usable
 
@@ -52,7 +52,8 @@ def test_an_unknown_study_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("recipe", ["paper", "authors", "best", "digits", "paper-imagenet"])
 def test_every_arm_is_a_configuration(name: str, recipe: str) -> None:
-    study, base = GRIDS[name], load_recipe(recipe)
+    base = load_recipe(recipe)
+    study = GRIDS[name].fitted(base)
     arms = usable(study.arms, base)
     names = [arm.name for arm in study.arms]
     assert len(set(names)) == len(names)
@@ -160,9 +161,30 @@ def test_an_option_and_a_field_that_say_otherwise_are_refused(
     data: str | None, epochs: int | None, changes: dict[str, object], words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        base_config("paper", data, epochs, changes)
+        set_now(data, epochs, changes)
 
 
 def test_an_option_and_a_field_may_say_the_same() -> None:
-    config = base_config("paper", "a.npz", 3, {"training.epochs": 3, "data.source": "a.npz"})
-    assert (config.data.source, config.training.epochs) == ("a.npz", 3)
+    same = {"training.epochs": 3, "data.source": "a.npz"}
+    assert set_now("a.npz", 3, same) == set_now("a.npz", 3, {}) == same
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sides"),
+    [("best", (32, 28, 24, 20, 16)), ("paper-imagenet", (224, 196, 168, 140, 112))],
+)
+def test_views_of_a_study_are_shares_of_the_images(recipe: str, sides: tuple[int, ...]) -> None:
+    study = GRIDS["view-size"].fitted(load_recipe(recipe))
+    for series in ("SimCLR", "with divergence"):
+        assert tuple(arm.x for arm in study.arms if arm.series == series) == sides
+    assert all(arm.beyond for arm in study.arms)
+    assert [arm.x for arm in study.with_values((8, 6)).arms] == [8, 6, 8, 6]
+    with pytest.raises(UserError, match=r"--values 0: .* in pixels"):
+        study.with_values((0, 8))
+
+
+@pytest.mark.parametrize("name", ["view-size", "encoder-depth"])
+def test_a_recipe_without_the_divergence_has_no_arms_with_it(name: str) -> None:
+    base = load_recipe("simclr")
+    arms = usable(GRIDS[name].fitted(base).with_values(("resnet18",)).arms, base)
+    assert [arm.series for arm in arms] == ["SimCLR"]

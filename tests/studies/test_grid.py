@@ -23,7 +23,7 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation import subject
 from deepbregman.runs import Run
 from deepbregman.studies import cells, grid, pretraining
-from deepbregman.studies.catalogue import find_study
+from deepbregman.studies.catalogue import find_study, kappa
 from deepbregman.studies.catalogue.kappa import LOSSES
 from deepbregman.studies.cells import run_cell
 from deepbregman.studies.definition import Settings, assignments
@@ -424,3 +424,22 @@ def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(
     main(["study", "kappa", "--out", str(out), "--only", "20", "deep-m*-20", *tiny])
     again = {row["arm"]: row["metrics"] for row in read(out)["cells"]}
     assert again == {name: row["metrics"] for name, row in rows.items()}
+
+
+@pytest.mark.parametrize(
+    ("begun", "now"),
+    [
+        ({"epochs": 1}, {"changes": {"training.epochs": 2}}),
+        ({"changes": {"training.epochs": 1}}, {"epochs": 2}),
+        ({"epochs": 1}, {"epochs": 2}),
+    ],
+)
+def test_what_contradicts_a_begun_study_is_named_as_that(
+    begun: dict[str, Any], now: dict[str, Any], few_digits: str, out: Path
+) -> None:
+    """Not as two options of which the user gave one."""
+    study, common = kappa.STUDY, {"out": out, "accelerator": "cpu"}
+    open_task(study, Settings(recipe="digits", data=few_digits, **begun, **common))
+    with pytest.raises(UserError, match=r"other settings \(training.epochs is 1 there, 2 here\)"):
+        open_task(study, Settings(**now, **common))
+    open_task(study, Settings(epochs=1, **common))

@@ -128,6 +128,16 @@ def test_more_trials_later_and_nothing_else(
         tune(Request(out=out, trials=1, accelerator="cpu", **given))  # type: ignore[arg-type]  # parametrised
     with pytest.raises(UserError, match=r"\(training\.knn_every is 1 there, 2 here\)"):
         tune(Request(out=out, changes={"training.knn_every": 2}, accelerator="cpu"))
+    told = r"other settings \(training\.epochs is 1 there, 2 here\)"
+    for given in (
+        {"epochs": 2},
+        {"changes": {"training.epochs": 2}},
+        {"recipe": "digits", "changes": {"training.epochs": 2}},
+    ):
+        with pytest.raises(UserError, match=told):
+            tune(Request(out=out, accelerator="cpu", **given))  # type: ignore[arg-type]  # parametrised
+    with pytest.raises(UserError, match=r"--epochs 2 and --set training\.epochs=1 contradict"):
+        tune(Request(out=out, epochs=2, changes={"training.epochs": 1}, accelerator="cpu"))
     tune(Request(out=out, trials=2, accelerator="cpu"))  # all else is the folder's
     later = trials(out)
     began = shlex.join(["deepbregman", "tune", "digits", "--space", *SPACE])

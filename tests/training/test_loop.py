@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
+from deepbregman.evaluation.protocols import evaluate
 from deepbregman.runs import Run
 from deepbregman.studies.pretraining import pretrain, resume
 from deepbregman.training import checkpoints
@@ -228,10 +229,10 @@ class Sides(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Conv2d(3, 8, 3)
-        self.seen: dict[bool, set[int]] = {True: set(), False: set()}
+        self.seen: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
 
     def forward(self, images: Tensor) -> Tensor:
-        self.seen[self.training].add(images.shape[-1])
+        self.seen[self.training].add((len(images), images.shape[-1]))
         found: Tensor = self.layer(images).mean((2, 3))
         return found
 
@@ -246,8 +247,13 @@ class TestSizeOfViews:
         trunk = Sides()
         config = override(tiny_config, {"views.image_size": 6, "encoder.name": "custom"})
         pretrain(config, run=tmp_path / "run", accelerator="cpu", encoder=trunk)
-        assert trunk.seen[True] == {6}
-        assert 8 in trunk.seen[False]
+        assert trunk.seen[True] == {(64, 6)}  # two views of 32 images
+        assert {side for count, side in trunk.seen[False] if count > 2} == {8}  # the kNN monitor
+        trunk.seen[False].clear()
+        rows = evaluate(tmp_path / "run", epochs=0, accelerator="cpu", data="digits", encoder=trunk)
+        assert rows
+        assert {side for count, side in trunk.seen[False] if count > 2} == {8}
+        assert not trunk.seen[True] - {(64, 6)}
 
     @pytest.mark.parametrize("given", [0, 8])
     def test_views_are_else_of_the_size_of_images(self, tiny_config: Config, given: int) -> None:
@@ -264,7 +270,7 @@ class TestSizeOfViews:
             "views.image_size": 16,
             "encoder.name": "timm:vit_tiny_patch16_224",
         }
-        with pytest.raises(UserError, match=r"fails on images of shape \(2, 3, 16, 16\)"):
+        with pytest.raises(UserError, match=r"views.image_size is 16 .*vit.*; set .* to 0"):
             pretrain(override(tiny_config, changes), run=tmp_path / "run", accelerator="cpu")
         assert not (tmp_path / "run").exists()
 

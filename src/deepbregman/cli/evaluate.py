@@ -43,7 +43,7 @@ def command(arguments: list[str]) -> None:
                 Faster R-CNN around the encoder on Pascal VOC. supervised: the same architecture
                 trained from random weights on all labels, for reference.
             data: A labelled source in place of the run's own; transfer needs one. Its images are
-                resized to the size the run was trained at. For detect the folder VOCdevkit, or
+                resized to the size of the run's. For detect the folder VOCdevkit, or
                 voc, as `deepbregman data prepare voc` leaves it.
             epochs: Of whatever is trained; by default 50, and in semi 60 below a twentieth of the
                 labels and 30 above. 0 leaves the linear classifier on random crops out.

@@ -153,7 +153,7 @@ def check_transfer(job: Job) -> None:
 def transfer(job: Job) -> list[Record]:
     """Judge on another data set: frozen, fine-tuned on all labels, and without pretraining.
 
-    Its images are resized to the size that the run was trained at.
+    Its images are resized to the size of the run's.
     """
     epochs = job.options.epochs or EPOCHS
     arms = {"fine-tuned": from_encoder, "supervised": from_scratch}
@@ -261,6 +261,7 @@ def _trained(job: Job, side: Side, start: Start, variant: str, seed: int, epochs
     logits = predict(network, subject.test.batches, subject.config.data.image_size)
     details = {
         "epochs": epochs,
+        "size": subject.config.view_size,
         "steps": epochs * budget.steps_per_epoch(len(side.split)),
         "batch_size": budget.batch(len(side.split)),
         "learning_rates": list(tuning.learning_rate),

@@ -44,11 +44,17 @@ class Job:
         trained = load_trained(self.run, self.device, self.encoder)
         size = self.options.image_size
         if size not in (0, trained.config.data.image_size):
+            if size < trained.config.view_size:
+                raise UserError(
+                    f"image_size is {size}: it must be at least {trained.config.view_size}, the "
+                    "side of the run's views, or 0 for that of its images"
+                )
             try:
                 measure_width(trained.model.encoder.trunk, size)
             except ValueError as error:
                 raise UserError(
-                    f"image_size is {size}: the run's encoder cannot: {error}"
+                    f"image_size is {size}, which the run's encoder does not take: {error}; leave "
+                    "--image-size out"
                 ) from None
             sizes = {"data.image_size": size, "views.image_size": trained.config.view_size}
             trained = trained._replace(config=override(trained.config, sizes))

@@ -131,6 +131,11 @@ def evaluate(
             f"image_size is {image_size}, but only knn and linear judge at another size and the "
             f"protocols are {', '.join(names)}: name those two at most, or leave --image-size out"
         )
+    if crops and image_size:
+        raise UserError(
+            f"crops is {crops} and image_size {image_size}: crops are as large as the run's views "
+            "whatever the size of whole images; give two commands"
+        )
     if crops and not FROZEN.intersection(names):
         raise UserError(
             f"crops is {crops}, but only knn and linear average over crops and the protocols are "

@@ -214,8 +214,8 @@ def build_encoder(
     Args:
         name: ``resnet18``, ``resnet34``, ``resnet50``, ``resnet101``, ``small``, four
             convolutions for thumbnails, or ``timm:NAME``, an architecture of timm.
-        image_size: side of the views.
-        stem: of a ResNet: ``thumbnail``, ``standard``, or ``auto``: thumbnail for views of up to
+        image_size: side of the images.
+        stem: of a ResNet: ``thumbnail``, ``standard``, or ``auto``: thumbnail for images of up to
             64 px.
         mean: of each channel, for pixels in [0, 1].
         deviation: of each channel.

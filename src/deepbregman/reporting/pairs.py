@@ -70,7 +70,7 @@ def _cost_table(results: Record) -> Table:
         table.add_column(words, justify="right")
     for arm in results["arms"]:
         cost = arm["cost"]
-        counts = ["" if cost[name] is None else f"{cost[name]:,}" for name in COSTS]
+        counts = ["" if cost.get(name) is None else f"{cost[name]:,}" for name in COSTS]
         diverged = str(arm["num_diverged"])
         table.add_row(escape(arm["arm"]), *counts, spread(cost["seconds"], digits=1), diverged)
     return table

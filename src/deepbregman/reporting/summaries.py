@@ -15,6 +15,7 @@ COMPARED = {
 COSTS = {
     "epochs": "epochs",
     "views_per_image": "views per image",
+    "view_size": "pixels of a side",
     "samples_per_step": "samples per step",
     "steps": "steps",
 }

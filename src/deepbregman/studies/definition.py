@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
-from deepbregman.config import Config, fields_of, load_recipe, override
+from deepbregman.config import Config, fields_of
 from deepbregman.errors import UserError, nearest
 
 Changes = Mapping[str, Any]
@@ -128,6 +128,11 @@ class Study:
         """Return the definition as plain values, for JSON."""
         return dataclasses.asdict(self)
 
+    def fitted(self, base: Config) -> "Study":
+        """Return the study with the arms that suit a configuration; here, those it has."""
+        del base
+        return self
+
     def with_values(self, values: Sequence[Any]) -> "Study":
         """Replace the values of the one field that the arms vary, keeping the reference."""
         if not values:
@@ -152,6 +157,7 @@ class Study:
                 dataclasses.replace(
                     new,
                     supervised=arm.supervised,
+                    only_if=arm.only_if,
                     beyond=arm.supervised is not None or str(new.x) not in known,
                 )
                 for new in over(self.field, values, series=series, also=also, prefix=prefix)
@@ -203,6 +209,7 @@ def over(
     also: Changes | None = None,
     prefix: str = "",
     beyond: Iterable[Any] = (),
+    only_if: str | None = None,
 ) -> tuple[Arm, ...]:
     """Make an arm for each value of a field.
 
@@ -213,10 +220,18 @@ def over(
         also: what every one of them changes.
         prefix: of their names.
         beyond: further values, marked as not the paper's.
+        only_if: a field without which the arms are none.
     """
     marked = [(value, False) for value in values] + [(value, True) for value in beyond]
     return tuple(
-        Arm(f"{prefix}{value}", {**(also or {}), name: value}, value, series, beyond=is_beyond)
+        Arm(
+            f"{prefix}{value}",
+            {**(also or {}), name: value},
+            value,
+            series,
+            beyond=is_beyond,
+            only_if=only_if,
+        )
         for value, is_beyond in marked
     )
 
@@ -240,8 +255,12 @@ def assignments(words: Iterable[str]) -> dict[str, Any]:
     return changes
 
 
-def base_config(recipe: str, data: str | None, epochs: int | None, changes: Changes) -> Config:
-    """Return what every arm starts from."""
+def set_now(data: str | None, epochs: int | None, changes: Changes) -> dict[str, Any]:
+    """Return all fields that the user sets, by options of their own and by ``--set``.
+
+    Raises:
+        UserError: When the two contradict each other.
+    """
     given: dict[str, Any] = {}
     for option, name, value in (
         ("data", "data.source", data),
@@ -255,7 +274,7 @@ def base_config(recipe: str, data: str | None, epochs: int | None, changes: Chan
                 "one of them out"
             )
         given[name] = value
-    return override(load_recipe(recipe), {**given, **changes})
+    return {**given, **changes}
 
 
 def value_of(config: Config, name: str) -> Any:

@@ -24,7 +24,7 @@ from deepbregman.training.processes import device_name, pick_device
 from .cells import Cell, Judgement, plan
 from .claims import exclusively
 from .comparison import arm_names, check_budget, compared
-from .definition import Arm, Settings, Study, base_config, differences, value_of
+from .definition import Arm, Settings, Study, differences, set_now, value_of
 
 DEFAULTS: Record = {
     **{"recipes": [], "unequal": False},
@@ -108,7 +108,7 @@ def _resolve(study: Study, settings: Settings, folder: Path) -> Task:
     if study.recipes:
         unequal = check_budget(bases, unequal=options["unequal"])
         study = compared(study, bases)
-    study = study.with_values(options["values"])
+    study = study.fitted(base).with_values(options["values"])
     arms = usable(study.arms, base)
     chosen = [arm for arm in study.chosen(options["only"]) if arm in arms]
     if not chosen:
@@ -200,17 +200,18 @@ def _bases(
         if study.recipes:
             arms = before["study"]["arms"]
             stored = {arm["name"]: override(base, arm["changes"]) for arm in arms}
-    asked = (settings.recipe, settings.data, settings.epochs)
-    if (
-        stored
-        and all(part is None for part in asked)
-        and not (settings.changes or settings.recipes)
-    ):
+    now = set_now(settings.data, settings.epochs, settings.changes)
+    if stored and not (settings.recipe or settings.recipes or now):
         return stored
+    kept: dict[str, Any] = {}
+    if before is not None:
+        named = {"data.source": before["data"], "training.epochs": before["epochs"]}
+        kept = {name: value for name, value in named.items() if value is not None}
+        kept |= {} if settings.changes else before["changes"]
     names = arm_names(options["recipes"]) if study.recipes else [study.name]
     bases = {}
     for name, recipe in zip(names, options["recipes"] or [options["recipe"]], strict=True):
-        config = base_config(recipe, options["data"], options["epochs"], options["changes"])
+        config = override(load_recipe(recipe), {**kept, **now})
         if options["judge"] == "holdout" and config.data.holdout == 0.0:
             config = override(config, {"data.holdout": HOLDOUT})
         bases[name] = config

@@ -142,6 +142,7 @@ def costs(cells: Iterable[Cell]) -> dict[str, Record]:
                 "encoder": cell.config.encoder.name,
                 "epochs": settings.epochs,
                 "views_per_image": views,
+                "view_size": cell.config.view_size,
                 "samples_per_step": settings.batch_size * settings.accumulate * views,
                 "steps": None,
                 "seconds": None,

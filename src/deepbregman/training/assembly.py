@@ -93,12 +93,18 @@ def build_encoder_of(
         else:
             own = copy.deepcopy(trunk).cpu()
             encoder = Encoder(own, measure_width(own, image_size), *pixels)
-        if config.view_size != image_size:
-            measure_width(encoder.trunk, config.view_size)  # a transformer may know one size only
-        return encoder
     except (ValueError, ImportError) as error:
         what = f"encoder.name is {name!r}" if trunk is None else "the encoder given cannot be used"
         raise UserError(f"{what}: {error}") from None
+    if config.view_size != image_size:
+        try:
+            measure_width(encoder.trunk, config.view_size)  # a transformer may know one size only
+        except ValueError as error:
+            raise UserError(
+                f"views.image_size is {config.view_size} and encoder.name {name!r}: {error}; set "
+                f"views.image_size to 0, for views of {image_size} px as the images"
+            ) from None
+    return encoder
 
 
 def untrained_encoder(

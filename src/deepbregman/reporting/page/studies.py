@@ -173,7 +173,7 @@ def _cost_table(results: Record, key: str) -> Table:
         Row(
             arm["arm"],
             (
-                *(Cell(text=_written(arm["cost"][name])) for name in COSTS),
+                *(Cell(text=_written(arm["cost"].get(name))) for name in COSTS),
                 _summary(arm["cost"]["seconds"]),
             ),
         )

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import optuna
 
-from deepbregman.config import Config, from_toml, override, to_toml
+from deepbregman.config import Config, from_toml, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, command_line, read_json, write_json
-from deepbregman.studies.definition import Changes, base_config, differences
+from deepbregman.studies.definition import Changes, differences, set_now
 from deepbregman.studies.folder import HOLDOUT
 
 from .space import Space, parse_space
@@ -108,16 +108,17 @@ def _recipe(request: Request, stored: Record | None) -> tuple[Config, Changes]:
     A search that has begun keeps to its own recipe, whatever has become of the file.
     """
     changes = request.changes or {}
+    now = set_now(request.data, request.epochs, changes)
     if stored is None:
         assert request.recipe is not None
-        return base_config(request.recipe, request.data, request.epochs, changes), changes
-    data, epochs = request.data or stored["data"], request.epochs
-    epochs = stored["epochs"] if epochs is None else epochs
-    changes = {**stored.get("changes", {}), **changes}
-    if request.recipe is not None:
-        return base_config(request.recipe, data, epochs, changes), changes
-    given = {"data.source": data, "training.epochs": epochs, **changes}
-    return override(from_toml(stored["base"], "the search"), given), changes
+        return override(load_recipe(request.recipe), now), changes
+    before = stored.get("changes", {})
+    if request.recipe is None:
+        recipe = from_toml(stored["base"], "the search")
+    else:
+        named = {"data.source": stored["data"], "training.epochs": stored["epochs"]}
+        recipe = override(load_recipe(request.recipe), {**named, **before})
+    return override(recipe, now), {**before, **changes}
 
 
 def _hold_to(stored: Record, definition: Record, recipe: Config) -> None:
