@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import deepbregman
 from deepbregman.cli import main
-from deepbregman.config import recipes
+from deepbregman.config import load_recipe, override, recipes
+from deepbregman.training.assembly import build_views
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -92,6 +94,18 @@ def test_the_quickstart_table_is_the_committed_record() -> None:
         cells = [f"{row['linear']:.1f}", f"{row['few_labels']:.1f}", f"{row['knn']:.1f}"]
         (line,) = [line for line in README.splitlines() if row["features"] in line and "│" in line]
         assert all(cell in line for cell in cells)
+
+
+@pytest.mark.parametrize(("side", "larger"), [(32, "1.43"), (28, "1.25"), (24, "1.08")])
+def test_how_much_larger_things_are_in_views(side: int, larger: str) -> None:
+    """By the boxes that are drawn, which the page says how to turn into a number."""
+    views = build_views(override(load_recipe("best"), {"views.image_size": side}))
+    drawn = views.draw(40_000, device="cpu", generator=torch.Generator().manual_seed(0))
+    boxes = views.parametrise(drawn, torch.full((40_000, 2), 32))
+    scale = (32 * 32 / (boxes.height * boxes.width)).sqrt().mean() * side / 32
+    assert f"{scale:.2f}" == larger
+    assert f"| {side} px | " in (log := (ROOT / "docs" / "log.md").read_text())
+    assert f"| {larger} |" in log
 
 
 METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
