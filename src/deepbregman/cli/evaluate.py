@@ -52,7 +52,7 @@ def command(arguments: list[str]) -> None:
             crops: Of knn by cosine and linear on cached features only: also judge features averaged
                 over so many random crops and flips of each image, training and test images alike,
                 drawn as in pretraining but without colour, anew for each seed; 0 for none.
-            image_size: Of knn and linear only: side in pixels at which whole images are judged, as
+            image_size: Of knn and linear only: side in pixels at which images are judged, as
                 rows of their own; 0 for the run's data.image_size. Crops enlarge things, so an
                 encoder trained on views as large as the images may do better on larger ones.
             balanced: Also report the mean over classes; imbalanced sources always do.

@@ -130,11 +130,11 @@ def compute_crop_features(
 def crop_and_flip(config: Config, num_views: int = 1) -> Views:
     """Build the one augmentation that classifiers are trained with: a crop and a flip, no colour.
 
-    Both as in the run's own views, and as large; a data set whose flipped images mean something
-    else says so there.
+    Both as in the run's own views, but as large as the images that are judged; a data set whose
+    flipped images mean something else says so there.
     """
     return Views(
-        config.view_size,
+        config.data.image_size,
         num_views=num_views,
         crop_area=config.views.crop_area,
         crop_aspect=config.views.crop_aspect,

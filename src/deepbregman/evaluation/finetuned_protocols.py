@@ -261,7 +261,6 @@ def _trained(job: Job, side: Side, start: Start, variant: str, seed: int, epochs
     logits = predict(network, subject.test.batches, subject.config.data.image_size)
     details = {
         "epochs": epochs,
-        "size": subject.config.view_size,
         "steps": epochs * budget.steps_per_epoch(len(side.split)),
         "batch_size": budget.batch(len(side.split)),
         "learning_rates": list(tuning.learning_rate),

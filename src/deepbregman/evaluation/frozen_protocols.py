@@ -99,7 +99,7 @@ def by_cosine(subject: Subject, averaged: Averaged | None = None) -> list[Measur
     """
     bank, queries = _representations(subject, averaged)
     found = cosine_neighbours(queries, bank, min(max(NEIGHBOURS), len(bank)))
-    return _votes(f"cosine{_of_crops(subject, averaged)}", found, subject, _told(averaged))
+    return _votes(f"cosine{_of_crops(averaged)}", found, subject, _told(averaged))
 
 
 def by_divergence(
@@ -142,7 +142,7 @@ def on_cached_features(
     held_out = _held_out(subject, seed)
     fit = fit_chosen(train, subject.train.labels, held_out, num_classes=subject.num_classes)
     details = {"l2_grid": list(L2_GRID), **_told(averaged)}
-    name, chosen = f"{name}{_of_crops(subject, averaged)}", {"l2": fit.l2}
+    name, chosen = f"{name}{_of_crops(averaged)}", {"l2": fit.l2}
     return _judge_linear(subject, fit.classifier.predict(test), name, details, chosen)
 
 
@@ -203,7 +203,6 @@ def on_crops(subject: Subject, seed: int, epochs: int, console: Console) -> Meas
     best, accuracy = _best(subject, classifiers[: len(pairs)], held_out)
     details = {
         "epochs": epochs,
-        "size": views.size,
         "batch_size": BATCH_SIZE,
         "learning_rates": list(LEARNING_RATES),
         "weight_decays": list(WEIGHT_DECAYS),
@@ -221,18 +220,12 @@ def _representations(subject: Subject, averaged: Averaged | None) -> tuple[Tenso
     return subject.train.features.representation, subject.test.features.representation
 
 
-def _of_crops(subject: Subject, averaged: Averaged | None) -> str:
-    """Say what was averaged over, and how large it was where that is not as large as an image."""
-    if averaged is None:
-        return ""
-    usual = averaged.size == subject.config.data.image_size
-    return f" of {averaged.crops} crops" + ("" if usual else f" of {averaged.size} px")
+def _of_crops(averaged: Averaged | None) -> str:
+    return "" if averaged is None else f" of {averaged.crops} crops"
 
 
 def _told(averaged: Averaged | None) -> Record:
-    if averaged is None:
-        return {}
-    return {"crops": averaged.crops, "size": averaged.size, "seed": averaged.seed}
+    return {} if averaged is None else {"crops": averaged.crops, "seed": averaged.seed}
 
 
 def _held_out(subject: Subject, seed: int) -> Tensor:

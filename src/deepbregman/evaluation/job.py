@@ -44,11 +44,6 @@ class Job:
         trained = load_trained(self.run, self.device, self.encoder)
         size = self.options.image_size
         if size not in (0, trained.config.data.image_size):
-            if size < trained.config.view_size:
-                raise UserError(
-                    f"image_size is {size}: it must be at least {trained.config.view_size}, the "
-                    "side of the run's views, or 0 for that of its images"
-                )
             try:
                 measure_width(trained.model.encoder.trunk, size)
             except ValueError as error:
@@ -56,7 +51,7 @@ class Job:
                     f"image_size is {size}, which the run's encoder does not take: {error}; leave "
                     "--image-size out"
                 ) from None
-            sizes = {"data.image_size": size, "views.image_size": trained.config.view_size}
+            sizes = {"data.image_size": size, "views.image_size": 0}  # nothing shows views here
             trained = trained._replace(config=override(trained.config, sizes))
         if self.options.skip_unreadable:
             config = override(trained.config, {"data.skip_unreadable": True})

@@ -84,7 +84,7 @@ def evaluate(
         crops: 2 or more also give ``knn`` by cosine and ``linear`` on cached features the mean of
             the features of so many random crops and flips of each image, training and test images
             alike; rows of their own. 0 leaves them out.
-        image_size: side, in pixels, at which ``knn`` and ``linear`` see whole images; the run's
+        image_size: side, in pixels, at which ``knn`` and ``linear`` see images; the run's
             ``data.image_size`` when 0. Rows of another size are rows of their own.
         balanced: also measure the mean over classes; imbalanced sources always do.
         semi: which labels ``semi`` may see.
@@ -130,11 +130,6 @@ def evaluate(
         raise UserError(
             f"image_size is {image_size}, but only knn and linear judge at another size and the "
             f"protocols are {', '.join(names)}: name those two at most, or leave --image-size out"
-        )
-    if crops and image_size:
-        raise UserError(
-            f"crops is {crops} and image_size {image_size}: crops are as large as the run's views "
-            "whatever the size of whole images; give two commands"
         )
     if crops and not FROZEN.intersection(names):
         raise UserError(

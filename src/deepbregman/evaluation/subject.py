@@ -64,7 +64,6 @@ class Averaged(NamedTuple):
     train: Tensor  # (N, d)
     test: Tensor  # (T, d)
     crops: int  # of each image
-    size: int  # of a crop, in pixels
     seed: int
 
 
@@ -105,14 +104,14 @@ class Subject:
         """Average the representation over crops and flips of each image of both splits.
 
         Args:
-            crops: of each image, drawn as the run's own views are and as large, without their
-                colour.
+            crops: of each image, drawn as the run's own views are, without their colour, and as
+                large as the images.
             seed: of the crops.
             progress: called for each batch of images that is done.
         """
         train = self.train.averaged(crops, derived(seed, "crops of train"), progress)
         test = self.test.averaged(crops, derived(seed, "crops of test"), progress)
-        return Averaged(train, test, crops, self.config.view_size, seed)
+        return Averaged(train, test, crops, seed)
 
     def judge(self, *, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
         """Compare predictions for the test split with its labels."""
