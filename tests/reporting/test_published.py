@@ -63,6 +63,8 @@ def test_every_value_stands_in_the_table_that_is_named() -> None:
         (("cifar10", "linear", "cached features", "top5"), (20,), []),
         (("cifar10", "knn", "cosine, k=20", "top1"), (20,), []),
         (("digits", "linear", "cached features", "top1"), (20,), []),
+        (("cifar10", "linear", "cached features of 8 crops", "top1"), (), []),
+        (("cifar10", "linear", "cached features, 40 px", "top1"), (), []),
         (("imagenet", "semi", "finetuned, 1 % labels", "top1"), (), [25.4, 48.3, 49.1, 53.2]),
     ],
 )

@@ -13,6 +13,7 @@ from deepbregman.reporting import pairs, studies
 from deepbregman.reporting.page.study_charts import study_figure as page_figure
 from deepbregman.reporting.printed import printed_series
 from deepbregman.reporting.studies import study_figure, study_table
+from deepbregman.reporting.summaries import costs_known
 from deepbregman.runs import Record
 from deepbregman.studies.catalogue.comparison import STUDY as COMPARISON
 from deepbregman.studies.catalogue.kappa import STUDY
@@ -182,3 +183,10 @@ def test_seeds_means_and_differences_stand_where_they_were_measured(
         assert panel.x0 <= box.x0 <= box.x1 <= panel.x1 + 1.0
     names = [label.get_text() for label in panels[0].get_yticklabels()]
     assert names == ["simclr", "best", "Hot (n=0)"]
+
+
+def test_costs_that_earlier_versions_did_not_write_have_no_column() -> None:
+    old: Record = {"arms": [{"cost": {"epochs": 3, "steps": None}}, {"cost": {}}, {}]}
+    assert list(costs_known(old)) == ["epochs"]
+    new: Record = {"arms": [{"cost": {"epochs": 3, "view_size": 24}}, {"cost": {"epochs": 3}}]}
+    assert list(costs_known(new)) == ["epochs", "view_size"]

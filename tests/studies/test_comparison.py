@@ -180,8 +180,8 @@ def test_to_the_end_and_on_by_the_folder_alone(
         assert change["mean"] == pytest.approx(np.mean(np.subtract(mine, base)), abs=1e-9)
         assert (change["n"], ours["against"]) == (2, "plain")
     assert (plain["difference"], plain["against"]) == ({}, None)
-    for arm, cost in ((plain, (2, 2, 128, 4)), (ours, (1, 4, 128, 5))):
-        names = ("epochs", "views_per_image", "samples_per_step", "steps")
+    for arm, cost in ((plain, (2, 2, 8, 128, 4)), (ours, (1, 4, 8, 128, 5))):
+        names = ("epochs", "views_per_image", "view_size", "samples_per_step", "steps")
         assert tuple(arm["cost"][name] for name in names) == cost
         assert arm["cost"]["seconds"]["n"] == 2
         assert arm["cost"]["seconds"]["mean"] > 0.0

@@ -17,10 +17,10 @@ from .figures import PALETTE, STYLE
 from .printed import of_metric, printed_series, printed_value
 from .summaries import (
     COMPARED,
-    COSTS,
     as_sentence,
     caption,
     change,
+    costs_known,
     diverged_words,
     spread,
     unequal_words,
@@ -66,11 +66,12 @@ def pairs_table(results: Record) -> Group:
 def _cost_table(results: Record) -> Table:
     table = Table(title="What training took", title_justify="left")
     table.add_column("arm", overflow="fold")
-    for words in (*COSTS.values(), "seconds", "diverged"):
+    known = costs_known(results)
+    for words in (*known.values(), "seconds", "diverged"):
         table.add_column(words, justify="right")
     for arm in results["arms"]:
         cost = arm["cost"]
-        counts = ["" if cost.get(name) is None else f"{cost[name]:,}" for name in COSTS]
+        counts = ["" if cost.get(name) is None else f"{cost[name]:,}" for name in known]
         diverged = str(arm["num_diverged"])
         table.add_row(escape(arm["arm"]), *counts, spread(cost["seconds"], digits=1), diverged)
     return table

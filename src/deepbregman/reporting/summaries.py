@@ -22,6 +22,16 @@ COSTS = {
 """What is said of the cost of an arm."""
 
 
+def costs_known(results: Record) -> dict[str, str]:
+    """Return those of ``COSTS`` that any arm has; earlier versions did not write all of them."""
+    costs = [arm["cost"] for arm in results["arms"] if arm.get("cost")]
+    return {
+        name: words
+        for name, words in COSTS.items()
+        if any(cost.get(name) is not None for cost in costs)
+    }
+
+
 def spread(summary: Record | None, digits: int = 2) -> str:
     """Write mean, deviation and number, with so many decimals."""
     if summary is None:

@@ -1,12 +1,15 @@
 """The paper's own figures, to stand beside ours and never to be mixed with them."""
 
 import importlib.resources
+import re
 import tomllib
 from collections.abc import Collection
 from functools import cache
 from pathlib import PurePath
 from typing import NamedTuple
 
+_OURS = re.compile(r" of \d+ crops|, \d+ px$")
+"""In the name of a variant: judged as no publication here does, on crops or at another size."""
 CAVEAT = (
     "Published figures are transcribed: other code, epochs and choices than the runs here, perhaps "
     "another encoder, mostly one run and no deviation. They are a mark on the wall, not an arm."
@@ -65,6 +68,8 @@ def beside(
         metric: such as ``top1``.
         num_subnetworks: of the runs; the table of subnetworks is shown for these only.
     """
+    if _OURS.search(variant):
+        return []
     name = PurePath(data).stem.lower()
     parts = variant.split(", ")
     return [

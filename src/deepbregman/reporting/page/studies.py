@@ -10,8 +10,8 @@ from typing import NamedTuple
 from deepbregman.errors import UserError
 from deepbregman.reporting.printed import printed_series, printed_title, printed_value
 from deepbregman.reporting.summaries import (
-    COSTS,
     as_sentence,
+    costs_known,
     diverged_words,
     reference_words,
     trained_for,
@@ -169,11 +169,12 @@ def _difference_table(results: Record, key: str) -> Table:
 
 
 def _cost_table(results: Record, key: str) -> Table:
+    known = costs_known(results)
     rows = [
         Row(
             arm["arm"],
             (
-                *(Cell(text=_written(arm["cost"].get(name))) for name in COSTS),
+                *(Cell(text=_written(arm["cost"].get(name))) for name in known),
                 _summary(arm["cost"]["seconds"]),
             ),
         )
@@ -181,7 +182,7 @@ def _cost_table(results: Record, key: str) -> Table:
         if arm.get("cost")
     ]
     caption = "Samples are views; seconds are the wall time of training"
-    columns = (*COSTS.values(), "seconds")
+    columns = (*known.values(), "seconds")
     return Table(f"{key}-costs", "What training took", "arm", columns, tuple(rows), caption)
 
 
