@@ -217,6 +217,31 @@ class TestSearch:
         assert (code, err) == (0, "")
         assert "broken.png" not in out
 
+    def test_nothing_stands_in_for_an_image_that_cannot_be_decoded(
+        self,
+        command: Command,
+        plain: Run,
+        flat: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """In a set too large to decode on opening, where a header passes for an image."""
+        monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 0)
+        some = tmp_path / "some"
+        shutil.copytree(flat, some)
+        (some / "damaged.png").write_bytes((some / "red-1.png").read_bytes()[:60])
+        words = ("--data", some, "--skip-unreadable")
+        out = tmp_path / "features.npz"
+        assert command("embed", plain.path, *words, "--out", out)[0] == 0
+        with np.load(out) as arrays:
+            names = {name for key in arrays if key.endswith("_names") for name in arrays[key]}
+            assert len(names) == 30
+            assert "damaged.png" not in names
+        found = search(
+            plain, ["red-1.png"], data=str(some), k=29, accelerator="cpu", skip_unreadable=True
+        )
+        assert "damaged.png" not in {hit.image.name for hit in found[0].hits["cosine"]}
+
     @pytest.mark.parametrize(
         ("words", "expected"),
         [

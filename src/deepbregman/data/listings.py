@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -114,30 +114,34 @@ def open_listing(
     )
 
 
-def without_unreadable(source: Source, progress: Progress | None = None) -> Source:
-    """Leave out the labelled files that cannot be decoded, of a set too large for that on opening.
+def without_unreadable(
+    source: Source,
+    progress: Progress | None = None,
+    names: Sequence[str] = ("train", "test"),
+) -> Source:
+    """Leave out the files that cannot be decoded, of a set too large for that on opening.
 
     What is left keeps its split: an image that was trained on is not tested on.
 
     Args:
         source: whose files were opened with ``skip_unreadable``.
         progress: Called with the files decoded and the files in all, for each split.
+        names: Of the splits to look through.
 
     Returns:
         The source itself where nothing is to be left out.
     """
-    splits = [source.train, *([source.test] if source.test is not None else [])]
-    if source.num_skipped + sum(map(len, splits)) <= FULL_DECODE_LIMIT:
+    splits = {name: split for name in names if (split := getattr(source, name)) is not None}
+    if source.num_skipped + sum(map(len, splits.values())) <= FULL_DECODE_LIMIT:
         return source
-    found = [_decodable(split, progress) for split in splits]
-    num_skipped = sum(map(len, splits)) - sum(map(len, found))
+    found = {name: _decodable(split, progress) for name, split in splits.items()}
+    num_skipped = sum(map(len, splits.values())) - sum(map(len, found.values()))
     if num_skipped == 0:
         return source
-    if len(found[0]) == 0:
+    if len(found["train"]) == 0:
         raise UserError(f"data {source.name!r}: none of the training images can be read")
-    test = found[1] if source.test is not None else None
-    num_skipped += source.num_skipped
-    return replace(source, train=found[0], test=test, num_skipped=num_skipped)
+    left: dict[str, Any] = {**found, "num_skipped": source.num_skipped + num_skipped}
+    return replace(source, **left)
 
 
 def _decodable(split: Split, progress: Progress | None) -> Split:

@@ -8,11 +8,12 @@ import torch
 
 from deepbregman.config import override
 from deepbregman.runs import check_new_file, replacing
-from deepbregman.training.assembly import batches_of, open_data
+from deepbregman.training.assembly import batches_of
 from deepbregman.training.checkpoints import load_model
 from deepbregman.training.processes import pick_device
 
 from .features import compute_features
+from .subject import open_readable
 
 
 def embed(
@@ -44,7 +45,7 @@ def embed(
     model, config = load_model(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
-    source = open_data(config, data)
+    source = open_readable(config, data)
     arrays: dict[str, Any] = {}
     for name in ("train", "test", "unlabelled"):
         split = getattr(source, name)

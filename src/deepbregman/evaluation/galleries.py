@@ -15,12 +15,13 @@ from deepbregman.data import Batches, Source, Split
 from deepbregman.errors import UserError, nearest
 from deepbregman.method.model import Model
 from deepbregman.runs import Record, Run
-from deepbregman.training.assembly import batches_of, open_data
+from deepbregman.training.assembly import batches_of
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import pick_device
 
 from .features import Features, compute_features
 from .rows import keep, stamped
+from .subject import open_readable
 
 Pixels = npt.NDArray[np.uint8]
 Report = Callable[[str, int, int], None]
@@ -144,7 +145,7 @@ def open_setting(
     model, config, epoch = load_trained(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
-    source = open_data(config, data)
+    source = open_readable(config, data)
     return Setting(run, model, config, epoch, device, source, data or config.data.source)
 
 

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import Config
-from deepbregman.data import Batches, Progress, Source, Split, channel_statistics
+from deepbregman.data import (
+    Batches,
+    Progress,
+    Source,
+    Split,
+    channel_statistics,
+    without_unreadable,
+)
 from deepbregman.errors import UserError
 from deepbregman.method.model import Model
 from deepbregman.training.assembly import batches_of, open_data
@@ -126,6 +133,14 @@ def _require_finite(features: Tensor) -> None:
             "the encoder's features are not finite: its training has diverged; judge an earlier "
             "checkpoint, or train again with a lower optimiser.learning_rate"
         )
+
+
+def open_readable(config: Config, data: str | None = None) -> Source:
+    """Open a source to show images of by name: none is to stand in for one that is unreadable."""
+    source = open_data(config, data)
+    if not config.data.skip_unreadable:
+        return source
+    return without_unreadable(source, names=("train", "test", "unlabelled"))
 
 
 def open_labelled(config: Config, data: str | None = None) -> Source:
