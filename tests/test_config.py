@@ -82,8 +82,7 @@ def configs(draw: st.DrawFn) -> Config:
     if tables["encoder"]["name"] in ("custom", "timm:x"):
         tables["encoder"]["stem"] = "auto"
     views["jitter"] = (*views["jitter"][:3], min(views["jitter"][3], 0.5))
-    side = min(views["image_size"], tables["data"]["image_size"])
-    views["image_size"] = 0 if side < 4 else side
+    views["relative_size"] = max(views["relative_size"], 4 / tables["data"]["image_size"])
     if optimiser["schedule"] == "step":
         optimiser["milestones"] = optimiser["milestones"] or (7,)
         tables["training"]["epochs"] = max(optimiser["milestones"]) + draw(st.integers(1, 9))
@@ -342,6 +341,34 @@ def test_sets_as_earlier_versions_wrote_them(written: str, meant: str) -> None:
     assert config.divergence.sets == meant
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("[views]\nimage_size = 24\n", 0.75),
+        ("[views]\nimage_size = 0\n", 1.0),
+        ("[data]\nimage_size = 64\n[views]\nimage_size = 16\n", 0.25),
+        ("[data]\nimage_size = 64\n[views]\nimage_size = 0\n", 1.0),
+    ],
+)
+def test_sides_of_views_as_earlier_versions_wrote_them(written: str, meant: float) -> None:
+    assert from_toml(written, "an old run").views.relative_size == meant
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("[views]\nimage_size = 33\n", "views.relative_size is 1.03"),
+        ("[views]\nimage_size = true\n", "views.image_size"),
+        ('[views]\nimage_size = "24"\n', "unknown field 'views.image_size'"),
+        ("[data]\nimage_size = 0\n[views]\nimage_size = 24\n", "image_size"),
+        ("data = 3\n[views]\nimage_size = 24\n", "data is 3"),
+    ],
+)
+def test_a_side_that_never_was_right_is_refused(written: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        from_toml(written, "an old run")
+
+
 def test_every_committed_run_can_be_opened() -> None:
     found = list(RESULTS.rglob("config.toml"))
     assert len(found) >= 5
@@ -430,11 +457,11 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ({"views": {"without": "flip"}}, ("views.without is 'flip'", "a list")),
         ({"data": {"source": None}}, ("data.source is None", "text")),
         ({"data": {"image_size": 3}}, ("data.image_size is 3", "4 or more")),
-        ({"views": {"image_size": 3}}, ("views.image_size is 3", "at least 4 pixels, or 0")),
-        ({"views": {"image_size": -1}}, ("views.image_size is -1", "0 or more")),
+        ({"views": {"relative_size": 1.1}}, ("views.relative_size is 1.1", "at most 1")),
+        ({"views": {"relative_size": 0}}, ("views.relative_size is 0", "above 0")),
         (
-            {"views": {"image_size": 33}},
-            ("views.image_size is 33 and data.image_size 32", "at most"),
+            {"views": {"relative_size": 0.1}},
+            ("views.relative_size is 0.1 and data.image_size 32", "3 pixels", "4 or more; raise"),
         ),
         ({"data": {"source": "caf\udce9"}}, ("data.source is 'caf\\udce9'", "Unicode", "rename")),
         ({"seed": -1}, ("seed is -1", "a whole number from 0 to 2^32 - 1")),

@@ -13,7 +13,6 @@ def test_recipe_trains(name: str, tmp_path: Path) -> None:
     small = {
         "data.source": "digits",
         "data.image_size": 8,
-        "views.image_size": 0,
         "encoder.name": "small",
         "encoder.projection_hidden": 32,
         "divergence.hidden": 8,

@@ -37,7 +37,7 @@ class Data(Section):
     root: str = "data"
     """Folder in which the datasets that are known by name lie or are put."""
     image_size: Annotated[int, Range(low=4)] = 32
-    """Side in pixels of a whole image where it is judged, and of a view (but views.image_size)."""
+    """Side in pixels of a whole image where it is judged; of a view, times views.relative_size."""
     holdout: Annotated[float, Range(0.0, 0.9)] = 0.0
     """Share of the training images kept from pretraining, for the kNN monitor and for choices."""
     resident: Literal["auto", "yes", "no"] = "auto"
@@ -54,9 +54,9 @@ class Views(Section):
 
     num_views: Annotated[int, Range(low=2)] = 2
     """Views of each image in a batch."""
-    image_size: Whole = 0
-    """Side of a view in pixels, where it is smaller than data.image_size; 0 is the same. A crop
-    enlarges things; in views of three quarters of the side they are about as large as in images."""
+    relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 1.0
+    """Side of a view as a share of data.image_size. A crop enlarges things; in views of 0.75 they
+    are about as large as in the whole images that are judged."""
     crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
         0.2,
         1.0,
@@ -82,13 +82,8 @@ class Views(Section):
     """Operators to leave out, by name."""
 
     def __post_init__(self) -> None:
-        """Check the fields, the hue, whose circle ends at one half, and the size."""
+        """Check the fields, and the hue, whose circle ends at one half."""
         super().__post_init__()
-        if 0 < self.image_size < 4:
-            raise UserError(
-                f"views.image_size is {self.image_size}: it must be at least 4 pixels, or 0 for "
-                "that of data.image_size"
-            )
         if self.jitter[3] > 0.5:
             raise UserError(f"views.jitter is {self.jitter!r}: its hue must be 0.5 or less")
 
@@ -271,11 +266,11 @@ class Config:
                 "contrastive.weight and divergence.weight are both 0: nothing would be trained; "
                 "raise one of them"
             )
-        if self.views.image_size > self.data.image_size:
+        if self.view_size < 4:
             raise UserError(
-                f"views.image_size is {self.views.image_size} and data.image_size "
-                f"{self.data.image_size}: views are as large as images at most; lower the first, "
-                "set it to 0 for the same, or raise the second"
+                f"views.relative_size is {self.views.relative_size} and data.image_size "
+                f"{self.data.image_size}: a view would have {self.view_size} pixels a side, and it "
+                "must have 4 or more; raise one of them"
             )
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:
@@ -287,7 +282,7 @@ class Config:
     @property
     def view_size(self) -> int:
         """Side of a view in pixels, while pretraining."""
-        return self.views.image_size or self.data.image_size
+        return round(self.views.relative_size * self.data.image_size)
 
 
 def from_dict(values: dict[str, Any]) -> Config:
@@ -358,16 +353,24 @@ def to_toml(config: Config) -> str:
 def from_toml(text: str, origin: str) -> Config:
     """Read a configuration; ``origin`` names the document in errors."""
     try:
-        values = tomllib.loads(text)
-        divergence = values.get("divergence")
-        if isinstance(divergence, dict) and isinstance(divergence.get("sets"), bool):
-            # Written by earlier versions, which knew two ways only.
-            divergence["sets"] = "halves" if divergence["sets"] else "none"
-        return from_dict(values)
+        return from_dict(_as_now(tomllib.loads(text)))
     except UserError as error:
         raise UserError(f"{origin}: {error}") from None
     except (ValueError, RecursionError) as error:  # of the syntax, or of the reader's own limits
         raise UserError(f"{origin} is not valid TOML: {error}") from None
+
+
+def _as_now(values: dict[str, Any]) -> dict[str, Any]:
+    """Turn fields as earlier versions wrote them into those of today."""
+    divergence, views, data = (values.get(name, {}) for name in ("divergence", "views", "data"))
+    if isinstance(divergence, dict) and isinstance(divergence.get("sets"), bool):
+        divergence["sets"] = "halves" if divergence["sets"] else "none"
+    if isinstance(views, dict) and type(views.get("image_size")) is int:
+        # It was in pixels, and 0 was that of the images.
+        side = data.get("image_size", Data.image_size) if isinstance(data, dict) else None
+        if isinstance(side, int) and side > 0:
+            views["relative_size"] = (views.pop("image_size") or side) / side
+    return values
 
 
 def recipes() -> dict[str, str]:

@@ -267,7 +267,7 @@ class TestCrops:
         assert not torch.equal(same.test, same.train)
 
     def test_they_are_as_large_as_the_images_whatever_the_views_are(self, few: Subject) -> None:
-        small = replace(few, config=override(few.config, {"views.image_size": 6}))
+        small = replace(few, config=override(few.config, {"views.relative_size": 0.75}))
         sides: list[int] = []
         record = lambda _module, shown: sides.append(shown[0].shape[-1])  # noqa: E731
         with few.model.encoder.register_forward_pre_hook(record):

@@ -66,7 +66,7 @@ def test_only_common_seeds_are_paired() -> None:
         ({"encoder.name": "resnet50"}, "encoder.name is 'resnet18' in a, 'resnet50' in b"),
         ({"encoder.stem": "standard"}, "encoder.stem is 'auto' in a, 'standard' in b"),
         ({"data.image_size": 64}, "data.image_size is 32 in a, 64 in b"),
-        ({"views.image_size": 24}, "views are of 32 px in a, 24 px in b"),
+        ({"views.relative_size": 1.0}, "views are of 24 px in a, 32 px in b"),
         ({"data.holdout": 0.1}, "data.holdout is 0.0 in a, 0.1 in b"),
         (
             {"training.epochs": 100},

@@ -246,7 +246,7 @@ class TestSizeOfViews:
         self, tiny_config: Config, tmp_path: Path
     ) -> None:
         trunk = Sides()
-        config = override(tiny_config, {"views.image_size": 6, "encoder.name": "custom"})
+        config = override(tiny_config, {"views.relative_size": 0.75, "encoder.name": "custom"})
         pretrain(config, run=tmp_path / "run", accelerator="cpu", encoder=trunk)
         assert trunk.seen[True] == {(64, 6)}  # two views of 32 images
         assert {side for count, side in trunk.seen[False] if count > 2} == {8}  # the kNN monitor
@@ -259,11 +259,14 @@ class TestSizeOfViews:
         assert {side for count, side in trunk.seen[False] if count > 2} == {8}
         assert trunk.seen[True] == {(64, 6)}
 
-    @pytest.mark.parametrize("given", [0, 8])
-    def test_views_are_else_of_the_size_of_images(self, tiny_config: Config, given: int) -> None:
-        config = override(tiny_config, {"views.image_size": given})
-        assert config.view_size == 8
-        assert build_views(config).size == 8
+    @pytest.mark.parametrize(("share", "side"), [(1.0, 8), (0.75, 6), (0.7, 6), (0.5, 4)])
+    def test_their_side_is_a_share_of_the_images(
+        self, tiny_config: Config, share: float, side: int
+    ) -> None:
+        config = override(tiny_config, {"views.relative_size": share})
+        assert config.view_size == side
+        assert build_views(config).size == side
+        assert tiny_config.view_size == 8
 
     def test_an_encoder_of_one_size_only_is_refused_before_training(
         self, tiny_config: Config, tmp_path: Path
@@ -271,10 +274,10 @@ class TestSizeOfViews:
         pytest.importorskip("timm")
         changes = {
             "data.image_size": 32,
-            "views.image_size": 16,
+            "views.relative_size": 0.5,
             "encoder.name": "timm:vit_tiny_patch16_224",
         }
-        with pytest.raises(UserError, match=r"views.image_size is 16 .*vit.*; set .* to 0"):
+        with pytest.raises(UserError, match=r"views.relative_size is 0.5 .*vit.*; set .* to 1.0"):
             pretrain(override(tiny_config, changes), run=tmp_path / "run", accelerator="cpu")
         assert not (tmp_path / "run").exists()
 

@@ -31,6 +31,7 @@ def configuration(encoder: str, batch_size: int, changes: Mapping[str, Any]) -> 
     """Return the simclr recipe with the divergence as asked for."""
     common = {
         "encoder.name": encoder,
+        "views.relative_size": 1.0,  # as large as the peers'
         "training.batch_size": batch_size,
         "training.tensorboard": False,
         "training.knn_every": 0,

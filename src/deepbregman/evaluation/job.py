@@ -51,7 +51,10 @@ class Job:
                     f"image_size is {size}, which the run's encoder does not take: {error}; leave "
                     "--image-size out"
                 ) from None
-            sizes = {"data.image_size": size, "views.image_size": 0}  # nothing shows views here
+            sizes = {
+                "data.image_size": size,
+                "views.relative_size": 1.0,
+            }  # nothing shows views here
             trained = trained._replace(config=override(trained.config, sizes))
         if self.options.skip_unreadable:
             config = override(trained.config, {"data.skip_unreadable": True})

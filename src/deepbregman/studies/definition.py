@@ -128,11 +128,6 @@ class Study:
         """Return the definition as plain values, for JSON."""
         return dataclasses.asdict(self)
 
-    def fitted(self, base: Config) -> "Study":
-        """Return the study with the arms that suit a configuration; here, those it has."""
-        del base
-        return self
-
     def with_values(self, values: Sequence[Any]) -> "Study":
         """Replace the values of the one field that the arms vary, keeping the reference."""
         if not values:

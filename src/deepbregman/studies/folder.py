@@ -108,7 +108,7 @@ def _resolve(study: Study, settings: Settings, folder: Path) -> Task:
     if study.recipes:
         unequal = check_budget(bases, unequal=options["unequal"])
         study = compared(study, bases)
-    study = study.fitted(base).with_values(options["values"])
+    study = study.with_values(options["values"])
     arms = usable(study.arms, base)
     chosen = [arm for arm in study.chosen(options["only"]) if arm in arms]
     if not chosen:

@@ -101,8 +101,9 @@ def build_encoder_of(
             measure_width(encoder.trunk, config.view_size)  # a transformer may know one size only
         except ValueError as error:
             raise UserError(
-                f"views.image_size is {config.view_size} and encoder.name {name!r}: {error}; set "
-                f"views.image_size to 0, for views of {image_size} px as the images"
+                f"views.relative_size is {config.views.relative_size} and encoder.name {name!r}: "
+                f"{error}; set views.relative_size to 1.0, for views of {image_size} px as the "
+                "images"
             ) from None
     return encoder
 

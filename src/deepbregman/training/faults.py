@@ -42,12 +42,11 @@ def explained(config: Config, folder: Path) -> Iterator[None]:
 
 def _memory(config: Config, error: BaseException) -> str:
     training = config.training
-    side = "views.image_size" if config.views.image_size else "data.image_size"
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     return (
         f"out of memory ({reason}) with training.batch_size {training.batch_size} times "
         f"{config.views.num_views} views of {config.view_size} px and encoder "
         f"{config.encoder.name}: lower training.batch_size and raise training.accumulate "
-        f"({training.accumulate}) in proportion, lower {side} or "
+        f"({training.accumulate}) in proportion, lower views.relative_size, data.image_size or "
         "divergence.num_subnetworks, or keep the images off the device with --data.resident no"
     )
