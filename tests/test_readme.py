@@ -3,12 +3,14 @@
 import json
 import re
 import shlex
+import statistics
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import t
 
 import deepbregman
 from deepbregman.cli import main
@@ -111,9 +113,16 @@ def test_how_much_larger_things_are_in_views(side: int, larger: str) -> None:
 METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_cifar_table_is_the_committed_record(page: str) -> None:
-    record = json.loads((ROOT / "results/studies/comparison-cifar10/results.json").read_text())
+@pytest.mark.parametrize(
+    ("page", "study"),
+    [
+        ("README.md", "comparison-cifar10"),
+        ("docs/results.md", "comparison-cifar10"),
+        ("docs/results.md", "comparison-cifar10-32px"),
+    ],
+)
+def test_the_cifar_table_is_the_committed_record(page: str, study: str) -> None:
+    record = json.loads((ROOT / "results/studies" / study / "results.json").read_text())
     text = (ROOT / page).read_text()
     for arm in record["arms"]:
         for metric in METRICS:
@@ -125,9 +134,32 @@ def test_the_cifar_table_is_the_committed_record(page: str) -> None:
         assert f"{found['mean']:+.2f} [{low:+.2f}, {high:+.2f}]" in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_race_is_the_committed_record(page: str) -> None:
-    record = json.loads((ROOT / "results/cifar10-race/result.json").read_text())
+def test_both_comparisons_together_are_their_records() -> None:
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    for metric in METRICS:
+        differences = []
+        for study in ("comparison-cifar10", "comparison-cifar10-32px"):
+            record = json.loads((ROOT / "results/studies" / study / "results.json").read_text())
+            found = {
+                (cell["arm"], cell["seed"]): cell["values"][metric] for cell in record["cells"]
+            }
+            differences += [found["best", seed] - found["simclr", seed] for seed in range(3)]
+        mean, deviation = statistics.mean(differences), statistics.stdev(differences)
+        half = t.ppf(0.975, 5) * deviation / 6**0.5
+        assert len(differences) == 6
+        assert f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]" in page
+
+
+@pytest.mark.parametrize(
+    ("page", "folder"),
+    [
+        ("README.md", "cifar10-race"),
+        ("docs/results.md", "cifar10-race"),
+        ("docs/results.md", "cifar10-race-105"),
+    ],
+)
+def test_the_race_is_the_committed_record(page: str, folder: str) -> None:
+    record = json.loads((ROOT / "results" / folder / "result.json").read_text())
     text = (ROOT / page).read_text()
     rows = {r["variant"]: r["value"] for r in record["evaluations"] if r["metric"] == "top1"}
     minutes, seconds = divmod(round(record["pretrain"]["seconds"]), 60)
