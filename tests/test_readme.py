@@ -141,7 +141,7 @@ def test_both_comparisons_together_are_their_records() -> None:
         for study in ("comparison-cifar10", "comparison-cifar10-32px"):
             record = json.loads((ROOT / "results/studies" / study / "results.json").read_text())
             found = {
-                (cell["arm"], cell["seed"]): cell["values"][metric] for cell in record["cells"]
+                (cell["arm"], cell["seed"]): cell["metrics"][metric] for cell in record["cells"]
             }
             differences += [found["best", seed] - found["simclr", seed] for seed in range(3)]
         mean, deviation = statistics.mean(differences), statistics.stdev(differences)
