@@ -1,4 +1,4 @@
-"""The one exception that means "the user can fix this"."""
+"""The one exception that means "the user can fix this", and what else a user is told."""
 
 import difflib
 import errno
@@ -20,6 +20,10 @@ class UserError(Exception):
 
 class Diverged(UserError):
     """Training blew up: fatal to a run, but only one bad cell to a study or a search."""
+
+
+class Notice(UserWarning):
+    """What a user should know and what stops nothing; the command line prints it in one line."""
 
 
 class SaidElsewhere(Exception):

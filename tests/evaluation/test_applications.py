@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score, normalized_mutual_info_scor
 from deepbregman import cluster, embed, evaluate, search
 from deepbregman.cli import main
 from deepbregman.config import Config, override
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 from deepbregman.method.bregman import soft_divergence
 from deepbregman.runs import Run
 from deepbregman.studies.pretraining import pretrain
@@ -214,7 +214,7 @@ class TestSearch:
         assert code == 2
         assert "broken.png" in err
         code, out, err = command(*words, "--skip-unreadable", "-k", 29)
-        assert (code, err) == (0, "")
+        assert (code, err) == (0, f"note: left out 1 unreadable image of {tmp_path / 'some'}\n")
         assert "broken.png" not in out
 
     def test_nothing_stands_in_for_an_image_that_cannot_be_decoded(
@@ -232,14 +232,19 @@ class TestSearch:
         (some / "damaged.png").write_bytes((some / "red-1.png").read_bytes()[:60])
         words = ("--data", some, "--skip-unreadable")
         out = tmp_path / "features.npz"
-        assert command("embed", plain.path, *words, "--out", out)[0] == 0
+        said = f"note: left out 1 unreadable image of {some}\n"
+        code, _, err = command("embed", plain.path, *words, "--out", out)
+        assert (code, err) == (0, said)
+        code, _, err = command("cluster", plain.path, *words, "--clusters", 2)
+        assert (code, err) == (0, said)
         with np.load(out) as arrays:
             names = {name for key in arrays if key.endswith("_names") for name in arrays[key]}
             assert len(names) == 30
             assert "damaged.png" not in names
-        found = search(
-            plain, ["red-1.png"], data=str(some), k=29, accelerator="cpu", skip_unreadable=True
-        )
+        with pytest.warns(Notice, match="left out 1 unreadable image of"):
+            found = search(
+                plain, ["red-1.png"], data=str(some), k=29, accelerator="cpu", skip_unreadable=True
+            )
         assert "damaged.png" not in {hit.image.name for hit in found[0].hits["cosine"]}
 
     @pytest.mark.parametrize(

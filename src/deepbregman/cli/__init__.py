@@ -4,13 +4,16 @@ import importlib
 import io
 import os
 import sys
-from typing import NoReturn
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deepbregman.errors import UserError, explanation, nearest
+from deepbregman.errors import Notice, UserError, explanation, nearest
 from deepbregman.launching import place
 
 from .options import PROGRAM, say
@@ -66,7 +69,8 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text that can be shown
             stream.reconfigure(errors="backslashreplace")
     try:
-        _dispatch(sys.argv[1:] if arguments is None else arguments)
+        with _notices_in_a_line():
+            _dispatch(sys.argv[1:] if arguments is None else arguments)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left
         sys.exit(1)
@@ -84,6 +88,23 @@ def main(arguments: list[str] | None = None) -> None:
             )
             say(Console(stderr=True), f"error: {who}{message}")
         _leave(code)
+
+
+@contextmanager
+def _notices_in_a_line() -> Iterator[None]:
+    """Print notices as words on stderr, and other warnings as Python does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, Notice):
+                say(Console(stderr=True), f"note: {message}")
+            else:
+                shown(message, category, *rest, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _leave(code: int) -> NoReturn:

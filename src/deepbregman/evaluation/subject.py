@@ -1,5 +1,6 @@
 """What is judged and on what; everything costly is computed when a protocol first asks for it."""
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from deepbregman.data import (
     channel_statistics,
     without_unreadable,
 )
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 from deepbregman.method.model import Model
 from deepbregman.training.assembly import batches_of, open_data
 from deepbregman.training.seeds import derived
@@ -140,7 +141,12 @@ def open_readable(config: Config, data: str | None = None) -> Source:
     source = open_data(config, data)
     if not config.data.skip_unreadable:
         return source
-    return without_unreadable(source, names=("train", "test", "unlabelled"))
+    source = without_unreadable(source, names=("train", "test", "unlabelled"))
+    if source.num_skipped:
+        images = "image" if source.num_skipped == 1 else "images"
+        said = f"left out {source.num_skipped} unreadable {images} of {data or config.data.source}"
+        warnings.warn(said, Notice, stacklevel=2)
+    return source
 
 
 def open_labelled(config: Config, data: str | None = None) -> Source:
