@@ -279,7 +279,7 @@ class TestErrors:
         assert (code, err) == (0, f"note: left out 1 unreadable image of {photos}\n")
         code, out, err = command("evaluate", run, "--protocol", "knn", "--accelerator", "cpu")
         assert (code, err) == (0, "")
-        assert "left out 1 unreadable images" in out
+        assert "left out 1 unreadable image\n" in out
         rows = json.loads((run / "result.json").read_text())["evaluations"]
         assert (rows[0]["num_train"], rows[0]["num_test"], rows[0]["num_replaced"]) == (33, 7, 0)
 

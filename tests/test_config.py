@@ -357,10 +357,13 @@ def test_sides_of_views_as_earlier_versions_wrote_them(written: str, meant: floa
 @pytest.mark.parametrize(
     ("written", "words"),
     [
-        ("[views]\nimage_size = 33\n", "views.relative_size is 1.03"),
-        ("[views]\nimage_size = true\n", "views.image_size"),
+        ("[views]\nimage_size = 33\n", "unknown field 'views.image_size'; did you mean 'rel"),
+        ("[views]\nimage_size = -1\n", "unknown field 'views.image_size'"),
+        ("[views]\nimage_size = true\n", "unknown field 'views.image_size'"),
         ('[views]\nimage_size = "24"\n', "unknown field 'views.image_size'"),
-        ("[data]\nimage_size = 0\n[views]\nimage_size = 24\n", "image_size"),
+        ("[views]\nimage_size = 16\nrelative_size = 0.75\n", "unknown field 'views.image_size'"),
+        ("[data]\nimage_size = 0\n[views]\nimage_size = 0\n", "data.image_size is 0"),
+        ("[data]\nimage_size = true\n[views]\nimage_size = 1\n", "data.image_size is True"),
         ("data = 3\n[views]\nimage_size = 24\n", "data is 3"),
     ],
 )

@@ -55,8 +55,8 @@ class Views(Section):
     num_views: Annotated[int, Range(low=2)] = 2
     """Views of each image in a batch."""
     relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 1.0
-    """Side of a view as a share of data.image_size. A crop enlarges things; in views of 0.75 they
-    are about as large as in the whole images that are judged."""
+    """Side of a view as a share of data.image_size. A crop enlarges things: in views of 0.75
+    they are about as large as in whole images."""
     crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
         0.2,
         1.0,
@@ -282,7 +282,7 @@ class Config:
     @property
     def view_size(self) -> int:
         """Side of a view in pixels, while pretraining."""
-        return round(self.views.relative_size * self.data.image_size)
+        return int(self.views.relative_size * self.data.image_size + 0.5)
 
 
 def from_dict(values: dict[str, Any]) -> Config:
@@ -365,10 +365,10 @@ def _as_now(values: dict[str, Any]) -> dict[str, Any]:
     divergence, views, data = (values.get(name, {}) for name in ("divergence", "views", "data"))
     if isinstance(divergence, dict) and isinstance(divergence.get("sets"), bool):
         divergence["sets"] = "halves" if divergence["sets"] else "none"
-    if isinstance(views, dict) and type(views.get("image_size")) is int:
-        # It was in pixels, and 0 was that of the images.
-        side = data.get("image_size", Data.image_size) if isinstance(data, dict) else None
-        if isinstance(side, int) and side > 0:
+    if isinstance(views, dict) and isinstance(data, dict) and "relative_size" not in views:
+        side, size = data.get("image_size", Data.image_size), views.get("image_size")
+        if type(side) is type(size) is int and 0 <= size <= side != 0:
+            # It was in pixels, and 0 was as large as the images.
             views["relative_size"] = (views.pop("image_size") or side) / side
     return values
 

@@ -1,11 +1,13 @@
 """A study is data, and adding one is adding a short file."""
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
-from deepbregman.config import load_recipe, override
+from deepbregman.cli import main
+from deepbregman.config import load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.studies import catalogue as package
 from deepbregman.studies.catalogue import catalogue, find_study
@@ -16,9 +18,11 @@ from deepbregman.studies.definition import (
     Study,
     assignments,
     literal,
+    refuse_retired,
     set_now,
 )
 from deepbregman.studies.folder import usable
+from deepbregman.studies.tuning.plan import Request, resolve
 
 ENTRIES = catalogue()
 GRIDS = {name: entry for name, entry in ENTRIES.items() if isinstance(entry, Study)}
@@ -186,3 +190,34 @@ def test_a_recipe_without_the_divergence_has_no_arms_with_it(name: str) -> None:
     base = load_recipe("simclr")
     arms = usable(GRIDS[name].with_values(("resnet18",)).arms, base)
     assert [arm.series for arm in arms] == ["SimCLR"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"values": [16, 12], "study": {"name": "view-size", "field": "views.image_size"}},
+        {"changes": {"views.image_size": 24}, "study": {"name": "view-size"}},
+        {"study": {"name": "view-size", "arms": [{"changes": {"views.image_size": 32}}]}},
+    ],
+)
+def test_a_study_with_a_field_that_is_no_more_is_not_begun_anew(
+    options: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "study.json").write_text(json.dumps(options))
+    with pytest.raises(SystemExit) as ended:
+        main(["study", "view-size", "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "begun with views.image_size, which has become views.relative_size" in said
+    assert "--out" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["study.json"]
+
+
+def test_a_search_with_a_field_that_is_no_more_is_not_gone_on_with() -> None:
+    stored = {"space": ["views.image_size=16,24"], "base": to_toml(load_recipe("best"))}
+    with pytest.raises(UserError, match=r"this search was begun with views\.image_size"):
+        resolve(Request(recipe=None), stored)
+
+
+def test_a_configuration_may_hold_it_since_it_is_read_as_it_was_meant() -> None:
+    refuse_retired({"base": "[views]\nimage_size = 24\n", "changes": {}}, "this")

@@ -259,7 +259,9 @@ class TestSizeOfViews:
         assert {side for count, side in trunk.seen[False] if count > 2} == {8}
         assert trunk.seen[True] == {(64, 6)}
 
-    @pytest.mark.parametrize(("share", "side"), [(1.0, 8), (0.75, 6), (0.7, 6), (0.5, 4)])
+    @pytest.mark.parametrize(
+        ("share", "side"), [(1.0, 8), (0.75, 6), (0.7, 6), (0.6875, 6), (0.5625, 5), (0.5, 4)]
+    )
     def test_their_side_is_a_share_of_the_images(
         self, tiny_config: Config, share: float, side: int
     ) -> None:

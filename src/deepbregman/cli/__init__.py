@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deepbregman.errors import Notice, UserError, explanation, nearest
+from deepbregman.errors import Notice, UserError, explanation, nearest, printable
 from deepbregman.launching import place
 
 from .options import PROGRAM, say
@@ -99,7 +99,7 @@ def _notices_in_a_line() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, Notice):
-                say(Console(stderr=True), f"note: {message}")
+                print(printable(f"note: {message}"), file=sys.stderr)  # above a bar, where one runs
             else:
                 shown(message, category, *rest, **more)
 

@@ -155,8 +155,14 @@ class Source:
     """STL-10's 100,000 images without labels; None for every other source."""
     classes: tuple[str, ...] | None = None
     num_skipped: int = 0
-    """Unreadable image files that were left out."""
+    """Unreadable images that were left out."""
     num_ignored: int = 0
     """Files in the folder that are not images by their extension."""
     imbalanced: bool = False
     """Whether classes differ so much in size that accuracy is to be balanced over them as well."""
+
+    @property
+    def said_of_skipped(self) -> str:
+        """Words for the user about what was left out; none where nothing was."""
+        images = "image" if self.num_skipped == 1 else "images"
+        return f"left out {self.num_skipped:,} unreadable {images}" if self.num_skipped else ""

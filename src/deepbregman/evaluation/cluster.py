@@ -73,7 +73,7 @@ def cluster(
         seeds: how many times to cluster, with seeds 0, 1, ...; each takes the best of 10 starts.
         split: ``train``, ``test`` or ``all``.
         out: a ``.csv`` file to write each image's clusters to; must not exist.
-        skip_unreadable: go on without images that cannot be read.
+        skip_unreadable: go on without images that cannot be read; a ``Notice`` says how many.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         encoder: a module of the same structure, for a run whose encoder was your own.
         report: called with what is being done, how much is done, and how much there is.

@@ -31,7 +31,7 @@ def embed(
         run: folder of the run.
         out: an ``.npz`` file; must not exist.
         data: a source; the run's own when None.
-        skip_unreadable: go on without images that cannot be read.
+        skip_unreadable: go on without images that cannot be read; a ``Notice`` says how many.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         encoder: a module of the same structure, for a run whose encoder was your own.
 

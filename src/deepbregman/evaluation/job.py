@@ -96,9 +96,8 @@ class Job:
             source = without_unreadable(
                 source, lambda done, total: status.update(f"{words}, {done:,} of {total:,} ...")
             )
-        if source.num_skipped:
-            said = f"left out {source.num_skipped} unreadable images"
-            self.console.print(said, style="yellow", highlight=False)
+        if source.said_of_skipped:
+            self.console.print(source.said_of_skipped, style="yellow", highlight=False)
         return require_labelled(source, self.options.data or source.name)
 
     def averaged(self, seed: int) -> Averaged:

@@ -90,7 +90,8 @@ def search(
             that the run has when empty.
         split: ``train``, ``test`` or ``all``: where to search.
         seed: of the shuffle that decides among equals.
-        skip_unreadable: go on without images that cannot be read; queries must be readable.
+        skip_unreadable: go on without images that cannot be read, of which a ``Notice`` says how
+            many; queries must be readable.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         encoder: a module of the same structure, for a run whose encoder was your own.
         report: called with what is being done, how much is done, and how much there is.
@@ -220,7 +221,7 @@ def evaluate_search(
         k: of the precision among the first k.
         by: as for :func:`search`.
         seed: of the shuffle that decides among equals.
-        skip_unreadable: go on without images that cannot be read.
+        skip_unreadable: go on without images that cannot be read; a ``Notice`` says how many.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
         encoder: a module of the same structure, for a run whose encoder was your own.
         report: as for :func:`search`.

@@ -142,10 +142,9 @@ def open_readable(config: Config, data: str | None = None) -> Source:
     if not config.data.skip_unreadable:
         return source
     source = without_unreadable(source, names=("train", "test", "unlabelled"))
-    if source.num_skipped:
-        images = "image" if source.num_skipped == 1 else "images"
-        said = f"left out {source.num_skipped} unreadable {images} of {data or config.data.source}"
-        warnings.warn(said, Notice, stacklevel=2)
+    if source.said_of_skipped:
+        where = data or config.data.source
+        warnings.warn(f"{source.said_of_skipped} of {where}", Notice, stacklevel=3)
     return source
 
 

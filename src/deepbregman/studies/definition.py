@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ Form = Literal["moment", "max", "smooth"]
 MetricLoss = Literal["contrastive", "triplet"]
 """With which labels teach it."""
 OURS, SIMCLR = "with divergence", "SimCLR"
+RETIRED = {"views.image_size": "views.relative_size, a share of data.image_size"}
+"""Field of earlier versions -> what has become of it."""
 
 
 @dataclass(frozen=True)
@@ -270,6 +273,22 @@ def set_now(data: str | None, epochs: int | None, changes: Changes) -> dict[str,
             )
         given[name] = value
     return {**given, **changes}
+
+
+def refuse_retired(stored: Mapping[str, Any], what: str) -> None:
+    """Refuse to go on with what names a field that is no more, instead of starting it anew.
+
+    Args:
+        stored: what it was begun with, as plain values.
+        what: it is, in words.
+    """
+    written = json.dumps(stored)
+    for name, successor in RETIRED.items():
+        if f'"{name}' in written:
+            raise UserError(
+                f"{what} was begun with {name}, which has become {successor}: choose another "
+                "folder with --out; what is there can still be reported"
+            )
 
 
 def value_of(config: Config, name: str) -> Any:

@@ -24,7 +24,7 @@ from deepbregman.training.processes import device_name, pick_device
 from .cells import Cell, Judgement, plan
 from .claims import exclusively
 from .comparison import arm_names, check_budget, compared
-from .definition import Arm, Settings, Study, differences, set_now, value_of
+from .definition import Arm, Settings, Study, differences, refuse_retired, set_now, value_of
 
 DEFAULTS: Record = {
     **{"recipes": [], "unequal": False},
@@ -154,6 +154,7 @@ def _read(folder: Path, study: Study) -> Record | None:
                 f"{folder} holds study {before['study']['name']}, not {study.name}: choose another "
                 "folder with --out"
             )
+        refuse_retired(before, f"the study in {folder}")
         return before
     if folder.exists() and (
         not folder.is_dir() or any(inside.name != "locks" for inside in folder.iterdir())

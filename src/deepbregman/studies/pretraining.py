@@ -140,8 +140,8 @@ def _pretrain(
             with console.status(f"opening {escape(config.data.source)} ..."):
                 source = first_then_others(fabric, lambda: open_data(config))
         train = source.train
-        if source.num_skipped:
-            console.print(f"left out {source.num_skipped} unreadable images", style="yellow")
+        if source.said_of_skipped:
+            console.print(source.said_of_skipped, style="yellow", highlight=False)
         kept, held_out = together(fabric, lambda: split_for_monitor(train, config))
         images = images_to_pretrain_on(source, kept)
         sharing = together(

@@ -11,7 +11,7 @@ import optuna
 from deepbregman.config import Config, from_toml, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, command_line, read_json, write_json
-from deepbregman.studies.definition import Changes, differences, set_now
+from deepbregman.studies.definition import Changes, differences, refuse_retired, set_now
 from deepbregman.studies.folder import HOLDOUT
 
 from .space import Space, parse_space
@@ -79,6 +79,8 @@ def resolve(request: Request, stored: Record | None) -> Plan:
             "a new search needs a recipe and a space: deepbregman tune paper --space "
             "divergence.sigma=0.1:5:log"
         )
+    if stored is not None:
+        refuse_retired(stored, "this search")
     recipe, changes = _recipe(request, stored)
     definition: Record = {
         "recipe": request.recipe,
