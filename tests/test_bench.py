@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from deepbregman.benchmarks.arms import configuration
 from deepbregman.benchmarks.bench import FLOOR, SCALES, bench
 from deepbregman.benchmarks.streaming import HEIGHT, WIDTH, write_photographs
 from deepbregman.benchmarks.timing import Arm, prepare, time_arms
@@ -130,3 +131,9 @@ def test_published_speeds_meet_the_targets_they_claim() -> None:
         for group in large["groups"]
     ]
     assert f"{ratios[0]:.2f} and {ratios[1]:.2f}" in readme
+
+
+def test_views_are_as_large_as_the_peers() -> None:
+    """Whatever the recipe has: the published speeds are of views of 32 px."""
+    config = configuration("resnet18", 512, {})
+    assert config.view_size == config.data.image_size == 32

@@ -171,15 +171,21 @@ def test_forked_workers_do_not_hold_the_folder_on(tmp_path: Path) -> None:
 def test_a_file_system_without_locks_is_used_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither lock fails there, and the one that is waited for does not wait."""
     import errno
     import fcntl
 
-    def missing(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+    tried: list[str] = []
+    for name in ("lockf", "flock"):
 
-    monkeypatch.setattr(fcntl, "lockf", missing)
-    with exclusive(tmp_path):
+        def missing(*arguments: object, name: str = name) -> None:
+            tried.append(name)
+            raise OSError(errno.ENOLCK, "No locks available")
+
+        monkeypatch.setattr(fcntl, name, missing)
+    with exclusive(tmp_path), exclusively(tmp_path / "lock", 0.0):
         pass
+    assert set(tried) == {"lockf", "flock"}
 
 
 # The lock that is waited for
@@ -245,17 +251,3 @@ def test_a_process_forked_meanwhile_does_not_hold_a_file_on(tmp_path: Path) -> N
         with exclusively(tmp_path / "lock", 5.0):
             pass
         process.stdin.close()
-
-
-def test_a_file_is_not_waited_for_where_there_are_no_locks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import errno
-    import fcntl
-
-    def missing(*arguments: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", missing)
-    with exclusively(tmp_path / "lock", 0.0):
-        pass
