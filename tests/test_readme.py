@@ -110,6 +110,14 @@ def test_how_much_larger_things_are_in_views(side: int, larger: str) -> None:
     assert f"| {larger} |" in log
 
 
+def test_the_row_of_four_views_is_the_committed_record() -> None:
+    record = json.loads((ROOT / "results/studies/four-views-cpu/results.json").read_text())
+    page = (ROOT / "docs/results.md").read_text().split("results/studies/four-views-cpu")[1]
+    found = [arm["metrics"]["linear, cached features"] for arm in record["arms"]]
+    values = re.findall(r"\d+\.\d+ ± \d+\.\d+", page)[:4]
+    assert values == [f"{f['mean']:.2f} ± {f['deviation']:.2f}" for f in found]
+
+
 METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
 
 
