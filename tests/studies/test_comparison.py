@@ -21,7 +21,8 @@ from deepbregman.reporting.page.writing import report
 from deepbregman.studies import cells
 from deepbregman.studies.catalogue.comparison import STUDY
 from deepbregman.studies.comparison import check_budget, compared, unequal_budget
-from deepbregman.studies.definition import Settings, assignments
+from deepbregman.studies.definition import Settings
+from deepbregman.studies.fields import assignments
 from deepbregman.studies.folder import default_folder, open_task
 from deepbregman.studies.results import MAIN_METRIC, paired
 

@@ -12,15 +12,8 @@ from deepbregman.errors import UserError
 from deepbregman.studies import catalogue as package
 from deepbregman.studies.catalogue import catalogue, find_study
 from deepbregman.studies.cells import plan
-from deepbregman.studies.definition import (
-    Arm,
-    Search,
-    Study,
-    assignments,
-    literal,
-    refuse_retired,
-    set_now,
-)
+from deepbregman.studies.definition import Arm, Search, Study
+from deepbregman.studies.fields import assignments, literal, refuse_retired, set_now
 from deepbregman.studies.folder import usable
 from deepbregman.studies.tuning.plan import Request, resolve
 

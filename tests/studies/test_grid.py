@@ -26,7 +26,8 @@ from deepbregman.studies import cells, grid, pretraining
 from deepbregman.studies.catalogue import find_study, kappa
 from deepbregman.studies.catalogue.kappa import LOSSES
 from deepbregman.studies.cells import run_cell
-from deepbregman.studies.definition import Settings, assignments
+from deepbregman.studies.definition import Settings
+from deepbregman.studies.fields import assignments
 from deepbregman.studies.folder import open_task
 from deepbregman.studies.results import MAIN_METRIC, by_arm, differences, references, summarise
 from deepbregman.training.interruption import Interrupted

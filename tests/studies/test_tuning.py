@@ -27,7 +27,7 @@ from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
 from deepbregman.studies import cells
-from deepbregman.studies.definition import assignments
+from deepbregman.studies.fields import assignments
 from deepbregman.studies.grid import Stopped
 from deepbregman.studies.tuning import workers
 from deepbregman.studies.tuning.plan import Request, build_sampler, locate, remember

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ from deepbregman.config import Config, to_toml
 from deepbregman.runs import Run
 from deepbregman.studies.pretraining import pretrain
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display
+from deepbregman.training.display import Display, event_writer, write_events
 
 FORKING = """
 import json, os, pathlib, pydoc, sys, time
@@ -275,6 +276,17 @@ def test_events_for_tensorboard_are_written_before_the_checkpoint(
     assert [event.step for event in events] == [2, 4, 6]
     values = [row["total"] for row in Run.open(folder).metrics()]
     assert [event.value for event in events] == pytest.approx(values, rel=1e-6)
+
+
+def test_events_of_a_run_that_goes_on_within_a_second_come_after(tmp_path: Path) -> None:
+    """TensorBoard reads files by name, of which the second is the first part, then the process."""
+    run = Run(tmp_path)
+    for step in (0, 2, 4):
+        with closing(event_writer(run, step)) as writer:
+            write_events(writer, {"step": step + 2, "total": 0.5})
+    names = [path.name for path in (tmp_path / "tensorboard").iterdir()]
+    seconds = {name.split(".")[3] for name in names}
+    assert len(seconds) == len(names) == 3
 
 
 def kill_while_writing(command_line: CommandLine, folder: Path, *words: object) -> bool:

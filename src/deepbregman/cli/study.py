@@ -9,7 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from deepbregman.studies.catalogue import catalogue, find_study
-from deepbregman.studies.definition import Settings, assignments, literal
+from deepbregman.studies.definition import Settings
+from deepbregman.studies.fields import assignments, literal
 
 from .demonstrations import DEMONSTRATIONS
 from .options import PROGRAM, Accelerator, parse, say

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from deepbregman.studies.definition import assignments
+from deepbregman.studies.fields import assignments
 
 from .options import Accelerator, parse, say
 

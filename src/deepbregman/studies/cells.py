@@ -16,7 +16,8 @@ from deepbregman.runs import Record, Run
 from deepbregman.training.assembly import open_data
 
 from .deep_divergence import configured, deep_divergence_cell
-from .definition import Arm, Judge, differences
+from .definition import Arm, Judge
+from .fields import differences
 from .pretraining import Watch, pretrain, resume
 
 KEY = "study"

@@ -24,7 +24,8 @@ from deepbregman.training.processes import device_name, pick_device
 from .cells import Cell, Judgement, plan
 from .claims import exclusively
 from .comparison import arm_names, check_budget, compared
-from .definition import Arm, Settings, Study, differences, refuse_retired, set_now, value_of
+from .definition import Arm, Settings, Study
+from .fields import differences, refuse_retired, set_now, value_of
 
 DEFAULTS: Record = {
     **{"recipes": [], "unequal": False},

@@ -1,5 +1,6 @@
 """What a user sees while a run trains."""
 
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -90,7 +91,12 @@ def event_writer(run: Run, step: int) -> "SummaryWriter":
     """Open a run's TensorBoard events; those after a step, left by a crash, are taken back."""
     from torch.utils.tensorboard import SummaryWriter  # two seconds to import
 
-    return SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
+    folder = run.path / "tensorboard"
+    before = [path.name.split(".")[3:4] for path in folder.glob("events.out.tfevents.*")]
+    last = max((int(second) for (second,) in before if second.isdecimal()), default=0)
+    # Files are read in the order of their names: of two of one second the later might come first.
+    time.sleep(min(max(last + 1 - time.time(), 0.0), 1.0))
+    return SummaryWriter(str(folder), purge_step=step + 1)
 
 
 def write_events(writer: "SummaryWriter", record: Record) -> None:

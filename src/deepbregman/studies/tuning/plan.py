@@ -11,7 +11,7 @@ import optuna
 from deepbregman.config import Config, from_toml, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, command_line, read_json, write_json
-from deepbregman.studies.definition import Changes, differences, refuse_retired, set_now
+from deepbregman.studies.fields import Changes, differences, refuse_retired, set_now
 from deepbregman.studies.folder import HOLDOUT
 
 from .space import Space, parse_space

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError, nearest
-from deepbregman.studies.definition import literal, value_of
+from deepbregman.studies.fields import literal, value_of
 
 if TYPE_CHECKING:
     import optuna
