@@ -283,6 +283,17 @@ class TestErrors:
         rows = json.loads((run / "result.json").read_text())["evaluations"]
         assert (rows[0]["num_train"], rows[0]["num_test"], rows[0]["num_replaced"]) == (33, 7, 0)
 
+    def test_a_study_says_how_many_unreadable_images_it_left_out(
+        self, command: Command, recipe: Path, photos: Path
+    ) -> None:
+        truncated(photos / "cats" / "broken.jpg")
+        words = ["study", "psi", "--recipe", recipe, "--data", photos, "--only", "gaussian"]
+        words += ["--epochs", 1, "--seeds", 1, "--out", photos.parent / "study", "--accelerator"]
+        words += ["cpu", "--set", "data.skip_unreadable=true", "data.image_size=8"]
+        code, out, err = command(*words, "training.batch_size=8")
+        assert (code, err) == (0, "")
+        assert "left out 1 unreadable image\n" in out
+
     def test_npz_without_its_keys(self, command: Command, recipe: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "odd.npz", pixels=np.zeros((2, 8, 8), np.uint8))
         err = self.refused(command, tmp_path / "run", recipe, "--data", tmp_path / "odd.npz")

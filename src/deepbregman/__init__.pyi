@@ -1,5 +1,6 @@
 from .config import Config as Config
 from .config import load_recipe as load_recipe
+from .errors import Notice as Notice
 from .errors import UserError as UserError
 from .evaluation.cluster import cluster as cluster
 from .evaluation.clustering import bregman_clusters as bregman_clusters

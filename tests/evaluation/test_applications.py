@@ -241,11 +241,14 @@ class TestSearch:
             names = {name for key in arrays if key.endswith("_names") for name in arrays[key]}
             assert len(names) == 30
             assert "damaged.png" not in names
-        with pytest.warns(Notice, match="left out 1 unreadable image of"):
+        with pytest.warns(Notice, match="left out 1 unreadable image of") as told:
             found = search(
                 plain, ["red-1.png"], data=str(some), k=29, accelerator="cpu", skip_unreadable=True
             )
         assert "damaged.png" not in {hit.image.name for hit in found[0].hits["cosine"]}
+        with pytest.warns(Notice, match="left out 1 unreadable image of") as again:
+            embed(plain, tmp_path / "again.npz", data=str(some), skip_unreadable=True)
+        assert [warning.filename for warning in (*told, *again)] == [__file__, __file__]
 
     @pytest.mark.parametrize(
         ("words", "expected"),

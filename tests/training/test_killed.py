@@ -279,7 +279,7 @@ def test_events_for_tensorboard_are_written_before_the_checkpoint(
 
 
 def test_events_of_a_run_that_goes_on_within_a_second_come_after(tmp_path: Path) -> None:
-    """TensorBoard reads files by name, of which the second is the first part, then the process."""
+    """TensorBoard reads files by name, which begin with the second and end with the process."""
     run = Run(tmp_path)
     for step in (0, 2, 4):
         with closing(event_writer(run, step)) as writer:

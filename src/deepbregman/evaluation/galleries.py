@@ -145,7 +145,7 @@ def open_setting(
     model, config, epoch = load_trained(run, device, encoder)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
-    source = open_readable(config, data)
+    source = open_readable(config, data, stacklevel=4)
     return Setting(run, model, config, epoch, device, source, data or config.data.source)
 
 

@@ -51,10 +51,8 @@ class Job:
                     f"image_size is {size}, which the run's encoder does not take: {error}; leave "
                     "--image-size out"
                 ) from None
-            sizes = {
-                "data.image_size": size,
-                "views.relative_size": 1.0,
-            }  # nothing shows views here
+            # No views are shown here, and their share of a small image may be too small.
+            sizes = {"data.image_size": size, "views.relative_size": 1.0}
             trained = trained._replace(config=override(trained.config, sizes))
         if self.options.skip_unreadable:
             config = override(trained.config, {"data.skip_unreadable": True})

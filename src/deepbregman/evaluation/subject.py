@@ -136,15 +136,21 @@ def _require_finite(features: Tensor) -> None:
         )
 
 
-def open_readable(config: Config, data: str | None = None) -> Source:
-    """Open a source to show images of by name: none is to stand in for one that is unreadable."""
+def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 3) -> Source:
+    """Open a source to show images of by name: none is to stand in for one that is unreadable.
+
+    Args:
+        config: of the run.
+        data: in place of its own source.
+        stacklevel: of the notice of what was left out; 3 is the caller of the caller.
+    """
     source = open_data(config, data)
     if not config.data.skip_unreadable:
         return source
     source = without_unreadable(source, names=("train", "test", "unlabelled"))
     if source.said_of_skipped:
         where = data or config.data.source
-        warnings.warn(f"{source.said_of_skipped} of {where}", Notice, stacklevel=3)
+        warnings.warn(f"{source.said_of_skipped} of {where}", Notice, stacklevel=stacklevel)
     return source
 
 
