@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,8 @@ def test_unreadable_images_are_left_out_and_counted(damaged: Path) -> None:
     assert test is not None
     assert train | test == {f"{label}/{i}.jpg" for label in "ab" for i in (0, 1, 3, 4)}
     assert source.num_skipped == 4
+    assert source.said_of_skipped == "left out 4 unreadable images"
+    assert replace(source, num_skipped=0).said_of_skipped == ""
     assert all(name.startswith(label) for name, label in _label_of(source).items())
 
 

@@ -49,8 +49,7 @@ def test_an_unknown_study_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("recipe", ["paper", "authors", "best", "digits", "paper-imagenet"])
 def test_every_arm_is_a_configuration(name: str, recipe: str) -> None:
-    base = load_recipe(recipe)
-    study = GRIDS[name]
+    study, base = GRIDS[name], load_recipe(recipe)
     arms = usable(study.arms, base)
     names = [arm.name for arm in study.arms]
     assert len(set(names)) == len(names)

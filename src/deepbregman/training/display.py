@@ -92,8 +92,8 @@ def event_writer(run: Run, step: int) -> "SummaryWriter":
     from torch.utils.tensorboard import SummaryWriter  # two seconds to import
 
     folder = run.path / "tensorboard"
-    before = [path.name.split(".")[3:4] for path in folder.glob("events.out.tfevents.*")]
-    last = max((int(second) for (second,) in before if second.isdecimal()), default=0)
+    seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
+    last = max((int(second) for second in seconds if second.isdecimal()), default=0)
     # Files are read in the order of their names: of two of one second the later might come first.
     time.sleep(min(max(last + 1 - time.time(), 0.0), 1.0))
     return SummaryWriter(str(folder), purge_step=step + 1)
