@@ -1,4 +1,10 @@
-"""A run of three epochs in a fraction of a second, for what is done to runs many times."""
+"""A run of three epochs in a fraction of a second, and processes that are joined."""
+
+import os
+import socket
+import subprocess
+import sys
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -25,6 +31,42 @@ TINY = {
     "divergence.activation": "relu",
     "divergence.dropout": 0.2,  # draws from torch's global state
 }
+
+
+class RunJoined(Protocol):
+    def __call__(self, *command: str, processes: int = 2) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def run_joined() -> RunJoined:
+    """Run Python with arguments in processes that are joined; all must end well."""
+
+    def run(*command: str, processes: int = 2) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0"}
+        shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+        own = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
+        started = [
+            subprocess.Popen(
+                [sys.executable, *command],
+                env={**os.environ, **(variables if processes > 1 else {})},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for variables in own
+        ]
+        try:
+            words = [process.communicate(timeout=300)[1] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+        codes = [process.returncode for process in started]
+        assert not any(codes), f"{codes}\n" + "\n".join(words)
+
+    return run
 
 
 @pytest.fixture(scope="session")

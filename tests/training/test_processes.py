@@ -2,10 +2,6 @@
 
 import json
 import logging
-import os
-import socket
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,6 +12,8 @@ from torch import Tensor
 
 from deepbregman.config import load_recipe, override
 from deepbregman.training.processes import compile_step, is_mixed, launch
+
+from .conftest import RunJoined
 
 SCRIPT = Path(__file__).with_name("joint_batch.py")
 CASES = (
@@ -32,23 +30,9 @@ SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]
 Found = list[dict[str, Any]]
 
 
-def run_script(folder: Path, processes: int) -> Found:
+def found(folder: Path, processes: int, run_joined: RunJoined) -> Found:
     """Run the script in so many processes; return what each found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GROUP_RANK": "0"}
-    shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    started = []
-    for rank in range(processes):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        environment = {**os.environ, **(shared | own if processes > 1 else {})}
-        command = [sys.executable, str(SCRIPT), str(folder)]
-        started.append(
-            subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        )
-    words = [process.communicate(timeout=300)[1] for process in started]
-    assert not any(process.returncode for process in started), "\n".join(words)
+    run_joined(str(SCRIPT), str(folder), processes=processes)
     return [torch.load(folder / f"found{rank}.pt", weights_only=True) for rank in range(processes)]
 
 
@@ -58,13 +42,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.fixture(scope="module")
-def alone(folders: dict[int, Path]) -> dict[str, Any]:
-    return run_script(folders[1], 1)[0]
+def alone(folders: dict[int, Path], run_joined: RunJoined) -> dict[str, Any]:
+    return found(folders[1], 1, run_joined)[0]
 
 
 @pytest.fixture(scope="module", params=SEVERAL)
-def several(request: pytest.FixtureRequest, folders: dict[int, Path]) -> Found:
-    return run_script(folders[request.param], request.param)
+def several(
+    request: pytest.FixtureRequest, folders: dict[int, Path], run_joined: RunJoined
+) -> Found:
+    return found(folders[request.param], request.param, run_joined)
 
 
 def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
@@ -143,6 +129,28 @@ def test_only_the_first_process_writes(
     assert one == other
     record = json.loads((folders[len(several)] / "fitted/provenance.json").read_text())
     assert record["processes"] == len(several)
+
+
+def test_one_ends_well_whose_threads_still_hold_what_was_sent(run_joined: RunJoined) -> None:
+    """The second sends a moment later, when the first has nothing left to do but to end."""
+    run_joined(
+        "-c",
+        """if True:
+            import os, time
+            import torch
+            import torch.distributed as dist
+            from deepbregman.training.processes import launch
+
+            second = launch("cpu").global_rank == 1
+            dist.barrier()
+            time.sleep(0.005 * second)
+            for _ in range(100):
+                dist.all_reduce(torch.zeros(1), async_op=True)
+            if second:
+                time.sleep(1.0)
+                os._exit(0)
+        """,
+    )
 
 
 def test_precision_follows_the_device_unless_chosen() -> None:

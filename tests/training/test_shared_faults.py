@@ -1,16 +1,14 @@
 """What one of two processes meets ends both, with one error, and leaves neither waiting."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load
+
+from .conftest import RunJoined
 
 SCRIPT = Path(__file__).with_name("shared_faults.py")
 Endings = list[dict[str, tuple[str, int]]]
@@ -22,29 +20,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def endings(folder: Path) -> Endings:
+def endings(folder: Path, run_joined: RunJoined) -> Endings:
     """How each fault ended in process 0 and in process 1: words to print, and exit code."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0"}
-    shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder)],
-            env={**os.environ, **shared, "RANK": rank, "LOCAL_RANK": rank},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in "01"
-    ]
-    try:
-        words = [process.communicate(timeout=120)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-    assert not any(process.returncode for process in started), "\n".join(words)
+    run_joined(str(SCRIPT), str(folder))
     return [json.loads((folder / f"found{rank}.json").read_text()) for rank in "01"]
 
 

@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
             _dispatch(sys.argv[1:] if arguments is None else arguments)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left
-        sys.exit(1)
+        _leave(1)
     except (Exception, KeyboardInterrupt) as error:
         explained = explanation(error)
         if explained is None:
