@@ -34,7 +34,7 @@ def test_arms_take_turns_and_the_median_counts() -> None:
 
     first, second = time_arms([Arm("a", slow, 100), Arm("b", quick, 100)], CPU, turns=5, steps=1)
     assert calls == ["a", "b"] * 5
-    assert first.milliseconds == pytest.approx(10, rel=0.5)  # the 210 ms turn does not count
+    assert 10 <= first.milliseconds < 100  # the 210 ms turn does not count
     assert first.images_per_second == pytest.approx(100 / (first.milliseconds / 1e3))
     assert first.spread > 5
     assert second.images_per_second > first.images_per_second

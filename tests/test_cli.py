@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import pty
 import re
 import shutil
 import subprocess
@@ -57,6 +59,29 @@ def photos(tmp_path: Path) -> Path:
             pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.png")
     return tmp_path / "photos"
+
+
+def run_unheard(out: str, *words: str) -> tuple[int, str]:
+    """Run the command line where what it prints goes nowhere; return exit code and errors.
+
+    A terminal takes the errors with it.
+    """
+    if out == "a full disk":
+        reader, writer = (os.open(f"/dev/{name}", os.O_RDWR) for name in ("null", "full"))
+    else:
+        reader, writer = pty.openpty() if out == "a closed terminal" else os.pipe()
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    started = subprocess.Popen(
+        [sys.executable, "-m", "deepbregman", *words],
+        env={**environment, "COLUMNS": "200"},
+        stdout=writer,
+        stderr=writer if os.isatty(writer) else subprocess.PIPE,
+        text=True,
+    )
+    os.close(reader)
+    os.close(writer)
+    _, err = started.communicate()
+    return started.returncode, err or ""
 
 
 class TestVerbs:
@@ -384,6 +409,29 @@ class TestErrors:
         assert "Traceback" not in done.stderr
         assert "File too large" in done.stderr
         assert list((run / "checkpoints").iterdir()) == []
+
+    @pytest.mark.parametrize("words", [["--version"], ["recipes"], ["recipes", "best"]])
+    def test_a_reader_that_leaves_is_no_error_to_print(self, words: list[str]) -> None:
+        """As in ``deepbregman recipes | head -1``."""
+        assert run_unheard("a closed pipe", *words) == (1, "")
+
+    @pytest.mark.parametrize("out", ["a closed pipe", "a full disk", "a closed terminal"])
+    def test_training_goes_on_when_nobody_can_read_its_progress(
+        self, recipe: Path, tmp_path: Path, out: str
+    ) -> None:
+        code, err = run_unheard(out, "pretrain", str(recipe), "--run", str(tmp_path / "run"))
+        assert code == 0
+        if out != "a closed terminal":
+            assert err.count("\n") == 1
+            assert err.startswith("note: standard output: ")
+            assert err.endswith("; nothing more is printed there, the work goes on\n")
+        assert len(Run.open(tmp_path / "run").metrics()) == 1
+
+    @pytest.mark.parametrize("words", [["--version"], ["recipes"], ["recipes", "best"]])
+    def test_words_that_cannot_be_printed_are_an_error(self, words: list[str]) -> None:
+        code, err = run_unheard("a full disk", *words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith("error: No space left on device; free space there")
 
     def test_a_folder_that_cannot_be_made(
         self, command: Command, recipe: Path, tmp_path: Path

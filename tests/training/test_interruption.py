@@ -7,7 +7,7 @@ import pytest
 
 from deepbregman.training.interruption import Interrupted, watch_signals
 
-WATCHED = (signal.SIGTERM, signal.SIGINT)
+WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +35,15 @@ def test_signal_is_collected_and_the_block_goes_on(
         assert received == [number]
     assert went_on
     assert installed() == handlers
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """As under nohup."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with watch_signals() as received:
+        signal.raise_signal(signal.SIGHUP)
+    assert received == []
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
 def test_second_interrupt_stops_at_once(handlers: list[object]) -> None:

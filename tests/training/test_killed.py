@@ -387,7 +387,10 @@ def stop(
     return command_line.wait(), " ".join(command_line.errors.read_text().split())
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+)
 def test_a_signal_saves_and_says_how_to_go_on(
     command_line: CommandLine, recipe: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

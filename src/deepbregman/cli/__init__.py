@@ -16,7 +16,7 @@ from rich.table import Table
 from deepbregman.errors import Notice, UserError, explanation, nearest, printable
 from deepbregman.launching import place
 
-from .options import PROGRAM, say
+from .options import PROGRAM, or_silent, say
 
 VERBS = {
     "quickstart": "Pretrain on digits, under 3 minutes on a CPU, and see what it was good for.",
@@ -71,8 +71,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         with _notices_in_a_line():
             _dispatch(sys.argv[1:] if arguments is None else arguments)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has left
+            sys.stdout.flush()  # while an error is still printed as one
+    except BrokenPipeError:  # the reader has left
         _leave(1)
     except (Exception, KeyboardInterrupt) as error:
         explained = explanation(error)
@@ -86,7 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
             who = (
                 f"process {here.rank} of processes 0 to {here.processes - 1}: " if here.rank else ""
             )
-            say(Console(stderr=True), f"error: {who}{message}")
+            with or_silent(sys.stderr):
+                say(Console(stderr=True), f"error: {who}{message}")
         _leave(code)
 
 
@@ -99,7 +100,8 @@ def _notices_in_a_line() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, Notice):
-                print(printable(f"note: {message}"), file=sys.stderr)  # above a bar, where one runs
+                with or_silent(sys.stderr):
+                    print(printable(f"note: {message}"), file=sys.stderr)  # above a bar, if any
             else:
                 shown(message, category, *rest, **more)
 
@@ -113,9 +115,10 @@ def _leave(code: int) -> NoReturn:
     One that is joined to others leaves at once: the threads that an error cut short in the middle
     of their talk would abort it on the way out, and the code would be another.
     """
+    for stream in (sys.stdout, sys.stderr):
+        with or_silent(stream):
+            stream.flush()
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     sys.exit(code)

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
-from .options import Accelerator, parse
+from .options import Accelerator, parse, screen
 
 
 def command(arguments: list[str]) -> None:
@@ -35,6 +33,6 @@ def command(arguments: list[str]) -> None:
         """
         from deepbregman.benchmarks.bench import bench
 
-        bench(scale=scale, out=out, only=only, accelerator=accelerator, console=Console())
+        bench(scale=scale, out=out, only=only, accelerator=accelerator, console=screen())
 
     parse(options, "bench", arguments)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from deepbregman.errors import UserError, nearest
 
-from .options import PROGRAM, parse, say
+from .options import PROGRAM, parse, say, screen
 
 VERBS = {
     "list": "List the data sets that have a name.",
@@ -129,7 +129,7 @@ def _prepare(
     """
     from deepbregman.studies.datasets import prepare
 
-    console = Console()
+    console = screen()
     with _progress(console) as stage:
         record, file = prepare(
             name,

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 from rich.console import Console
 
-from .options import Accelerator, parse, say
+from .options import Accelerator, parse, say, screen
 
 
 def _finish(console: Console, out: Path) -> None:
@@ -49,7 +49,7 @@ def distributions(arguments: list[str]) -> None:
         """
         from deepbregman.studies.distributions import run_distributions
 
-        console = Console()
+        console = screen()
         run_distributions(
             out,
             part=part,
@@ -95,7 +95,7 @@ def divergence_2d(arguments: list[str]) -> None:
         """
         from deepbregman.studies.divergence_2d import run_divergence_2d
 
-        console = Console()
+        console = screen()
         run_divergence_2d(
             out,
             seeds=seeds,
@@ -134,7 +134,7 @@ def tsne(arguments: list[str]) -> None:
         """
         from deepbregman.studies.tsne import run_tsne
 
-        console = Console()
+        console = screen()
         run_tsne(
             out,
             runs=runs,

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from rich.console import Console
 
 from deepbregman.evaluation.detection.options import Detect
 from deepbregman.evaluation.options import Semi, Tuning
 
-from .options import Accelerator, parse, say
+from .options import Accelerator, parse, say, screen
 
 Protocol = Literal["knn", "linear", "semi", "transfer", "detect", "supervised"]
 
@@ -65,7 +64,7 @@ def command(arguments: list[str]) -> None:
         from deepbregman.evaluation.protocols import evaluate
         from deepbregman.reporting.tables import evaluation_table
 
-        console = Console()
+        console = screen()
         rows = evaluate(
             run,
             protocols=protocol,

@@ -14,7 +14,7 @@ from deepbregman.errors import UserError
 from deepbregman.launching import check_asked_for, place, said_by_first, supervise
 from deepbregman.runs import Run, default_folder
 
-from .options import PROGRAM, Accelerator, parse, say
+from .options import PROGRAM, Accelerator, parse, say, screen
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def command(arguments: list[str]) -> None:
         advice = f"continue with: {PROGRAM} pretrain --resume {job.folder if known else 'RUN'}"
         words = ["pretrain", *arguments, *job.named]
         sys.exit(supervise(words, devices, nodes, f"{advice} --devices {devices}"))
-    console = Console(quiet=place().rank > 0)
+    console = screen(quiet=place().rank > 0)
     run = job.start(console)
     say(console, f"run: {run.path}")
     say(console, f"next: {PROGRAM} evaluate {run.path}")

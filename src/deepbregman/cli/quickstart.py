@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
-from .options import parse
+from .options import parse, screen
 
 
 def command(arguments: list[str]) -> None:
@@ -19,6 +17,6 @@ def command(arguments: list[str]) -> None:
         """
         from deepbregman.studies.quickstart import quickstart
 
-        quickstart(run=run, epochs=epochs, console=Console())
+        quickstart(run=run, epochs=epochs, console=screen())
 
     parse(options, "quickstart", arguments)

@@ -13,7 +13,7 @@ from deepbregman.studies.definition import Settings
 from deepbregman.studies.fields import assignments, literal
 
 from .demonstrations import DEMONSTRATIONS
-from .options import PROGRAM, Accelerator, parse, say
+from .options import PROGRAM, Accelerator, parse, say, screen
 
 
 def command(arguments: list[str]) -> None:
@@ -67,10 +67,10 @@ def command(arguments: list[str]) -> None:
             out: Folder of the study; by default studies/NAME-RECIPE-DATA.
             accelerator: Where to train; auto takes a GPU if there is one.
         """
-        console = Console()
         if name is None:
-            _list(console)
+            _list(Console())
             return
+        console = screen()
         settings = Settings(
             recipe=recipe,
             recipes=recipes,

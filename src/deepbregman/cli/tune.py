@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
 from deepbregman.studies.fields import assignments
 
-from .options import Accelerator, parse, say
+from .options import Accelerator, parse, say, screen
 
 
 def command(arguments: list[str]) -> None:
@@ -56,7 +55,7 @@ def command(arguments: list[str]) -> None:
         from deepbregman.studies.tuning.plan import Request
         from deepbregman.studies.tuning.search import tune
 
-        console = Console()
+        console = screen()
         request = Request(
             recipe=recipe,
             space=space,

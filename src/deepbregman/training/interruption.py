@@ -25,7 +25,10 @@ class Interrupted(Exception):
 
 @contextmanager
 def watch_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and the first Ctrl-C in a list; a second Ctrl-C stops at once."""
+    """Collect SIGTERM, SIGHUP and the first Ctrl-C in a list; a second Ctrl-C stops at once.
+
+    A terminal that goes away sends SIGHUP. Where that is ignored, as under nohup, it stays so.
+    """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received  # only the main thread may set handlers
@@ -35,7 +38,10 @@ def watch_signals() -> Iterator[list[int]]:
         received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, receive) for number in (signal.SIGTERM, signal.SIGINT)}
+    watched = [signal.SIGTERM, signal.SIGINT]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        watched.append(signal.SIGHUP)
+    before = {number: signal.signal(number, receive) for number in watched}
     try:
         yield received
     finally:
