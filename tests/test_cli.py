@@ -308,14 +308,17 @@ class TestErrors:
         rows = json.loads((run / "result.json").read_text())["evaluations"]
         assert (rows[0]["num_train"], rows[0]["num_test"], rows[0]["num_replaced"]) == (33, 7, 0)
 
-    def test_a_study_says_how_many_unreadable_images_it_left_out(
-        self, command: Command, recipe: Path, photos: Path
+    @pytest.mark.parametrize("verb", ["study", "tune"])
+    def test_studies_and_searches_say_how_many_unreadable_images_they_left_out(
+        self, command: Command, recipe: Path, photos: Path, verb: str
     ) -> None:
         truncated(photos / "cats" / "broken.jpg")
-        words = ["study", "psi", "--recipe", recipe, "--data", photos, "--only", "gaussian"]
-        words += ["--epochs", 1, "--seeds", 1, "--out", photos.parent / "study", "--accelerator"]
+        words = ["psi", "--recipe", recipe, "--only", "gaussian", "--seeds", 1]
+        if verb == "tune":
+            words = [recipe, "--space", "divergence.sigma=1:2", "--trials", 1]
+        words += ["--data", photos, "--epochs", 1, "--out", photos.parent / "out", "--accelerator"]
         words += ["cpu", "--set", "data.skip_unreadable=true", "data.image_size=8"]
-        code, out, err = command(*words, "training.batch_size=8")
+        code, out, err = command(verb, *words, "training.batch_size=8")
         assert (code, err) == (0, "")
         assert "left out 1 unreadable image\n" in out
 

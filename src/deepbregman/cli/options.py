@@ -63,7 +63,7 @@ class _Heard:
         try:
             yield
         except OSError as error:
-            said = f"standard output: {error.strerror}"
+            said = f"standard output: {error.strerror or error}"
             warnings.warn(f"{said}; nothing more is printed there, the work goes on", Notice, 2)
             raise
 

@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -88,7 +88,7 @@ def labelled_training(config: Config) -> Source:
             f"data {config.data.source!r} has no labels to judge by: give a labelled source "
             "with --data, such as a folder with one subfolder for each class"
         )
-    return Source(source.name, source.train, unlabelled=source.unlabelled, classes=source.classes)
+    return replace(source, test=None)
 
 
 def judged_on(source: Source, config: Config, judge: Judge) -> Source:
