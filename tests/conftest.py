@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from sklearn.datasets import load_digits
 
+from deepbregman.cli import main
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.runs import Run
 from deepbregman.studies.pretraining import pretrain
@@ -39,6 +40,27 @@ SHORT: Mapping[str, Any] = {
     "divergence.num_subnetworks": 10,
     "divergence.hidden": 8,
 }
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Run the command line in this process; return its exit code, output and errors."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            main([str(word) for word in words])
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else 1
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        return code, captured.out, captured.err
+
+    return run
 
 
 @pytest.fixture(scope="session")

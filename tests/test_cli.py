@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,29 +15,11 @@ import pytest
 import torch
 from PIL import Image
 
-from deepbregman.cli import VERBS, main
+from deepbregman.cli import VERBS
 from deepbregman.config import Config, override, recipes, to_toml
 from deepbregman.runs import Run
 
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run the command line in this process; return its exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            main([str(word) for word in words])
-            code = 0
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else 1
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+from .conftest import Command
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from urllib.error import URLError
 
@@ -20,29 +19,14 @@ from deepbregman.cli import main
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.data.catalogue import DATASETS, Archive
 
-Command = Callable[..., tuple[int, str, str]]
+from .conftest import Command
 
 
 @pytest.fixture
-def command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Command:
-    """Run `deepbregman data ...` in an empty folder; return its exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "200")
+def command(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+    """``deepbregman data ...`` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            main(["data", *(str(word) for word in words)])
-            code = 0
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else 1
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return code, captured.out, captured.err
-
-    return run
+    return lambda *words: command("data", *words)
 
 
 def _save(path: Path, height: int = 6, width: int = 6, seed: int = 0) -> None:

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, normalized_mutual_info_score
 
 from deepbregman import cluster, embed, evaluate, search
-from deepbregman.cli import main
 from deepbregman.config import Config, override
 from deepbregman.errors import Notice, UserError
 from deepbregman.method.bregman import soft_divergence
@@ -21,25 +19,13 @@ from deepbregman.runs import Run
 from deepbregman.studies.pretraining import pretrain
 from deepbregman.training import checkpoints
 
-Command = Callable[..., tuple[int, str, str]]
+from ..conftest import Command
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Run the command line on a CPU; return its exit code, output and errors."""
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            main([*(str(word) for word in words), "--accelerator", "cpu"])
-            code = 0
-        except SystemExit as exit_:
-            code = exit_.code if isinstance(exit_.code, int) else 1
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
+def command(command: Command) -> Command:
+    """The command line on a CPU."""
+    return lambda *words: command(*words, "--accelerator", "cpu")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from deepbregman.cli import main
 from deepbregman.evaluation.detection.metric import METRICS as AP
 from deepbregman.reporting.tables import evaluation_table
 from deepbregman.runs import Run
 
-Command = Callable[..., tuple[int, str, str]]
+from ..conftest import Command
 
 
 @pytest.fixture
@@ -27,21 +25,9 @@ def run(short_run: Run, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def evaluate(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Command:
+def evaluate(command: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setenv("COLUMNS", "120")
-
-    def call(*words: object) -> tuple[int, str, str]:
-        code = 0
-        try:
-            main(["evaluate", str(run), "--accelerator", "cpu", *map(str, words)])
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+    return lambda *words: command("evaluate", run, "--accelerator", "cpu", *words)
 
 
 @pytest.fixture
