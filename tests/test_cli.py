@@ -1,14 +1,19 @@
 """The command line as a user meets it: what each verb does, and every error in one table."""
 
+import fcntl
 import io
 import json
 import os
 import pty
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +23,7 @@ from PIL import Image
 from deepbregman.cli import VERBS
 from deepbregman.config import Config, override, recipes, to_toml
 from deepbregman.runs import Run
+from deepbregman.training import checkpoints
 
 from .conftest import Command
 
@@ -42,27 +48,33 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def run_unheard(out: str, *words: str) -> tuple[int, str]:
-    """Run the command line where what it prints goes nowhere; return exit code and errors.
+SHORT_WORK = ["--version", "recipes", "recipes best", "recipes --help"]
 
-    A terminal takes the errors with it.
-    """
-    if out == "a full disk":
-        reader, writer = (os.open(f"/dev/{name}", os.O_RDWR) for name in ("null", "full"))
-    else:
-        reader, writer = pty.openpty() if out == "a closed terminal" else os.pipe()
+
+def start_unheard(writer: int, *words: object, **options: Any) -> subprocess.Popen[str]:
+    """Start the command line, which prints to ``writer``."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
-    started = subprocess.Popen(
-        [sys.executable, "-m", "deepbregman", *words],
-        env={**environment, "COLUMNS": "200"},
+    return subprocess.Popen(
+        [sys.executable, "-m", "deepbregman", *map(str, words)],
+        env={**environment, "COLUMNS": "200", "TERM": "xterm"},
         stdout=writer,
         stderr=writer if os.isatty(writer) else subprocess.PIPE,
         text=True,
+        **options,
     )
-    os.close(reader)
+
+
+def run_unheard(out: str, *words: object) -> tuple[int, str]:
+    """Run the command line where what it prints goes nowhere; return exit code and errors."""
+    if out == "a full disk":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    started = start_unheard(writer, *words)
     os.close(writer)
-    _, err = started.communicate()
-    return started.returncode, err or ""
+    _, err = started.communicate(timeout=120)
+    return started.returncode, err
 
 
 class TestVerbs:
@@ -394,28 +406,73 @@ class TestErrors:
         assert "File too large" in done.stderr
         assert list((run / "checkpoints").iterdir()) == []
 
-    @pytest.mark.parametrize("words", [["--version"], ["recipes"], ["recipes", "best"]])
-    def test_a_reader_that_leaves_is_no_error_to_print(self, words: list[str]) -> None:
+    @pytest.mark.parametrize("words", SHORT_WORK)
+    def test_a_reader_that_leaves_is_no_error_to_print(self, words: str) -> None:
         """As in ``deepbregman recipes | head -1``."""
-        assert run_unheard("a closed pipe", *words) == (1, "")
+        assert run_unheard("a closed pipe", *words.split()) == (1, "")
 
-    @pytest.mark.parametrize("out", ["a closed pipe", "a full disk", "a closed terminal"])
+    @pytest.mark.parametrize("words", SHORT_WORK)
+    def test_words_that_cannot_be_printed_are_an_error(self, words: str) -> None:
+        code, err = run_unheard("a full disk", *words.split())
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith("error: No space left on device; free space there")
+
+    @pytest.mark.parametrize("out", ["a closed pipe", "a full disk"])
     def test_training_goes_on_when_nobody_can_read_its_progress(
         self, recipe: Path, tmp_path: Path, out: str
     ) -> None:
-        code, err = run_unheard(out, "pretrain", str(recipe), "--run", str(tmp_path / "run"))
-        assert code == 0
-        if out != "a closed terminal":
-            assert err.count("\n") == 1
-            assert err.startswith("note: standard output: ")
-            assert err.endswith("; nothing more is printed there, the work goes on\n")
+        code, err = run_unheard(out, "pretrain", recipe, "--run", tmp_path / "run")
+        assert (code, err.count("\n")) == (0, 1)
+        assert err.startswith("note: standard output: ")
+        assert err.endswith("; nothing more is printed there, the work goes on\n")
         assert len(Run.open(tmp_path / "run").metrics()) == 1
 
-    @pytest.mark.parametrize("words", [["--version"], ["recipes"], ["recipes", "best"]])
-    def test_words_that_cannot_be_printed_are_an_error(self, words: list[str]) -> None:
-        code, err = run_unheard("a full disk", *words)
-        assert (code, err.count("\n")) == (2, 1)
-        assert err.startswith("error: No space left on device; free space there")
+    @pytest.mark.parametrize("controlling", [False, True])
+    def test_a_terminal_that_is_gone_does_not_take_the_training_with_it(
+        self, recipe: Path, tmp_path: Path, controlling: bool
+    ) -> None:
+        """A controlling terminal sends SIGHUP, and the run saves; without one it goes on."""
+
+        def control() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have ignored
+            fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+
+        epochs = 100_000 if controlling else 8
+        words = ["pretrain", recipe, "--run", tmp_path / "run", "--training.epochs", epochs]
+        reader, writer = pty.openpty()
+        started = start_unheard(
+            writer,
+            *words,
+            start_new_session=controlling,
+            preexec_fn=control if controlling else None,
+        )
+        os.close(writer)
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size):
+            assert os.read(reader, 1 << 16)  # its progress, drawn anew ten times a second
+        os.close(reader)
+        assert started.wait(timeout=120) == (129 if controlling else 0)
+        run = Run.open(tmp_path / "run")
+        saved = checkpoints.load(run.last_checkpoint)
+        assert int(saved["epoch"]) == len(run.metrics())
+        assert controlling or len(run.metrics()) == epochs
+
+    @pytest.mark.parametrize(
+        ("words", "closed", "code"),
+        [("--version", "out", 0), ("recipes", "out", 0), ("nonsense", "err", 2)],
+    )
+    def test_closed_streams_change_nothing(self, words: str, closed: str, code: int) -> None:
+        """As daemons are started; ``out`` and ``err`` name what is closed."""
+        number = {"out": 1, "err": 2}[closed]
+        script = f"{shlex.quote(sys.executable)} -m deepbregman {words} {number}>&-"
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+        assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+    def test_a_run_without_standard_output(self, recipe: Path, tmp_path: Path) -> None:
+        words = shlex.join([sys.executable, "-m", "deepbregman", "pretrain", str(recipe)])
+        script = f"{words} --run {shlex.quote(str(tmp_path / 'run'))} >&-"
+        done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
 
     def test_a_folder_that_cannot_be_made(
         self, command: Command, recipe: Path, tmp_path: Path

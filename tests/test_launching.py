@@ -348,7 +348,7 @@ def test_killed_process_ends_the_run_which_resumes_to_the_same_end(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_stops_all_after_the_same_step(
     number: signal.Signals, tmp_path: Path, pair: tuple[Path, str]
 ) -> None:

@@ -11,7 +11,10 @@ _NO_ROOM = dict.fromkeys(
     (errno.EACCES, errno.EROFS, errno.EPERM), "; make it writable or choose another folder"
 )
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-_LOST = ("connection closed by peer", "connection reset by peer", "nccl communicator was aborted")
+_LOST = (
+    *("connection closed by peer", "connection reset by peer", "nccl communicator was aborted"),
+    *("ms for recv operation to complete", "ms for send operation to complete"),
+)
 
 
 class UserError(Exception):
@@ -87,8 +90,8 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
         return str(error), 128 + int(number)
     if any(words in str(error).lower() for words in _LOST):
         return (
-            "lost another process of the run, whose own error says why; what the run has saved is "
-            "whole: continue it with --resume"
+            "lost another process of the run, whose own error, if it had one, says why; what the "
+            "run has saved is whole: continue it with --resume"
         ), 1
     if is_out_of_memory(error):
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -220,16 +220,27 @@ def _cause(started: Sequence[subprocess.Popen[bytes]], failed: Sequence[int]) ->
     return min(failed, key=lambda index: (started[index].returncode > 0, index))
 
 
+def stopping_signals() -> tuple[signal.Signals, ...]:
+    """Name the signals that ask for an end: SIGTERM, Ctrl-C, and SIGHUP of a terminal that is gone.
+
+    Where the last is ignored, as under nohup, it stays so.
+    """
+    signals = (signal.SIGTERM, signal.SIGINT)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        return *signals, signal.SIGHUP
+    return signals
+
+
 @contextmanager
 def _passing_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Pass SIGTERM and SIGINT on to processes."""
+    """Pass signals that ask for an end on to processes."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for process in started:
             if process.poll() is None:
                 process.send_signal(number)
 
-    watched = (signal.SIGTERM, signal.SIGINT)
+    watched = stopping_signals()
     before = [signal.signal(number, pass_on) for number in watched]
     try:
         yield

@@ -14,7 +14,8 @@ WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def handlers() -> Iterator[list[object]]:
     """Whatever a test does, the handlers of pytest come back."""
     before = [signal.getsignal(number) for number in WATCHED]
-    yield list(before)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have ignored
+    yield installed()
     for number, handler in zip(WATCHED, before, strict=True):
         signal.signal(number, handler)
 

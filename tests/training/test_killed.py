@@ -25,7 +25,7 @@ from deepbregman.training import checkpoints
 from deepbregman.training.display import Display, event_writer, write_events
 
 FORKING = """
-import json, os, pathlib, pydoc, sys, time
+import json, os, pathlib, pydoc, signal, sys, time
 import torch
 torch.set_num_threads(1)
 import deepbregman.cli.pretrain, deepbregman.studies.pretraining
@@ -55,6 +55,7 @@ while line := sys.stdin.readline():
     order = json.loads(line)
     child = os.fork()
     if not child:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have ignored
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         if order.get("slow"):

@@ -131,24 +131,49 @@ def test_only_the_first_process_writes(
     assert record["processes"] == len(several)
 
 
-def test_one_ends_well_whose_threads_still_hold_what_was_sent(run_joined: RunJoined) -> None:
-    """The second sends a moment later, when the first has nothing left to do but to end."""
+def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
+    run_joined: RunJoined,
+) -> None:
+    """One that then frees a tensor would abort the process: rarely, and after a complete run."""
     run_joined(
         "-c",
         """if True:
-            import os, time
+            import atexit
+            import pathlib
+            import torch.distributed as dist
+            from deepbregman.training.processes import from_all, launch
+
+            def talking():
+                threads = pathlib.Path("/proc/self/task").glob("*/comm")
+                return [name for path in threads if "gloo" in (name := path.read_text())]
+
+            from_all(launch("cpu"), 1)
+            assert talking()
+            atexit._run_exitfuncs()
+            assert not talking(), talking()
+        """,
+    )
+
+
+def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(run_joined: RunJoined) -> None:
+    """As after an error in one process, while another waits for what that one will never send."""
+    run_joined(
+        "-c",
+        """if True:
+            import os
             import torch
             import torch.distributed as dist
-            from deepbregman.training.processes import launch
+            from deepbregman.training import processes
 
-            second = launch("cpu").global_rank == 1
-            dist.barrier()
-            time.sleep(0.005 * second)
-            for _ in range(100):
-                dist.all_reduce(torch.zeros(1), async_op=True)
-            if second:
-                time.sleep(1.0)
-                os._exit(0)
+            processes.PARTING = 0.5
+            fabric = processes.launch("cpu")
+            if fabric.global_rank == 0:
+                processes.Vote(fabric).cast([])
+            else:
+                try:
+                    dist.all_reduce(torch.zeros(1))
+                except RuntimeError as error:
+                    os._exit("closed by peer" not in str(error))
         """,
     )
 

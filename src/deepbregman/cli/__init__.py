@@ -4,6 +4,7 @@ import importlib
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deepbregman.errors import Notice, UserError, explanation, nearest, printable
+from deepbregman.errors import Notice, UserError, explanation, nearest
 from deepbregman.launching import place
 
-from .options import PROGRAM, or_silent, say
+from .options import PROGRAM, print_note, say, screen, silence
 
 VERBS = {
     "quickstart": "Pretrain on digits, under 3 minutes on a CPU, and see what it was good for.",
@@ -69,16 +70,15 @@ def main(arguments: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text that can be shown
             stream.reconfigure(errors="backslashreplace")
     try:
-        with _notices_in_a_line():
+        with _notices_in_a_line(), _all_printed():
             _dispatch(sys.argv[1:] if arguments is None else arguments)
-            sys.stdout.flush()  # while an error is still printed as one
     except BrokenPipeError:  # the reader has left
         _leave(1)
     except (Exception, KeyboardInterrupt) as error:
         explained = explanation(error)
-        if explained is None:
+        if explained is None and not _is_joined():
             raise
-        message, code = explained
+        message, code = explained or (traceback.format_exc(), 1)
         here = place()
         if isinstance(error, KeyboardInterrupt) and here.local_rank:
             message = ""  # it reaches every process of a machine, and the first says so
@@ -86,9 +86,21 @@ def main(arguments: list[str] | None = None) -> None:
             who = (
                 f"process {here.rank} of processes 0 to {here.processes - 1}: " if here.rank else ""
             )
-            with or_silent(sys.stderr):
-                say(Console(stderr=True), f"error: {who}{message}")
+            say(screen(stderr=True), f"error: {who}{message}")
         _leave(code)
+
+
+@contextmanager
+def _all_printed() -> Iterator[None]:
+    """Print what is held back while an error is still printed as one."""
+    try:
+        yield
+    except SystemExit:  # of --help
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        raise
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 @contextmanager
@@ -100,8 +112,7 @@ def _notices_in_a_line() -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             if issubclass(category, Notice):
-                with or_silent(sys.stderr):
-                    print(printable(f"note: {message}"), file=sys.stderr)  # above a bar, if any
+                print_note(str(message), sys.stderr)  # above a bar, where one runs
             else:
                 shown(message, category, *rest, **more)
 
@@ -116,9 +127,17 @@ def _leave(code: int) -> NoReturn:
     of their talk would abort it on the way out, and the code would be another.
     """
     for stream in (sys.stdout, sys.stderr):
-        with or_silent(stream):
-            stream.flush()
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            silence(stream)
+    if _is_joined():
         os._exit(code)
     sys.exit(code)
+
+
+def _is_joined() -> bool:
+    """Whether this process talks to others of a run."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()

@@ -93,7 +93,7 @@ def _check(name: Name, root: Path = Path("data")) -> None:
     """
     from deepbregman.studies.datasets import check, require_complete
 
-    console = Console()
+    console = screen()
     with _progress(console) as stage:
         report = check(name, root=root, stage=stage)
     _print_rows(console, report.rows)

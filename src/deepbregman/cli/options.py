@@ -4,7 +4,6 @@ import inspect
 import os
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, Literal, TypeVar, cast
@@ -13,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from deepbregman.errors import Notice, printable
+from deepbregman.errors import printable
 from deepbregman.launching import place
 
 Accelerator = Literal["auto", "cpu", "cuda"]
@@ -29,19 +28,23 @@ def parse(function: Callable[..., T], verb: str, arguments: list[str]) -> T:
     return tyro.cli(function, args=arguments, prog=f"{PROGRAM} {verb}", console_outputs=first)
 
 
-@contextmanager
-def or_silent(stream: IO[str]) -> Iterator[None]:
-    """Where a stream cannot be written to, send what it holds and all that follows nowhere."""
+def silence(stream: IO[str]) -> None:
+    """Send what a stream still holds, and all that follows, nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+def print_note(words: str, stream: IO[str] | None) -> None:
+    """Print a note, and go on where that is not possible."""
     try:
-        yield
+        print(printable(f"note: {words}"), file=stream)
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        silence(stream or sys.stdout)
 
 
 class _Heard:
-    """Standard output, silent from the moment that it cannot be written to."""
+    """A stream that is silent, where others fail, once it cannot be written to."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -50,30 +53,37 @@ class _Heard:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        with or_silent(self._stream), self._told():
+        try:
             self._stream.write(text)
+        except OSError as error:
+            self._stop(error)
         return len(text)
 
     def flush(self) -> None:
-        with or_silent(self._stream), self._told():
-            self._stream.flush()
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
         try:
-            yield
+            self._stream.flush()
         except OSError as error:
-            said = f"standard output: {error.strerror or error}"
-            warnings.warn(f"{said}; nothing more is printed there, the work goes on", Notice, 2)
-            raise
+            self._stop(error)
+
+    def _stop(self, error: OSError) -> None:
+        silence(self._stream)
+        # While a bar runs, stderr is rich's and leads back here.
+        errors = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+        if errors is not None and errors is not self._stream:
+            why = error.strerror or error
+            what = f"standard output: {why}; nothing more is printed there, the work goes on"
+            print_note(what, errors)
 
 
-def screen(quiet: bool = False) -> Console:
+def screen(quiet: bool = False, stderr: bool = False) -> Console:
     """Return a console for long work, which leaves more than words.
 
     It must not end because a pipe was closed, a terminal is gone, or the disk of a log is full.
     """
-    return Console(file=cast(IO[str], _Heard(sys.stdout)), quiet=quiet)
+    stream = sys.stderr if stderr else sys.stdout
+    if stream is None:  # closed by whoever started this
+        return Console(stderr=stderr, quiet=True)
+    return Console(file=cast(IO[str], _Heard(stream)), quiet=quiet)
 
 
 def say(console: Console, message: str) -> None:
@@ -84,7 +94,7 @@ def say(console: Console, message: str) -> None:
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
     """Show a bar for each kind of work reported, on a terminal only, gone when all is done."""
-    console = Console(stderr=True)
+    console = screen(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bars: dict[str, TaskID] = {}
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from deepbregman.launching import stopping_signals
+
 
 class Interrupted(Exception):
     """A signal asked the run to stop, and it has saved itself.
@@ -25,10 +27,7 @@ class Interrupted(Exception):
 
 @contextmanager
 def watch_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM, SIGHUP and the first Ctrl-C in a list; a second Ctrl-C stops at once.
-
-    A terminal that goes away sends SIGHUP. Where that is ignored, as under nohup, it stays so.
-    """
+    """Collect signals that ask for an end in a list; a second Ctrl-C stops at once."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received  # only the main thread may set handlers
@@ -38,10 +37,7 @@ def watch_signals() -> Iterator[list[int]]:
         received.append(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    watched = [signal.SIGTERM, signal.SIGINT]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        watched.append(signal.SIGHUP)
-    before = {number: signal.signal(number, receive) for number in watched}
+    before = {number: signal.signal(number, receive) for number in stopping_signals()}
     try:
         yield received
     finally:

@@ -7,10 +7,11 @@ import logging
 import os
 import platform
 import signal
+import time
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,8 @@ STEP_TIMEOUT = timedelta(minutes=10)
 """How long a step may wait for another process that neither answers nor closes its connection."""
 HOST_TIMEOUT = timedelta(hours=12)
 """The same of what processes agree on between steps, while the first may download or evaluate."""
+PARTING = 5.0
+"""Seconds that a process waits, at its end, for what others have not said yet."""
 T = TypeVar("T")
 
 
@@ -96,11 +99,18 @@ def _part() -> None:
 
     They free what they sent and received a moment after whoever waited for it goes on. One that
     does so while the interpreter is taken down aborts the process, and a run that is complete looks
-    as if it had failed.
+    as if it had failed. Not after an error that left another process's vote out: to part would be
+    to wait for it, for as long as one may wait between steps.
     """
-    if dist.is_initialized():
-        _host_group.cache_clear()  # a thread is joined when nobody holds its group any more
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        return
+    deadline = time.monotonic() + PARTING
+    while not all(work.is_completed() for work in Vote.under_way):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.01)
+    _host_group.cache_clear()  # a thread is joined when nobody holds its group any more
+    dist.destroy_process_group()
 
 
 def _ddp() -> DDPStrategy:
@@ -174,6 +184,9 @@ class Vote:
     A process's signals become known to all one step later, so that no step waits for the vote.
     """
 
+    under_way: ClassVar[set[Any]] = set()
+    """Votes that somebody has not waited for."""
+
     def __init__(self, fabric: Fabric) -> None:
         self._alone = fabric.world_size == 1
         self._pending: tuple[Tensor, Any] | None = None
@@ -189,12 +202,14 @@ class Vote:
         ballot = torch.tensor(received[:1] or [0])
         work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=_host_group(), async_op=True)
         self._pending = ballot, work
+        self.under_way.add(work)
 
     def close(self) -> None:
         """Wait for the vote under way."""
         if self._pending is not None:
             ballot, work = self._pending
             work.wait()
+            self.under_way.discard(work)
             self.outcome = self.outcome or int(ballot)
             self._pending = None
 
