@@ -1,5 +1,6 @@
 """The README's commands and Python blocks run as they are written, with short settings."""
 
+import csv
 import json
 import re
 import shlex
@@ -119,6 +120,26 @@ def test_the_row_of_four_views_is_the_committed_record() -> None:
 
 
 METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
+
+
+def test_the_search_of_equal_size_is_the_committed_record() -> None:
+    folder = ROOT / "results/studies/equal-search-cpu"
+    page = (ROOT / "docs/results.md").read_text().split("And with a search of equal size")[1]
+    for arm, words in (("simclr", "had {:.1f} linear"), ("best", "and {:.1f} with it")):
+        with (folder / f"{arm}-trials.csv").open() as file:
+            trials = [float(row["value"]) for row in csv.DictReader(file)][:26]
+        assert len(trials) == 26
+        assert words.format(max(trials)) in " ".join(page.split())
+    record = json.loads((folder / "results.json").read_text())
+    found = [arm["metrics"][METRICS[0]] for arm in record["arms"]]
+    means = [f"{f['mean']:.2f} ± {f['deviation']:.2f}" for f in found]
+    assert re.findall(r"\d+\.\d+ ± \d+\.\d+", page)[:2] == means
+    written = []
+    for metric in METRICS:
+        difference = record["arms"][1]["difference"][metric]
+        low, high = difference["interval"]
+        written.append(f"{difference['mean']:+.2f} [{low:+.2f}, {high:+.2f}]")
+    assert re.findall(r"[+-]\d\.\d+ \[[+-]\d\.\d+, [+-]\d\.\d+\]", page)[:3] == written
 
 
 @pytest.mark.parametrize(
