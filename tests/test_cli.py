@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from deepbregman.cli import VERBS
+from deepbregman.cli.options import print_note
 from deepbregman.config import Config, override, recipes, to_toml
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
@@ -467,6 +468,12 @@ class TestErrors:
         script = f"{shlex.quote(sys.executable)} -m deepbregman {words} {number}>&-"
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+
+    def test_a_note_without_standard_error_is_not_printed_elsewhere(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        print_note("left out", None)
+        assert capsys.readouterr().out == ""
 
     def test_a_run_without_standard_output(self, recipe: Path, tmp_path: Path) -> None:
         words = shlex.join([sys.executable, "-m", "deepbregman", "pretrain", str(recipe)])

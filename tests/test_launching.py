@@ -213,23 +213,44 @@ def wait_for_epoch(process: subprocess.Popen[str], run: Path, epoch: int) -> Non
         time.sleep(0.02)
 
 
-def test_a_joined_process_leaves_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("verb", "code", "words"),
+    [("nonsense", 2, "error: verb 'nonsense'"), ("fault", 1, "ZeroDivisionError: a fault of ours")],
+)
+def test_a_joined_process_leaves_at_once(tmp_path: Path, verb: str, code: int, words: str) -> None:
     """Interpreters that take themselves down while such threads run were seen to abort."""
     script = (
         "import atexit, sys, torch.distributed as dist\n"
         f"dist.init_process_group('gloo', init_method='file://{tmp_path}/store', rank=0, "
         "world_size=1)\n"
         "atexit.register(print, 'taken down')\n"
-        "from deepbregman.cli import main\n"
+        "import deepbregman.cli as cli\n"
+        "def fault(): raise ZeroDivisionError('a fault of ours')\n"
+        "if sys.argv[1] == 'fault': cli._dispatch = lambda arguments: fault()\n"
         "print('said before', end='')\n"
-        "main(['nonsense'])\n"
+        "cli.main(sys.argv[1:])\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+        [sys.executable, "-c", script, verb], check=False, capture_output=True, text=True
     )
-    assert done.returncode == 2
+    assert done.returncode == code
     assert done.stdout == "said before"
-    assert done.stderr.count("error: verb 'nonsense'") == 1
+    assert done.stderr.count(words) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:41234",
+        "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 3000ms for recv operation to "
+        "complete",
+    ],
+)
+def test_a_process_that_is_lost_is_explained(words: str) -> None:
+    explained = explanation(RuntimeError(words))
+    assert explained is not None
+    assert explained[0].startswith("lost another process of the run")
+    assert explained[1] == 1
 
 
 def test_user_errors_are_said_once_and_end_all(tmp_path: Path) -> None:

@@ -140,7 +140,6 @@ def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
         """if True:
             import atexit
             import pathlib
-            import torch.distributed as dist
             from deepbregman.training.processes import from_all, launch
 
             def talking():

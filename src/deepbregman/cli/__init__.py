@@ -96,11 +96,9 @@ def _all_printed() -> Iterator[None]:
     try:
         yield
     except SystemExit:  # of --help
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        print(end="", flush=True)
         raise
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    print(end="", flush=True)
 
 
 @contextmanager

@@ -37,10 +37,12 @@ def silence(stream: IO[str]) -> None:
 
 def print_note(words: str, stream: IO[str] | None) -> None:
     """Print a note, and go on where that is not possible."""
+    if stream is None:
+        return  # where print would take standard output
     try:
         print(printable(f"note: {words}"), file=stream)
     except OSError:
-        silence(stream or sys.stdout)
+        silence(stream)
 
 
 class _Heard:
@@ -69,16 +71,16 @@ class _Heard:
         silence(self._stream)
         # While a bar runs, stderr is rich's and leads back here.
         errors = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-        if errors is not None and errors is not self._stream:
+        if errors is not self._stream:
             why = error.strerror or error
             what = f"standard output: {why}; nothing more is printed there, the work goes on"
             print_note(what, errors)
 
 
 def screen(quiet: bool = False, stderr: bool = False) -> Console:
-    """Return a console for long work, which leaves more than words.
+    """Return a console for long work, and for errors.
 
-    It must not end because a pipe was closed, a terminal is gone, or the disk of a log is full.
+    Neither may fail because a pipe was closed, a terminal is gone, or the disk of a log is full.
     """
     stream = sys.stderr if stderr else sys.stdout
     if stream is None:  # closed by whoever started this
