@@ -8,6 +8,7 @@ import deepbregman
 ROOT = Path(deepbregman.__file__).parent
 ALLOWED = {
     "errors": set(),
+    "statistics": set(),
     "rules": {"errors"},
     "config": {"errors", "rules"},
     "files": {"errors"},
@@ -16,10 +17,10 @@ ALLOWED = {
     "method": set(),
     "data": {"errors"},
     "training": {"errors", "config", "files", "runs", "launching", "method", "data"},
-    "evaluation": {"errors", "rules", "config", "runs", "method", "data", "training"},
-    "reporting": {"errors", "config", "runs"},
+    "evaluation": {"errors", "statistics", "rules", "config", "runs", "method", "data", "training"},
+    "reporting": {"errors", "statistics", "config", "runs"},
     "studies": {
-        *("errors", "config", "files", "runs", "launching", "method", "data"),
+        *("errors", "statistics", "config", "files", "runs", "launching", "method", "data"),
         *("training", "evaluation", "reporting"),
     },
     "benchmarks": {
@@ -35,7 +36,17 @@ ALLOWED = {
     "__init__": set(),
 }
 FORBIDDEN_NAMES = {"utils", "common", "misc", "helpers"}
-NO_TORCH = {"errors", "rules", "config", "files", "runs", "launching", "reporting", "cli"}
+NO_TORCH = {
+    "errors",
+    "statistics",
+    "rules",
+    "config",
+    "files",
+    "runs",
+    "launching",
+    "reporting",
+    "cli",
+}
 
 
 def part_of(path: Path) -> str:

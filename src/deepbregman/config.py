@@ -345,6 +345,17 @@ def fields_of(config: Config) -> dict[str, Any]:
     return flat
 
 
+def differing_fields(*configs: Config) -> dict[str, tuple[Any, ...]]:
+    """Return the fields in which configurations are not all equal, with the value of each."""
+    flat = [fields_of(config) for config in configs]
+    columns = {name: tuple(each[name] for each in flat) for name in flat[0]}
+    return {
+        name: values
+        for name, values in columns.items()
+        if any(value != values[0] for value in values)
+    }
+
+
 def to_toml(config: Config) -> str:
     """Write a configuration as a complete TOML document."""
     return tomli_w.dumps(to_dict(config))

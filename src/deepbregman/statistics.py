@@ -1,0 +1,72 @@
+"""Mean, deviation and intervals, and how they are written. The only copy; needs no torch.
+
+A summary is a record ``{"mean", "deviation", "n"}`` as JSON files hold it: ``deviation`` is the
+sample deviation (n - 1), None of a single value. A paired summary has ``interval`` besides.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Summary = dict[str, Any]
+CONFIDENCE = 0.95
+"""Probability with which an interval holds the mean difference."""
+
+
+def summarise(values: Sequence[float]) -> Summary:
+    """Return mean, sample deviation (None of a single value) and number."""
+    deviation = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": statistics.fmean(values), "deviation": deviation, "n": len(values)}
+
+
+def summarise_pairs(mine: Mapping[int, float], reference: Mapping[int, float]) -> Summary | None:
+    """Summarise the differences to a reference seed by seed; None without a common seed.
+
+    Pairing removes what the seed alone does. ``interval`` holds the mean difference with 95 %
+    confidence, by Student's t with n - 1 degrees of freedom; None of a single seed.
+
+    Args:
+        mine: value by seed.
+        reference: value by seed.
+    """
+    from scipy.special import stdtrit
+
+    changes = [value - reference[seed] for seed, value in mine.items() if seed in reference]
+    if not changes:
+        return None
+    summary = summarise(changes)
+    interval = None
+    if summary["deviation"] is not None:
+        quantile = float(stdtrit(len(changes) - 1, (1.0 + CONFIDENCE) / 2.0))
+        margin = quantile * summary["deviation"] / math.sqrt(len(changes))
+        interval = [summary["mean"] - margin, summary["mean"] + margin]
+    return {**summary, "interval": interval}
+
+
+def format_spread(mean: float, deviation: float | None, digits: int = 2) -> str:
+    """Write ``a ± b``, or ``a`` where there is no deviation."""
+    words = "" if deviation is None else f" ± {deviation:.{digits}f}"
+    return f"{mean:.{digits}f}{words}"
+
+
+def format_summary(summary: Summary | None, digits: int = 2) -> str:
+    """Write ``a ± b (n=3)``; nothing for None."""
+    if summary is None:
+        return ""
+    return f"{format_spread(summary['mean'], summary['deviation'], digits)} (n={summary['n']})"
+
+
+def format_signed(value: float) -> str:
+    """Write a difference with its sign; a rounded zero is ``+0.00``, never ``-0.00``."""
+    return f"{round(value, 2) + 0.0:+.2f}"
+
+
+def format_difference(summary: Summary | None) -> str:
+    """Write a paired summary as ``+a ± b [low, high] (n=3)``; nothing for None."""
+    if summary is None:
+        return ""
+    words = "" if summary["deviation"] is None else f" ± {summary['deviation']:.2f}"
+    if summary["interval"] is not None:
+        words += f" [{', '.join(map(format_signed, summary['interval']))}]"
+    return f"{format_signed(summary['mean'])}{words} (n={summary['n']})"

@@ -1,0 +1,64 @@
+"""Mean, deviation and intervals against numpy, scipy and printed tables."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from deepbregman.statistics import (
+    format_difference,
+    format_spread,
+    format_summary,
+    summarise,
+    summarise_pairs,
+)
+
+accuracies = st.lists(
+    st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0)), min_size=2, max_size=9
+)
+
+
+def test_mean_and_deviation_are_those_of_numpy() -> None:
+    values = [90.1, 91.7, 88.8]
+    summary = summarise(values)
+    assert summary["mean"] == pytest.approx(np.mean(values), rel=1e-12)
+    assert summary["deviation"] == pytest.approx(np.std(values, ddof=1), rel=1e-12)
+    assert summarise([90.0]) == {"mean": 90.0, "deviation": None, "n": 1}
+
+
+@given(accuracies)
+def test_paired_differences_are_those_of_scipy(values: list[tuple[float, float]]) -> None:
+    mine, base = (dict(enumerate(column)) for column in zip(*values, strict=True))
+    summary = summarise_pairs(mine, base)
+    assert summary is not None
+    changes = [a - b for a, b in values]
+    mean = sum(changes) / len(changes)
+    variance = sum((change - mean) ** 2 for change in changes) / (len(changes) - 1)
+    assert summary["n"] == len(values)
+    assert summary["mean"] == pytest.approx(mean, abs=1e-9)
+    assert summary["deviation"] == pytest.approx(math.sqrt(variance), abs=1e-9)
+    if variance > 1e-12:  # scipy warns of a point otherwise
+        interval = stats.ttest_rel(list(mine.values()), list(base.values())).confidence_interval()
+        assert summary["interval"] == pytest.approx([interval.low, interval.high], abs=1e-7)
+    low, high = summary["interval"]
+    assert low <= summary["mean"] <= high
+
+
+def test_only_common_seeds_are_paired() -> None:
+    summary = summarise_pairs({2: 90.0, 0: 80.0, 5: 1.0}, {0: 79.0, 2: 91.0, 9: 3.0})
+    assert summary is not None
+    assert (summary["mean"], summary["n"]) == (0.0, 2)
+    one = summarise_pairs({0: 80.0}, {0: 79.5})
+    assert one == {"mean": 0.5, "deviation": None, "n": 1, "interval": None}
+    assert summarise_pairs({0: 1.0}, {1: 1.0}) is None
+
+
+def test_how_summaries_are_written() -> None:
+    assert format_spread(91.25, None, digits=1) == "91.2"
+    assert format_summary({"mean": 1.0, "deviation": 0.5, "n": 2}) == "1.00 ± 0.50 (n=2)"
+    assert format_summary(None) == format_difference(None) == ""
+    change = {"mean": -0.001, "deviation": 1.0, "n": 3, "interval": [-2.0, 2.0]}
+    assert format_difference(change) == "+0.00 ± 1.00 [-2.00, +2.00] (n=3)"
