@@ -31,7 +31,10 @@ def test_small_image_is_not_enlarged(
 
 @pytest.mark.parametrize(
     ("height", "width", "target"),
-    [(40, 20, (12, 6)), (20, 40, (6, 12)), (31, 31, (12, 12)), (100, 1, (12, 1)), (13, 7, (12, 6))],
+    [
+        *((40, 20, (12, 6)), (20, 40, (6, 12)), (31, 31, (12, 12)), (13, 7, (12, 6))),
+        *((100, 1, (12, 1)), (100, 5, (12, 1)), (1, 100, (1, 12)), (9, 110, (1, 12))),
+    ],
 )
 def test_large_image_is_shrunk_as_pillow_does(
     tmp_path: Path,

@@ -9,6 +9,7 @@ from deepbregman.data.images import Images as Images
 from deepbregman.data.images import Progress as Progress
 from deepbregman.data.images import Source as Source
 from deepbregman.data.images import Split as Split
+from deepbregman.data.images import fingerprint as fingerprint
 from deepbregman.data.images import join_images as join_images
 from deepbregman.data.listings import open_files as open_files
 from deepbregman.data.listings import without_unreadable as without_unreadable

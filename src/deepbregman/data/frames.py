@@ -133,9 +133,12 @@ def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
 
 
 def _shrunk(pixels: Pixels, target: tuple[int, int]) -> Pixels:
-    """Resize (H, W, 3) with antialiasing: Pillow's filter by torch's kernel, in half the time."""
+    """Resize (H, W, 3) with antialiasing: Pillow's filter, by torch's faster kernel."""
     if pixels.shape[:2] == target:
         return pixels
+    if 1 in target:  # where torch's kernel repeats the first pixel on CPUs without AVX2
+        size = (target[1], target[0])
+        return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))
     batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last
     resized = functional.interpolate(batch, target, mode="bilinear", antialias=True)
     shrunk: Pixels = resized[0].permute(1, 2, 0).numpy()

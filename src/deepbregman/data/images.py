@@ -1,5 +1,7 @@
 """What a source of images holds: pixels or files, their labels, and their names."""
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,6 +10,9 @@ import torch
 from torch import Tensor
 
 from deepbregman.errors import UserError
+
+_SIZED, _HASHED = 2048, 256  # images of a fingerprint: of so many the size, of so many all bytes
+_HASHED_BYTES = 1 << 20  # of one file
 
 Progress = Callable[[int, int], None]
 """Called now and then with the number of images done and the number in all."""
@@ -98,6 +103,51 @@ def join_images(first: Images, second: Images) -> Images:
         f"images in frames of {_frame(first)} and {_frame(second)}: they can be trained on "
         "together only in the same frames; prepare both alike"
     )
+
+
+def fingerprint(images: Images) -> str:
+    """Return 32 digits that change when the images do, to tell later that they have changed.
+
+    Files count by their names below the folder they share, and a sample of them by their sizes and
+    bytes; arrays by their shape and the pixels of a sample. So a folder may be moved, and the
+    version of the decoder does not matter. At most 256 images are read, however many there are.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    if isinstance(images, ArrayImages):
+        chosen = torch.tensor(_spread(len(images), _HASHED), dtype=torch.int64)
+        digest.update(repr(tuple(images.pixels.shape)).encode())
+        for values in (images.pixels[chosen], images.true_sizes()[chosen]):
+            digest.update(values.contiguous().cpu().numpy().tobytes())
+        return digest.hexdigest()
+    names = [path.as_posix() for path in images.paths]
+    ends = [os.path.dirname(name) for name in (min(names), max(names))] if names else [""]
+    start = len(os.path.join(os.path.commonpath(ends), ""))  # what the ends share, all share
+    digest.update("\0".join(name[start:] for name in names).encode("utf-8", "surrogateescape"))
+    for i in _spread(len(images), _SIZED):
+        digest.update(f"{_file_size(images.paths[i])} ".encode())
+    for i in _spread(len(images), _HASHED):
+        digest.update(_first_bytes(images.paths[i]))
+    return digest.hexdigest()
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most so many positions, evenly spread over all."""
+    return [i * count // min(count, most) for i in range(min(count, most))]
+
+
+def _file_size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _first_bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HASHED_BYTES)
+    except OSError:
+        return b""
 
 
 def _alike(first: Images, second: Images) -> bool:
