@@ -1,6 +1,8 @@
 """Files that are complete or not there, and what one process at a time may write."""
 
+import csv
 import errno
+import io
 import json
 import math
 import os
@@ -8,7 +10,7 @@ import platform
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +21,8 @@ from .errors import UserError
 Record = dict[str, Any]
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
+"""How a text begins that a spreadsheet runs; the last four are the wide forms of the signs."""
 _POLL_SECONDS = 0.01
 _held: dict[Path, str] = {}
 """Folders that this process holds: the kernel's lock keeps out other processes only."""
@@ -95,6 +99,39 @@ def write_json(path: Path, record: Record) -> None:
     """Write a record as readable JSON, atomically."""
     with replacing(path) as file:
         file.write(json.dumps(record, indent=2).encode() + b"\n")
+
+
+def write_csv(path: Path, rows: Sequence[Record]) -> None:
+    """Write records as CSV, atomically; see :func:`csv_text`."""
+    with replacing(path) as file:
+        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
+
+
+def csv_text(rows: Sequence[Record]) -> str:
+    """Write records, which need not have the same keys, as CSV that a spreadsheet opens safely.
+
+    A text that a spreadsheet would take for a formula, such as a class named ``=cmd()``, gets an
+    apostrophe before it; numbers stay numbers, written as text or not.
+    """
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([_without_formula(name) for name in columns])
+    writer.writerows([_without_formula(row.get(name, "")) for name in columns] for row in rows)
+    return text.getvalue()
+
+
+def _without_formula(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    value = value.replace("\r", "\n")  # which the writer would not quote
+    if not _FORMULA.match(value):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def parse_json(text: str) -> Any:

@@ -38,6 +38,7 @@ from .files import now as now
 from .files import parse_json as parse_json
 from .files import read_json as read_json
 from .files import replacing as replacing
+from .files import write_csv as write_csv
 from .files import write_json as write_json
 
 PATIENCE = 60.0

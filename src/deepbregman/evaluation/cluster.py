@@ -1,7 +1,5 @@
 """Cluster a run's data: by k-means of features, and by the learned divergence of scores."""
 
-import csv
-import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from deepbregman.errors import UserError
-from deepbregman.runs import Record, Run, check_new_file, replacing
+from deepbregman.runs import Record, Run, check_new_file, write_csv
 
 from .clustering import bregman_clusters, purity
 from .features import Features
@@ -170,12 +168,10 @@ def _agreement(labels: Tensor, found: Tensor) -> dict[str, float]:
 def _write(path: Path, gallery: Gallery, setting: Setting, parts: dict[str, Partition]) -> None:
     """Write a line for each image: its name, its class where known, its cluster by each method."""
     labels = None if gallery.labels is None else gallery.labels.tolist()
-    columns = [part.assignment.tolist() for part in parts.values()]
-    with replacing(path) as file:
-        text = io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline="")
-        writer = csv.writer(text)
-        writer.writerow(["image", *(["class"] if labels else []), *parts])
-        for index, name in enumerate(gallery.names):
-            known = [setting.class_name(labels[index])] if labels else []
-            writer.writerow([name, *known, *(column[index] for column in columns)])
-        text.detach()  # flushed, and the file left open for its owner
+    clusters = {method: part.assignment.tolist() for method, part in parts.items()}
+    rows: list[Record] = []
+    for index, name in enumerate(gallery.names):
+        known = {"class": setting.class_name(labels[index])} if labels else {}
+        found = {method: column[index] for method, column in clusters.items()}
+        rows.append({"image": name, **known, **found})
+    write_csv(path, rows)

@@ -1,13 +1,11 @@
 """The cells of a study, gathered: every value, its summary by arm, differences and costs."""
 
-import csv
-import io
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from deepbregman.runs import Record, Run, now, replacing, write_json
+from deepbregman.runs import Record, Run, now, write_csv, write_json
 
 from .cells import Cell
 
@@ -153,17 +151,6 @@ def costs(cells: Iterable[Cell]) -> dict[str, Record]:
             seconds.setdefault(cell.arm.name, []).append(trained["seconds"])
             cost |= {"steps": trained["step"], "seconds": summarise(seconds[cell.arm.name])}
     return summary
-
-
-def write_csv(path: Path, rows: Sequence[Record]) -> None:
-    """Write flat rows, which need not have the same columns, as CSV."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    with replacing(path) as file:
-        file.write(text.getvalue().encode())
 
 
 def write_results(folder: Path, definition: Record, cells: Sequence[Cell]) -> Record:

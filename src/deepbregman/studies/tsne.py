@@ -21,7 +21,7 @@ from deepbregman.evaluation.subject import open_labelled
 from deepbregman.reporting.maps import Map, map_figure
 from deepbregman.reporting.outcomes import outcome_table
 from deepbregman.reporting.summaries import spread
-from deepbregman.runs import Record, Run, provenance, replacing
+from deepbregman.runs import Record, Run, provenance, replacing, write_csv
 from deepbregman.training.assembly import batches_of
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
@@ -189,10 +189,9 @@ def _save(out: Path, maps: dict[str, list[np.ndarray]], labels: np.ndarray) -> N
     arrays = {f"map_{index}": np.stack(each) for index, each in enumerate(maps.values())}
     with replacing(out / "coordinates.npz") as file:
         np.savez(file, labels=labels, runs=np.array(list(maps)), **arrays)  # type: ignore[arg-type]  # numpy's stub
-    lines = ["run,image,label,x,y"]
-    for name, each in maps.items():
-        quoted = '"' + name.replace('"', '""') + '"'
-        for index, (point, label) in enumerate(zip(each[0], labels, strict=True)):
-            lines.append(f"{quoted},{index},{label},{point[0]:.6g},{point[1]:.6g}")
-    with replacing(out / "coordinates.csv") as file:
-        file.write(("\n".join(lines) + "\n").encode())
+    rows = [
+        {"run": name, "image": index, "label": label, "x": f"{x:.6g}", "y": f"{y:.6g}"}
+        for name, each in maps.items()
+        for index, ((x, y), label) in enumerate(zip(each[0], labels, strict=True))
+    ]
+    write_csv(out / "coordinates.csv", rows)

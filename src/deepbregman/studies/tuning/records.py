@@ -8,8 +8,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from deepbregman.config import Config, override, to_toml
-from deepbregman.runs import Record, now, replacing, write_json
-from deepbregman.studies.results import write_csv
+from deepbregman.runs import Record, now, replacing, write_csv, write_json
 
 from .workers import CONTINUES, SURPLUS, TAKEN
 
