@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, settings
 from sklearn.datasets import load_digits
 
 from deepbregman.cli import main
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.runs import Run
-from deepbregman.studies.pretraining import pretrain
 
 # One thread, here and in the processes that tests start: what they run is small, threads would
 # wait for each other on a busy machine, and results are compared to the bit.

@@ -21,9 +21,9 @@ import torch
 from PIL import Image
 
 from deepbregman.cli import VERBS
-from deepbregman.cli.options import print_note
 from deepbregman.config import Config, override, recipes, to_toml
 from deepbregman.runs import Run
+from deepbregman.terminal import print_note
 from deepbregman.training import checkpoints
 
 from .conftest import Command

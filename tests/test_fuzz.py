@@ -234,7 +234,6 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr("deepbregman.studies.datasets.prepare", _no_preparation)
-        patch.setattr("deepbregman.studies.pretraining.resume", lambda run, **rest: Run.open(run))
         yield folder
 
 
@@ -276,12 +275,12 @@ def called(arguments: list[str]) -> int:
 def test_any_words_after_pretrain(empty_folder: Path, first: str, rest: list[str]) -> None:
     given_: list[Any] = []
 
-    def stub(config: Config, *, run: Path, **rest: Any) -> Run:
+    def stub(config: Config, folder: Path, *rest: Any) -> Run:
         given_.append(config)
-        return Run(run)
+        return Run(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deepbregman.studies.pretraining.pretrain", stub)
+        patch.setattr("deepbregman.commands.pretrain._train", stub)
         code = called(["pretrain", first, *rest])
     assert all(isinstance(config, Config) for config in given_)
     assert not (given_ and code)

@@ -16,12 +16,11 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 
 from deepbregman.cli import main
-from deepbregman.errors import SaidElsewhere, UserError, explanation
+from deepbregman.errors import UserError, explanation
 from deepbregman.launching import (
-    Place,
-    check_asked_for,
-    place,
-    said_by_first,
+    Process,
+    current_process,
+    must_start_processes,
     under_srun,
     under_torchrun,
 )
@@ -63,72 +62,74 @@ def setting(monkeypatch: pytest.MonkeyPatch, values: Mapping[str, str]) -> None:
 
 class TestPlace:
     def test_alone(self) -> None:
-        assert place() == Place(0, 1, 0, 1)
-        assert place().nodes == 1
+        assert current_process() == Process(0, 1, 0, 1)
+        assert current_process().nodes == 1
 
     def test_under_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, TORCHRUN)
         assert under_torchrun()
-        assert place() == Place(rank=3, processes=4, local_rank=1, local_processes=2)
-        assert place().nodes == 2
+        assert current_process() == Process(rank=3, processes=4, local_rank=1, local_processes=2)
+        assert current_process().nodes == 2
 
     def test_under_srun(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, SRUN)
         assert under_srun()
-        assert place() == Place(rank=5, processes=8, local_rank=1, local_processes=4)
+        assert current_process() == Process(rank=5, processes=8, local_rank=1, local_processes=4)
         environment = SLURMEnvironment(auto_requeue=False)  # what the processes are joined by
-        environment.validate_settings(num_devices=place().local_processes, num_nodes=2)
-        assert environment.global_rank() == place().rank
-        assert environment.world_size() == place().processes
+        environment.validate_settings(num_devices=current_process().local_processes, num_nodes=2)
+        assert environment.global_rank() == current_process().rank
+        assert environment.world_size() == current_process().processes
         assert environment.main_address == "gpu07"
 
     def test_a_batch_script_without_srun_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         batch = {name: value for name, value in SRUN.items() if "_STEP_" not in name}
         setting(monkeypatch, batch | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
         assert not under_srun()
-        assert place() == Place()
+        assert current_process() == Process()
 
     def test_uneven_tasks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, SRUN | {"SLURM_STEP_NUM_TASKS": "7"})
         with pytest.raises(UserError, match=r"7 tasks on 2 nodes.*--ntasks-per-node"):
-            place()
+            current_process()
 
 
 class TestAskedFor:
     def test_one_process_starts_none(self) -> None:
-        assert not check_asked_for(None, None)
-        assert not check_asked_for(1, 1)
-        assert check_asked_for(2, None)
-        assert check_asked_for(None, 2)
+        assert not must_start_processes(None, None)
+        assert not must_start_processes(1, 1)
+        assert must_start_processes(2, None)
+        assert must_start_processes(None, 2)
 
     def test_processes_that_were_started_start_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, TORCHRUN)
-        assert not check_asked_for(None, None)
-        assert not check_asked_for(2, 2)
+        assert not must_start_processes(None, None)
+        assert not must_start_processes(2, 2)
 
     def test_contradiction(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, TORCHRUN)
         with pytest.raises(UserError, match=r"--devices is 4, but torchrun started 4 .* on 2"):
-            check_asked_for(4, None)
+            must_start_processes(4, None)
 
     @pytest.mark.parametrize("count", [0, -1])
     def test_none_or_less(self, count: int) -> None:
         with pytest.raises(UserError, match=rf"--nodes is {count}"):
-            check_asked_for(2, count)
+            must_start_processes(2, count)
 
 
 class TestSaidOnce:
-    def test_by_the_first_of_a_machine(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail() -> None:
-            with said_by_first():
-                raise UserError("bad")
-
-        with pytest.raises(UserError):
-            fail()
-        setting(monkeypatch, TORCHRUN)
-        with pytest.raises(SaidElsewhere) as caught:
-            fail()
-        assert explanation(caught.value) == ("", 2)
+    @pytest.mark.parametrize(("rank", "said"), [("0", 1), ("1", 0)])
+    def test_by_the_first_of_a_machine(
+        self,
+        rank: str,
+        said: int,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        setting(monkeypatch, {**TORCHRUN, "RANK": rank, "LOCAL_RANK": rank})
+        with pytest.raises(SystemExit) as caught:
+            main(["recipes", "nonsense"])
+        assert caught.value.code == 2
+        assert capsys.readouterr().err.count("error: ") == said
 
     @pytest.mark.parametrize(("rank", "said"), [("0", "error: stopped\n"), ("1", "")])
     def test_ctrl_c_before_there_is_a_run(

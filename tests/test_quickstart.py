@@ -6,14 +6,15 @@ import pytest
 import torch
 from PIL import Image
 
+from deepbregman.commands.quickstart import measure, quickstart, show
 from deepbregman.evaluation.linear import fit_linear
-from deepbregman.studies.quickstart import compare, quickstart
 
 
 def test_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
-    run = quickstart(run=tmp_path / "run", epochs=12, console=Console(width=120))
+    run = quickstart(run=tmp_path / "run", epochs=12)
+    show(run, Console(width=120))
     rows = {row["features"]: row for row in run.result()["quickstart"]}
     assert list(rows) == ["raw pixels", "untrained encoder", "pretrained encoder"]
     # Raw pixels need no training, so their line is the same on every machine.
@@ -29,11 +30,11 @@ def test_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{rows['pretrained encoder']['few_labels']:.1f}" in out
 
 
-def test_compare_judges_separable_features_as_perfect() -> None:
+def test_measure_judges_separable_features_as_perfect() -> None:
     labels = torch.arange(400) % 4
     features = torch.nn.functional.one_hot(labels, 4).float() + 0.01 * torch.randn(
         400, 4, generator=torch.Generator().manual_seed(0)
     )
-    row = compare("easy", (features[:300], labels[:300]), (features[300:], labels[300:]), seed=0)
+    row = measure("easy", (features[:300], labels[:300]), (features[300:], labels[300:]), seed=0)
     assert (row["linear"], row["few_labels"], row["knn"]) == (100.0, 100.0, 100.0)
     assert fit_linear(features, labels, num_classes=4).weight.shape == (4, 4)

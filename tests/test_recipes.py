@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe, override, recipes
-from deepbregman.studies.pretraining import pretrain
 
 
 @pytest.mark.parametrize("name", recipes())

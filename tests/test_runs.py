@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import deepbregman
 from deepbregman import runs
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
@@ -405,12 +407,19 @@ def test_add_result_merges(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/deepbregman", "pretrain", "--seed", "1"])
-    monkeypatch.setattr(runs, "RECORDED_VERSIONS", ("numpy", "no-such-package"))
+    known = importlib.metadata.version
+
+    def version(package: str) -> str:
+        if package == "torchvision":
+            raise importlib.metadata.PackageNotFoundError
+        return known(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
     record = provenance("a device")
     assert record["command"] == ["deepbregman", "pretrain", "--seed", "1"]
     assert record["device"] == "a device"
-    assert set(record["versions"]) == {"python", "numpy", "no-such-package"}
-    assert record["versions"]["no-such-package"] is None
+    assert record["versions"]["torchvision"] is None
+    assert record["versions"]["deepbregman"] == deepbregman.__version__
     assert record["versions"]["numpy"]
     started = datetime.fromisoformat(record["started"])
     assert started.utcoffset() == timedelta(0)

@@ -6,4 +6,6 @@ The public names are those of ``__init__.pyi``, each loaded when it is first use
 
 import lazy_loader
 
+__version__ = "0.1.0"
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,3 +1,5 @@
+from .commands.pretrain import pretrain as pretrain
+from .commands.pretrain import resume as resume
 from .config import Config as Config
 from .config import load_recipe as load_recipe
 from .errors import Notice as Notice
@@ -27,5 +29,5 @@ from .method.losses import nt_logistic as nt_logistic
 from .method.losses import nt_xent as nt_xent
 from .method.transformation import Views as Views
 from .runs import Run as Run
-from .studies.pretraining import pretrain as pretrain
-from .studies.pretraining import resume as resume
+
+__version__: str

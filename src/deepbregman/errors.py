@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,7 @@ _NO_ROOM = dict.fromkeys(
     (errno.EACCES, errno.EROFS, errno.EPERM), "; make it writable or choose another folder"
 )
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_NEVER_MET = ("DistNetworkError", "DistStoreError")
 _LOST = (
     *("connection closed by peer", "connection reset by peer", "nccl communicator was aborted"),
     *("ms for recv operation to complete", "ms for send operation to complete"),
@@ -63,6 +65,11 @@ def printable(text: str) -> str:
     )
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its name where it has none."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out: Python's own, or the words of torch and CUDA."""
     said = str(error).lower()
@@ -93,10 +100,16 @@ def explanation(error: BaseException) -> tuple[str, int] | None:
             "lost another process of the run, whose own error, if it had one, says why; what the "
             "run has saved is whole: continue it with --resume"
         ), 1
-    if is_out_of_memory(error):
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+    if type(error).__name__ in _NEVER_MET:  # torch's, which need not be imported for this
+        address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
         return (
-            f"out of memory ({reason}); lower training.batch_size, "
+            f"the processes could not meet at {address}, port {port} ({first_line(error)}): set "
+            "MASTER_ADDR to the address of the first machine and MASTER_PORT to a port that is "
+            "free there, the same for all"
+        ), 2
+    if is_out_of_memory(error):
+        return (
+            f"out of memory ({first_line(error)}); lower training.batch_size, "
             "the size of images or divergence.num_subnetworks, or stream with --data.resident no"
         ), 2
     return None

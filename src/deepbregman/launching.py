@@ -1,8 +1,7 @@
-"""Which process of how many this one is, and the start and supervision of several; no torch.
+"""Which process of how many this one is, and how several are started and watched; no torch.
 
-Whoever starts the processes says so by environment variables. Those of torchrun and of srun are
-understood; :func:`supervise` sets torchrun's itself, so that a process of a run need not know who
-started it.
+Whoever starts the processes describes them by environment variables. Those of torchrun and of srun
+are understood. :func:`run_in_processes` sets torchrun's, so a process need not know who started it.
 """
 
 import os
@@ -10,96 +9,100 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
-from .errors import SaidElsewhere, UserError, explanation
+from .errors import SaidElsewhere, UserError
 
-GRACE = 15.0
-"""Seconds that the processes of a run have to end by themselves once one of them has failed."""
+COMMAND_LINE: ContextVar[list[str] | None] = ContextVar("COMMAND_LINE", default=None)
+"""The words of the command line under way; None when Python calls a function itself."""
+GRACE_SECONDS = 15.0
+"""How long the processes of a run have to end by themselves once one of them has failed."""
 LAUNCHER = "DEEPBREGMAN_LAUNCHER"
-"""Names the process that supervises, in the environment of those it started."""
+"""Environment variable that holds the process id of our launcher in the processes it started."""
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_POLL = 0.1
+_POLL_SECONDS = 0.1
 
 
 class ProcessDied(Exception):
-    """A signal killed a process of the run, from outside.
+    """A signal from outside killed a process of the run.
 
     Args:
-        words: that name the process and say what to do.
+        message: names the process and says what to do.
         number: of the signal.
     """
 
-    def __init__(self, words: str, number: int) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
         self.signal_number = number
 
 
-class Place(NamedTuple):
-    """Where a process stands among those of its run."""
+class Process(NamedTuple):
+    """The position of a process among those of its run."""
 
     rank: int = 0
-    """Of all processes; process 0 writes and talks."""
+    """Among all processes; process 0 writes and prints."""
     processes: int = 1
     local_rank: int = 0
-    """Among those of the same machine."""
+    """Among the processes of the same machine."""
     local_processes: int = 1
 
     @property
     def nodes(self) -> int:
-        """How many machines take part, each with as many processes."""
+        """How many machines take part, each with the same number of processes."""
         return self.processes // self.local_processes
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun started this process, or somebody who sets the same variables."""
+    """Whether torchrun started this process, or a program that sets the same variables."""
     return all(name in os.environ for name in _TORCHRUN)
 
 
 def under_srun() -> bool:
-    """Whether srun started this process as a task of several; a batch script alone does not."""
-    return int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) > 1 and "SLURM_PROCID" in os.environ
+    """Whether srun started this process as one of several tasks; a batch script alone does not."""
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
+    return tasks not in ("", "0", "1") and "SLURM_PROCID" in os.environ
 
 
-def place() -> Place:
-    """Read this process's place from the environment; alone when nothing says otherwise."""
+def current_process() -> Process:
+    """Read this process's position from the environment; without variables it is alone."""
     if under_torchrun():
-        return Place(*(int(os.environ[name]) for name in _TORCHRUN))
-    if under_srun():
-        processes = int(os.environ["SLURM_STEP_NUM_TASKS"])
-        nodes = int(os.environ.get("SLURM_STEP_NUM_NODES", os.environ.get("SLURM_NNODES", "1")))
-        if processes % nodes:
-            raise UserError(
-                f"srun started {processes} tasks on {nodes} nodes: every node must have as many; "
-                "use --ntasks-per-node"
-            )
-        local = processes // nodes
-        ranks = (int(os.environ[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID"))
-        return Place(next(ranks), processes, next(ranks), local)
-    return Place()
+        return Process(*map(_read_count, _TORCHRUN))
+    if not under_srun():
+        return Process()
+    processes = _read_count("SLURM_STEP_NUM_TASKS")
+    has_step = "SLURM_STEP_NUM_NODES" in os.environ
+    nodes = _read_count("SLURM_STEP_NUM_NODES" if has_step else "SLURM_NNODES", default="1")
+    uneven = "," in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    if nodes < 1 or processes % nodes or uneven:
+        raise UserError(
+            f"srun started {processes} tasks on {nodes} nodes: every node must have as many; "
+            "use --ntasks-per-node"
+        )
+    ranks = [_read_count(name) for name in ("SLURM_PROCID", "SLURM_LOCALID")]
+    return Process(ranks[0], processes, ranks[1], processes // nodes)
 
 
-@contextmanager
-def said_by_first() -> Iterator[None]:
-    """Let an error that every process of a machine meets be printed by the first of them.
-
-    For what comes before the processes can talk to each other: their arguments, their devices.
-    """
-    try:
-        yield
-    except Exception as error:
-        explained = explanation(error)
-        if explained is None or place().local_rank == 0:
-            raise
-        raise SaidElsewhere(explained[1]) from error
+def _read_count(name: str, default: str = "") -> int:
+    text = os.environ.get(name, default)
+    if not text.isdecimal():
+        raise UserError(f"environment variable {name} is {text!r}: it must be a whole number")
+    return int(text)
 
 
-def check_asked_for(devices: int | None, nodes: int | None) -> bool:
-    """Say whether processes are still to be started; refuse numbers that contradict those running.
+def is_first_of_machine() -> bool:
+    """Whether this process prints what every process of its machine would print."""
+    name = "LOCAL_RANK" if under_torchrun() else "SLURM_LOCALID" if under_srun() else ""
+    return os.environ.get(name, "0") == "0"
+
+
+def must_start_processes(devices: int | None, nodes: int | None) -> bool:
+    """Whether processes are still to be started; refuse numbers that contradict those running.
 
     Args:
         devices: processes on each machine, as asked for; None leaves it to who starts them.
@@ -110,7 +113,7 @@ def check_asked_for(devices: int | None, nodes: int | None) -> bool:
             raise UserError(f"--{name} is {count}: it must be 1 or more")
     if not under_torchrun() and not under_srun():
         return (devices or 1) * (nodes or 1) > 1
-    here = place()
+    here = current_process()
     for name, asked, running in (
         ("devices", devices, here.local_processes),
         ("nodes", nodes, here.nodes),
@@ -122,6 +125,54 @@ def check_asked_for(devices: int | None, nodes: int | None) -> bool:
                 f"{here.nodes} nodes: leave --{name} out, or start as many"
             )
     return False
+
+
+def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str) -> NoReturn:
+    """Run the command line under way in several processes until all have ended.
+
+    When one fails, the others have a moment to end by themselves, then they are killed: a process
+    that waits for a dead one would wait for long. Signals are passed on, once.
+
+    Args:
+        devices: processes on this machine.
+        nodes: machines, each of which runs this.
+        extra: words to add to the command line.
+        advice: what to do after a process died, for the error.
+
+    Raises:
+        SaidElsewhere: always, with the exit code of the first process that failed, or 0.
+        ProcessDied: a signal killed one of them.
+    """
+    words = COMMAND_LINE.get()
+    if words is None:
+        raise UserError(
+            f"devices is {devices} and nodes is {nodes}: only the command line starts processes; "
+            "start your script by torchrun and leave both out"
+        )
+    command = [sys.executable, "-m", "deepbregman", *words, *extra]
+    environments = _environments(devices, nodes)
+    started: list[subprocess.Popen[bytes]] = []
+    with _signals_passed_on(started):
+        try:
+            # A session of their own: a Ctrl-C of the terminal reaches them through this process
+            # only, and so once.
+            for environment in environments:
+                started.append(subprocess.Popen(command, env=environment, start_new_session=True))
+            failed = _wait(started)
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+    code = 0 if failed is None else started[failed].returncode
+    if failed is not None and code < 0:
+        rank = environments[failed]["RANK"]
+        raise ProcessDied(
+            f"process {rank} of processes 0 to {devices * nodes - 1} was killed by "
+            f"{signal.Signals(-code).name}; the others were stopped; {advice}",
+            -code,
+        )
+    raise SaidElsewhere(code)
 
 
 def _environments(devices: int, nodes: int) -> list[dict[str, str]]:
@@ -154,76 +205,28 @@ def _environments(devices: int, nodes: int) -> list[dict[str, str]]:
     ]
 
 
-def supervise(arguments: Sequence[str], devices: int, nodes: int, advice: str) -> int:
-    """Run the command line in several processes until all have ended.
-
-    When one fails, the others get a moment to end by themselves, then are killed: a process that
-    waits for a dead one would wait for long. Signals are passed on, once.
-
-    Args:
-        arguments: of the command line, the verb first.
-        devices: processes on this machine.
-        nodes: machines, each of which runs this.
-        advice: what to do after a process died, for the error.
-
-    Returns:
-        The exit code of the first process that failed, or 0.
-
-    Raises:
-        ProcessDied: a signal killed one of them.
-    """
-    command = [sys.executable, "-m", "deepbregman", *arguments]
-    environments = _environments(devices, nodes)
-    started: list[subprocess.Popen[bytes]] = []
-    with _passing_on(started):
-        try:
-            # A session of their own: a Ctrl-C of the terminal reaches them through this process
-            # only, and so once.
-            for environment in environments:
-                started.append(subprocess.Popen(command, env=environment, start_new_session=True))
-            failed = _wait(started)
-        finally:
-            for process in started:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-    if failed is None:
-        return 0
-    code = started[failed].returncode
-    if code < 0:
-        rank = environments[failed]["RANK"]
-        raise ProcessDied(
-            f"process {rank} of processes 0 to {devices * nodes - 1} was killed by "
-            f"{signal.Signals(-code).name}; the others were stopped; {advice}",
-            -code,
-        )
-    return code
-
-
 def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait until all have ended, or one has failed and the others had their grace."""
-    deadline = None
-    first: int | None = None
-    while any(process.poll() is None for process in started):
+    """Wait until all have ended; return which one's failure explains the others'.
+
+    Once one has failed, wait no longer than the grace.
+    """
+    deadline, cause = float("inf"), None
+    while True:
+        running = any(process.poll() is None for process in started)
         failed = [index for index, process in enumerate(started) if process.returncode]
-        if failed and deadline is None:
-            deadline, first = time.monotonic() + GRACE, _cause(started, failed)
-        if deadline is not None and time.monotonic() > deadline:
-            return first
-        time.sleep(_POLL)
-    failed = [index for index, process in enumerate(started) if process.returncode]
-    return first if first is not None or not failed else _cause(started, failed)
-
-
-def _cause(started: Sequence[subprocess.Popen[bytes]], failed: Sequence[int]) -> int:
-    """Pick the process whose end explains the others': one that was killed could not say so."""
-    return min(failed, key=lambda index: (started[index].returncode > 0, index))
+        if failed and cause is None:
+            # A process that was killed comes first: it could not report an error itself.
+            cause = min(failed, key=lambda index: (started[index].returncode > 0, index))
+            deadline = time.monotonic() + GRACE_SECONDS
+        if not running or time.monotonic() > deadline:
+            return cause
+        time.sleep(_POLL_SECONDS)
 
 
 def stopping_signals() -> tuple[signal.Signals, ...]:
-    """Name the signals that ask for an end: SIGTERM, Ctrl-C, and SIGHUP of a terminal that is gone.
+    """List the signals that ask for an end: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal.
 
-    Where the last is ignored, as under nohup, it stays so.
+    Where SIGHUP is ignored, as under nohup, it stays ignored.
     """
     signals = (signal.SIGTERM, signal.SIGINT)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -232,7 +235,7 @@ def stopping_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def _passing_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _signals_passed_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Pass signals that ask for an end on to processes."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -249,14 +252,12 @@ def _passing_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def when_left_alone(act: Callable[[], None]) -> None:
-    """Call something, from a thread, once the process that started this one is gone."""
-    import threading
-
-    parent = int(os.environ[LAUNCHER])
+def when_launcher_ends(act: Callable[[], None]) -> None:
+    """Call a function, from a thread, once the launcher that started this process is gone."""
+    launcher = int(os.environ[LAUNCHER])
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == launcher:
             time.sleep(1.0)
         act()
 

@@ -30,6 +30,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from deepbregman import __version__
+
 from .config import Config, from_toml, to_toml
 from .errors import UserError
 from .files import Record as Record
@@ -43,7 +45,6 @@ from .files import write_json as write_json
 
 PATIENCE = 60.0
 """Seconds to wait for another process that changes a record, which takes it milliseconds."""
-RECORDED_VERSIONS = ("torch", "torchvision", "numpy", "deepbregman")
 
 
 def check_new_file(path: Path, suffix: str) -> None:
@@ -89,19 +90,24 @@ def command_line() -> list[str]:
     return [re.sub(r"(://[^/@:]*):[^/]*@", r"\1:***@", word) for word in words]
 
 
-def provenance(device: str) -> Record:
-    """Collect what is needed to know where a number came from."""
-    versions: Record = {"python": platform.python_version()}
-    for package in RECORDED_VERSIONS:
+def recorded_versions() -> dict[str, str | None]:
+    """Return the versions of the packages that numbers depend on; None for one not installed."""
+    versions: dict[str, str | None] = {"deepbregman": __version__}
+    for package in ("torch", "torchvision", "numpy"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = None
+    return versions
+
+
+def provenance(device: str) -> Record:
+    """Collect what is needed to know where a number came from."""
     return {
         "command": command_line(),
         "started": now(),
         "commit": _commit(),
-        "versions": versions,
+        "versions": {"python": platform.python_version(), **recorded_versions()},
         "platform": platform.platform(),
         "device": device,
     }
@@ -180,10 +186,9 @@ class Run:
             wrote = self.provenance()["versions"]["deepbregman"]
         except (UserError, KeyError, TypeError):
             return ""
-        here = importlib.metadata.version("deepbregman")
-        if wrote is None or wrote == here:
+        if wrote is None or wrote == __version__:
             return ""
-        return f"; the run was made by deepbregman {wrote}, this is {here}: use that version"
+        return f"; the run was made by deepbregman {wrote}, this is {__version__}: use that version"
 
     @property
     def checkpoints(self) -> Path:
@@ -290,6 +295,12 @@ class Run:
         if not isinstance(lives, list) or not all(isinstance(life, dict) for life in lives):
             raise UserError(f"{path}: 'resumed' is no list of records: restore it or remove it")
         return record
+
+    def last_processes(self) -> int:
+        """Return how many processes trained the run when it was last trained."""
+        record = self.provenance()
+        last = (record.get("resumed") or [record])[-1]
+        return int(last.get("processes", 1))
 
     def add_resumption(self, record: Record) -> None:
         """Note where the run goes on: perhaps another device, perhaps another version."""

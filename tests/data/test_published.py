@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from deepbregman.commands.pretrain import images_to_pretrain_on
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
-from deepbregman.studies.pretraining import images_to_pretrain_on
 
 
 def test_digits_are_scaled_repeated_and_split_as_documented() -> None:

@@ -12,11 +12,11 @@ from PIL import Image
 from sklearn.metrics import average_precision_score, normalized_mutual_info_score
 
 from deepbregman import cluster, embed, evaluate, search
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, override
 from deepbregman.errors import Notice, UserError
 from deepbregman.method.bregman import soft_divergence
 from deepbregman.runs import Run
-from deepbregman.studies.pretraining import pretrain
 from deepbregman.training import checkpoints
 
 from ..conftest import Command

@@ -9,10 +9,10 @@ from typing import Protocol
 import numpy as np
 import pytest
 
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.runs import Run
-from deepbregman.studies.pretraining import pretrain
 
 TINY = {
     "data.image_size": 8,

@@ -20,17 +20,17 @@ import torch
 from PIL import Image
 from rich.console import Console
 
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe, override
 from deepbregman.data import Source, Split
 from deepbregman.data.images import FileImages
 from deepbregman.errors import explanation
-from deepbregman.launching import place
+from deepbregman.launching import current_process
 from deepbregman.method.transformation import Views
 from deepbregman.runs import Record, Run
-from deepbregman.studies.pretraining import pretrain
 from deepbregman.training import loop
 
-FIRST = place().rank == 0
+FIRST = current_process().rank == 0
 SMALL: dict[str, Any] = {
     **{"training.epochs": 3, "training.batch_size": 512, "training.save_seconds": 0.0},
     **{"training.knn_every": 0, "training.tensorboard": False},
@@ -114,10 +114,10 @@ def main() -> None:
                     override(config, SMALL | changes), run=folder / str(index), accelerator="cpu"
                 )
             )
-        print(place().rank, name, found[name], flush=True, file=sys.stderr)
+        print(current_process().rank, name, found[name], flush=True, file=sys.stderr)
     for resident in ("no", "yes"):
         found[f"unreadable, resident {resident}"] = unreadable(folder, resident), 0
-    (folder / f"found{place().rank}.json").write_text(json.dumps(found))
+    (folder / f"found{current_process().rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

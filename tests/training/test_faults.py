@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from deepbregman.cli import main
+from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override, to_toml
 from deepbregman.files import exclusive
 from deepbregman.runs import Run
-from deepbregman.studies.pretraining import pretrain, resume
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display
 
@@ -117,7 +117,7 @@ def test_memory_that_runs_out_elsewhere_is_explained_too(
     def fail(*arguments: Any) -> NoReturn:
         raise MemoryError
 
-    monkeypatch.setattr("deepbregman.cli.recipes.command", fail)
+    monkeypatch.setattr("deepbregman.config.recipes", fail)
     with pytest.raises(SystemExit, match="2"):
         main(["recipes"])
     assert "out of memory (MemoryError)" in capsys.readouterr().err
@@ -310,7 +310,7 @@ def test_an_interrupt_before_there_is_a_run(
     def interrupt(*arguments: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deepbregman.studies.pretraining.open_data", interrupt)
+    monkeypatch.setattr("deepbregman.training.assembly.open_data", interrupt)
     code, said = command(recipe, "--run", tmp_path / "run")
     assert (code, said) == (130, "error: stopped\n")
 

@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from deepbregman.commands.pretrain import images_to_pretrain_on, pretrain, resume
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
 from deepbregman.method.losses import Losses, TotalLoss
 from deepbregman.method.transformation import Views
 from deepbregman.runs import Run
-from deepbregman.studies.pretraining import images_to_pretrain_on, pretrain, resume
 from deepbregman.training import checkpoints
 from deepbregman.training.assembly import open_data
 from deepbregman.training.display import Display

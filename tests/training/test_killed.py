@@ -18,9 +18,9 @@ from typing import IO, Any
 import pytest
 import torch
 
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, to_toml
 from deepbregman.runs import Run
-from deepbregman.studies.pretraining import pretrain
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display, event_writer, write_events
 
@@ -28,7 +28,7 @@ FORKING = """
 import json, os, pathlib, pydoc, signal, sys, time
 import torch
 torch.set_num_threads(1)
-import deepbregman.cli.pretrain, deepbregman.studies.pretraining
+import deepbregman.training.loop, deepbregman.evaluation.monitor
 from deepbregman.cli import main
 
 def exit_at(target, moment, call):

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, channel_statistics
 from deepbregman.method.losses import divergence_loss, nt_xent
 from deepbregman.runs import Run
-from deepbregman.studies.pretraining import pretrain, resume
 from deepbregman.training import checkpoints
 from deepbregman.training.assembly import build_objective
 from deepbregman.training.display import Display

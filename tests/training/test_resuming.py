@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from deepbregman.cli import main
+from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
-from deepbregman.studies.pretraining import pretrain, resume
 from deepbregman.training import checkpoints
 from deepbregman.training.resuming import changed_fields, find_checkpoint
 

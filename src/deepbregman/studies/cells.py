@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from deepbregman.commands.pretrain import Watch, pretrain, resume
 from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.errors import Diverged, UserError
@@ -18,7 +19,6 @@ from deepbregman.training.assembly import open_data
 from .deep_divergence import configured, deep_divergence_cell
 from .definition import Arm, Judge
 from .fields import differences
-from .pretraining import Watch, pretrain, resume
 
 KEY = "study"
 """Under which a run's result says what the cell came to; written last."""

@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
 from deepbregman.evaluation.protocols import evaluate
@@ -19,7 +20,6 @@ from deepbregman.training.seeds import derived
 
 from . import rings
 from .outcome import check_seeds, claim_folder, rows_of, write_outcome
-from .pretraining import pretrain
 
 Part = Literal["rings", "images", "all"]
 SHOWN_ARMS = (rings.EUCLIDEAN, "moment, contrastive")

@@ -24,13 +24,7 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config
 from deepbregman.errors import SaidElsewhere, UserError, explanation
-from deepbregman.launching import (
-    LAUNCHER,
-    place,
-    said_by_first,
-    under_torchrun,
-    when_left_alone,
-)
+from deepbregman.launching import LAUNCHER, current_process, under_torchrun, when_launcher_ends
 
 STEP_TIMEOUT = timedelta(minutes=10)
 """How long a step may wait for another process that neither answers nor closes its connection."""
@@ -60,15 +54,14 @@ def launch(accelerator: str = "auto") -> Fabric:
     Args:
         accelerator: ``auto``, ``cpu`` or ``cuda``.
     """
-    with said_by_first():
-        kind = pick_device(accelerator).type
-        here = place()
-        if kind == "cuda" and here.local_processes > torch.cuda.device_count():
-            raise UserError(
-                f"{here.local_processes} processes on a machine with {torch.cuda.device_count()} "
-                "visible GPUs: every process needs one; start fewer (--devices), or use "
-                "--accelerator cpu"
-            )
+    kind = pick_device(accelerator).type
+    here = current_process()
+    if kind == "cuda" and here.local_processes > torch.cuda.device_count():
+        raise UserError(
+            f"{here.local_processes} processes on a machine with {torch.cuda.device_count()} "
+            "visible GPUs: every process needs one; start fewer (--devices), or use "
+            "--accelerator cpu"
+        )
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # ours says what it needs to
@@ -77,7 +70,7 @@ def launch(accelerator: str = "auto") -> Fabric:
         fabric.launch()
         return fabric
     if LAUNCHER in os.environ:  # then nobody is left to stop this process but itself
-        when_left_alone(functools.partial(os.kill, os.getpid(), signal.SIGTERM))
+        when_launcher_ends(functools.partial(os.kill, os.getpid(), signal.SIGTERM))
     fabric = Fabric(
         accelerator=kind,
         devices=here.local_processes,

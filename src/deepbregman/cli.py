@@ -1,0 +1,271 @@
+"""The command line: it finds the function of a verb, parses its options, calls it, prints.
+
+A verb is a public function in ``commands/VERB.py``. Its signature and its docstring are the only
+declaration of the command line. This file is the one place for streams, exit codes and notices.
+"""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import io
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Annotated, Any, NoReturn, get_args
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from deepbregman import __version__
+
+from .commands.parameters import PYTHON_ONLY
+from .config import Config
+from .errors import Notice, UserError, explanation, nearest
+from .launching import COMMAND_LINE, current_process, is_first_of_machine
+from .terminal import lasting_console, print_note, progress_bars, say, silence
+
+PROGRAM = "deepbregman"
+VERBS = (
+    *("quickstart", "pretrain", "evaluate", "embed", "export", "search", "cluster", "data"),
+    *("study", "tune", "report", "recipes", "bench"),
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line; a user's error is one paragraph on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files need not be printable text
+            stream.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in words
+    token = COMMAND_LINE.set(words)
+    try:
+        with _notices_in_a_line(), _flushed():
+            _dispatch([word for word in words if word != "--debug"])
+    except BrokenPipeError:  # the reader has left
+        _exit(1)
+    except (Exception, KeyboardInterrupt) as error:
+        _exit(_print_error(error, debug))
+    finally:
+        COMMAND_LINE.reset(token)
+
+
+def _dispatch(words: list[str]) -> None:
+    """Do what the words ask for."""
+    if not words or words[0] in ("-h", "--help"):
+        _print_overview()
+    elif words[0] == "--version":
+        print(__version__)
+    elif words[0] not in VERBS:
+        raise UserError(
+            f"verb {words[0]!r} is not one of {', '.join(VERBS)}{nearest(words[0], VERBS)}"
+        )
+    else:
+        _run_verb(words[0], words[1:])
+
+
+def _run_verb(verb: str, words: list[str]) -> None:
+    """Call the function of a verb with its options, then show what it returns."""
+    if verb in _UNCONVERTED:
+        importlib.import_module(f"deepbregman.old_cli.{verb}").command(words)
+        return
+    module = importlib.import_module(f"deepbregman.commands.{verb}")
+    program = f"{PROGRAM} {verb}"
+    function: Callable[..., Any] | None = getattr(module, verb, None)
+    subcommands: dict[str, Callable[..., Any]] = getattr(module, "SUBCOMMANDS", {})
+    if words and words[0] in subcommands:
+        program, function, words = f"{program} {words[0]}", subcommands[words[0]], words[1:]
+    elif function is None and (not words or words[0] in ("-h", "--help")):
+        _print_subcommands(program, subcommands)
+        return
+    elif function is None:
+        raise UserError(
+            f"{verb} {words[0]!r} is not one of {', '.join(subcommands)}"
+            f"{nearest(words[0], subcommands)}"
+        )
+    elif hasattr(module, "choose"):
+        function, program, words = module.choose(words)
+    tyro.cli(
+        _for_command_line(function, module),
+        args=words,
+        prog=program,
+        console_outputs=is_first_of_machine(),
+    )
+
+
+def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Callable[..., None]:
+    """Return a function for tyro: with the parameters that the command line offers.
+
+    It calls ``function`` and shows the result by ``show_FUNCTION`` or ``show`` of its module. A
+    parameter ``console`` gets a console that outlives its terminal, for long work; ``progress``
+    gets progress bars. Neither is an option, nor is a parameter marked as PythonOnly. A parameter
+    whose default is a configuration becomes an option for each field.
+    """
+    signature = inspect.signature(function)
+    offered = [
+        parameter.replace(annotation=Annotated[Config, tyro.conf.arg(name="")])
+        if isinstance(parameter.default, Config)
+        else parameter
+        for parameter in signature.parameters.values()
+        if parameter.name not in ("console", "progress")
+        and PYTHON_ONLY not in get_args(parameter.annotation)
+    ]
+    show = getattr(module, f"show_{function.__name__}", getattr(module, "show", None))
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> None:
+        console = Console()
+        with contextlib.ExitStack() as stack:
+            if "console" in signature.parameters:
+                console = lasting_console(quiet=current_process().rank > 0)
+                options["console"] = console
+            if "progress" in signature.parameters:
+                bars = progress_bars(lasting_console(stderr=True))
+                options["progress"] = stack.enter_context(bars)
+            result = function(*arguments, **options)
+        if show is not None:
+            show(result, console)
+
+    # A sentence that goes on in a deeper line is one sentence: the terminal wraps it anew.
+    call.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in offered}
+    call.__signature__ = signature.replace(parameters=offered)  # type: ignore[attr-defined]
+    del call.__wrapped__  # tyro would read its signature
+    return call
+
+
+# Overviews
+
+
+def _print_overview() -> None:
+    """Print the verbs, a line each."""
+    console = Console()
+    console.print(f"usage: {PROGRAM} VERB ... [--debug]\n", highlight=False)
+    console.print("Self-supervised visual representations with deep Bregman divergences.\n")
+    purposes = {verb: _UNCONVERTED.get(verb) or _verb_purpose(verb) for verb in VERBS}
+    _print_table(console, purposes)
+    console.print(
+        f"\n{PROGRAM} VERB --help says what each takes; --debug shows where an error arose.",
+        highlight=False,
+    )
+
+
+def _verb_purpose(verb: str) -> str:
+    module = importlib.import_module(f"deepbregman.commands.{verb}")
+    return _first_line(getattr(module, verb, module))
+
+
+def _print_subcommands(program: str, subcommands: dict[str, Callable[..., Any]]) -> None:
+    console = Console()
+    console.print(f"usage: {program} {{{','.join(subcommands)}}} ...\n", highlight=False)
+    _print_table(console, {name: _first_line(each) for name, each in subcommands.items()})
+    console.print(f"\n{program} NAME --help says what each takes.", highlight=False)
+
+
+def _first_line(documented: object) -> str:
+    return (inspect.getdoc(documented) or "").partition("\n")[0]
+
+
+def _print_table(console: Console, purposes: dict[str, str]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, purpose in purposes.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(purpose))
+    console.print(table)
+
+
+# Streams and exit codes
+
+
+def _print_error(error: BaseException, debug: bool) -> int:
+    """Print an error as one paragraph, once among the processes that meet it; return its code."""
+    explained = explanation(error)
+    if debug:
+        print(traceback.format_exc(), file=sys.stderr, end="")
+    message, code = explained or (
+        f"{type(error).__name__}: {error}; this is a fault of {PROGRAM}: give the command again "
+        "with --debug to see where it arose, and report it",
+        1,
+    )
+    # Before processes are joined, all of a machine meet the same error; Ctrl-C reaches them all.
+    shared = explained is not None and not _is_joined()
+    if (shared or isinstance(error, KeyboardInterrupt)) and not is_first_of_machine():
+        return code
+    if message:
+        rank = 0 if shared else current_process().rank
+        who = f"process {rank} of processes 0 to {current_process().processes - 1}: " * (rank > 0)
+        say(lasting_console(stderr=True), f"error: {who}{message}")
+    return code
+
+
+@contextmanager
+def _flushed() -> Iterator[None]:
+    """Flush standard output while an error can still be reported."""
+    try:
+        yield
+    except SystemExit:  # of --help
+        print(end="", flush=True)
+        raise
+    print(end="", flush=True)
+
+
+@contextmanager
+def _notices_in_a_line() -> Iterator[None]:
+    """Print notices as words on stderr, and other warnings as Python does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Notice)
+        show_others = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, Notice):
+                print_note(str(message), sys.stderr)  # above a bar, where one runs
+            else:
+                show_others(message, category, *rest, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+def _exit(code: int) -> NoReturn:
+    """End the process with a code.
+
+    A process that is joined to others ends at once: an error has cut short the threads that talk to
+    the other processes, and on a slow way out they would abort the process with another code.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            silence(stream)
+    if _is_joined():
+        os._exit(code)
+    sys.exit(code)
+
+
+def _is_joined() -> bool:
+    """Whether this process is connected to the other processes of a run."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+_UNCONVERTED = {
+    "evaluate": "Judge a run: kNN, linear, few labels, another data set, from scratch.",
+    "embed": "Write the features of images to an .npz file.",
+    "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
+    "search": "Find the images most like a query, or measure how well searches find classes.",
+    "cluster": "Group images by k-means of features and by the learned divergence.",
+    "data": "List data sets, check one, or prepare one: deepbregman data list|check|prepare.",
+    "study": "Run an ablation or a claim of the paper, with error bars: deepbregman study [NAME].",
+    "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
+    "report": "Write a page of runs and studies: deepbregman report RUNS... --out FOLDER.",
+    "bench": "Measure the speed of a step against the bare encoder, and against peers.",
+}
+"""Verbs that are still in old_cli/; delete an entry when its verb moves to commands/."""

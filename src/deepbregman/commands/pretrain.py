@@ -1,0 +1,287 @@
+"""deepbregman pretrain: a recipe and images in, a pretrained run out."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from deepbregman.config import Config, load_recipe, override, recipes
+from deepbregman.errors import UserError
+from deepbregman.files import exclusive
+from deepbregman.launching import must_start_processes, run_in_processes
+from deepbregman.runs import Run, default_folder
+from deepbregman.terminal import say
+
+from .parameters import Accelerator, PythonOnly
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from deepbregman.data import Images, Source
+    from deepbregman.method.model import Model
+    from deepbregman.training.loop import Monitor, Pretraining
+
+Watch = Callable[[int, Mapping[str, float]], None]
+"""Gets the epoch and what the kNN monitor measured; what it raises ends the run."""
+
+
+def pretrain(
+    recipe: str | Config,
+    *,
+    data: PythonOnly[str | None] = None,
+    run: Path | None = None,
+    changes: PythonOnly[Mapping[str, Any] | None] = None,
+    encoder: PythonOnly["nn.Module | None"] = None,
+    accelerator: Accelerator = "auto",
+    devices: int | None = None,
+    nodes: int | None = None,
+    console: PythonOnly[Console | None] = None,
+    source: PythonOnly["Source | None"] = None,
+    watch: PythonOnly[Watch | None] = None,
+) -> Run:
+    """Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.
+
+    Defaults are the recipe's. To go on with an interrupted run: deepbregman pretrain --resume RUN
+
+    Args:
+        recipe: A recipe's name, a .toml file, or a configuration.
+        data: A source in place of the recipe's: digits, cifar10, a folder, an .npz file.
+        run: Folder of the run, which must not exist; by default a new one under runs/.
+        changes: Fields by their dotted names, such as {"training.epochs": 10}.
+        encoder: A module of your own in place of the recipe's: images (N, 3, H, W), normalised
+            floats, to vectors (N, d). A copy is trained, from the weights it has; yours stays as
+            it is. To load the run, give a module of the same structure again.
+        accelerator: Where to train; auto takes a GPU if there is one.
+        devices: Processes on this machine, one for each GPU; by default one, or as torchrun or srun
+            say.
+        nodes: Machines with as many processes each. Without torchrun or srun, run the command on
+            each with MASTER_ADDR, MASTER_PORT and NODE_RANK set.
+        console: To draw progress on; quiet when None.
+        source: The data, already open, for a caller that trains many runs on them.
+        watch: Gets what the kNN monitor measures.
+
+    Returns:
+        The run, complete; its ``path`` is what :func:`load_encoder` takes.
+    """
+    config = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    if data is not None:
+        config = override(config, {"data.source": data})
+    config = override(config, changes or {})
+    if encoder is not None:
+        config = override(config, {"encoder.name": "custom", "encoder.stem": "auto"})
+    name = Path(recipe).stem if isinstance(recipe, str) else "run"
+    folder = default_folder(name) if run is None else Path(run)
+    Run.check_free(folder)
+    if must_start_processes(devices, nodes):
+        _start_processes(devices or 1, nodes or 1, folder, ["--run", str(folder)])
+    return _train(config, folder, False, accelerator, console, encoder, source, watch)
+
+
+def resume(
+    run: Annotated[Path, tyro.conf.arg(name="resume")],
+    *,
+    encoder: PythonOnly["nn.Module | None"] = None,
+    accelerator: Accelerator = "auto",
+    devices: int | None = None,
+    nodes: int | None = None,
+    console: PythonOnly[Console | None] = None,
+    source: PythonOnly["Source | None"] = None,
+    watch: PythonOnly[Watch | None] = None,
+) -> Run:
+    """Go on with an interrupted run, exactly where its last checkpoint is; takes no other field.
+
+    Args:
+        run: Folder of the run.
+        encoder: A module of the same structure, for a run whose encoder was your own.
+        accelerator: Where to train; auto takes a GPU if there is one.
+        devices: Processes on this machine; need not be as many as before.
+        nodes: Machines with as many processes each.
+        console: To draw progress on; quiet when None.
+        source: The run's data, already open.
+        watch: Gets what the kNN monitor measures.
+    """
+    opened = Run.open(Path(run))
+    config, folder = opened.config, opened.path
+    if must_start_processes(devices, nodes):
+        _start_processes(devices or 1, nodes or 1, folder, [])
+    return _train(config, folder, True, accelerator, console, encoder, source, watch)
+
+
+def show(run: Run, console: Console) -> None:
+    """Name the run, and what to do next."""
+    say(console, f"run: {run.path}")
+    say(console, f"next: deepbregman evaluate {run.path}")
+
+
+def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
+    """Choose the function for a command line: resume, or pretrain with the fields of a recipe.
+
+    Returns:
+        The function, the words that the user has written for it, and the words of its options.
+    """
+    if any(word.partition("=")[0] == "--resume" for word in words):
+        return resume, "deepbregman pretrain", words
+    named = bool(words) and not words[0].startswith("-")
+    if not named and not {"-h", "--help"} & set(words):
+        raise UserError(
+            f"pretrain needs a recipe first: one of {', '.join(recipes())}, or a .toml file; "
+            "for example `deepbregman pretrain digits`"
+        )
+    name = words[0] if named else "paper"
+
+    @functools.wraps(pretrain)
+    def with_fields(recipe: Config, run: Path | None, **rest: Any) -> Run:
+        return pretrain(recipe, run=run or default_folder(Path(name).stem), **rest)
+
+    signature = inspect.signature(pretrain)
+    first, *others = signature.parameters.values()
+    first = first.replace(default=load_recipe(name), kind=inspect.Parameter.KEYWORD_ONLY)
+    with_fields.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
+
+
+def _start_processes(devices: int, nodes: int, folder: Path, extra: list[str]) -> None:
+    # Several machines take the folder of process 0, which this one need not know.
+    again = f"deepbregman pretrain --resume {folder if nodes == 1 else 'RUN'} --devices {devices}"
+    run_in_processes(devices, nodes, extra, f"continue with: {again}")
+
+
+def images_to_pretrain_on(source: "Source", kept: "torch.Tensor") -> "Images":
+    """Join the training images that are not held out with a source's unlabelled ones."""
+    from deepbregman.data import join_images
+
+    everything = len(kept) == len(source.train)
+    images = source.train.images if everything else source.train.images.select(kept)
+    return images if source.unlabelled is None else join_images(images, source.unlabelled.images)
+
+
+def _train(
+    config: Config,
+    folder: Path,
+    resuming: bool,
+    accelerator: str,
+    console: Console | None,
+    encoder: "nn.Module | None",
+    source: "Source | None",
+    watch: Watch | None,
+) -> Run:
+    """Train a run from its first step or its last checkpoint to its end, in every process."""
+    from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+    from deepbregman.training.assembly import open_data
+    from deepbregman.training.faults import explained
+    from deepbregman.training.loop import Pretraining
+    from deepbregman.training.processes import (
+        first_then_others,
+        from_all,
+        from_first,
+        launch,
+        together,
+    )
+
+    fabric = launch(accelerator)
+    if console is None or not fabric.is_global_zero:
+        console = Console(quiet=True)
+    folder = from_first(fabric, folder)  # a default one is named by the clock
+    together(fabric, lambda: _try_encoder(config, encoder))
+    with explained(config, folder), ExitStack() as held:
+
+        def hold() -> None:
+            """Keep other processes out of the run's folder."""
+            if fabric.is_global_zero:
+                held.enter_context(exclusive(folder))
+
+        if resuming:
+            together(fabric, hold)
+        if source is None:
+            with console.status(f"opening {escape(config.data.source)} ..."):
+                source = first_then_others(fabric, lambda: open_data(config))
+        train = source.train
+        if source.said_of_skipped:
+            say(console, source.said_of_skipped, "yellow")
+        kept, held_out = together(fabric, lambda: split_for_monitor(train, config))
+        images = images_to_pretrain_on(source, kept)
+        sharing = together(
+            fabric,
+            lambda: _describe_sharing(config, fabric.world_size, Run(folder) if resuming else None),
+        )
+        job = Pretraining(config, images, fabric, folder, resuming, encoder)
+        if not resuming:
+            together(fabric, hold)
+        for note in job.notes:
+            say(console, note, "yellow")
+        say(
+            console,
+            f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on "
+            f"{len(images):,} images of {config.data.source} ({len(held_out):,} held out), "
+            f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
+            f"{folder}",
+        )
+        for words in sharing:
+            say(console, words)
+
+        def build_monitor() -> "Monitor | None":
+            if not fabric.is_global_zero:  # process 0 judges for all
+                return None
+            monitor = knn_monitor(train, config, fabric.device)
+            return _watched(monitor, job, watch) if monitor and watch else monitor
+
+        run = job.fit(together(fabric, build_monitor), console)
+    met = from_all(fabric, job.batches.skipped) if config.data.skip_unreadable else []
+    if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
+        words = f"{len(skipped)} images could not be decoded; others stood in for them"
+        say(console, words, "yellow")
+    return run
+
+
+def _watched(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor":
+    """Return a monitor that also passes on what it measures, and at which epoch."""
+
+    def measure(model: "Model") -> dict[str, float]:
+        values = monitor(model)
+        watch(job.step // job.steps_per_epoch, values)
+        return values
+
+    return measure
+
+
+def _try_encoder(config: Config, encoder: "nn.Module | None") -> None:
+    """Build the encoder on trial: an error should come before the images are read."""
+    import torch
+
+    from deepbregman.training.assembly import build_encoder_of
+
+    with torch.random.fork_rng(devices=[]):
+        build_encoder_of(config, trunk=encoder)
+
+
+def _describe_sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:
+    """Describe how processes share the work, and what another number of them than before means."""
+    words = []
+    settings = config.training
+    if processes > 1:
+        share = settings.batch_size // processes
+        norm = "the whole batch" if settings.sync_norm else f"each process's {share}"
+        words.append(
+            f"batch {settings.batch_size} = {processes} processes x {share}; negatives from all; "
+            f"batch normalisation over {norm}"
+        )
+    before = processes if resumed is None else resumed.last_processes()
+    if before != processes:
+        differs = ["batch normalisation"] * (not settings.sync_norm)
+        differs += ["dropout"] * (config.divergence.dropout > 0.0)
+        words.append(
+            f"the run had {before} processes before and has {processes} now: "
+            + (
+                f"{' and '.join(differs)} differ between the two"
+                if differs
+                else "the steps depend on the joint batch alone and are the same up to rounding"
+            )
+        )
+    return words

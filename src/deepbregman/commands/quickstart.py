@@ -1,0 +1,143 @@
+"""deepbregman quickstart: pretrain on digits, then see what it was good for."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.runs import Record, Run, default_folder
+from deepbregman.terminal import say
+
+from .parameters import PythonOnly
+from .pretrain import pretrain
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from deepbregman.data import Split
+
+LABELS_PER_CLASS = 5
+DRAWS = 20
+FEW_LABEL_L2 = 1e-2
+"""Penalty of the linear classifiers on few labels, which leave nothing to choose it on."""
+
+Labelled = tuple["Tensor", "Tensor"]
+"""Features (N, d) and labels (N,)."""
+
+
+def quickstart(
+    *,
+    run: Path | None = None,
+    epochs: int | None = None,
+    console: PythonOnly[Console | None] = None,
+) -> Run:
+    """Pretrain on digits, under 3 minutes on a CPU, and see what it was good for.
+
+    Features of the trained encoder are compared with raw pixels and with an untrained encoder.
+
+    Args:
+        run: Folder of the run, which must not exist; by default a new one under runs/.
+        epochs: In place of the recipe's.
+        console: To draw on; quiet when None.
+
+    Returns:
+        The run; its result holds the table, its folder the figure.
+    """
+    console = console or Console(quiet=True)
+    config = load_recipe("digits")
+    if epochs is not None:
+        config = override(config, {"training.epochs": epochs})
+    folder = default_folder("quickstart") if run is None else Path(run)
+    finished = pretrain(config, run=folder, accelerator="cpu", console=console)
+    features = _compute_features(finished, config)
+    rows = [measure(name, *parts, seed=config.seed) for name, parts in features.items()]
+    finished.add_result(quickstart=rows)
+    _draw(finished, features)
+    return finished
+
+
+def show(run: Run, console: Console) -> None:
+    """Print the table, and where the figure and the run are."""
+    from deepbregman.reporting.tables import comparison_table
+
+    console.print(comparison_table(run.result()["quickstart"], "Accuracy on 500 test digits, %"))
+    say(console, f"figure: {_figure(run)}")
+    say(console, f"run:    {run.path}")
+
+
+def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
+    """Measure one kind of features: linear accuracy, accuracy with few labels, kNN."""
+    from deepbregman.data import labelled_subset, stratified_split
+    from deepbregman.evaluation.frozen_protocols import CHOICE_SHARE
+    from deepbregman.evaluation.knn import knn_accuracy
+    from deepbregman.evaluation.linear import few_label_accuracy, linear_accuracy
+
+    num_classes = 1 + int(train[1].max())
+    _, held_out = stratified_split(train[1], len(train[1]), CHOICE_SHARE, seed)
+    subsets = [labelled_subset(train[1], LABELS_PER_CLASS, draw) for draw in range(DRAWS)]
+    few = few_label_accuracy(*train, *test, subsets, num_classes=num_classes, l2=FEW_LABEL_L2)
+    linear = linear_accuracy(*train, *test, num_classes=num_classes, held_out=held_out)
+    return {
+        "features": name,
+        "linear": linear.accuracy,
+        "few_labels": few.mean,
+        "few_labels_deviation": few.deviation,
+        "few_labels_draws": DRAWS,
+        "knn": knn_accuracy(*test, *train, k=20),
+    }
+
+
+def _compute_features(run: Run, config: Config) -> dict[str, tuple[Labelled, Labelled]]:
+    """Compute three kinds of features of the training and the test split."""
+    import torch
+
+    from deepbregman.data import ArrayImages, channel_statistics
+    from deepbregman.evaluation.features import compute_features
+    from deepbregman.evaluation.subject import open_labelled
+    from deepbregman.training.assembly import batches_of, build_objective
+    from deepbregman.training.checkpoints import load_model
+
+    source = open_labelled(config)
+    device = torch.device("cpu")
+    models = {
+        "untrained encoder": build_objective(
+            config, *channel_statistics(source.train.images)
+        ).model,
+        "pretrained encoder": load_model(run, device)[0],
+    }
+
+    def features_of(split: "Split | None", kind: str) -> Labelled:
+        assert split is not None
+        assert split.labels is not None
+        assert isinstance(split.images, ArrayImages)
+        if kind == "raw pixels":
+            return split.images.pixels[:, 0].flatten(1).float() / 255.0, split.labels
+        batches = batches_of(split.images, config, device)
+        features = compute_features(models[kind], batches, config.data.image_size)
+        return features.representation, split.labels
+
+    return {
+        kind: (features_of(source.train, kind), features_of(source.test, kind))
+        for kind in ("raw pixels", *models)
+    }
+
+
+def _figure(run: Run) -> Path:
+    return run.path / "quickstart.png"
+
+
+def _draw(run: Run, features: dict[str, tuple[Labelled, Labelled]]) -> None:
+    """Draw the course of training, and the test digits as t-SNE maps before and after it."""
+    import numpy as np
+    from sklearn.manifold import TSNE
+
+    from deepbregman.reporting.figures import quickstart_figure
+
+    maps = []
+    for kind in ("raw pixels", "pretrained encoder"):
+        points, labels = features[kind][1]
+        plane = TSNE(random_state=0, init="pca", perplexity=30).fit_transform(points.numpy())
+        maps.append((f"t-SNE of test digits: {kind}", np.asarray(plane)))
+    classes = [str(index) for index in range(1 + int(labels.max()))]
+    quickstart_figure(_figure(run), run.metrics(), maps, labels.numpy(), classes)

@@ -1,0 +1,50 @@
+"""deepbregman recipes: the named configurations."""
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+from rich.table import Table
+
+from deepbregman import config
+
+
+def recipes(name: Annotated[str | None, tyro.conf.Positional] = None) -> str | dict[str, str]:
+    """List the recipes, or print one as a complete .toml file to copy and change.
+
+    Args:
+        name: Recipe to print.
+
+    Returns:
+        The text of the recipe, or the texts of all recipes by name.
+    """
+    known = config.recipes()
+    if name is None:
+        return known
+    config.load_recipe(name)  # an unknown name is an error that lists the known ones
+    return known[name] if name in known else Path(name).read_text(encoding="utf-8")
+
+
+def show(result: str | dict[str, str], console: Console) -> None:
+    """Print one recipe as it is, or a table of all."""
+    if isinstance(result, str):
+        if console.is_terminal:
+            console.print(Syntax(result, "toml"))
+        else:
+            print(result, end="")
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, text in result.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(_header(text)))
+    console.print(table)
+
+
+def _header(text: str) -> str:
+    """Return the comment at the head of a recipe: what it is, its cost, what to expect."""
+    header = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
+    parts = re.split(r"(?=\b(?:Command|Cost|Expected):)", " ".join(header.split()))
+    return "\n".join(part.strip() for part in parts if not part.startswith("Command:"))

@@ -1,0 +1,1 @@
+"""Verbs that have not moved to commands/ yet."""

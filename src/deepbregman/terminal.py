@@ -1,0 +1,97 @@
+"""What a user sees in a terminal: words, progress bars, and streams that may go away."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, Any, cast
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from .errors import printable
+
+ReportProgress = Callable[[str, int, int], None]
+"""Takes the name of the work, how much of it is done, and how much there is."""
+
+
+def say(console: Console, message: str, style: str | None = None) -> None:
+    """Print words as they are: a folder may be called [x], or contain terminal codes."""
+    console.print(printable(message), style=style, soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def progress_bars(console: Console) -> Iterator[ReportProgress]:
+    """Draw a bar for each kind of work that is reported, on terminals only, until the block ends.
+
+    A bar appears when its work is first reported as unfinished.
+    """
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def report(work: str, done: int, total: int) -> None:
+            if work not in bars:
+                bars[work] = progress.add_task(work)
+            progress.update(bars[work], completed=done, total=total)
+
+        yield report
+
+
+def lasting_console(*, quiet: bool = False, stderr: bool = False) -> Console:
+    """Return a console for long work and for errors.
+
+    It does not fail when a pipe is closed, a terminal is gone, or the disk of a log is full.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    if stream is None:  # closed by the program that started this one
+        return Console(stderr=stderr, quiet=True)
+    return Console(file=cast(IO[str], _LastingStream(stream)), quiet=quiet)
+
+
+def print_note(words: str, stream: IO[str] | None) -> None:
+    """Print a note to a stream if it can be written to."""
+    if stream is None:
+        return  # print() would take standard output instead
+    try:
+        print(printable(f"note: {words}"), file=stream)
+    except OSError:
+        silence(stream)
+
+
+def silence(stream: IO[str]) -> None:
+    """Discard what a stream still holds and everything that follows."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class _LastingStream:
+    """A stream that falls silent, instead of failing, once it cannot be written to."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(text)
+        except OSError as error:
+            self._stop(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._stop(error)
+
+    def _stop(self, error: OSError) -> None:
+        silence(self._stream)
+        # While a bar runs, sys.stderr is rich's and leads back here.
+        errors = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+        if errors is not self._stream:
+            why = error.strerror or error
+            what = f"standard output: {why}; nothing more is printed there, the work goes on"
+            print_note(what, errors)
