@@ -17,7 +17,7 @@ from PIL import Image
 
 from deepbregman.cli import main
 from deepbregman.data import ArrayImages, open_source
-from deepbregman.data.catalogue import DATASETS, Archive
+from deepbregman.data.datasets import DATASETS, Archive
 
 from .conftest import Command
 
@@ -158,12 +158,9 @@ class TestCheck:
     def test_an_archive_beside_it_is_verified(
         self, command: Command, imagenet: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from torchvision.datasets import imagenet as published
-
         (imagenet / "train.tar").write_bytes(b"all of it")
         archive = Archive("train.tar", hashlib.md5(b"all of it").hexdigest())
-        meta = {"train": dataclasses.astuple(archive), "val": ("val.tar", "0")}
-        monkeypatch.setattr(published, "ARCHIVE_META", meta)
+        _expect(monkeypatch, "imagenet", archives=(archive, Archive("val.tar", "0")))
         code, out, _ = command("check", "imagenet", "--root", imagenet)
         assert code == 0
         assert "checksum right" in out

@@ -35,7 +35,8 @@ ALLOWED: dict[str, set[str]] = {
     "commands": FOUNDATION
     | {"commands/parameters", "commands/pretrain", "method", "data", "training", "evaluation"}
     | {"studies", "benchmarks", "reporting", "exporting"},
-    "old_cli": FOUNDATION | {"evaluation", "studies", "benchmarks", "reporting", "exporting"},
+    "old_cli": FOUNDATION
+    | {"data", "evaluation", "studies", "benchmarks", "reporting", "exporting"},
     "cli": {"errors", "config", "launching", "terminal", "commands", "commands/parameters"},
     "__main__": {"cli"},
     "__init__": set(),

@@ -56,7 +56,7 @@ def test_validation_split_stands_in_for_a_missing_test_split(tmp_path: Path) -> 
 
 
 def test_reading_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives_module, "_CHUNK_BYTES", 2 * 4 * 6 * 3)  # two images and a rest
+    monkeypatch.setattr(archives_module, "_READ_BYTES", 2 * 4 * 6 * 3)  # two images and a rest
     source = _open(tmp_path / "a.npz", train_images=COLOUR)
     assert np.array_equal(source.train.images.pixels.numpy(), COLOUR.transpose(0, 3, 1, 2))
 

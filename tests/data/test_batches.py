@@ -17,8 +17,7 @@ from deepbregman.data import (
     open_batches,
     open_source,
 )
-from deepbregman.data import placement as placement_module
-from deepbregman.data import resident as resident_module
+from deepbregman.data import batches as batches_module
 from deepbregman.errors import UserError
 
 CPU = torch.device("cpu")
@@ -169,16 +168,14 @@ def test_broken_image_when_resident(files: FileImages, truncate: Callable[[Path]
 
 def test_decoding_in_pieces(files: FileImages, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ResidentBatches(files, CPU)
-    monkeypatch.setattr(resident_module, "_CHUNK", 3)
-    calls: list[tuple[int, int]] = []
-    pieces = ResidentBatches(files, CPU, progress=lambda done, total: calls.append((done, total)))
+    monkeypatch.setattr(batches_module, "_CHUNK", 3)
+    pieces = ResidentBatches(files, CPU)
     assert _same(whole.iterate(ORDER, 7), pieces.iterate(ORDER, 7))
-    assert calls == [(3, 7), (6, 7), (7, 7)]
 
 
 def test_residence_follows_free_memory(files: FileImages, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"bytes": files.nbytes * 10 // 4}
-    monkeypatch.setattr(placement_module, "_free_memory", lambda device: free["bytes"])
+    monkeypatch.setattr(batches_module, "_free_memory", lambda device: free["bytes"])
     assert open_batches(files, CPU).resident
     free["bytes"] -= 4
     assert not open_batches(files, CPU, num_workers=0).resident
@@ -191,7 +188,7 @@ def test_residence_follows_free_memory(files: FileImages, monkeypatch: pytest.Mo
 
 
 def test_free_memory_of_this_machine_is_sane() -> None:
-    assert 1 << 20 < placement_module._free_memory(CPU) < 1 << 50
+    assert 1 << 20 < batches_module._free_memory(CPU) < 1 << 50
 
 
 def test_wrong_arguments_are_refused(files: FileImages) -> None:

@@ -21,8 +21,7 @@ from deepbregman.data import (
     open_source,
 )
 from deepbregman.data import archives as archives_module
-from deepbregman.data import cache as cache_module
-from deepbregman.data.cache import cache_bytes, write_cache
+from deepbregman.data.archives import archive_bytes, write_archive
 from deepbregman.data.frames import UnreadableImage
 
 Save = Callable[..., np.ndarray]
@@ -38,7 +37,7 @@ def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def _cached(source: Source, path: Path, **options: bool) -> Source:
     with path.open("xb") as file:
-        write_cache(source, file, **options)
+        write_archive(source, file, **options)
     return open_source(str(path), image_size=4)
 
 
@@ -56,7 +55,9 @@ def _pictures(folder: Path, save_picture: Save, sizes: list[tuple[int, int]]) ->
 def test_images_that_need_no_padding_come_back_to_the_bit(
     tmp_path: Path, save_picture: Save, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache_module, "_CHUNK_BYTES", 3 * 6 * 6 * 3)  # pieces of three, and a rest
+    monkeypatch.setattr(
+        archives_module, "_WRITTEN_BYTES", 3 * 6 * 6 * 3
+    )  # pieces of three, and a rest
     made = _pictures(tmp_path / "photos", save_picture, [(6, 6)] * 5)
     source = open_source(str(tmp_path / "photos"), image_size=4)
     cached = _cached(source, tmp_path / "photos.npz")
@@ -149,9 +150,11 @@ def test_numpy_reads_it_and_the_bytes_never_change(tmp_path: Path) -> None:
     source = open_source("digits", image_size=8)
     copies = [io.BytesIO(), io.BytesIO()]
     for copy in copies:
-        write_cache(source, copy)
+        write_archive(source, copy)
     assert copies[0].getvalue() == copies[1].getvalue()
-    assert len(copies[0].getvalue()) <= cache_bytes(source) < 2 * len(copies[0].getvalue()) + 2**20
+    assert (
+        len(copies[0].getvalue()) <= archive_bytes(source) < 2 * len(copies[0].getvalue()) + 2**20
+    )
     copies[0].seek(0)
     with np.load(copies[0], allow_pickle=False) as arrays:
         assert isinstance(source.train.images, ArrayImages)
@@ -168,9 +171,9 @@ def test_unreadable_images_stop_or_have_a_neighbour_stand_in(
     source = open_source(str(tmp_path / "p"), image_size=4)
     (tmp_path / "p" / "1.png").write_bytes(b"gone bad since")
     with pytest.raises(UnreadableImage, match=r"1\.png"):
-        write_cache(source, io.BytesIO())
+        write_archive(source, io.BytesIO())
     out = io.BytesIO()
-    assert write_cache(source, out, skip_unreadable=True) == 1
+    assert write_archive(source, out, skip_unreadable=True) == 1
     out.seek(0)
     images = np.load(out)["train_images"]
     assert np.array_equal(images[1], made["2.png"])

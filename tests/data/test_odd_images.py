@@ -22,9 +22,8 @@ import pytest
 import torch
 from PIL import Image
 
-from deepbregman.data import FileImages, open_source
+from deepbregman.data import FileImages, StreamingBatches, open_source
 from deepbregman.data.frames import Frame, decode_frame, quiet_pillow, read_size
-from deepbregman.data.streaming import StreamingBatches
 from deepbregman.errors import UserError
 
 SIDE = 24

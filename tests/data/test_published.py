@@ -44,11 +44,6 @@ def test_digits_are_scaled_repeated_and_split_as_documented() -> None:
     assert (per_class - 500 / 1797).abs().max() < 0.006
 
 
-def test_digits_split_never_changes() -> None:
-    first, second = open_source("digits", image_size=8), open_source("digits", image_size=8, seed=5)
-    assert torch.equal(first.train.images.pixels, second.train.images.pixels)
-
-
 def _write(folder: Path, name: str, content: bytes) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content)

@@ -203,8 +203,8 @@ def _train(
             with console.status(f"opening {escape(config.data.source)} ..."):
                 source = first_then_others(fabric, lambda: open_data(config))
         train = source.train
-        if source.said_of_skipped:
-            say(console, source.said_of_skipped, "yellow")
+        if source.skipped_notice:
+            say(console, source.skipped_notice, "yellow")
         kept, held_out = together(fabric, lambda: split_for_monitor(train, config))
         images = images_to_pretrain_on(source, kept)
         sharing = together(

@@ -1,19 +1,33 @@
-"""An ``.npz`` file in the convention of MedMNIST."""
+"""A dataset in one ``.npz`` file, in the convention of MedMNIST: open it, verify it, write it."""
 
+import io
+import warnings
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deepbregman.data.images import ArrayImages, Progress, Source, Split
-from deepbregman.data.npz import check_room, data_offset, mapped, read_plain, readable, stored
-from deepbregman.errors import UserError, shown
+from deepbregman.data.frames import Pixels, decode_frames
+from deepbregman.data.images import ArrayImages, FileImages, Images, Progress, Source, Split
+from deepbregman.data.npz import (
+    check_room,
+    data_offset,
+    list_arrays,
+    open_array,
+    open_npz,
+    read_array,
+)
+from deepbregman.errors import UserError
 
 MAP_FROM_BYTES = 1 << 30
 """Images that take so much, stored without compression, stay in the file and are read by need."""
-_CHUNK_BYTES = 1 << 24
+_READ_BYTES, _WRITTEN_BYTES = 1 << 24, 1 << 27  # at a time
+_WRITTEN_AT = (1980, 1, 1, 0, 0, 0)  # the same source gives the same bytes at any time
 
 
 def open_archive(path: Path) -> Source:
@@ -27,7 +41,7 @@ def open_archive(path: Path) -> Source:
     Beyond that convention, all optional: ``unlabelled_images`` to pretrain on as well;
     ``<split>_sizes``, integers (N, 2), the height and width of images that do not fill their frame
     but lie top left in it; ``<split>_names`` (N,), text; ``class_names`` (C,), text;
-    ``imbalanced``, true or false. :func:`~deepbregman.data.cache.write_cache` writes them.
+    ``imbalanced``, true or false. :func:`write_archive` writes them.
 
     Images are read in pieces, so the pixels are in memory once, and their checksum is verified.
     Stored without compression and of a GiB or more they are mapped instead: opened at once, read
@@ -39,16 +53,8 @@ def open_archive(path: Path) -> Source:
     Raises:
         UserError: When the file is missing, damaged, or not of this form.
     """
-    with readable(path) as archive:
-        names = archive.namelist()
-        keys = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
-        if "train_images" not in keys:
-            all_names = ", ".join(name.removesuffix(".npy") for name in names)
-            found = shown(all_names) if names else "nothing"
-            raise UserError(
-                f"data.source {str(path)!r}: has no array 'train_images' (found: {found}); "
-                "name the arrays train_images, train_labels, test_images, test_labels"
-            )
+    with open_npz(path) as archive:
+        keys = list_arrays(path, archive)
         train = _read_split(path, archive, "train", keys)
         test_name = next((n for n in ("test", "val") if f"{n}_images" in keys), None)
         test = None if test_name is None else _read_split(path, archive, test_name, keys)
@@ -56,7 +62,7 @@ def open_archive(path: Path) -> Source:
         if "unlabelled_images" in keys:
             extra = Split(_read_split(path, archive, "unlabelled", keys).images)
         classes = _class_names(path, archive, keys, train, test)
-        imbalanced = "imbalanced" in keys and bool(read_plain(path, archive, "imbalanced").any())
+        imbalanced = "imbalanced" in keys and bool(read_array(path, archive, "imbalanced").any())
     return Source(path.stem, train, test, extra, classes, imbalanced=imbalanced)
 
 
@@ -70,11 +76,11 @@ def verify_checksums(path: Path, progress: Progress | None = None) -> None:
     Raises:
         UserError: When a checksum is wrong or the file is cut short.
     """
-    with readable(path) as archive:
+    with open_npz(path) as archive:
         total, done = sum(info.file_size for info in archive.infolist()), 0
         for info in archive.infolist():
             with archive.open(info) as stream:
-                while piece := stream.read(_CHUNK_BYTES):
+                while piece := stream.read(_READ_BYTES):
                     done += len(piece)
                     if progress is not None:
                         progress(done, total)
@@ -118,7 +124,7 @@ def _read_split(path: Path, archive: zipfile.ZipFile, name: str, keys: list[str]
 def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
     """Read an array of images piece by piece, or map it, as a uint8 (N, 3, H, W) tensor."""
     where, info = f"data.source {str(path)!r}: {key}", archive.getinfo(f"{key}.npy")
-    with stored(path, archive, key) as (stream, header):
+    with open_array(path, archive, key) as (stream, header):
         shape = header.shape
         rule = "images are uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3)"
         if header.dtype != np.uint8:
@@ -137,10 +143,10 @@ def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
         plain = info.compress_type == zipfile.ZIP_STORED
         if plain and num_images * item_bytes >= MAP_FROM_BYTES:
             start = data_offset(path, info) + stream.tell()
-            return mapped(path, start, (num_images, *item)).expand(-1, 3, -1, -1)
-        check_room(where, num_images * 3 * height * width + _CHUNK_BYTES)
+            return _map_pixels(path, start, (num_images, *item)).expand(-1, 3, -1, -1)
+        check_room(where, num_images * 3 * height * width + _READ_BYTES)
         pixels = torch.empty((num_images, 3, height, width), dtype=torch.uint8)
-        step = max(1, _CHUNK_BYTES // item_bytes)
+        step = max(1, _READ_BYTES // item_bytes)
         for first in range(0, num_images, step):
             stop = min(first + step, num_images)
             piece = bytearray(stream.read((stop - first) * item_bytes))
@@ -151,7 +157,7 @@ def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
 
 def _read_text(path: Path, archive: zipfile.ZipFile, key: str, most: int) -> tuple[str, ...]:
     """Read an array of text, of at most so many words."""
-    words = read_plain(path, archive, key)
+    words = read_array(path, archive, key)
     if words.dtype.kind != "U" or words.ndim != 1:
         raise UserError(
             f"data.source {str(path)!r}: {key} is of type {words.dtype} and shape {words.shape}: "
@@ -167,7 +173,7 @@ def _read_text(path: Path, archive: zipfile.ZipFile, key: str, most: int) -> tup
 
 def _read_sizes(path: Path, archive: zipfile.ZipFile, key: str, pixels: Tensor) -> Tensor | None:
     """Read true sizes as int64 (N, 2), or None where every image fills its frame."""
-    sizes, (num_images, _, height, width) = read_plain(path, archive, key), pixels.shape
+    sizes, (num_images, _, height, width) = read_array(path, archive, key), pixels.shape
     frame = np.array([height, width])
     good = sizes.dtype.kind in "iu" and sizes.shape == (num_images, 2)
     if not good or (sizes < 1).any() or (sizes > frame).any():
@@ -182,7 +188,7 @@ def _read_sizes(path: Path, archive: zipfile.ZipFile, key: str, pixels: Tensor) 
 def _read_labels(path: Path, archive: zipfile.ZipFile, key: str, num_images: int) -> Tensor:
     """Read labels as int64 (N,)."""
     where = f"data.source {str(path)!r}: {key}"
-    labels = read_plain(path, archive, key)
+    labels = read_array(path, archive, key)
     if labels.dtype.kind not in "iu":
         raise UserError(f"{where} is of type {labels.dtype}: labels are integers; convert them")
     if labels.ndim == 2 and labels.shape[1] > 1:
@@ -212,3 +218,113 @@ def _read_labels(path: Path, archive: zipfile.ZipFile, key: str, num_images: int
 def _most_classes(num_images: int) -> int:
     """Return how many classes so many images could have; more are taken for a mistake."""
     return max(1000, 10 * num_images)
+
+
+def _map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
+    """Map (N, H, W, C) bytes of a file as (N, C, H, W)."""
+    pixels = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=shape)
+    with warnings.catch_warnings():
+        # A private writable mapping would please torch, but Linux refuses one that is larger than
+        # its memory. Nothing here writes into a source's pixels.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+
+def archive_bytes(source: Source) -> int:
+    """Return about how many bytes :func:`write_archive` will write."""
+    splits = source.splits.values()
+    small = 1 << 20
+    for split in splits:
+        longest = max(map(len, split.names), default=0) if split.names is not None else 0
+        small += len(split) * (8 + 2 * 8 + 4 * longest)
+    return small + sum(split.images.nbytes for split in splits)
+
+
+def write_archive(
+    source: Source,
+    file: IO[bytes],
+    *,
+    skip_unreadable: bool = False,
+    progress: Progress | None = None,
+) -> int:
+    """Write a source with its images decoded, so that :func:`open_archive` opens it at once.
+
+    Files are decoded as for training: shrunk, never enlarged, until the longer side fits into the
+    frame, top left in zeros, with their true sizes beside them; nothing is cropped. Opened again,
+    the source has the same pixels, sizes, labels, names and classes. Arrays are stored without
+    compression and written in pieces, so that memory stays bounded.
+
+    Args:
+        source: What to write.
+        file: Where to, opened for writing.
+        skip_unreadable: Put the nearest following readable image in the place of one that cannot
+            be decoded, as training does, instead of stopping.
+        progress: Called with the images written and the images in all.
+
+    Returns:
+        How many images another stands in for.
+
+    Raises:
+        UnreadableImage: When a file cannot be decoded.
+    """
+    splits = {name: split for name, split in source.splits.items() if len(split)}
+    total, done, num_replaced = sum(map(len, splits.values())), 0, 0
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, split in splits.items():
+            images, sizes = split.images, []
+            shape = (len(images), *images.frame, 3)
+            with _member(archive, f"{name}_images") as stream:
+                np.lib.format.write_array_header_1_0(
+                    stream, {"descr": "|u1", "fortran_order": False, "shape": shape}
+                )
+                for pixels, fitted, broken in _pieces(images, skip_unreadable):
+                    stream.write(pixels.data.cast("B"))
+                    sizes.append(fitted)
+                    num_replaced += len(broken)
+                    done += len(pixels)
+                    if progress is not None:
+                        progress(done, total)
+            _write_small(archive, name, split, np.concatenate(sizes))
+        if source.classes is not None:
+            _write_array(archive, "class_names", np.array(source.classes, dtype=np.str_))
+        if source.imbalanced:
+            _write_array(archive, "imbalanced", np.array(True))
+    return num_replaced
+
+
+def _pieces(
+    images: Images, skip_unreadable: bool
+) -> Iterator[tuple[Pixels, npt.NDArray[np.int64], list[int]]]:
+    """Yield frames (n, H, W, 3), their true sizes (n, 2), and which have a stand-in."""
+    height, width = images.frame
+    step = max(1, _WRITTEN_BYTES // (height * width * 3))
+    for start in range(0, len(images), step):
+        piece = slice(start, start + step)
+        if isinstance(images, FileImages):
+            yield decode_frames(images.paths[piece], images.side, skip_unreadable)
+            continue
+        sizes = None if images.sizes is None else images.sizes[piece]
+        part = ArrayImages(images.pixels[piece], sizes)
+        yield part.pixels.permute(0, 2, 3, 1).contiguous().numpy(), part.true_sizes().numpy(), []
+
+
+def _write_small(
+    archive: zipfile.ZipFile, name: str, split: Split, sizes: npt.NDArray[np.int64]
+) -> None:
+    if not (sizes == np.array(split.images.frame)).all():
+        _write_array(archive, f"{name}_sizes", sizes)
+    if split.labels is not None:
+        _write_array(archive, f"{name}_labels", split.labels.numpy()[:, None])
+    if split.names is not None:
+        _write_array(archive, f"{name}_names", np.array(split.names, dtype=np.str_))
+
+
+def _write_array(archive: zipfile.ZipFile, key: str, values: npt.NDArray[np.generic]) -> None:
+    content = io.BytesIO()
+    np.lib.format.write_array(content, values, allow_pickle=False)
+    with _member(archive, key) as stream:
+        stream.write(content.getbuffer())
+
+
+def _member(archive: zipfile.ZipFile, key: str) -> IO[bytes]:
+    return archive.open(zipfile.ZipInfo(f"{key}.npy", _WRITTEN_AT), "w", force_zip64=True)

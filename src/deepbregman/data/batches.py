@@ -1,10 +1,33 @@
-"""What batches are: uint8 images on the training device, in exactly the order asked for."""
+"""Batches of uint8 images on the training device, in exactly the order asked for.
 
+Images that fit live on the device; others are streamed to it, decoded by worker processes.
+"""
+
+import os
+import weakref
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from deepbregman.data.frames import (
+    UnreadableImage,
+    decode_frames,
+    decode_to,
+    quiet_pillow,
+    replace_unreadable,
+)
+from deepbregman.data.images import ArrayImages, FileImages, Images
+from deepbregman.data.memory import free_memory
+from deepbregman.errors import UserError, nearest
+
+_CHUNK = 2048  # files decoded at a time into the memory of the device
+_RESIDENT_SHARE = 0.4
+"""Images live on the device when they take at most this share of its free memory."""
 
 
 class Batch(NamedTuple):
@@ -38,7 +61,7 @@ class Batches(Protocol):
         """Yield several orders one after the other; streaming reads ahead across their ends."""
 
 
-def check_order(order: Tensor, batch_size: int, num_images: int) -> None:
+def _check_order(order: Tensor, batch_size: int, num_images: int) -> None:
     """Refuse on the host what the device would only report by dying."""
     if batch_size < 1:
         raise ValueError(f"batch size {batch_size}: must be at least 1")
@@ -48,6 +71,342 @@ def check_order(order: Tensor, batch_size: int, num_images: int) -> None:
         raise IndexError(f"order reaches outside 0..{num_images - 1}")
 
 
-def split_order(order: Tensor, batch_size: int) -> tuple[Tensor, ...]:
+def _split_order(order: Tensor, batch_size: int) -> tuple[Tensor, ...]:
     """Cut into consecutive parts; nothing gives none, where torch gives an empty one."""
     return torch.split(order, batch_size) if len(order) else ()
+
+
+def open_batches(
+    images: Images,
+    device: torch.device,
+    *,
+    resident: str = "auto",
+    num_workers: int = 2,
+    local_processes: int = 1,
+    skip_unreadable: bool = False,
+) -> Batches:
+    """Put images on the device when they fit, and stream them otherwise.
+
+    Args:
+        images: The images.
+        device: Where the batches are wanted.
+        resident: ``yes``, ``no``, or ``auto``: yes when they take at most 0.4 of the free memory
+            of the device, or are an array in the memory of the CPU that is the device.
+        num_workers: Processes that decode files when streaming; fewer where the CPUs of this
+            machine, shared by ``local_processes`` of the job, are fewer.
+        local_processes: Processes of the job on this machine.
+        skip_unreadable: Replace what cannot be decoded by its neighbour instead of stopping.
+
+    Raises:
+        UserError: When ``resident`` is not one of the three, or is ``yes`` and they do not fit.
+    """
+    choices = ("auto", "yes", "no")
+    if resident not in choices:
+        raise UserError(
+            f"data.resident {resident!r}: not one of {', '.join(choices)}"
+            f"{nearest(resident, choices)}"
+        )
+    in_place = isinstance(images, ArrayImages) and device.type == images.pixels.device.type
+    free = _free_memory(device)
+    if resident == "yes" and not in_place and images.nbytes > free:
+        raise UserError(
+            f"data.resident 'yes': the images take {images.nbytes / 1e9:.1f} GB and {device} has "
+            f"{free / 1e9:.1f} GB free; use 'auto' or 'no', or a smaller data.image_size"
+        )
+    fits = in_place or images.nbytes <= _RESIDENT_SHARE * free
+    if resident == "yes" or (resident == "auto" and fits):
+        return ResidentBatches(images, device, skip_unreadable=skip_unreadable)
+    num_workers = min(num_workers, count_cpus(local_processes))
+    return StreamingBatches(
+        images, device, num_workers=num_workers, skip_unreadable=skip_unreadable
+    )
+
+
+def count_cpus(local_processes: int = 1) -> int:
+    """Return how many CPUs each of the job's processes on this machine has for itself, at least 1.
+
+    A launcher such as srun binds each process to CPUs of its own; otherwise all share them.
+    """
+    everything = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everything
+    if allowed * local_processes <= everything:
+        return allowed
+    return max(1, allowed // local_processes)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the free bytes of the device."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
+
+
+class ResidentBatches:
+    """All images in the memory of the device; a batch is one indexing kernel and no wait.
+
+    Args:
+        images: The images; files are decoded here, with a pool of threads.
+        device: Where they are to live.
+        skip_unreadable: Put the nearest following readable image in the place of one that cannot
+            be decoded, instead of stopping; positions, and so labels, stay where they are.
+    """
+
+    resident = True
+
+    def __init__(
+        self, images: Images, device: torch.device, *, skip_unreadable: bool = False
+    ) -> None:
+        self.skipped: frozenset[int] = frozenset()
+        if isinstance(images, FileImages):
+            images, self.skipped = _decode_all(images, device, skip_unreadable)
+        self._pixels = images.pixels.to(device)
+        self._sizes = None if images.sizes is None else images.sizes.to(device)
+        self._device = device
+        self.num_images = len(images)
+
+    def iterate(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
+        """Yield ``order``, int64 (M,) on the CPU, in consecutive batches; the last may be short."""
+        _check_order(order, batch_size, self.num_images)
+        for indices in _split_order(_send(order, self._device), batch_size):
+            sizes = None if self._sizes is None else self._sizes.index_select(0, indices)
+            yield Batch(self._pixels.index_select(0, indices), sizes)
+
+    def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
+        """Yield several orders one after the other."""
+        for order in orders:
+            yield from self.iterate(order, batch_size)
+
+
+def _decode_all(
+    images: FileImages, device: torch.device, skip_unreadable: bool
+) -> tuple[ArrayImages, frozenset[int]]:
+    """Decode files piece by piece straight into the memory of the device."""
+    total = len(images)
+    skipped: set[int] = set()
+    pixels = torch.empty((total, 3, images.side, images.side), dtype=torch.uint8, device=device)
+    sizes = torch.empty((total, 2), dtype=torch.int64)
+    for start in range(0, total, _CHUNK):
+        paths = images.paths[start : start + _CHUNK]
+        stop = start + len(paths)
+        frames, fitted, broken = decode_frames(paths, images.side, skip_unreadable)
+        skipped.update(start + position for position in broken)
+        pixels[start:stop].copy_(torch.from_numpy(frames).permute(0, 3, 1, 2))
+        sizes[start:stop] = torch.from_numpy(fitted)
+    return ArrayImages(pixels, None if images.fills_frame else sizes), frozenset(skipped)
+
+
+def _send(values: Tensor, device: torch.device) -> Tensor:
+    if device.type == "cuda":
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+class _Decoded(NamedTuple):
+    """A batch as a worker hands it over; errors travel as text, not as exceptions."""
+
+    pixels: Tensor
+    """uint8 (B, side, side, 3), as decoders write it."""
+    sizes: Tensor | None
+    broken: list[tuple[int, str]]
+    """Index and message of each unreadable file."""
+    replaced: bool
+    """Whether there was a readable image to stand in for them."""
+
+
+class _BatchOrder(Sampler[list[int]]):
+    """The batches of the coming pass."""
+
+    def __init__(self) -> None:
+        self.batches: Iterable[list[int]] = ()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+class _FrameDataset(Dataset[_Decoded]):
+    """Files by lists of indices.
+
+    Paths are kept in one array of bytes: a million Python objects would be copied into every
+    worker, page by page, as their reference counts change.
+    """
+
+    def __init__(self, images: FileImages) -> None:
+        names = [os.fsencode(path) for path in images.paths]
+        self._names = np.frombuffer(b"".join(names), dtype=np.uint8)
+        self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._side = images.side
+        self._fills_frame = images.fills_frame
+
+    def __getitem__(self, indices: list[int]) -> _Decoded:
+        pixels = np.zeros((len(indices), self._side, self._side, 3), dtype=np.uint8)
+        sizes = np.zeros((len(indices), 2), dtype=np.int64)
+        broken: dict[int, str] = {}
+        with quiet_pillow():
+            for position, index in enumerate(indices):
+                try:
+                    sizes[position] = decode_to(self._path(index), pixels[position])
+                except UnreadableImage as error:
+                    broken[position] = str(error)
+        replaced = len(broken) < len(indices)
+        if replaced:
+            replace_unreadable(pixels, sizes, list(broken))
+        return _Decoded(
+            torch.from_numpy(pixels),
+            None if self._fills_frame else torch.from_numpy(sizes),
+            [(indices[position], message) for position, message in broken.items()],
+            replaced,
+        )
+
+    def _path(self, index: int) -> Path:
+        start = int(self._ends[index - 1]) if index else 0
+        return Path(os.fsdecode(self._names[start : int(self._ends[index])].tobytes()))
+
+
+def keep_batch(batch: Any) -> Any:
+    """Collate nothing: what a worker made is a whole batch."""
+    return batch
+
+
+class StreamingBatches:
+    """Images that stay on the host: files decoded by worker processes, or an array indexed.
+
+    The batches depend on the order alone, not on the number of workers, and at most two batches
+    a worker are waiting. The global random state is not touched.
+
+    Args:
+        images: The images.
+        device: Where the batches go.
+        num_workers: Processes that decode files; 0 decodes in this one.
+        skip_unreadable: Put the nearest following readable image of the batch in the place of one
+            that cannot be decoded, instead of stopping.
+    """
+
+    resident = False
+
+    def __init__(
+        self,
+        images: Images,
+        device: torch.device,
+        *,
+        num_workers: int = 2,
+        skip_unreadable: bool = False,
+    ) -> None:
+        if num_workers < 0:
+            raise UserError(f"data.num_workers {num_workers}: must be 0 or more")
+        self.num_images = len(images)
+        self._arrays = images if isinstance(images, ArrayImages) else None
+        self._device = device
+        self._skip_unreadable = skip_unreadable
+        self._broken: set[int] = set()
+        self._turn = 0
+        if isinstance(images, FileImages):
+            self._order = _BatchOrder()
+            self._loader: DataLoader[_Decoded] = DataLoader(
+                _FrameDataset(images),
+                batch_size=None,  # the sampler yields whole batches
+                sampler=self._order,
+                num_workers=num_workers,
+                collate_fn=keep_batch,
+                pin_memory=device.type == "cuda",
+                prefetch_factor=2 if num_workers else None,
+                persistent_workers=num_workers > 0,
+                generator=torch.Generator(),  # else each pass would draw from the global one
+            )
+            # An outside reference keeps the loader out of reference cycles (a traceback makes
+            # one): the garbage collector closes the pipes of the workers before it waits for them.
+            weakref.finalize(self, _release, self._loader).atexit = False
+
+    @property
+    def skipped(self) -> frozenset[int]:
+        """The indices of unreadable files that have been met and replaced so far."""
+        return frozenset(self._broken)
+
+    def iterate(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
+        """Yield ``order``, int64 (M,) on the CPU, in consecutive batches; the last may be short.
+
+        One pass at a time: beginning another ends this one.
+        """
+        return self.chain([order], batch_size)
+
+    def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
+        """Yield several orders one after the other, without a pause in between.
+
+        The workers go on to the next order while the last batches of this one are used. One pass at
+        a time: beginning another ends this one.
+        """
+        parts = self._parts(orders, batch_size)
+        if self._arrays is None:
+            yield from self._iterate_files(parts)
+            return
+        for indices in parts:
+            sizes = self._arrays.sizes
+            yield Batch(
+                self._take(self._arrays.pixels, indices),
+                None if sizes is None else self._take(sizes, indices),
+            )
+
+    def _parts(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
+        for order in orders:
+            _check_order(order, batch_size, self.num_images)
+            yield from _split_order(order, batch_size)
+
+    def _take(self, values: Tensor, indices: Tensor) -> Tensor:
+        if self._device.type != "cuda":
+            return values.index_select(0, indices).to(self._device)
+        # Page-locked memory comes from a cache that waits for the copy before it is used again.
+        staged = torch.empty((len(indices), *values.shape[1:]), dtype=values.dtype, pin_memory=True)
+        torch.index_select(values, 0, indices, out=staged)
+        return staged.to(self._device, non_blocking=True)
+
+    def _iterate_files(self, parts: Iterator[Tensor]) -> Iterator[Batch]:
+        self._turn += 1
+        turn = self._turn
+        self._order.batches = (part.tolist() for part in parts)
+        for batch in self._transfer(self._loader):
+            yield batch
+            if turn != self._turn:
+                raise RuntimeError("another pass over these batches began before this one ended")
+
+    def _transfer(self, loader: Iterable[_Decoded]) -> Iterator[Batch]:
+        """Bring batches to the device; on a GPU the next one travels while this one is used."""
+        cuda: Any = torch.cuda  # its streams and events are typed in some releases only
+        stream = cuda.Stream(self._device) if self._device.type == "cuda" else None
+        ready: tuple[Batch, torch.cuda.Event] | None = None
+        for decoded in loader:
+            self._note_unreadable(decoded)
+            if stream is None:
+                yield self._to_device(decoded)
+                continue
+            with cuda.stream(stream):
+                batch = self._to_device(decoded)
+                event = cuda.Event()
+                event.record(stream)
+            if ready is not None:
+                yield _hand_over(*ready)
+            ready = batch, event
+        if ready is not None:
+            yield _hand_over(*ready)
+
+    def _to_device(self, decoded: _Decoded) -> Batch:
+        sizes = decoded.sizes
+        return Batch(
+            decoded.pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2),
+            None if sizes is None else sizes.to(self._device, non_blocking=True),
+        )
+
+    def _note_unreadable(self, decoded: _Decoded) -> None:
+        if decoded.broken and not (self._skip_unreadable and decoded.replaced):
+            raise UnreadableImage(decoded.broken[0][1])
+        self._broken.update(index for index, _ in decoded.broken)
+
+
+def _hand_over(batch: Batch, arrived: torch.cuda.Event) -> Batch:
+    """Let the current stream use a batch that another one copied, without the host waiting."""
+    current = torch.cuda.current_stream(batch.images.device)
+    current.wait_event(arrived)
+    for tensor in batch:
+        if tensor is not None:
+            tensor.record_stream(current)  # or its memory could be given away while in use
+    return batch
+
+
+def _release(loader: DataLoader[_Decoded]) -> None:
+    """Give up the reference to the loader, whose workers end with it."""

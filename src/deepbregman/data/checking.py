@@ -1,31 +1,22 @@
-"""Whether a data set is all there: counts, checksums, and files that can be decoded."""
+"""Check whether a dataset is complete: counts, checksums, and files that can be decoded."""
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deepbregman.data.archives import open_archive, verify_checksums
-from deepbregman.data.catalogue import Archive, Dataset, published_archives, published_files
-from deepbregman.data.folders import list_folder, some
+from deepbregman.data.datasets import DATASETS, Dataset, expand_home
+from deepbregman.data.downloads import list_checksums, open_download
+from deepbregman.data.folders import Files, Listing, list_folder, quote_some
 from deepbregman.data.frames import UnreadableImage, decode_frame, map_files, read_size
-from deepbregman.data.imagenet import list_imagenet
-from deepbregman.data.images import ArrayImages, Progress, Split
-from deepbregman.data.isic import list_isic
-from deepbregman.data.listings import Files, Listing
-from deepbregman.data.published import open_digits
-from deepbregman.data.tiny_imagenet import list_tiny_imagenet
+from deepbregman.data.images import ArrayImages, Progress, Source
 from deepbregman.data.voc import find_devkit
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, nearest
 
 Stage = Callable[[str], Progress]
 """Called with what begins; gives the progress of it."""
-_FILE_SETS: dict[str, Callable[[Path], Listing]] = {
-    "tiny-imagenet": list_tiny_imagenet,
-    "imagenet": list_imagenet,
-    "isic2018": list_isic,
-}
 _CHUNK_BYTES = 1 << 22
 _MOST_CLASSES_SHOWN = 20
 _LARGEST_FRAME = 512  # a file is decoded whole whatever its frame; this bounds the memory
@@ -47,73 +38,122 @@ class Report:
             self.problems.append(f"{what}: {found:,} images instead of {expected[0]:,}")
 
 
-def check_dataset(dataset: Dataset, root: Path, stage: Stage) -> Report:
-    """Compare the files of a data set under a root with what was published.
+def check(name: str, root: Path, stage: Stage) -> Report:
+    """Look at a dataset by name, a folder of images or an ``.npz`` file.
 
-    Counts and labels are compared for sets of image files, checksums for the others, and for
+    Args:
+        name: What to look at.
+        root: Where the datasets known by name lie.
+        stage: For progress.
+
+    Returns:
+        What was found and the problems; no problem means that it is complete.
+
+    Raises:
+        UserError: When there is no such thing, or it cannot be read at all.
+    """
+    if name in DATASETS:
+        return check_dataset(DATASETS[name], expand_home(root), stage)
+    path = find_path(name)
+    return _check_folder(path, stage) if path.is_dir() else _check_archive(path, stage)
+
+
+def find_path(name: str) -> Path:
+    """Return the folder or .npz file of that name, which must exist."""
+    path = expand_home(Path(name))
+    if name.strip() and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".npz")):
+        return path
+    raise UserError(
+        f"{name!r} is neither one of {', '.join(DATASETS)} nor a folder or an .npz file that exists"
+        f"{nearest(name, DATASETS)}"
+    )
+
+
+def require_complete(name: str, root: Path, report: Report) -> None:
+    """Raise a paragraph that says what is missing and how to get it, if anything is.
+
+    Raises:
+        UserError: When the report has problems.
+    """
+    if not report.problems:
+        return
+    found = "; ".join(report.problems[:5])
+    more = f"; and {len(report.problems) - 5} more problems" if len(report.problems) > 5 else ""
+    if name not in DATASETS:
+        raise UserError(f"{name}: {found}{more}")
+    dataset = DATASETS[name]
+    layout = f" Layout under {str(root)!r}: {'; '.join(dataset.layout)}." if dataset.layout else ""
+    prepare = f", or let `deepbregman data prepare {name} --root {root}` download it"
+    raise UserError(
+        f"{name} is not complete under {str(root)!r}: {found}{more}. Get it: {dataset.fetch}"
+        f"{prepare * dataset.downloadable}.{layout}"
+    )
+
+
+def check_dataset(dataset: Dataset, root: Path, stage: Stage) -> Report:
+    """Compare the files of a dataset under a root with what was published.
+
+    Counts and labels are compared for datasets of image files, checksums for the others, and for
     archives that lie in the root.
     """
     report = Report([("what", dataset.title), ("terms", dataset.terms)])
-    if dataset.name == "digits":
-        digits = open_digits()
-        for name, split in (("train", digits.train), ("test", digits.test)):
-            report.count(name, 0 if split is None else len(split), dataset.counts[name])
-    elif dataset.name == "voc":
-        _check_voc(dataset, root, report)
-    elif dataset.name in _FILE_SETS:
+    if dataset.list_files is not None:
         try:
-            _check_listing(dataset, _FILE_SETS[dataset.name](root), report)
+            listing = dataset.list_files(dataset.find(root))
         except UserError as error:
             report.problems.append(str(error).removeprefix(f"data.source {dataset.name!r}: "))
+        else:
+            _check_listing(dataset, listing, report)
+    elif dataset.name == "digits":
+        check_counts(dataset, open_download("digits", root, download=False), report)
+    elif dataset.name == "voc":
+        _check_voc(dataset, root, report)
     else:
-        _check_checksums(published_files(dataset), root, report, stage, required=True)
+        _check_checksums(list_checksums(dataset.name), root, report, stage, required=True)
         if not report.problems:
             report.rows += [(name, f"{count[0]:,}") for name, count in dataset.counts.items()]
-    if dataset.name != "digits":
-        _check_checksums(published_archives(dataset), root, report, stage, required=False)
+    _check_checksums(dict(dataset.archives), root, report, stage, required=False)
     return report
 
 
-def check_folder(folder: Path, stage: Stage) -> Report:
+def check_counts(dataset: Dataset, source: Source, report: Report) -> None:
+    """Compare the numbers of images of an open dataset with what was published."""
+    for name, expected in dataset.counts.items():
+        split = source.splits.get(name)
+        report.count(name, 0 if split is None else len(split), expected)
+
+
+def _check_folder(folder: Path, stage: Stage) -> Report:
     """Count the images of each class of a folder, and decode every one of them."""
     listing, report = list_folder(folder), Report()
-    parts = [("train", listing.train), ("test", listing.test)]
-    named = [(name, files) for name, files in parts if files is not None]
-    for name, files in named:
-        _count_classes(name if len(named) == 2 else "images", files, listing.classes, report)
-    paths = [path for _, files in named for path in files.paths]
+    splits = listing.splits
+    for name, files in splits.items():
+        _count_classes(name if len(splits) == 2 else "images", files, listing.classes, report)
+    paths = [path for files in splits.values() for path in files.paths]
     sizes = map_files(read_size, paths, stage("reading headers"))
     decoded = map_files(
         lambda path: decode_frame(path, _LARGEST_FRAME).size, paths, stage("decoding")
     )
-    broken = [result for result in decoded if isinstance(result, UnreadableImage)]
+    broken = [p for p, r in zip(paths, decoded, strict=True) if isinstance(r, UnreadableImage)]
     known = [size for size in sizes if not isinstance(size, UnreadableImage)]
     if known:
         report.rows.append(("sizes", _size_range(known)))
     report.rows.append(("other files", f"{listing.num_ignored:,}"))
     report.rows.append(("unreadable", f"{len(broken):,}"))
     if broken:
-        bad = [
-            path for path, r in zip(paths, decoded, strict=True) if isinstance(r, UnreadableImage)
-        ]
         report.problems.append(
-            f"{len(broken)} images cannot be read ({some(bad)}); replace or remove them, or go on "
-            "without them with --skip-unreadable"
+            f"{len(broken)} images cannot be read ({quote_some(broken)}); replace or remove them, "
+            "or go on without them with --skip-unreadable"
         )
     return report
 
 
-def check_archive(path: Path, stage: Stage) -> Report:
+def _check_archive(path: Path, stage: Stage) -> Report:
     """Verify the checksums of an ``.npz`` file, and count the images of each class."""
     verify_checksums(path, stage("verifying checksums"))
     source, report = open_archive(path), Report()
-    splits: list[tuple[str, Split | None]] = [
-        ("train", source.train),
-        ("test", source.test),
-        ("unlabelled", source.unlabelled),
-    ]
-    for name, split in splits:
-        if split is not None and isinstance(split.images, ArrayImages):
+    for name, split in source.splits.items():
+        if isinstance(split.images, ArrayImages):
             labels = None if split.labels is None else split.labels.tolist()
             _count_classes(name, labels or len(split), source.classes, report)
             sizes = split.images.true_sizes().tolist()
@@ -155,7 +195,7 @@ def _check_listing(dataset: Dataset, listing: Listing, report: Report) -> None:
         report.problems.append(f"{num_classes:,} classes instead of {dataset.num_classes:,}")
     for name, files in (("train", listing.train), ("test", listing.test)):
         if files is None and name in dataset.optional:
-            report.rows.append((name, "absent; a fifth of the training images is set aside"))
+            report.rows.append((name, "absent; a fifth of the training images becomes it"))
         else:
             report.count(name, 0 if files is None else len(files.paths), dataset.counts[name])
 
@@ -176,25 +216,25 @@ def _check_voc(dataset: Dataset, root: Path, report: Report) -> None:
             if missing:
                 report.problems.append(
                     f"{len(missing):,} of {part} are not in {str(folder / kind)!r} "
-                    f"({some(name + suffix for name in missing)})"
+                    f"({quote_some(name + suffix for name in missing)})"
                 )
 
 
 def _check_checksums(
-    archives: Sequence[Archive], root: Path, report: Report, stage: Stage, *, required: bool
+    files: Mapping[str, str], root: Path, report: Report, stage: Stage, *, required: bool
 ) -> None:
-    absent = [root / archive.name for archive in archives if not (root / archive.name).is_file()]
+    absent = [root / name for name in files if not (root / name).is_file()]
     if absent and required:
         verb = "is" if len(absent) == 1 else "are"
-        report.problems.append(f"{some(absent)} {verb} not there")
-    for archive in archives:
-        path = root / archive.name
+        report.problems.append(f"{quote_some(absent)} {verb} not there")
+    for name, md5 in files.items():
+        path = root / name
         if path in absent:
             continue
-        good = _md5(path, stage(f"verifying {archive.name}")) == archive.md5
-        report.rows.append((archive.name, "checksum right" if good else "checksum wrong"))
+        good = _md5(path, stage(f"verifying {name}")) == md5
+        report.rows.append((name, "checksum right" if good else "checksum wrong"))
         if not good:
-            report.problems.append(f"{str(path)!r} is damaged: its checksum is not {archive.md5}")
+            report.problems.append(f"{str(path)!r} is damaged: its checksum is not {md5}")
 
 
 def _md5(path: Path, progress: Progress) -> str:

@@ -1,15 +1,54 @@
-"""A folder of image files: its layout and its classes."""
+"""List the image files of a dataset, with their classes and splits, without opening any.
 
+For a folder of the user's own, and for ImageNet, Tiny ImageNet and ISIC 2018 in the layouts of
+their archives. Needs no torch.
+"""
+
+import csv
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from deepbregman.data.images import Progress, Source
-from deepbregman.data.listings import Files, Listing, open_listing
 from deepbregman.errors import UserError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"})
+ISIC_CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
+_REPAIRS = {
+    "tiny-imagenet": "unpack tiny-imagenet-200.zip again, in data.root",
+    "isic2018": "fetch it again from https://challenge.isic-archive.com/data/#2018",
+}
+_WNID = re.compile(r"n\d{8}")
+
+
+class Files(NamedTuple):
+    """The image files of one split, in the order they are numbered by."""
+
+    paths: list[Path]
+    labels: list[int] | None = None
+
+
+class Listing(NamedTuple):
+    """The files of a dataset, before any of them is opened."""
+
+    folder: Path
+    """Names are relative to it."""
+    train: Files
+    test: Files | None = None
+    classes: tuple[str, ...] | None = None
+    groups: list[int] | None = None
+    """For each training image the number of its group, such as a lesion: a test split that is
+    taken from the training images shares no group with them."""
+    num_ignored: int = 0
+    """Files that are not images by their extension."""
+    takes_test_from_train: bool = True
+    """Whether a fifth of labelled images becomes the test split where there is none."""
+
+    @property
+    def splits(self) -> dict[str, Files]:
+        """The splits that are there, by name."""
+        return {"train": self.train} | ({} if self.test is None else {"test": self.test})
 
 
 class Tree(NamedTuple):
@@ -23,47 +62,16 @@ class Tree(NamedTuple):
     """Files that are not images by their extension."""
 
 
-def open_folder(
-    folder: Path,
-    *,
-    image_size: int,
-    seed: int = 0,
-    skip_unreadable: bool = False,
-    progress: Progress | None = None,
-) -> Source:
-    """Open a folder of images in one of three layouts.
+def list_folder(folder: Path) -> Listing:
+    """List a folder of images in one of three layouts.
 
     - ``train/<class>/...`` and ``test/<class>/...`` (or ``val``, where there is no ``test``);
       either may also be flat, and is then without labels;
-    - ``<class>/...``: labelled; a seeded, stratified 20 % is set aside as test split;
+    - ``<class>/...``: labelled; a seeded, stratified 20 % becomes the test split;
     - flat: images directly in the folder, without labels and without test split. A single
       sub-folder is taken the same way: one class tells nothing apart.
 
     Hidden files are passed over; files that are not images by their extension are counted.
-
-    Args:
-        folder: The folder.
-        image_size: Side of the training images; frames are at most 2.25 times that.
-        seed: Of the test split, where one is set aside.
-        skip_unreadable: Leave unreadable images out instead of stopping at the first.
-        progress: Called with the files checked and the files in all.
-
-    Raises:
-        UserError: When there is no image, the layout is mixed, or an image is unreadable.
-    """
-    listing = list_folder(folder)
-    return open_listing(
-        listing,
-        name=folder.resolve().name,
-        image_size=image_size,
-        seed=seed,
-        skip_unreadable=skip_unreadable,
-        progress=progress,
-    )
-
-
-def list_folder(folder: Path) -> Listing:
-    """List a folder in one of the layouts of :func:`open_folder`; no file is opened.
 
     Raises:
         UserError: When there is no image or the layout is mixed.
@@ -78,8 +86,13 @@ def list_folder(folder: Path) -> Listing:
         trees = [tree]
     classes = next((tuple(sorted(t.groups)) for t in trees if len(t.groups) > 1), None)
     if len(trees) == 2 and len(trees[0].groups) > 1:
-        _check_classes(folder, trees)
-    listed = [_list_images(t, classes) for t in trees]
+        unknown = sorted(set(trees[1].groups) - set(trees[0].groups))
+        if unknown:
+            raise UserError(
+                f"data.source {str(folder)!r}: the test split has classes that the training split "
+                f"has not ({quote_some(unknown)}); name the folders alike in both"
+            )
+    listed = [_label(t, classes) for t in trees]
     if not any(files.paths for files in listed):
         raise UserError(
             f"data.source {str(folder)!r}: no image in it ({tree.num_ignored} other files); images "
@@ -87,6 +100,11 @@ def list_folder(folder: Path) -> Listing:
         )
     test = listed[1] if len(listed) == 2 else None
     return Listing(folder, listed[0], test, classes, num_ignored=tree.num_ignored)
+
+
+def has_image(folder: Path) -> bool:
+    """Whether any image lies in or below a folder; stops at the first."""
+    return any(_is_image(name) for _, names in _walk(folder) for name in names)
 
 
 def read_tree(folder: Path) -> Tree:
@@ -98,25 +116,36 @@ def read_tree(folder: Path) -> Tree:
     here: list[Path] = []
     groups: dict[str, list[Path]] = {}
     num_ignored = 0
-    try:
-        for directory, names in _walk(folder):
-            images = [name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES]
-            num_ignored += len(names) - len(images)
-            found = here
-            if images and directory != folder:
-                found = groups.setdefault(directory.relative_to(folder).parts[0], [])
-            found.extend(directory / name for name in images)
-    except OSError as error:
-        raise UserError(
-            f"data.source {str(folder)!r}: cannot be listed ({error}); check its permissions"
-        ) from error
+    for directory, names in _walk(folder):
+        images = [name for name in names if _is_image(name)]
+        num_ignored += len(names) - len(images)
+        found = here
+        if images and directory != folder:
+            found = groups.setdefault(directory.relative_to(folder).parts[0], [])
+        found.extend(directory / name for name in images)
     return Tree(here, groups, num_ignored)
+
+
+def quote_some(names: Iterable[object]) -> str:
+    """Quote the first few of some names for an error."""
+    quoted = [repr(str(name)) for name in names]
+    return ", ".join(quoted[:5]) + (", ..." if len(quoted) > 5 else "")
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
 def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield each folder with its visible files, sorted; links are followed, each folder once."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(
+            f"data.source {str(folder)!r}: cannot be listed ({error}); check its permissions"
+        ) from error
+
     seen: set[str] = set()
-    for directory, folders, files in os.walk(folder, followlinks=True, onerror=_stop):
+    for directory, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         place = os.path.realpath(directory)
         if place in seen:
             folders.clear()
@@ -126,18 +155,10 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(directory), sorted(name for name in files if not name.startswith("."))
 
 
-def _stop(error: OSError) -> None:
-    raise error
-
-
 def _has_splits(folder: Path, tree: Tree) -> bool:
     """Tell whether the folder is split into train and test, and refuse what is half so."""
     if tree.here and tree.groups:
-        raise UserError(
-            f"data.source {str(folder)!r}: has {len(tree.here)} images beside sub-folders with "
-            f"images ({some(tree.groups)}); put every image into a sub-folder named by its "
-            "class, or none"
-        )
+        raise _mixed(f"data.source {str(folder)!r}", tree)
     if "train" not in tree.groups:
         return False
     others = sorted(set(tree.groups) - {"train", "test", "val"})
@@ -146,46 +167,248 @@ def _has_splits(folder: Path, tree: Tree) -> bool:
     if all(path.parent == folder / "train" for path in tree.groups["train"]):
         return False  # a class of trains among others
     raise UserError(
-        f"data.source {str(folder)!r}: has train/<class> but also {some(others)}; keep train and "
-        "test (or val) in it and move the rest elsewhere"
+        f"data.source {str(folder)!r}: has train/<class> but also {quote_some(others)}; keep train "
+        "and test (or val) in it and move the rest elsewhere"
     )
 
 
-def _check_classes(folder: Path, trees: list[Tree]) -> None:
-    unknown = sorted(set(trees[1].groups) - set(trees[0].groups))
-    if unknown:
-        raise UserError(
-            f"data.source {str(folder)!r}: the test split has classes that the training split "
-            f"has not ({some(unknown)}); name the folders alike in both"
-        )
+def _mixed(where: str, tree: Tree) -> UserError:
+    return UserError(
+        f"{where}: has {len(tree.here)} images beside sub-folders with images "
+        f"({quote_some(tree.groups)}); put every image into a sub-folder named by its class, or "
+        "none"
+    )
 
 
-def some(names: Iterable[object]) -> str:
-    """Quote the first few of some names for an error."""
-    quoted = [repr(str(name)) for name in names]
-    return ", ".join(quoted[:5]) + (", ..." if len(quoted) > 5 else "")
-
-
-def _list_images(tree: Tree, classes: tuple[str, ...] | None) -> Files:
+def _label(tree: Tree, classes: tuple[str, ...] | None) -> Files:
     """Return the images, sorted by class and then by path, with their labels."""
     if tree.here and tree.groups:
-        raise UserError(
-            f"folder {str(tree.here[0].parent)!r}: has images beside sub-folders with images "
-            f"({some(tree.groups)}); put every image into a sub-folder named by its class, or none"
-        )
+        raise _mixed(f"folder {str(tree.here[0].parent)!r}", tree)
     if tree.here:
         return Files(tree.here)
     if classes is None or not set(tree.groups) <= set(classes):
         return Files([path for name in sorted(tree.groups) for path in tree.groups[name]])
-    return by_class(tree, classes)
+    return _label_by_folder(tree, classes)
 
 
-def by_class(tree: Tree, classes: Iterable[str]) -> Files:
+def _label_by_folder(tree: Tree, classes: Iterable[str]) -> Files:
     """Label the images of class folders by the place of their class among ``classes``."""
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        members = tree.groups.get(name, [])
-        paths += members
-        labels += [label] * len(members)
-    return Files(paths, labels)
+    pairs = [
+        (path, label) for label, name in enumerate(classes) for path in tree.groups.get(name, ())
+    ]
+    return Files([path for path, _ in pairs], [label for _, label in pairs])
+
+
+def _label_by_table(
+    found: Mapping[str, Path],
+    rows: Iterable[tuple[int, str, int]],
+    problem: Callable[[int | None, str], UserError],
+    images: Path,
+) -> Files:
+    """Label images by a table that must name each of them exactly once.
+
+    Args:
+        found: The image files by the name that the table has for them.
+        rows: Number of the line, name and label.
+        problem: Makes an error of the number of a line and what is wrong there.
+        images: The folder of the images.
+    """
+    labels: dict[str, int] = {}
+    for number, name, label in rows:
+        if name not in found:
+            raise problem(number, f"it names {name!r}, which is not in {str(images)!r}")
+        if name in labels:
+            raise problem(number, f"it names {name!r} a second time")
+        labels[name] = label
+    missing = sorted(set(found) - set(labels))
+    if missing:
+        raise problem(None, f"has no line for {len(missing)} images ({quote_some(missing)})")
+    names = sorted(labels)
+    return Files([found[name] for name in names], [labels[name] for name in names])
+
+
+def _problem(dataset: str, path: Path, number: int | None, words: str) -> UserError:
+    where = f"{str(path)!r}, line {number}:" if number is not None else f"{str(path)!r}"
+    return UserError(f"data.source {dataset!r}: {where} {words}; {_REPAIRS[dataset]}")
+
+
+def list_imagenet(folder: Path) -> Listing:
+    """List ImageNet (ILSVRC 2012): ``train/<wnid>/...`` and ``val/<wnid>/...``.
+
+    Classes are in the order of their WordNet numbers, as everywhere. Some of the 1,000 will do, and
+    without ``val`` there is no test split; ``deepbregman data check imagenet`` counts.
+    """
+    train = _read_wordnet_folders(folder / "train")
+    test = _read_wordnet_folders(folder / "val") if (folder / "val").is_dir() else None
+    classes = tuple(sorted(train.groups))
+    unknown = [] if test is None else sorted(set(test.groups) - set(classes))
+    if unknown:
+        raise UserError(
+            f"data.source 'imagenet': {str(folder / 'val')!r} has classes that train has not "
+            f"({quote_some(unknown)}); unpack them into train or remove them from val"
+        )
+    return Listing(
+        folder,
+        _label_by_folder(train, classes),
+        None if test is None else _label_by_folder(test, classes),
+        classes,
+        num_ignored=train.num_ignored + (0 if test is None else test.num_ignored),
+        takes_test_from_train=False,  # a number on a part of train would pass for one on val
+    )
+
+
+def _read_wordnet_folders(folder: Path) -> Tree:
+    tree = read_tree(folder)
+    where = f"data.source 'imagenet': {str(folder)!r}"
+    if tree.here:
+        raise UserError(
+            f"{where} has {len(tree.here):,} images directly in it "
+            f"({quote_some(path.name for path in tree.here)}); move each into a folder named by "
+            "its class, n01440764 and so on: torchvision.datasets.ImageNet does so for the archives"
+        )
+    if not tree.groups:
+        raise UserError(f"{where} has no image in it; unpack it")
+    strange = [name for name in sorted(tree.groups) if not _WNID.fullmatch(name)]
+    if strange:
+        raise UserError(
+            f"{where} has folders that are not classes of ImageNet ({quote_some(strange)}; they "
+            "are called n01440764 and so on); give a folder of other classes by its path"
+        )
+    return tree
+
+
+def list_tiny_imagenet(folder: Path) -> Listing:
+    """List Tiny ImageNet as its archive is unpacked.
+
+    Training images are ``train/<wnid>/images/*.JPEG``. The labelled test split is the archive's
+    ``val``, by ``val/val_annotations.txt``: the labels of its ``test`` were never published.
+    Classes are those of ``wnids.txt`` in ascending order, named as in ``words.txt`` where it is
+    there.
+    """
+    wnids = sorted(line for line in _read_lines(folder / "wnids.txt") if line)
+    if not wnids or len(set(wnids)) != len(wnids):
+        raise _problem("tiny-imagenet", folder / "wnids.txt", None, "names no class, or one twice")
+    tree = read_tree(folder / "train")
+    missing, unknown = set(wnids) - set(tree.groups), set(tree.groups) - set(wnids)
+    if missing:
+        what = f"has no images of {quote_some(sorted(missing))}, which wnids.txt names"
+        raise _problem("tiny-imagenet", folder / "train", None, what)
+    if unknown:
+        what = f"has {quote_some(sorted(unknown))}, which wnids.txt does not name"
+        raise _problem("tiny-imagenet", folder / "train", None, what)
+    table, images = folder / "val" / "val_annotations.txt", folder / "val" / "images"
+    test = _label_by_table(
+        {path.name: path for path in read_tree(images).here},
+        _read_annotations(table, wnids),
+        lambda number, words: _problem("tiny-imagenet", table, number, words),
+        images,
+    )
+    names = {}
+    if (folder / "words.txt").is_file():
+        lines = _read_lines(folder / "words.txt")
+        names = dict(line.split("\t", 1) for line in lines if "\t" in line)
+    classes = tuple(names.get(wnid, wnid) for wnid in wnids)
+    return Listing(folder, _label_by_folder(tree, wnids), test, classes)
+
+
+def _read_annotations(table: Path, wnids: list[str]) -> Iterator[tuple[int, str, int]]:
+    """Yield the lines of a table: name, class and four sides of a box, apart by tabs."""
+    labels = {wnid: label for label, wnid in enumerate(wnids)}
+    for number, line in enumerate(_read_lines(table), start=1):
+        name, _, rest = line.partition("\t")
+        wnid = rest.split("\t")[0]
+        if wnid not in labels:
+            what = f"names {wnid!r}, which is no class of wnids.txt" if wnid else "has no class"
+            raise _problem("tiny-imagenet", table, number, f"it {what}")
+        yield number, name, labels[wnid]
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "is not there" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
+        raise _problem("tiny-imagenet", path, None, reason) from error
+
+
+def list_isic(folder: Path) -> Listing:
+    """List task 3 of ISIC 2018, seven kinds of skin lesions, as its archives are unpacked.
+
+    - ``ISIC2018_Task3_Training_Input/*.jpg``, labelled by the one-hot rows of
+      ``ISIC2018_Task3_Training_GroundTruth/ISIC2018_Task3_Training_GroundTruth.csv``;
+    - ``ISIC2018_Task3_Test_Input`` and ``ISIC2018_Task3_Test_GroundTruth`` alike, where they are
+      there: the test split;
+    - ``ISIC2018_Task3_Training_LesionGroupings.csv``, where it is there: without the official
+      test split, a seeded fifth becomes the test split, and no lesion lies on both sides.
+    """
+    train = _read_isic_part(folder, "Training")
+    parts = [folder / f"ISIC2018_Task3_Test_{part}" for part in ("Input", "GroundTruth")]
+    present = [part for part in parts if part.is_dir()]
+    if len(present) == 1:
+        absent = next(part for part in parts if part not in present)
+        what = f"is there but {str(absent)!r} is not: fetch both, or remove the half"
+        raise _problem("isic2018", present[0], None, what)
+    test = _read_isic_part(folder, "Test") if present else None
+    groups = _read_lesions(folder, train)
+    return Listing(folder, train, test, ISIC_CLASSES, groups=groups)
+
+
+def _read_isic_part(folder: Path, part: str) -> Files:
+    images = folder / f"ISIC2018_Task3_{part}_Input"
+    truth = f"ISIC2018_Task3_{part}_GroundTruth"
+    table = folder / truth / f"{truth}.csv"
+    rows = (
+        (number, row["image"], _read_one_hot(table, number, row))
+        for number, row in _read_rows(table, ("image", *ISIC_CLASSES))
+    )
+    found = {path.stem: path for path in read_tree(images).here}
+    files = _label_by_table(
+        found, rows, lambda n, words: _problem("isic2018", table, n, words), images
+    )
+    if not files.paths:
+        raise _problem("isic2018", images, None, "has no image in it")
+    return files
+
+
+def _read_lesions(folder: Path, train: Files) -> list[int] | None:
+    """Number the lesion of each training image, or None without the table of lesions."""
+    table = folder / "ISIC2018_Task3_Training_LesionGroupings.csv"
+    if not table.is_file():
+        return None
+    rows = _read_rows(table, ("image", "lesion_id"))
+    lesions = {row["image"]: row["lesion_id"] for _, row in rows}
+    missing = [path.stem for path in train.paths if not lesions.get(path.stem)]
+    if missing:
+        what = f"has no lesion for {len(missing)} images ({quote_some(missing)})"
+        raise _problem("isic2018", table, None, what)
+    known = {lesion: number for number, lesion in enumerate(sorted(set(lesions.values())))}
+    return [known[lesions[path.stem]] for path in train.paths]
+
+
+def _read_rows(table: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows of a table with the number of their line."""
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="")
+            missing = [name for name in columns if name not in (reader.fieldnames or ())]
+            if missing:
+                raise _problem("isic2018", table, None, f"has no column {quote_some(missing)}")
+            for row in reader:
+                yield reader.line_num, row
+    except FileNotFoundError:
+        raise _problem("isic2018", table, None, "is not there") from None
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise _problem("isic2018", table, None, f"cannot be read ({error})") from error
+
+
+def _read_one_hot(table: Path, number: int, row: dict[str, str]) -> int:
+    """Return the place of the single one among zeros."""
+    try:
+        values = [float(row[name]) for name in ISIC_CLASSES]
+    except ValueError:
+        what = "it holds something other than numbers"
+        raise _problem("isic2018", table, number, what) from None
+    if sorted(values) != [0.0] * (len(ISIC_CLASSES) - 1) + [1.0]:
+        what = f"it has {values.count(1.0)} ones among {', '.join(ISIC_CLASSES)}"
+        raise _problem("isic2018", table, number, f"{what}: exactly one is 1 and the others are 0")
+    return values.index(1.0)

@@ -1,4 +1,4 @@
-"""One image file to one uint8 frame, and many at once with threads."""
+"""Decode image files into uint8 frames, one or many at once, and measure their colours."""
 
 import stat
 import warnings
@@ -12,20 +12,25 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
+from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.data.images import Progress
+from deepbregman.data.images import ArrayImages, FileImages, Images, Progress
 from deepbregman.errors import UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Pixels = npt.NDArray[np.uint8]
+Triple = tuple[float, float, float]
 
 # Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
 _MAX_PIXELS = 89_478_485  # Pillow's own limit, a quarter of a GiB at three bytes a pixel
 _DRAFT_MARGIN = 2  # a JPEG is decoded at no less than twice the wanted size, then resampled
 _CHUNK = 4096  # files handed to the threads at a time, so that a million need no million futures
+_MEASURED_CHUNK = 64
+_MEASURED_ARRAYS, _MEASURED_FILES = 10_000, 1_000  # files must be decoded, and are larger
+_SMALLEST_DEVIATION = 1 / 255  # also of a constant channel, so that dividing by it is safe
 _TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -280,3 +285,72 @@ def _orientation(image: Image.Image) -> int:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the pixels are fine: a broken note about them is no reason to refuse them
         return 1
+
+
+def channel_statistics(
+    images: Images,
+    *,
+    max_images: int | None = None,
+    skip_unreadable: bool = False,
+) -> tuple[Triple, Triple]:
+    """Measure each channel over the true pixels of the images, padding excluded.
+
+    Args:
+        images: The training images.
+        max_images: Where there are more, measure a random subset of this many, always the same;
+            by default 10,000 of an array and 1,000 files.
+        skip_unreadable: Leave unreadable files out instead of stopping at the first.
+
+    Returns:
+        The mean and the standard deviation (never below 1/255) of red, green and blue, with
+        pixels in [0, 1].
+
+    Raises:
+        UserError: When a file cannot be read.
+    """
+    if max_images is None:
+        max_images = _MEASURED_FILES if isinstance(images, FileImages) else _MEASURED_ARRAYS
+    if len(images) > max_images:
+        chosen = np.random.RandomState(0).permutation(len(images))[:max_images]
+        indices = torch.from_numpy(np.sort(chosen))
+    else:
+        indices = torch.arange(len(images))
+    count, total, squares = 0, torch.zeros(3).double(), torch.zeros(3).double()
+    for pixels, num_pixels in _chunks(images, indices, skip_unreadable):
+        values = pixels.double()  # (n, 3, H, W); padding is zero, so it adds nothing to the sums
+        total += values.sum(dim=(0, 2, 3))
+        squares += values.square().sum(dim=(0, 2, 3))
+        count += num_pixels
+    mean = total / max(count, 1)
+    deviation = (squares / max(count, 1) - mean.square()).clamp_min(0).sqrt() / 255
+    return _triple(mean / 255), _triple(deviation.clamp_min(_SMALLEST_DEVIATION))
+
+
+def _triple(values: Tensor) -> Triple:
+    red, green, blue = values.tolist()
+    return red, green, blue
+
+
+def _chunks(images: Images, indices: Tensor, skip: bool) -> Iterator[tuple[Tensor, int]]:
+    """Yield the chosen images, a few at a time, with their number of true pixels."""
+    for part in torch.split(indices, _MEASURED_CHUNK):
+        if isinstance(images, FileImages):
+            yield _decoded(images.select(part), skip)
+            continue
+        chunk: ArrayImages = images.select(part)
+        height, width = chunk.pixels.shape[2:]
+        if chunk.sizes is None:
+            yield chunk.pixels, len(chunk) * height * width
+        else:
+            yield chunk.pixels, int(chunk.sizes.prod(dim=1).sum())
+
+
+def _decoded(images: FileImages, skip: bool) -> tuple[Tensor, int]:
+    pixels = np.zeros((len(images), images.side, images.side, 3), dtype=np.uint8)
+    num_pixels = 0
+    for size in decode_into(images.paths, pixels):
+        if not isinstance(size, UnreadableImage):
+            num_pixels += size[0] * size[1]
+        elif not skip:
+            raise size
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2), num_pixels

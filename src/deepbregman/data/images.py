@@ -1,4 +1,4 @@
-"""What a source of images holds: pixels or files, their labels, and their names."""
+"""What a dataset holds: pixels or files, their labels and their names; and its fingerprint."""
 
 import hashlib
 import os
@@ -43,6 +43,11 @@ class ArrayImages:
         return int(self.pixels.shape[0])
 
     @property
+    def frame(self) -> tuple[int, int]:
+        """Height and width of the frame of every image."""
+        return int(self.pixels.shape[2]), int(self.pixels.shape[3])
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the pixels."""
         return self.pixels.numel()
@@ -51,7 +56,7 @@ class ArrayImages:
         """Return height and width of each image in its frame, int64 (N, 2)."""
         if self.sizes is not None:
             return self.sizes
-        return torch.tensor(self.pixels.shape[2:]).repeat(len(self), 1)
+        return torch.tensor(self.frame).repeat(len(self), 1)
 
     def select(self, indices: Tensor) -> "ArrayImages":
         """Return a copy of the images at ``indices``, int64 (M,), in that order."""
@@ -73,6 +78,11 @@ class FileImages:
         return len(self.paths)
 
     @property
+    def frame(self) -> tuple[int, int]:
+        """Height and width of the frame of every image."""
+        return self.side, self.side
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the pixels once they are decoded."""
         return len(self.paths) * 3 * self.side * self.side
@@ -91,17 +101,23 @@ def join_images(first: Images, second: Images) -> Images:
     Raises:
         UserError: When one has pixels and the other files, or their frames differ.
     """
-    if isinstance(first, FileImages) and isinstance(second, FileImages) and _alike(first, second):
-        fills = first.fills_frame and second.fills_frame
-        return FileImages(first.paths + second.paths, first.side, fills)
-    if isinstance(first, ArrayImages) and isinstance(second, ArrayImages) and _alike(first, second):
-        sizes = None
-        if first.sizes is not None or second.sizes is not None:
-            sizes = torch.cat([first.true_sizes(), second.true_sizes()])
-        return ArrayImages(torch.cat([first.pixels, second.pixels]), sizes)
+    if first.frame == second.frame:
+        if isinstance(first, FileImages) and isinstance(second, FileImages):
+            fills = first.fills_frame and second.fills_frame
+            return FileImages(first.paths + second.paths, first.side, fills)
+        if isinstance(first, ArrayImages) and isinstance(second, ArrayImages):
+            sizes = None
+            if first.sizes is not None or second.sizes is not None:
+                sizes = torch.cat([first.true_sizes(), second.true_sizes()])
+            return ArrayImages(torch.cat([first.pixels, second.pixels]), sizes)
+    frames = [
+        f"{images.frame[0]} x {images.frame[1]} "
+        f"({'files' if isinstance(images, FileImages) else 'pixels'})"
+        for images in (first, second)
+    ]
     raise UserError(
-        f"images in frames of {_frame(first)} and {_frame(second)}: they can be trained on "
-        "together only in the same frames; prepare both alike"
+        f"images in frames of {frames[0]} and {frames[1]}: they can be trained on together only "
+        "in the same frames; prepare both alike"
     )
 
 
@@ -150,16 +166,6 @@ def _first_bytes(path: Path) -> bytes:
         return b""
 
 
-def _alike(first: Images, second: Images) -> bool:
-    return _frame(first) == _frame(second)
-
-
-def _frame(images: Images) -> str:
-    if isinstance(images, FileImages):
-        return f"{images.side} x {images.side} (files)"
-    return f"{images.pixels.shape[2]} x {images.pixels.shape[3]} (pixels)"
-
-
 @dataclass(frozen=True, eq=False)
 class Split:
     """Images of one split, with labels and names where there are any."""
@@ -172,11 +178,9 @@ class Split:
 
     def __post_init__(self) -> None:
         num_images = len(self.images)
-        parts: list[tuple[str, Sequence[str] | Tensor | None]] = [
-            ("labels", self.labels),
-            ("names", self.names),
-        ]
-        for part, values in parts:
+        parts: dict[str, Sequence[str] | Tensor | None]
+        parts = {"labels": self.labels, "names": self.names}
+        for part, values in parts.items():
             if values is not None and len(values) != num_images:
                 raise UserError(
                     f"{len(values)} {part} for {num_images} images: give one for each image"
@@ -196,23 +200,34 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A data set: a training split and whatever else came with it."""
+    """A dataset: a training split and whatever else came with it."""
 
     name: str
     train: Split
     test: Split | None = None
     unlabelled: Split | None = None
-    """STL-10's 100,000 images without labels; None for every other source."""
+    """Images without labels to pretrain on as well, such as the 100,000 of STL-10."""
     classes: tuple[str, ...] | None = None
     num_skipped: int = 0
     """Unreadable images that were left out."""
-    num_ignored: int = 0
-    """Files in the folder that are not images by their extension."""
     imbalanced: bool = False
     """Whether classes differ so much in size that accuracy is to be balanced over them as well."""
 
     @property
-    def said_of_skipped(self) -> str:
-        """Words for the user about what was left out; none where nothing was."""
+    def splits(self) -> dict[str, Split]:
+        """The splits that are there, by name."""
+        named = {"train": self.train, "test": self.test, "unlabelled": self.unlabelled}
+        return {name: split for name, split in named.items() if split is not None}
+
+    @property
+    def num_test_classes(self) -> int:
+        """How many classes occur in the test split; 0 without labels."""
+        if self.test is None or self.test.labels is None:
+            return 0
+        return len(set(self.test.labels.tolist()))
+
+    @property
+    def skipped_notice(self) -> str:
+        """A sentence for the user about images that were left out; empty where none was."""
         images = "image" if self.num_skipped == 1 else "images"
         return f"left out {self.num_skipped:,} unreadable {images}" if self.num_skipped else ""

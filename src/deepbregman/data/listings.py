@@ -1,14 +1,20 @@
-"""A list of image files with labels to a source: which can be read, their frame, their splits."""
+"""Open a list of image files: find which can be read, choose their frame, and make the splits."""
 
+import hashlib
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from deepbregman.data.folders import Files, Listing
 from deepbregman.data.frames import (
     UnreadableImage,
     decode_frame,
@@ -19,37 +25,20 @@ from deepbregman.data.frames import (
 from deepbregman.data.images import FileImages, Progress, Source, Split
 from deepbregman.data.splits import grouped_split, stratified_split
 from deepbregman.errors import UserError
+from deepbregman.files import replacing
 
 TEST_FRACTION = 0.2
-"""Share of labelled files set aside as test split where there is none."""
+"""Share of labelled files that becomes the test split where there is none."""
 FULL_DECODE_LIMIT = 20_000
 """Up to so many files each is decoded on opening; beyond, only its header is read."""
+CACHED_FROM = 1000
+"""From so many files on, what was found on opening is kept for the next time."""
 _FRAME_MARGIN = 2.25
 """Frames are this much larger than the training images, so that random crops keep detail, and so
 that ImageNet's usual 500 px need no resizing for 224 px before they reach the device."""
 
-
-class Files(NamedTuple):
-    """The image files of one split, in the order they are numbered by."""
-
-    paths: list[Path]
-    labels: list[int] | None = None
-
-
-class Listing(NamedTuple):
-    """What a data set of files holds, before any of them is opened."""
-
-    folder: Path
-    """Names are relative to it."""
-    train: Files
-    test: Files | None = None
-    classes: tuple[str, ...] | None = None
-    groups: list[int] | None = None
-    """For each training image the number of its group, such as a lesion: where a test split is set
-    aside, no group lies on both sides."""
-    num_ignored: int = 0
-    sets_test_aside: bool = True
-    """Whether a fifth of labelled images is set aside where there is no test split."""
+Sizes = npt.NDArray[np.int64]
+"""(N, 2): height and width of each file by its header; 0 and 0 where it cannot be read."""
 
 
 class _Readable(NamedTuple):
@@ -63,7 +52,6 @@ def open_listing(
     *,
     name: str,
     image_size: int,
-    seed: int = 0,
     skip_unreadable: bool = False,
     progress: Progress | None = None,
     read_headers: bool = True,
@@ -75,10 +63,9 @@ def open_listing(
         listing: The files.
         name: Of the source.
         image_size: Side of the training images; frames are at most 2.25 times that.
-        seed: Of the test split, where one is set aside.
         skip_unreadable: Leave unreadable images out instead of stopping at the first.
         progress: Called with the files checked and the files in all.
-        read_headers: Read the headers of a set that is too large to decode here. Without, its
+        read_headers: Read the headers of a dataset that is too large to decode here. Without, its
             frame has its largest side, and an unreadable file is met when it is decoded.
         imbalanced: Of the source.
 
@@ -86,7 +73,7 @@ def open_listing(
         UserError: When there is no training image that can be read, or one cannot be.
     """
     folder, num_train = listing.folder, len(listing.train.paths)
-    paths = listing.train.paths + (listing.test.paths if listing.test is not None else [])
+    paths = [path for files in listing.splits.values() for path in files.paths]
     if len(paths) > FULL_DECODE_LIMIT and not read_headers:
         readable = _Readable([True] * len(paths), _largest_side(image_size), False)
     else:
@@ -96,20 +83,19 @@ def open_listing(
     test = None if listing.test is None else _make_split(folder, listing.test, kept, readable)
     if len(train) == 0:
         raise UserError(f"data.source {str(folder)!r}: none of the training images can be read")
-    if test is None and train.labels is not None and listing.sets_test_aside:
+    if test is None and train.labels is not None and listing.takes_test_from_train:
         if listing.groups is None:
-            rest, held = stratified_split(train.labels, len(train), TEST_FRACTION, seed)
+            rest, chosen = stratified_split(train.labels, len(train), TEST_FRACTION, seed=0)
         else:
             groups = torch.tensor(listing.groups)[torch.tensor(readable.kept[:num_train])]
-            rest, held = grouped_split(train.labels, groups, TEST_FRACTION, seed)
-        train, test = train.select(rest), train.select(held)
+            rest, chosen = grouped_split(train.labels, groups, TEST_FRACTION, seed=0)
+        train, test = train.select(rest), train.select(chosen)
     return Source(
         name,
         train,
         test,
         classes=listing.classes,
         num_skipped=len(paths) - sum(readable.kept),
-        num_ignored=listing.num_ignored,
         imbalanced=imbalanced,
     )
 
@@ -119,22 +105,22 @@ def without_unreadable(
     progress: Progress | None = None,
     names: Sequence[str] = ("train", "test"),
 ) -> Source:
-    """Leave out the files that cannot be decoded, of a set too large for that on opening.
+    """Leave out the files that cannot be decoded, of a dataset too large for that on opening.
 
     What is left keeps its split: an image that was trained on is not tested on.
 
     Args:
-        source: whose files were opened with ``skip_unreadable``.
+        source: Whose files were opened with ``skip_unreadable``.
         progress: Called with the files decoded and the files in all, for each split.
         names: Of the splits to look through.
 
     Returns:
         The source itself where nothing is to be left out.
     """
-    splits = {name: split for name in names if (split := getattr(source, name)) is not None}
+    splits = {name: split for name, split in source.splits.items() if name in names}
     if source.num_skipped + sum(map(len, splits.values())) <= FULL_DECODE_LIMIT:
         return source
-    found = {name: _decodable(split, progress) for name, split in splits.items()}
+    found = {name: _select_decodable(split, progress) for name, split in splits.items()}
     num_skipped = sum(map(len, splits.values())) - sum(map(len, found.values()))
     if num_skipped == 0:
         return source
@@ -144,7 +130,7 @@ def without_unreadable(
     return replace(source, **left)
 
 
-def _decodable(split: Split, progress: Progress | None) -> Split:
+def _select_decodable(split: Split, progress: Progress | None) -> Split:
     images = split.images
     if not isinstance(images, FileImages):
         return split
@@ -155,10 +141,6 @@ def _decodable(split: Split, progress: Progress | None) -> Split:
 
 def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
     """Take single files as images, in the frames that a folder of them would have.
-
-    Args:
-        paths: The files.
-        image_size: Side of the training images.
 
     Raises:
         UserError: When a file cannot be read as an image; there is no going on without it.
@@ -184,27 +166,93 @@ def _check_files(
     skip_unreadable: bool,
     progress: Progress | None,
 ) -> _Readable:
-    """Open every file, decode it where there are not too many, and choose the frame."""
-    decode_all = len(paths) <= FULL_DECODE_LIMIT
-    sizes = map_files(read_size, paths, None if decode_all else progress)
-    known = _sizes_or_stop(sizes, skip_unreadable)
-    if not known:
+    """Find which files can be read, and choose the frame.
+
+    Few files are decoded in full; of many the headers are read. What was found is kept for the
+    next time, and only files that could not be read are tried again.
+    """
+    decodes = len(paths) <= FULL_DECODE_LIMIT
+    cache = _cache_file(folder, paths, decodes) if len(paths) >= CACHED_FROM else None
+    sizes = _load_sizes(cache, len(paths))
+    if sizes is None:
+        sizes = np.zeros((len(paths), 2), dtype=np.int64)
+    before = sizes.copy()
+    unknown = np.flatnonzero(sizes[:, 0] == 0).tolist()
+    _measure(paths, unknown, sizes, read_size, skip_unreadable, None if decodes else progress)
+    if not sizes.any():
         raise UserError(f"data.source {str(folder)!r}: none of its {len(paths)} images can be read")
-    side = min(max(max(size) for size in known), _largest_side(image_size))
-    if decode_all:
-        sizes = map_files(lambda path: decode_frame(path, side).size, paths, progress)
-        known = _sizes_or_stop(sizes, skip_unreadable)
-    fills = all(fitted_size(*size, side) == (side, side) for size in known)
-    return _Readable([not isinstance(size, UnreadableImage) for size in sizes], side, fills)
+    side = min(int(sizes.max()), _largest_side(image_size))
+    if decodes:
+        found = [i for i in unknown if sizes[i, 0]]
+        shown = np.zeros_like(sizes)
+
+        def decode(path: Path) -> tuple[int, int]:
+            return decode_frame(path, side).size
+
+        _measure(paths, found, shown, decode, skip_unreadable, progress)
+        sizes[[i for i in found if not shown[i, 0]]] = 0
+    if cache is not None and not np.array_equal(sizes, before):
+        _save_sizes(cache, sizes)
+    known = [size for size in sizes.tolist() if size[0]]
+    fills = all(fitted_size(height, width, side) == (side, side) for height, width in known)
+    return _Readable((sizes[:, 0] > 0).tolist(), side, fills)
 
 
-def _sizes_or_stop(
-    sizes: list[tuple[int, int] | UnreadableImage], skip_unreadable: bool
-) -> list[tuple[int, int]]:
-    for size in sizes:
-        if isinstance(size, UnreadableImage) and not skip_unreadable:
+def _measure(
+    paths: Sequence[Path],
+    positions: list[int],
+    sizes: Sizes,
+    function: Callable[[Path], tuple[int, int]],
+    skip_unreadable: bool,
+    progress: Progress | None,
+) -> None:
+    """Fill in the sizes of some files; those that cannot be read keep 0, or the first is raised."""
+    results = map_files(function, [paths[i] for i in positions], progress)
+    for position, size in zip(positions, results, strict=True):
+        if not isinstance(size, UnreadableImage):
+            sizes[position] = size
+        elif not skip_unreadable:
             raise size
-    return [size for size in sizes if not isinstance(size, UnreadableImage)]
+
+
+def _cache_file(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | None:
+    """Name a file of the user's cache by the folder and by what lies in it now."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    content = hashlib.blake2b(b"decoded" if decodes else b"headers", digest_size=16)
+    try:
+        place = (Path(base) if base else Path.home() / ".cache") / "deepbregman" / "sizes"
+        for result in map_files(os.stat, paths):
+            assert not isinstance(result, UnreadableImage)  # which os.stat never raises
+            content.update(f"{result.st_size} {result.st_mtime_ns} ".encode())
+    except (OSError, RuntimeError):  # a file is gone, or there is no home: nothing is kept
+        return None
+    content.update("\0".join(map(str, paths)).encode("utf-8", "surrogateescape"))
+    owner = hashlib.blake2b(os.fsencode(folder.absolute()), digest_size=8).hexdigest()
+    return place / f"{owner}-{content.hexdigest()}.npy"
+
+
+def _load_sizes(cache: Path | None, count: int) -> Sizes | None:
+    if cache is None:
+        return None
+    try:
+        sizes = np.load(cache, allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return None
+    good = isinstance(sizes, np.ndarray) and sizes.dtype == np.int64 and sizes.shape == (count, 2)
+    return sizes if good and (sizes >= 0).all() else None
+
+
+def _save_sizes(cache: Path, sizes: Sizes) -> None:
+    """Keep the sizes in place of earlier ones of the folder; where that fails, go on without."""
+    owner = cache.name.partition("-")[0]
+    with suppress(OSError):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(cache) as file:
+            np.save(file, sizes, allow_pickle=False)
+        for pattern in (f"{owner}-*", f".{owner}-*"):  # hidden: left behind by a killed process
+            for other in cache.parent.glob(pattern):
+                if other != cache:
+                    other.unlink(missing_ok=True)
 
 
 def _make_split(folder: Path, files: Files, kept: Iterator[bool], readable: _Readable) -> Split:

@@ -1,24 +1,25 @@
 """How much memory this process may still take."""
 
 import os
-import resource
 from pathlib import Path
 
 _GROUP = Path("/sys/fs/cgroup")
+_UNKNOWN = 4 << 30  # assumed where the system does not tell
 
 
 def free_memory() -> int:
-    """Return the bytes that could be taken without swapping and within this process's limits.
+    """Return the bytes that this process can take without swapping and within its limits.
 
-    The least of what Linux could make free, of what a container's limit leaves, and of what
-    ``ulimit -v`` leaves; half of the memory where the system says none of that.
+    The least of what Linux can make free, what a container's limit leaves, and what ``ulimit -v``
+    leaves. Where the system tells none of them: half of the physical memory, or 4 GiB.
     """
     bounds = [*_available(), *_left_in_group(), *_left_in_address_space()]
-    return min(bounds) if bounds else _pages(os.sysconf("SC_PHYS_PAGES")) // 2
-
-
-def _pages(count: int) -> int:
-    return count * resource.getpagesize()
+    if bounds:
+        return min(bounds)
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (AttributeError, OSError, ValueError):  # Windows has no sysconf
+        return _UNKNOWN
 
 
 def _available() -> list[int]:
@@ -30,7 +31,7 @@ def _available() -> list[int]:
 
 
 def _left_in_group() -> list[int]:
-    """Return what the limit of a container leaves; cached files would make room by themselves."""
+    """Return what the limit of a container leaves; the system drops cached files by itself."""
     try:
         limit, used = ((_GROUP / f"memory.{x}").read_text().strip() for x in ("max", "current"))
         if limit == "max":
@@ -43,11 +44,15 @@ def _left_in_group() -> list[int]:
 
 
 def _left_in_address_space() -> list[int]:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return []
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return []
     try:
-        used = _pages(int(Path("/proc/self/statm").read_text().split()[0]))
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (OSError, ValueError):
-        used = 0
-    return [max(0, limit - used)]
+        pages = 0
+    return [max(0, limit - pages * resource.getpagesize())]

@@ -1,8 +1,10 @@
-"""Arrays in an ``.npz`` file that nobody vouches for: no size is believed, no object unpickled."""
+"""Read arrays of an untrusted ``.npz`` file: no size is believed, no object is unpickled.
+
+Needs no torch, so that a command can check a file before torch is loaded.
+"""
 
 import math
 import struct
-import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -12,8 +14,6 @@ from typing import IO, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from deepbregman.data.memory import free_memory
 from deepbregman.errors import UserError, shown
@@ -31,8 +31,8 @@ class Header(NamedTuple):
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the file for the body, and say in words what is wrong with it."""
+def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open the file for a ``with`` block, and explain what is wrong with it."""
     if not path.is_file():
         raise UserError(f"data.source {str(path)!r}: no such file; give the path of an .npz file")
     try:
@@ -51,8 +51,10 @@ def readable(path: Path) -> Iterator[zipfile.ZipFile]:
 
 
 @contextmanager
-def stored(path: Path, archive: zipfile.ZipFile, key: str) -> Iterator[tuple[IO[bytes], Header]]:
-    """Open an array for the body, its header read and all sizes found to agree."""
+def open_array(
+    path: Path, archive: zipfile.ZipFile, key: str
+) -> Iterator[tuple[IO[bytes], Header]]:
+    """Open an array for a ``with`` block, behind its header, once all sizes agree."""
     where, info = f"data.source {str(path)!r}: {key}", archive.getinfo(f"{key}.npy")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UserError(f"{where} is compressed as numpy.savez never does; write it with that")
@@ -75,6 +77,20 @@ def stored(path: Path, archive: zipfile.ZipFile, key: str) -> Iterator[tuple[IO[
         yield stream, header
 
 
+def list_arrays(path: Path, archive: zipfile.ZipFile) -> list[str]:
+    """Return the names of the arrays; ``train_images`` must be among them."""
+    names = archive.namelist()
+    keys = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
+    if "train_images" not in keys:
+        all_names = ", ".join(name.removesuffix(".npy") for name in names)
+        found = shown(all_names) if names else "nothing"
+        raise UserError(
+            f"data.source {str(path)!r}: has no array 'train_images' (found: {found}); "
+            "name the arrays train_images, train_labels, test_images, test_labels"
+        )
+    return keys
+
+
 def check_room(where: str, num_bytes: int) -> None:
     """Refuse what would not fit into the memory that is free."""
     free = free_memory()
@@ -85,9 +101,9 @@ def check_room(where: str, num_bytes: int) -> None:
         )
 
 
-def read_plain(path: Path, archive: zipfile.ZipFile, key: str) -> npt.NDArray[Any]:
+def read_array(path: Path, archive: zipfile.ZipFile, key: str) -> npt.NDArray[Any]:
     """Read a small array; never a pickled one."""
-    with stored(path, archive, key) as (stream, header):
+    with open_array(path, archive, key) as (stream, header):
         count = math.prod(header.shape)
         num_bytes = count * header.dtype.itemsize
         check_room(f"data.source {str(path)!r}: {key}", num_bytes + 8 * count)  # as int64, later
@@ -102,16 +118,6 @@ def data_offset(path: Path, info: zipfile.ZipInfo) -> int:
         file.seek(info.header_offset)
         lengths: tuple[int, int] = struct.unpack("<26x2H", file.read(30))
     return info.header_offset + 30 + sum(lengths)
-
-
-def mapped(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
-    """Map (N, H, W, C) bytes of a file as (N, C, H, W)."""
-    pixels = np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=shape)
-    with warnings.catch_warnings():
-        # A private writable mapping would please torch, but Linux refuses one that is larger than
-        # its memory. Nothing here writes into a source's pixels.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
 def _read_header(stream: IO[bytes], where: str) -> Header:

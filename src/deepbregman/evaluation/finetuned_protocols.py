@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.data import Split, stratified_split
-from deepbregman.data.sources import expanded
+from deepbregman.data.datasets import expand_home
 from deepbregman.errors import UserError
 from deepbregman.method.model import Model
 from deepbregman.runs import Record
@@ -141,7 +141,7 @@ def check_transfer(job: Job) -> None:
         raise UserError(
             "transfer needs another data set than the run was pretrained on: name it with --data"
         )
-    if data == own or expanded(Path(data)).resolve() == expanded(Path(own)).resolve():
+    if data == own or expand_home(Path(data)).resolve() == expand_home(Path(own)).resolve():
         raise UserError(
             f"transfer: --data {data} is what the run was pretrained on; name another data set, or "
             "use linear, semi or supervised"

@@ -94,8 +94,8 @@ class Job:
             source = without_unreadable(
                 source, lambda done, total: status.update(f"{words}, {done:,} of {total:,} ...")
             )
-        if source.said_of_skipped:
-            self.console.print(source.said_of_skipped, style="yellow", highlight=False)
+        if source.skipped_notice:
+            self.console.print(source.skipped_notice, style="yellow", highlight=False)
         return require_labelled(source, self.options.data or source.name)
 
     def averaged(self, seed: int) -> Averaged:

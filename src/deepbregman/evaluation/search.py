@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from deepbregman.data import FileImages, ResidentBatches, Split, open_files
-from deepbregman.data.sources import expanded
+from deepbregman.data.datasets import expand_home
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run
 
@@ -177,7 +177,7 @@ def _find_query(words: str, setting: Setting) -> _Query:
                 "from 0"
             )
         return _own(splits, name, index)
-    path = expanded(Path(words))
+    path = expand_home(Path(words))
     if path.is_file():
         for name, split in splits.items():
             paths = split.images.paths if isinstance(split.images, FileImages) else ()

@@ -148,9 +148,9 @@ def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 
     if not config.data.skip_unreadable:
         return source
     source = without_unreadable(source, names=("train", "test", "unlabelled"))
-    if source.said_of_skipped:
+    if source.skipped_notice:
         where = data or config.data.source
-        warnings.warn(f"{source.said_of_skipped} of {where}", Notice, stacklevel=stacklevel)
+        warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=stacklevel)
     return source
 
 

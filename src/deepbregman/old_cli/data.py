@@ -91,7 +91,8 @@ def _check(name: Name, root: Path = Path("data")) -> None:
         name: A data set by name, a folder of images, or an .npz file.
         root: Folder in which the data sets with names lie.
     """
-    from deepbregman.studies.datasets import check, require_complete
+    from deepbregman.data.checking import require_complete
+    from deepbregman.studies.datasets import check
 
     console = screen()
     with _progress(console) as stage:

@@ -4,12 +4,19 @@ import shutil
 from pathlib import Path
 
 from deepbregman.data import ArrayImages, Progress, Source, channel_statistics, open_source
-from deepbregman.data.cache import cache_bytes, write_cache
-from deepbregman.data.catalogue import DATASETS, Dataset
-from deepbregman.data.checking import Report, Stage, check_archive, check_dataset, check_folder
-from deepbregman.data.published import download_voc
-from deepbregman.data.sources import expanded
-from deepbregman.errors import UserError, nearest
+from deepbregman.data.archives import archive_bytes, write_archive
+from deepbregman.data.checking import (
+    Report,
+    Stage,
+    check_counts,
+    check_dataset,
+    find_path,
+    require_complete,
+)
+from deepbregman.data.checking import check as check_data
+from deepbregman.data.datasets import DATASETS, Dataset, expand_home
+from deepbregman.data.downloads import download_voc
+from deepbregman.errors import UserError
 from deepbregman.runs import Record, now, parse_json, replacing, write_json
 
 MEASURED_FILES = 10_000
@@ -37,32 +44,7 @@ def check(name: str, *, root: Path = Path("data"), stage: Stage | None = None) -
     Raises:
         UserError: When there is no such thing, or it cannot be read at all.
     """
-    stage = stage or _quiet
-    if name in DATASETS:
-        return check_dataset(DATASETS[name], expanded(root), stage)
-    path = _path(name)
-    return check_folder(path, stage) if path.is_dir() else check_archive(path, stage)
-
-
-def require_complete(name: str, root: Path, report: Report) -> None:
-    """Raise a paragraph that says what is missing and how to get it, if anything is.
-
-    Raises:
-        UserError: When the report has problems.
-    """
-    if not report.problems:
-        return
-    found = "; ".join(report.problems[:5])
-    more = f"; and {len(report.problems) - 5} more problems" if len(report.problems) > 5 else ""
-    if name not in DATASETS:
-        raise UserError(f"{name}: {found}{more}")
-    dataset = DATASETS[name]
-    layout = f" Layout under {str(root)!r}: {'; '.join(dataset.layout)}." if dataset.layout else ""
-    prepare = f", or let `deepbregman data prepare {name} --root {root}` download it"
-    raise UserError(
-        f"{name} is not complete under {str(root)!r}: {found}{more}. Get it: {dataset.fetch}"
-        f"{prepare * dataset.downloadable}.{layout}"
-    )
+    return check_data(name, root, stage or _quiet)
 
 
 def prepare(
@@ -94,9 +76,9 @@ def prepare(
     Raises:
         UserError: When it is not complete, or an output is not free or does not fit.
     """
-    stage, root = stage or _quiet, expanded(root)
+    stage, root = stage or _quiet, expand_home(root)
     dataset = DATASETS.get(name)
-    path = None if dataset is not None else _path(name)
+    path = None if dataset is not None else find_path(name)
     data = root / name if path is None else path.resolve()  # which turns "." into a name
     record_file = data.with_name(f"{data.name}.json")
     _check_outputs(record_file, cache)
@@ -116,13 +98,15 @@ def prepare(
             progress=stage("checking files"),
         )
         if dataset is not None and dataset.downloadable:
-            _check_counts(dataset, source, root)
+            report = Report()
+            check_counts(dataset, source, report)
+            require_complete(name, root, report)
         if cache is not None:
             _check_room(cache, source)
         record = _measure(source, size, skip_unreadable)
         if cache is not None:
             with replacing(cache) as file:
-                record["num_replaced"] = write_cache(
+                record["num_replaced"] = write_archive(
                     source,
                     file,
                     skip_unreadable=skip_unreadable,
@@ -136,16 +120,6 @@ def prepare(
 
 def _quiet(words: str) -> Progress:
     return lambda done, total: None
-
-
-def _path(name: str) -> Path:
-    path = expanded(Path(name))
-    if name.strip() and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".npz")):
-        return path
-    raise UserError(
-        f"{name!r} is neither one of {', '.join(DATASETS)} nor a folder or an .npz file that exists"
-        f"{nearest(name, DATASETS)}"
-    )
 
 
 def _check_outputs(record_file: Path, cache: Path | None) -> None:
@@ -170,16 +144,8 @@ def _check_outputs(record_file: Path, cache: Path | None) -> None:
         raise UserError(f"--cache {cache}: there is no folder {cache.parent}; make it first")
 
 
-def _check_counts(dataset: Dataset, source: Source, root: Path) -> None:
-    report = Report()
-    for name, expected in dataset.counts.items():
-        split = getattr(source, name)
-        report.count(name, 0 if split is None else len(split), expected)
-    require_complete(dataset.name, root, report)
-
-
 def _check_room(cache: Path, source: Source) -> None:
-    needed, free = cache_bytes(source), shutil.disk_usage(cache.parent).free
+    needed, free = archive_bytes(source), shutil.disk_usage(cache.parent).free
     if needed > free:
         raise UserError(
             f"--cache {cache}: takes {needed / 1e9:,.1f} GB and {cache.parent} has "
@@ -190,20 +156,17 @@ def _check_room(cache: Path, source: Source) -> None:
 def _measure(source: Source, image_size: int, skip_unreadable: bool) -> Record:
     images = source.train.images
     num_measured = len(images)
-    if isinstance(images, ArrayImages):
-        frame = list(images.pixels.shape[2:])
-    else:
-        num_measured, frame = min(num_measured, MEASURED_FILES), [images.side, images.side]
+    if not isinstance(images, ArrayImages):
+        num_measured = min(num_measured, MEASURED_FILES)
     mean, deviation = channel_statistics(
         images, max_images=num_measured, skip_unreadable=skip_unreadable
     )
-    parts = {"train": source.train, "test": source.test, "unlabelled": source.unlabelled}
     return {
-        "images": {part: len(split) for part, split in parts.items() if split is not None},
+        "images": {part: len(split) for part, split in source.splits.items()},
         "num_classes": None if source.classes is None else len(source.classes),
         "num_skipped": source.num_skipped,
         "image_size": image_size,
-        "frame": frame,
+        "frame": list(images.frame),
         "mean": list(mean),
         "deviation": list(deviation),
         "num_measured": num_measured,

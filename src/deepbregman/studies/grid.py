@@ -91,8 +91,8 @@ def run_study(study: Study, settings: Settings, console: Console) -> Path:
     with console.status(f"opening {escape(task.base.data.source)} ..."):
         opening = open_labelled if task.how.judge == "test" else labelled_training
         source = opening(_widest(task))
-    if source.said_of_skipped:
-        say(source.said_of_skipped)
+    if source.skipped_notice:
+        say(source.skipped_notice)
     judged = "the test images" if task.how.judge == "test" else "held-out training images"
     say(f"study {study.name} in {task.folder}: {state()}; judged on {judged}")
     if task.definition["unequal_budget"]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from deepbregman.config import Config
 from deepbregman.data import Batches, Images, Source, open_batches, open_source
 from deepbregman.errors import UserError
+from deepbregman.launching import current_process
 from deepbregman.method.base_network import (
     Encoder,
     build_encoder,
@@ -44,6 +45,7 @@ def batches_of(images: Images, config: Config, device: torch.device) -> Batches:
         device,
         resident=config.data.resident,
         num_workers=config.data.workers,
+        local_processes=current_process().local_processes,
         skip_unreadable=config.data.skip_unreadable,
     )
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from deepbregman.data import UnreadableImage
+from deepbregman.data.batches import keep_batch
 from deepbregman.data.frames import decode_whole, quiet_pillow
 from deepbregman.data.voc import Detections, Objects
-from deepbregman.data.workers import unchanged
 from deepbregman.errors import UserError
 from deepbregman.training.seeds import derived, epoch_order
 
@@ -77,7 +77,7 @@ def feed(
         batch_size=None,  # the sampler yields whole batches
         sampler=batches,
         num_workers=workers,
-        collate_fn=unchanged,
+        collate_fn=keep_batch,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # else it would draw from the global one
     )

@@ -99,8 +99,8 @@ def tune(request: Request, console: Console | None = None) -> Path:
 
     with console.status(f"opening {escape(plan.base.data.source)} ..."):
         source = labelled_training(plan.base)
-    if source.said_of_skipped:
-        say(console, source.said_of_skipped)
+    if source.skipped_notice:
+        say(console, source.skipped_notice)
     say(console, f"search in {folder}: {state()}; judged on held-out training images")
     job = Job(study, plan, source, folder, request.accelerator, console)
     with stopping(state, to_go_on(request, folder)):

@@ -1,0 +1,342 @@
+"""The registry of datasets, and how a source is opened: by name, as a folder, or as an .npz file.
+
+Importing it needs no torch, so that a command can check its source before torch is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from deepbregman.data.folders import (
+    Listing,
+    has_image,
+    list_folder,
+    list_imagenet,
+    list_isic,
+    list_tiny_imagenet,
+)
+from deepbregman.data.npz import list_arrays, open_npz
+from deepbregman.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from deepbregman.data.images import Progress, Source
+
+
+class Archive(NamedTuple):
+    """A file as it is published."""
+
+    name: str
+    """Relative to the root."""
+    md5: str
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset that is known by name."""
+
+    name: str
+    title: str
+    num_classes: int
+    counts: dict[str, tuple[int, ...]]
+    """Images of each split as published; where two editions differ, both, the usual one first."""
+    image_size: int
+    """Side of the training images that is usual for it."""
+    size: str
+    """Of the archives."""
+    layout: tuple[str, ...]
+    """What lies under the root once it is unpacked."""
+    terms: str
+    """Licence, or the terms its authors state."""
+    fetch: str
+    """How to get it."""
+    archives: tuple[Archive, ...] = ()
+    """The archives whose checksums are published."""
+    list_files: Callable[[Path], Listing] | None = None
+    """Lists the files of a dataset that its user unpacks; others are downloaded."""
+    folder: str = ""
+    """Where its files lie under the root, if not in the root itself."""
+    first_part: str = ""
+    """A file or folder in there that cannot be missing."""
+    optional: tuple[str, ...] = ()
+    """Splits that may be absent."""
+    read_headers: bool = True
+    """Whether every file is looked at on opening, where there are too many to decode."""
+    imbalanced: bool = False
+    """Whether accuracy is to be balanced over the classes as well."""
+
+    @property
+    def downloadable(self) -> bool:
+        """Whether it is downloaded where it is absent."""
+        return self.list_files is None
+
+    def find(self, root: Path) -> Path:
+        """Return the folder of its files under a root, or the root itself.
+
+        Raises:
+            UserError: When it is not there.
+        """
+        inside = root / self.folder
+        folder = inside if inside.is_dir() else root
+        if not (folder / self.first_part).exists():
+            raise UserError(
+                f"data.source {self.name!r}: {str(inside / self.first_part)!r} is not there; get "
+                f"it: {self.fetch}; or set data.root to the folder that holds it"
+            )
+        return folder
+
+
+DATASETS: dict[str, Dataset] = {
+    dataset.name: dataset
+    for dataset in (
+        Dataset(
+            "digits",
+            "Optical recognition of handwritten digits (8 x 8 px)",
+            10,
+            {"train": (1297,), "test": (500,)},
+            8,
+            "0.1 MB",
+            (),
+            "CC BY 4.0 (UCI)",
+            "it comes with scikit-learn",
+        ),
+        Dataset(
+            "cifar10",
+            "CIFAR-10 (32 x 32 px)",
+            10,
+            {"train": (50_000,), "test": (10_000,)},
+            32,
+            "170 MB",
+            ("cifar-10-batches-py/data_batch_1 ... data_batch_5, test_batch, batches.meta",),
+            "no licence stated; cite Krizhevsky (2009)",
+            "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, unpacked in the root",
+            (Archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),),
+        ),
+        Dataset(
+            "cifar100",
+            "CIFAR-100, fine labels (32 x 32 px)",
+            100,
+            {"train": (50_000,), "test": (10_000,)},
+            32,
+            "169 MB",
+            ("cifar-100-python/train, test, meta",),
+            "no licence stated; cite Krizhevsky (2009)",
+            "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, unpacked in the root",
+            (Archive("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),),
+        ),
+        Dataset(
+            "stl10",
+            "STL-10 (96 x 96 px)",
+            10,
+            {"train": (5_000,), "test": (8_000,), "unlabelled": (100_000,)},
+            96,
+            "2.6 GB",
+            ("stl10_binary/{train,test}_{X,y}.bin, unlabeled_X.bin, class_names.txt",),
+            "images of ImageNet, for research; cite Coates et al. (2011)",
+            "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz, unpacked in the root",
+            (Archive("stl10_binary.tar.gz", "91f7769df0f17e558f3565bffb0c7dfb"),),
+        ),
+        Dataset(
+            "tiny-imagenet",
+            "Tiny ImageNet (64 x 64 px)",
+            200,
+            {"train": (100_000,), "test": (10_000,)},
+            64,
+            "248 MB",
+            (
+                "tiny-imagenet-200/wnids.txt, words.txt",
+                "tiny-imagenet-200/train/<wnid>/images/*.JPEG",
+                "tiny-imagenet-200/val/val_annotations.txt, val/images/*.JPEG",
+            ),
+            "images of ImageNet, for non-commercial research and education",
+            "http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked in the root",
+            (Archive("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+            list_tiny_imagenet,
+            folder="tiny-imagenet-200",
+            first_part="wnids.txt",
+        ),
+        Dataset(
+            "imagenet",
+            "ImageNet (ILSVRC 2012)",
+            1000,
+            {"train": (1_281_167,), "test": (50_000,)},
+            224,
+            "155 GB",
+            ("imagenet/train/<wnid>/*.JPEG", "imagenet/val/<wnid>/*.JPEG"),
+            "non-commercial research and education, after agreeing to its terms of access",
+            "agree to the terms at https://image-net.org/download.php; unpack "
+            "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar so that each class is a folder "
+            "(torchvision.datasets.ImageNet does that)",
+            (
+                Archive("ILSVRC2012_img_train.tar", "1d675b47d978889d74fa0da5fadfb00e"),
+                Archive("ILSVRC2012_img_val.tar", "29b22e2961454d5413ddabcf34fc5622"),
+            ),
+            list_imagenet,
+            folder="imagenet",
+            first_part="train",
+            # A million headers take minutes to read and tell nothing new: its largest images are
+            # larger than any frame.
+            read_headers=False,
+        ),
+        Dataset(
+            "isic2018",
+            "ISIC 2018, task 3: skin lesions",
+            7,
+            {"train": (10_015,), "test": (1_512, 1_511)},
+            128,
+            "3 GB",
+            (
+                "isic2018/ISIC2018_Task3_Training_Input/*.jpg",
+                "isic2018/ISIC2018_Task3_Training_GroundTruth/"
+                "ISIC2018_Task3_Training_GroundTruth.csv",
+                "isic2018/ISIC2018_Task3_Training_LesionGroupings.csv (optional)",
+                "isic2018/ISIC2018_Task3_Test_Input/*.jpg (optional)",
+                "isic2018/ISIC2018_Task3_Test_GroundTruth/"
+                "ISIC2018_Task3_Test_GroundTruth.csv (optional)",
+            ),
+            "CC BY-NC 4.0; cite Tschandl et al. (2018) and Codella et al. (2019)",
+            "the archives of task 3 at https://challenge.isic-archive.com/data/#2018, unpacked in "
+            "the root or in isic2018 there",
+            list_files=list_isic,
+            folder="isic2018",
+            first_part="ISIC2018_Task3_Training_Input",
+            optional=("test",),
+            imbalanced=True,
+        ),
+        Dataset(
+            "voc",
+            "Pascal VOC 2007 and 2012, for detection",
+            20,
+            {"2007 trainval": (5_011,), "2007 test": (4_952,), "2012 trainval": (11_540,)},
+            224,
+            "2.9 GB",
+            ("VOCdevkit/VOC2007, VOCdevkit/VOC2012: JPEGImages, Annotations, ImageSets/Main",),
+            "photographs of Flickr under its terms of use; for research",
+            "http://host.robots.ox.ac.uk/pascal/VOC/: VOCtrainval_06-Nov-2007.tar, "
+            "VOCtest_06-Nov-2007.tar and VOCtrainval_11-May-2012.tar, unpacked in the root",
+            (
+                Archive("VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64"),
+                Archive("VOCtest_06-Nov-2007.tar", "b6e924de25625d8de591ea690078ad9f"),
+                Archive("VOCtrainval_11-May-2012.tar", "6cd6e144f989b92b3379bac3b3de84fd"),
+            ),
+        ),
+    )
+}
+"""Every dataset of the paper, and digits."""
+
+
+def expand_home(path: Path) -> Path:
+    """Put a home folder in the place of ``~``.
+
+    Raises:
+        UserError: When there is no such user.
+    """
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"path {str(path)!r}: there is no user of that name; write ./ before a folder that "
+            "begins with ~"
+        ) from None
+
+
+def check_source(spec: str, root: Path = Path("data")) -> None:
+    """Refuse a source that cannot be opened, as far as that shows in a moment and without torch.
+
+    A dataset known by name must be there if it cannot be downloaded; a folder must hold an image;
+    an ``.npz`` file must have ``train_images``.
+
+    Raises:
+        UserError: As :func:`open_source` would.
+    """
+    dataset, path = _find_source(spec)
+    if dataset is not None:
+        if not dataset.downloadable:
+            dataset.find(expand_home(root))
+    elif path.is_dir():
+        if not has_image(path):
+            list_folder(path)  # which counts what else is there, for its error
+    else:
+        with open_npz(path) as archive:
+            list_arrays(path, archive)
+
+
+def open_source(
+    spec: str,
+    *,
+    root: Path = Path("data"),
+    image_size: int,
+    download: bool = True,
+    skip_unreadable: bool = False,
+    progress: Progress | None = None,
+) -> Source:
+    """Open a dataset by name, an ``.npz`` file, or a folder of images.
+
+    Args:
+        spec: ``digits``, ``cifar10``, ``cifar100``, ``stl10``, ``tiny-imagenet``, ``imagenet``,
+            ``isic2018``, or a path. A name wins over a folder of the same name; write ``./digits``
+            for the folder.
+        root: Where the files of datasets known by name lie, or are downloaded to: the first four.
+            The user unpacks the others there; ``deepbregman data check NAME`` says how.
+        image_size: Side of the training images; sets the frame that files are decoded into.
+        download: Whether to download a dataset that is absent.
+        skip_unreadable: Leave unreadable image files out instead of stopping at the first. In
+            datasets of up to 20,000 files every file is decoded here, so that a truncated one is
+            found now; in larger ones only the headers are read now, and in ImageNet nothing is.
+        progress: Called with the files checked and the files in all, where there are files.
+
+    Raises:
+        UserError: When there is no such source or it cannot be used.
+    """
+    from deepbregman.data.archives import open_archive
+    from deepbregman.data.downloads import open_download
+    from deepbregman.data.listings import open_listing
+
+    if image_size < 1:
+        raise UserError(f"data.image_size {image_size}: must be at least 1 pixel, e.g. 32")
+    dataset, path = _find_source(spec)
+    if dataset is None and not path.is_dir():
+        return open_archive(path)
+    if dataset is not None and dataset.list_files is None:
+        return open_download(spec, expand_home(root), download)
+    name, read_headers, imbalanced = path.resolve().name, True, False
+    if dataset is None or dataset.list_files is None:
+        listing = list_folder(path)
+    else:
+        listing = dataset.list_files(dataset.find(expand_home(root)))
+        name, read_headers, imbalanced = spec, dataset.read_headers, dataset.imbalanced
+    return open_listing(
+        listing,
+        name=name,
+        image_size=image_size,
+        skip_unreadable=skip_unreadable,
+        progress=progress,
+        read_headers=read_headers,
+        imbalanced=imbalanced,
+    )
+
+
+def _find_source(spec: str) -> tuple[Dataset | None, Path]:
+    """Return the dataset of that name, or else the path of a folder or an .npz file."""
+    names = [name for name in DATASETS if name != "voc"]
+    if spec in names:
+        return DATASETS[spec], Path()
+    if spec == "voc":
+        raise UserError(
+            "data.source 'voc': Pascal VOC has boxes, not one class an image, and is for "
+            "`deepbregman evaluate RUN --protocol detect`; pretrain on another source"
+        )
+    path = expand_home(Path(spec))
+    if (spec.strip() and path.is_dir()) or path.suffix.lower() == ".npz":
+        return None, path
+    if path.is_file():
+        raise UserError(
+            f"data.source {spec!r}: a file, but not an .npz file; give a folder of images or an "
+            ".npz file with train_images"
+        )
+    raise UserError(
+        f"data.source {spec!r}: no such folder or .npz file, and not one of "
+        f"{', '.join(names)}{nearest(spec, names)}"
+    )
