@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": FOUNDATION | {"method", "data", "training"},
     "reporting": FOUNDATION,
     "exporting": FOUNDATION | {"method", "data", "training"},
-    "commands/parameters": set(),
+    "commands/parameters": {"runs"},
     # The main job: studies train their arms by it.
     "commands/pretrain": FOUNDATION
     | {"commands/parameters", "method", "data", "training", "evaluation"},

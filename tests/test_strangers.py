@@ -21,11 +21,11 @@ import torch
 from PIL import Image
 
 from deepbregman.cli import main
+from deepbregman.commands.export import export
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
 from deepbregman.evaluation.protocols import evaluate
-from deepbregman.exporting.export import export
 from deepbregman.exporting.loading import load_encoder
 from deepbregman.runs import Run
 from deepbregman.studies.datasets import check

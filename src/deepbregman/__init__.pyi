@@ -1,3 +1,4 @@
+from .commands.export import export as export
 from .commands.pretrain import pretrain as pretrain
 from .commands.pretrain import resume as resume
 from .config import Config as Config
@@ -10,7 +11,6 @@ from .evaluation.embedding import embed as embed
 from .evaluation.protocols import evaluate as evaluate
 from .evaluation.search import evaluate_search as evaluate_search
 from .evaluation.search import search as search
-from .exporting.export import export as export
 from .exporting.loading import load_encoder as load_encoder
 from .method.base_network import Encoder as Encoder
 from .method.base_network import build_encoder as build_encoder

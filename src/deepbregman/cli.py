@@ -259,7 +259,6 @@ def _is_joined() -> bool:
 _UNCONVERTED = {
     "evaluate": "Judge a run: kNN, linear, few labels, another data set, from scratch.",
     "embed": "Write the features of images to an .npz file.",
-    "export": "Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.",
     "search": "Find the images most like a query, or measure how well searches find classes.",
     "cluster": "Group images by k-means of features and by the learned divergence.",
     "data": "List data sets, check one, or prepare one: deepbregman data list|check|prepare.",

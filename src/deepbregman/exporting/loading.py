@@ -8,14 +8,13 @@ from torch import Tensor, nn
 
 from deepbregman.config import from_toml
 from deepbregman.errors import UserError
+from deepbregman.files import Record, parse_json
 from deepbregman.method.base_network import Encoder
-from deepbregman.runs import Record, parse_json
 from deepbregman.training.assembly import build_encoder_of
 from deepbregman.training.checkpoints import load_model, load_strictly
 from deepbregman.training.tensor_files import read_tensors
 
-from .export import sidecar_of
-from .subject import VERSION
+from .formats import VERSION
 
 State = dict[str, Tensor]
 
@@ -67,17 +66,17 @@ def _read_safetensors(path: Path) -> tuple[State, Record]:
         raise UserError(
             f"{path} was not written by `deepbregman export`: it says nothing about its encoder"
         )
-    return state, _record(metadata["deepbregman"], path)
+    return state, _parse_record(metadata["deepbregman"], path)
 
 
 def _read_state_dict(path: Path) -> tuple[State, Record]:
-    sidecar = sidecar_of(path)
+    sidecar = path.with_name(f"{path.name}.json")
     if not sidecar.is_file():
         raise UserError(
             f"{sidecar} does not exist: it says which encoder the weights of {path} are; put back "
             "the file that `deepbregman export` wrote beside them"
         )
-    record = _record(sidecar.read_text(encoding="utf-8", errors="replace"), sidecar)
+    record = _parse_record(sidecar.read_text(encoding="utf-8", errors="replace"), sidecar)
     if record.get("format") not in ("torchvision", "timm"):
         raise UserError(
             f"{path} has the layout of {record.get('format')}, which only that program reads: load "
@@ -98,7 +97,7 @@ def _read_state_dict(path: Path) -> tuple[State, Record]:
     return state, record
 
 
-def _record(text: str, origin: Path) -> Record:
+def _parse_record(text: str, origin: Path) -> Record:
     try:
         record = parse_json(text)
     except ValueError as error:

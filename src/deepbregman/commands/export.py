@@ -1,0 +1,120 @@
+"""deepbregman export: a run's encoder for another program."""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import tyro
+from rich.console import Console
+
+from deepbregman.errors import UserError, nearest
+from deepbregman.files import replacing, write_json
+from deepbregman.runs import Run
+from deepbregman.terminal import say
+
+from .parameters import PythonOnly, RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from deepbregman.exporting.formats import Content
+
+    FormatName = str  # checked when the function is called
+else:
+    FormatName = Literal["torchvision", "timm", "safetensors", "onnx", "detectron2"]
+
+FORMATS = {
+    "torchvision": (".pth", ()),
+    "timm": (".pth", ()),
+    "safetensors": (".safetensors", ()),
+    "onnx": (".onnx", ("onnx", "onnxruntime", "onnxscript")),
+    "detectron2": (".pth", ()),
+}
+"""Format -> suffix of its files, packages that it needs."""
+
+
+class Exported(NamedTuple):
+    """The files that were written, and the lines of Python that load them."""
+
+    files: tuple[Path, ...]
+    usage: str
+
+
+def export(
+    run: tyro.conf.Positional[RunFolder],
+    out: Path,
+    *,
+    format: FormatName,
+    encoder: PythonOnly["nn.Module | None"] = None,
+) -> Exported:
+    """Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.
+
+    It becomes one file, and the lines of Python that load it are printed.
+
+    torchvision: ResNets, for torchvision.models; .pth and a .json with the normalisation.
+
+    timm: ResNets and timm:NAME, for timm.create_model; .pth and a .json.
+
+    safetensors: any encoder, whole, for deepbregman.load_encoder without the run.
+
+    onnx: any encoder, as a graph that needs no Python; normalisation inside, any batch size.
+
+    detectron2: ResNet-50 and 101, for its detectors; .pth and a .json with its settings.
+
+    Args:
+        run: Folder of the run.
+        out: File to write; neither it nor the .json beside it may exist.
+        format: The program it is for.
+        encoder: A module of the same structure, for a run whose encoder was your own.
+    """
+    out = Path(out)
+    sidecar = out.with_name(f"{out.name}.json")
+    _check(out, sidecar, format)
+    run = run if isinstance(run, Run) else Run.open(Path(run))
+
+    from deepbregman.exporting.formats import MAKERS, open_source
+
+    content = MAKERS[format](open_source(run, format, encoder))
+    files = _write(out, sidecar, content)
+    return Exported(files, content.usage.replace("FILE", str(out)))
+
+
+def show(exported: Exported, console: Console) -> None:
+    """Name the files and print the lines that load them."""
+    for path in exported.files:
+        say(console, f"wrote {path} ({path.stat().st_size:,} bytes)")
+    say(console, f"\n{exported.usage}".rstrip())
+
+
+def _check(out: Path, sidecar: Path, format: str) -> None:
+    """Refuse what cannot succeed before anything is loaded."""
+    if format not in FORMATS:
+        known = ", ".join(FORMATS)
+        raise UserError(f"format {format!r} is not one of {known}{nearest(format, FORMATS)}")
+    suffix, needs = FORMATS[format]
+    if out.suffix != suffix:
+        raise UserError(f"--out {out}: {format} is written as {suffix}; name a file that ends so")
+    for path in (out, sidecar):
+        if path.exists():
+            raise UserError(f"--out {out}: {path} exists; name another file, or remove it")
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: the folder {out.parent} does not exist; make it first")
+    missing = [package for package in needs if importlib.util.find_spec(package) is None]
+    if missing:
+        raise UserError(
+            f"--format {format} needs {', '.join(missing)}: pip install 'deepbregman[{format}]'"
+        )
+
+
+def _write(out: Path, sidecar: Path, content: "Content") -> tuple[Path, ...]:
+    """Write the sidecar, if there is one, and then the file; both or neither."""
+    if content.sidecar is not None:
+        write_json(sidecar, content.sidecar)
+    try:
+        with replacing(out) as file:
+            file.write(content.data)
+    except BaseException:
+        if content.sidecar is not None:
+            sidecar.unlink(missing_ok=True)
+        raise
+    return (out,) if content.sidecar is None else (out, sidecar)

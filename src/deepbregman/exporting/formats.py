@@ -1,0 +1,368 @@
+"""The formats of an exported encoder: each function turns a trained encoder into a file's bytes."""
+
+import contextlib
+import io
+import json
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import Config, to_toml
+from deepbregman.errors import UserError
+from deepbregman.files import Record
+from deepbregman.method.base_network import TIMM, Encoder, ResNet, create_timm
+from deepbregman.runs import Run
+from deepbregman.training.checkpoints import load_trained
+
+VERSION = 1
+"""Version of the record that goes with the weights."""
+
+
+class Source(NamedTuple):
+    """A trained encoder in evaluation mode on the CPU, its configuration and its record."""
+
+    encoder: Encoder
+    config: Config
+    record: Record
+
+
+class Content(NamedTuple):
+    """What a format makes of an encoder."""
+
+    data: bytes
+    usage: str
+    """Lines of Python that load the file; ``FILE`` stands for its name."""
+    sidecar: Record | None = None
+    """What the file itself cannot hold; None when the file holds everything."""
+
+
+def open_source(run: Run, format_name: str, encoder: nn.Module | None = None) -> Source:
+    """Load a run's encoder and describe it.
+
+    Args:
+        run: the run.
+        format_name: the format it is exported to.
+        encoder: a module of the same structure, for a run whose encoder was your own.
+    """
+    model, config, epoch = load_trained(run, encoder=encoder)
+    mean, deviation = pixel_statistics(model.encoder)
+    name = config.encoder.name
+    record = {
+        "format": format_name,
+        "version": VERSION,
+        "architecture": type(model.encoder.trunk).__name__ if name == "custom" else name,
+        "num_features": model.encoder.num_features,
+        "image_size": config.data.image_size,
+        "pixels": "RGB in [0, 1], (x - mean) / std",
+        "mean": mean,
+        "std": deviation,
+        "epoch": epoch,
+        "config": to_toml(config),
+        "provenance": run.provenance(),
+    }
+    return Source(model.encoder, config, record)
+
+
+def pixel_statistics(encoder: Encoder) -> tuple[list[float], list[float]]:
+    """Return the mean and the deviation of each channel, for pixels in [0, 1]."""
+    return encoder.mean.flatten().tolist(), encoder.deviation.flatten().tolist()
+
+
+def _copy_tensors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors to the CPU, each with its own memory in the usual order."""
+    return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in state.items()}
+
+
+def _serialise(content: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def _require_resnet(source: Source, names: tuple[str, ...], format_name: str) -> ResNet:
+    """Return the trunk of a ResNet of one of these names, or refuse any other encoder."""
+    name, trunk = source.config.encoder.name, source.encoder.trunk
+    if name in names and isinstance(trunk, ResNet):
+        return trunk
+    others = ["safetensors"]
+    if isinstance(trunk, ResNet) and name != "custom":
+        others = ["torchvision", "timm", *others]
+    elif name.startswith(TIMM):
+        others = ["timm", *others]
+    raise UserError(
+        f"--format {format_name} holds {', '.join(names)}, and this run's encoder is {name}: "
+        f"export it as {', '.join(others)} or onnx"
+    )
+
+
+# safetensors: the whole encoder and its configuration, for this library.
+
+
+def to_safetensors(source: Source) -> Content:
+    """Write the whole encoder, its configuration beside the tensors, for this library."""
+    metadata = {"format": "pt", "deepbregman": json.dumps(source.record)}
+    data = safetensors.torch.save(_copy_tensors(source.encoder.state_dict()), metadata)
+    own = ", encoder=module" if source.config.encoder.name == "custom" else ""
+    usage = (
+        "from deepbregman import load_encoder\n"
+        f'encoder = load_encoder("FILE"{own})  # needs no run; the normalisation is inside\n'
+    )
+    return Content(data, usage)
+
+
+# torchvision and timm: the trunk's tensors under the names of these libraries.
+
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
+THUMBNAIL_STEM = (
+    "model.conv1 = torch.nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)\n"
+    "model.maxpool = torch.nn.Identity()\n"
+)
+"""What a ResNet of torchvision or timm needs to hold an encoder trained on thumbnails."""
+LOAD = 'model.load_state_dict(torch.load("FILE", weights_only=True))\n'
+
+
+def to_torchvision(source: Source) -> Content:
+    """Write the trunk of a ResNet as torchvision's network without its classifier."""
+    trunk = _require_resnet(source, RESNETS, "torchvision")
+    usage = (
+        "import torch, torchvision\n"
+        f"model = torchvision.models.{source.config.encoder.name}()\n"
+        f"{_stem_code(trunk)}"
+        "model.fc = torch.nn.Identity()  # or: strict=False, which misses fc.*\n"
+        f"{LOAD}{_describe_pixels(source)}"
+    )
+    data = _serialise(_copy_tensors(trunk.state_dict()))
+    return Content(data, usage, {**source.record, "stem": trunk.stem})
+
+
+def to_timm(source: Source) -> Content:
+    """Write the trunk as timm's network with ``num_classes=0``; ResNets have the same names."""
+    trunk, name = source.encoder.trunk, source.config.encoder.name
+    image_size = source.config.data.image_size
+    options: dict[str, int] = {}
+    stem_code = ""
+    if name.startswith(TIMM):
+        name = name.removeprefix(TIMM)
+        options = create_timm(name, image_size)[1]
+    elif name in RESNETS and isinstance(trunk, ResNet):
+        stem_code = _stem_code(trunk)
+    else:
+        raise UserError(
+            f"--format timm holds {', '.join(RESNETS)} and {TIMM}NAME, and this run's encoder is "
+            f"{name}: export it as safetensors or onnx"
+        )
+    arguments = "".join(f", {key}={value}" for key, value in options.items())
+    usage = (
+        "import timm, torch\n"
+        f'model = timm.create_model("{name}", num_classes=0{arguments})\n'
+        f"{stem_code}{LOAD}{_describe_pixels(source)}"
+    )
+    mean, deviation = pixel_statistics(source.encoder)
+    settings = {
+        "architecture": name,
+        "num_classes": 0,
+        "num_features": source.encoder.num_features,
+        "model_args": options,
+        "pretrained_cfg": {
+            "input_size": [3, image_size, image_size],
+            "mean": mean,
+            "std": deviation,
+            "interpolation": "bilinear",
+            "crop_pct": 1.0,
+        },
+    }
+    stem = {"stem": trunk.stem} if isinstance(trunk, ResNet) else {}
+    data = _serialise(_copy_tensors(trunk.state_dict()))
+    return Content(data, usage, {**source.record, **stem, "timm": settings})
+
+
+def _stem_code(trunk: ResNet) -> str:
+    return THUMBNAIL_STEM if trunk.stem == "thumbnail" else ""
+
+
+def _describe_pixels(source: Source) -> str:
+    mean, deviation = pixel_statistics(source.encoder)
+    return (
+        f"# images: RGB, {source.config.data.image_size} px, in [0, 1], minus "
+        f"{[round(x, 4) for x in mean]}, over {[round(x, 4) for x in deviation]}; exact values in "
+        "FILE.json\n"
+    )
+
+
+# detectron2: a ResNet under the names of its backbone, for MODEL.WEIGHTS.
+
+DETECTRON2_DEPTHS = {"resnet50": 50, "resnet101": 101}
+_DETECTRON2_NAMES = (
+    (re.compile(r"^(conv1|bn1)\."), r"stem.\1."),
+    (re.compile(r"^layer(\d)\."), lambda match: f"res{int(match[1]) + 1}."),
+    (re.compile(r"\bbn(\d)\."), r"conv\1.norm."),
+    (re.compile(r"\bdownsample\.0\."), "shortcut."),
+    (re.compile(r"\bdownsample\.1\."), "shortcut.norm."),
+)
+
+
+def _detectron2_name(name: str) -> str:
+    """Translate a tensor's name from torchvision's to detectron2's."""
+    for pattern, replacement in _DETECTRON2_NAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def to_detectron2(source: Source) -> Content:
+    """Write a ResNet-50 or 101 with the standard stem as detectron2's backbone.
+
+    Counts of batches are left out: the frozen batch normalisation there has none.
+    """
+    trunk = _require_resnet(source, tuple(DETECTRON2_DEPTHS), "detectron2")
+    if trunk.stem != "standard":
+        raise UserError(
+            "--format detectron2 holds the standard stem, and this run's encoder has the thumbnail "
+            "stem, of images up to 64 px: train with --encoder.stem standard, or export it as "
+            "torchvision"
+        )
+    model = {
+        _detectron2_name(name): tensor
+        for name, tensor in _copy_tensors(trunk.state_dict()).items()
+        if not name.endswith("num_batches_tracked")
+    }
+    # With its heuristics detectron2 finds "res2.0." in a detector's "backbone.bottom_up.res2.0.";
+    # without them it goes on with random weights, and says so only in its log.
+    data = _serialise({"model": model, "__author__": "deepbregman", "matching_heuristics": True})
+    mean, deviation = pixel_statistics(source.encoder)
+    settings = {
+        "MODEL.RESNETS.DEPTH": DETECTRON2_DEPTHS[source.config.encoder.name],
+        "MODEL.RESNETS.STRIDE_IN_1X1": False,
+        "MODEL.PIXEL_MEAN": [255.0 * value for value in mean],
+        "MODEL.PIXEL_STD": [255.0 * value for value in deviation],
+        "INPUT.FORMAT": "RGB",
+    }
+    lines = [
+        "# detectron2 has other defaults for each of these; exact values in FILE.json",
+        'cfg.MODEL.WEIGHTS = "FILE"',
+    ]
+    for name, value in settings.items():
+        shown = [round(x, 3) for x in value] if isinstance(value, list) else value
+        lines.append(f"cfg.{name} = {shown!r}")
+    usage = "".join(f"{line}\n" for line in lines)
+    return Content(data, usage, {**source.record, "stem": trunk.stem, "detectron2": settings})
+
+
+# ONNX: the whole encoder as a graph, normalisation inside, for any number of images at a time.
+
+ONNX_LARGEST = 2**31
+"""Bytes of the largest protocol-buffer message, and so of an ONNX file with its weights inside."""
+ONNX_BATCH_SIZES = (1, 5)
+ONNX_TOLERANCE = 1e-4
+"""Largest accepted difference, as a share of the largest feature (or of 1)."""
+
+
+def to_onnx(source: Source) -> Content:
+    """Export the graph, check it, and compare it with the encoder it came from."""
+    import onnx
+
+    encoder, size = source.encoder, source.config.data.image_size
+    num_bytes = sum(t.numel() * t.element_size() for t in encoder.state_dict().values())
+    if num_bytes >= ONNX_LARGEST:
+        raise UserError(
+            f"--format onnx holds 2 GB of weights in one file, and this encoder has "
+            f"{num_bytes / 2**30:.1f} GB: export it as safetensors"
+        )
+    with _refuse_onnx_failures("torch's exporter"):
+        graph = _trace_onnx(encoder, size)
+    with _refuse_onnx_failures("the check of the graph"):
+        model = onnx.load_from_string(graph)
+        if not model.graph.input[0].type.tensor_type.shape.dim[0].dim_param:
+            raise ValueError("it unrolls a loop over the images, and holds one number of them only")
+        onnx.helper.set_model_props(model, {"deepbregman": json.dumps(source.record)})
+        graph = model.SerializeToString()
+        onnx.checker.check_model(graph, full_check=True)
+    with _refuse_onnx_failures("onnxruntime"):
+        difference = compare_onnx(graph, encoder, size)
+    sizes = " and ".join(map(str, ONNX_BATCH_SIZES))
+    usage = (
+        "import onnxruntime\n"
+        'session = onnxruntime.InferenceSession("FILE")\n'
+        '(features,) = session.run(None, {"images": images})  # float32 (N, 3, '
+        f"{size}, {size}), RGB in [0, 1]\n"
+        f"# checked with onnxruntime on batches of {sizes}: largest difference {difference:.1e}\n"
+    )
+    return Content(graph, usage)
+
+
+@contextlib.contextmanager
+def _refuse_onnx_failures(what: str) -> Iterator[None]:
+    """Report a failure of the tools as an error of the encoder: they fail in many ways."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        reason = next(iter(str(error.__cause__ or error).strip().splitlines()), "")
+        raise UserError(
+            f"--format onnx cannot hold this encoder: {what} fails "
+            f"({reason or type(error).__name__}); export it as safetensors"
+        ) from None
+
+
+def _trace_onnx(encoder: Encoder, size: int) -> bytes:
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        # What the exporter says concerns its inside; its result is checked.
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            program = torch.onnx.export(
+                encoder,
+                (torch.zeros(2, 3, size, size),),
+                dynamo=True,
+                verbose=False,
+                input_names=["images"],
+                output_names=["features"],
+                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+            )
+        finally:
+            logging.disable(before)
+    assert program is not None  # with dynamo it never is
+    graph: bytes = program.model_proto.SerializeToString()
+    return graph
+
+
+def compare_onnx(graph: bytes, encoder: Encoder, size: int) -> float:
+    """Run a graph beside its encoder and refuse one that gives other features.
+
+    Returns:
+        The largest absolute difference of a feature.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    generator = torch.Generator().manual_seed(0)
+    largest = 0.0
+    for count in ONNX_BATCH_SIZES:
+        images = torch.rand(count, 3, size, size, generator=generator)
+        with torch.no_grad():
+            expected = encoder(images)
+        (found,) = session.run(None, {"images": images.numpy()})
+        difference = (torch.from_numpy(found) - expected).abs().max().item()
+        if not difference <= ONNX_TOLERANCE * max(1.0, expected.abs().max().item()):
+            raise UserError(
+                f"--format onnx: onnxruntime's features of {count} images differ from the "
+                f"encoder's by {difference:.1e}; nothing was written; export it as safetensors"
+            )
+        largest = max(largest, difference)
+    return largest
+
+
+MAKERS: dict[str, Callable[[Source], Content]] = {
+    "torchvision": to_torchvision,
+    "timm": to_timm,
+    "safetensors": to_safetensors,
+    "onnx": to_onnx,
+    "detectron2": to_detectron2,
+}
