@@ -414,17 +414,12 @@ class TestPrepare:
         assert len(open_source("c.npz", image_size=8).train) == 11
 
     def test_a_cache_is_trained_on(self, command: Command, tmp_path: Path) -> None:
-        assert command("prepare", "digits", "--cache", "d.npz")[0] == 0
-        words = [
-            "--data",
-            "d.npz",
-            "--run",
-            "run",
-            "--accelerator",
-            "cpu",
-            "--training.epochs",
-            "1",
-        ]
+        for i in range(12):
+            _save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", 8, 8, seed=i)
+        assert command("prepare", "photos", "--image-size", 8, "--cache", "p.npz")[0] == 0
+        words = ["--data", "p.npz", "--run", "run", "--accelerator", "cpu"]
+        words += ["--training.epochs", "1", "--training.batch-size", "4"]
+        words += ["--training.knn-every", "0", "--training.no-tensorboard"]
         main(["pretrain", "digits", *words, "--optimiser.warmup-epochs", "0"])
         assert json.loads((tmp_path / "run" / "result.json").read_text())
 

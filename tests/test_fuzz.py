@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import io
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from deepbregman.cli import main
+from deepbregman.commands import data
 from deepbregman.config import Config, from_dict, from_toml, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.rules import Section
@@ -233,12 +235,14 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("empty")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("deepbregman.studies.datasets.prepare", _no_preparation)
+        patch.setitem(data.SUBCOMMANDS, "prepare", _no_preparation)
         yield folder
 
 
-def _no_preparation(*arguments: Any, **options: Any) -> tuple[dict[str, Any], Path]:
-    return {"images": {}, "num_classes": None, "num_replaced": 0}, Path("x.json")
+@functools.wraps(data.prepare)
+def _no_preparation(*arguments: Any, **options: Any) -> data.Prepared:
+    record = {"images": {}, "num_classes": None, "num_replaced": 0}
+    return data.Prepared(record, Path("x.json"), None)
 
 
 def called(arguments: list[str]) -> int:

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 
 from deepbregman.cli import main
+from deepbregman.commands.data import check
 from deepbregman.commands.export import export
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import open_source
@@ -28,7 +29,6 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.protocols import evaluate
 from deepbregman.exporting.loading import load_encoder
 from deepbregman.runs import Run
-from deepbregman.studies.datasets import check
 from deepbregman.training.assembly import build_model
 from deepbregman.training.checkpoints import save
 

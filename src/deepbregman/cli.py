@@ -261,7 +261,6 @@ _UNCONVERTED = {
     "embed": "Write the features of images to an .npz file.",
     "search": "Find the images most like a query, or measure how well searches find classes.",
     "cluster": "Group images by k-means of features and by the learned divergence.",
-    "data": "List data sets, check one, or prepare one: deepbregman data list|check|prepare.",
     "study": "Run an ablation or a claim of the paper, with error bars: deepbregman study [NAME].",
     "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
     "report": "Write a page of runs and studies: deepbregman report RUNS... --out FOLDER.",

@@ -256,3 +256,32 @@ def test_a_chain_draws_its_orders_only_as_it_gets_there(files: FileImages) -> No
     for _ in range(4):
         next(passes)
     assert len(drawn) < 10
+
+
+@pytest.mark.parametrize(
+    ("machine", "allowed", "processes", "expected"),
+    [
+        (96, 96, 8, 12),  # torchrun: all processes may use all CPUs
+        (96, 12, 8, 12),  # srun --cpus-per-task=12 binds each process to its own
+        (192, 96, 8, 12),  # half a machine, shared by all
+        (64, 4, 1, 4),  # a container
+        (2, 2, 8, 1),
+    ],
+)
+def test_each_process_decodes_with_its_share_of_the_cpus(
+    files: FileImages,
+    monkeypatch: pytest.MonkeyPatch,
+    machine: int,
+    allowed: int,
+    processes: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(batches_module.os, "cpu_count", lambda: machine)
+    monkeypatch.setattr(
+        batches_module.os, "sched_getaffinity", lambda pid: set(range(allowed)), raising=False
+    )
+    for asked in (0, 1, 16):
+        batches = open_batches(
+            files, CPU, resident="no", num_workers=asked, local_processes=processes
+        )
+        assert batches._loader.num_workers == min(asked, expected)

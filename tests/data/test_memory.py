@@ -1,4 +1,6 @@
+import os
 import resource
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,3 +47,14 @@ def test_container_without_a_limit(group: Path, limit: str) -> None:
 def test_limit_of_the_address_space(group: Path) -> None:
     assert resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
     assert 100_000_000 < free_memory() <= 300_000_000
+
+
+def test_systems_without_proc_cgroups_and_resource(
+    group: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows and macOS."""
+    monkeypatch.setitem(sys.modules, "resource", None)  # importing it fails
+    monkeypatch.setattr(memory, "_available", list)
+    assert 1 << 28 < free_memory() < 1 << 50
+    monkeypatch.delattr(os, "sysconf")
+    assert free_memory() == 4 << 30

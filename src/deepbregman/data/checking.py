@@ -2,21 +2,21 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from deepbregman.data.archives import open_archive, verify_checksums
-from deepbregman.data.datasets import DATASETS, Dataset, expand_home
+from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_path
 from deepbregman.data.downloads import list_checksums, open_download
 from deepbregman.data.folders import Files, Listing, list_folder, quote_some
 from deepbregman.data.frames import UnreadableImage, decode_frame, map_files, read_size
 from deepbregman.data.images import ArrayImages, Progress, Source
 from deepbregman.data.voc import find_devkit
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError
+from deepbregman.terminal import ReportProgress
 
-Stage = Callable[[str], Progress]
-"""Called with what begins; gives the progress of it."""
 _CHUNK_BYTES = 1 << 22
 _MOST_CLASSES_SHOWN = 20
 _LARGEST_FRAME = 512  # a file is decoded whole whatever its frame; this bounds the memory
@@ -24,8 +24,10 @@ _LARGEST_FRAME = 512  # a file is decoded whole whatever its frame; this bounds 
 
 @dataclass
 class Report:
-    """What was found, and what is wrong with it."""
+    """What was found of a dataset, and what is wrong with it."""
 
+    name: str
+    root: Path
     rows: list[tuple[str, str]] = field(default_factory=list)
     """What, and how much of it there is."""
     problems: list[str] = field(default_factory=list)
@@ -37,102 +39,80 @@ class Report:
         if not good:
             self.problems.append(f"{what}: {found:,} images instead of {expected[0]:,}")
 
+    def require_complete(self) -> None:
+        """Raise a paragraph that says what is missing and how to get it, if anything is.
 
-def check(name: str, root: Path, stage: Stage) -> Report:
+        Raises:
+            UserError: When there are problems.
+        """
+        if not self.problems:
+            return
+        name, root, num_more = self.name, self.root, len(self.problems) - 5
+        found = "; ".join(self.problems[:5])
+        found += f"; and {num_more} more problems" if num_more > 0 else ""
+        if name not in DATASETS:
+            raise UserError(f"{name}: {found}")
+        dataset = DATASETS[name]
+        layout = f" Layout under {str(root)!r}: {'; '.join(dataset.layout)}." * bool(dataset.layout)
+        prepare = f", or let `deepbregman data prepare {name} --root {root}` download it"
+        raise UserError(
+            f"{name} is not complete under {str(root)!r}: {found}. Get it: {dataset.fetch}"
+            f"{prepare * dataset.downloadable}.{layout}"
+        )
+
+
+def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
     """Look at a dataset by name, a folder of images or an ``.npz`` file.
 
-    Args:
-        name: What to look at.
-        root: Where the datasets known by name lie.
-        stage: For progress.
-
-    Returns:
-        What was found and the problems; no problem means that it is complete.
+    Counts and labels are compared with what was published for datasets of image files, checksums
+    for the others, and for archives that lie in the root.
 
     Raises:
         UserError: When there is no such thing, or it cannot be read at all.
     """
-    if name in DATASETS:
-        return check_dataset(DATASETS[name], expand_home(root), stage)
-    path = find_path(name)
-    return _check_folder(path, stage) if path.is_dir() else _check_archive(path, stage)
-
-
-def find_path(name: str) -> Path:
-    """Return the folder or .npz file of that name, which must exist."""
-    path = expand_home(Path(name))
-    if name.strip() and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".npz")):
-        return path
-    raise UserError(
-        f"{name!r} is neither one of {', '.join(DATASETS)} nor a folder or an .npz file that exists"
-        f"{nearest(name, DATASETS)}"
-    )
-
-
-def require_complete(name: str, root: Path, report: Report) -> None:
-    """Raise a paragraph that says what is missing and how to get it, if anything is.
-
-    Raises:
-        UserError: When the report has problems.
-    """
-    if not report.problems:
-        return
-    found = "; ".join(report.problems[:5])
-    more = f"; and {len(report.problems) - 5} more problems" if len(report.problems) > 5 else ""
     if name not in DATASETS:
-        raise UserError(f"{name}: {found}{more}")
-    dataset = DATASETS[name]
-    layout = f" Layout under {str(root)!r}: {'; '.join(dataset.layout)}." if dataset.layout else ""
-    prepare = f", or let `deepbregman data prepare {name} --root {root}` download it"
-    raise UserError(
-        f"{name} is not complete under {str(root)!r}: {found}{more}. Get it: {dataset.fetch}"
-        f"{prepare * dataset.downloadable}.{layout}"
-    )
-
-
-def check_dataset(dataset: Dataset, root: Path, stage: Stage) -> Report:
-    """Compare the files of a dataset under a root with what was published.
-
-    Counts and labels are compared for datasets of image files, checksums for the others, and for
-    archives that lie in the root.
-    """
-    report = Report([("what", dataset.title), ("terms", dataset.terms)])
+        path = find_path(name)
+        report = Report(name, root)
+        (_check_folder if path.is_dir() else _check_archive)(path, report, progress)
+        return report
+    dataset, root = DATASETS[name], expand_home(root)
+    report = Report(name, root, [("what", dataset.title), ("terms", dataset.terms)])
     if dataset.list_files is not None:
         try:
-            listing = dataset.list_files(dataset.find(root))
+            _check_listing(dataset, dataset.list_files(dataset.find(root)), report)
         except UserError as error:
             report.problems.append(str(error).removeprefix(f"data.source {dataset.name!r}: "))
-        else:
-            _check_listing(dataset, listing, report)
-    elif dataset.name == "digits":
-        check_counts(dataset, open_download("digits", root, download=False), report)
-    elif dataset.name == "voc":
+    elif name == "digits":
+        report.rows += check_counts(dataset, root, open_download(name, root, False)).rows
+    elif name == "voc":
         _check_voc(dataset, root, report)
     else:
-        _check_checksums(list_checksums(dataset.name), root, report, stage, required=True)
+        _check_checksums(list_checksums(name), report, progress, required=True)
         if not report.problems:
-            report.rows += [(name, f"{count[0]:,}") for name, count in dataset.counts.items()]
-    _check_checksums(dict(dataset.archives), root, report, stage, required=False)
+            report.rows += [(split, f"{count[0]:,}") for split, count in dataset.counts.items()]
+    _check_checksums(dict(dataset.archives), report, progress, required=False)
     return report
 
 
-def check_counts(dataset: Dataset, source: Source, report: Report) -> None:
+def check_counts(dataset: Dataset, root: Path, source: Source) -> Report:
     """Compare the numbers of images of an open dataset with what was published."""
+    report = Report(dataset.name, root)
     for name, expected in dataset.counts.items():
         split = source.splits.get(name)
         report.count(name, 0 if split is None else len(split), expected)
+    return report
 
 
-def _check_folder(folder: Path, stage: Stage) -> Report:
+def _check_folder(folder: Path, report: Report, progress: ReportProgress) -> None:
     """Count the images of each class of a folder, and decode every one of them."""
-    listing, report = list_folder(folder), Report()
+    listing = list_folder(folder)
     splits = listing.splits
     for name, files in splits.items():
         _count_classes(name if len(splits) == 2 else "images", files, listing.classes, report)
     paths = [path for files in splits.values() for path in files.paths]
-    sizes = map_files(read_size, paths, stage("reading headers"))
+    sizes = map_files(read_size, paths, partial(progress, "reading headers"))
     decoded = map_files(
-        lambda path: decode_frame(path, _LARGEST_FRAME).size, paths, stage("decoding")
+        lambda path: decode_frame(path, _LARGEST_FRAME).size, paths, partial(progress, "decoding")
     )
     broken = [p for p, r in zip(paths, decoded, strict=True) if isinstance(r, UnreadableImage)]
     known = [size for size in sizes if not isinstance(size, UnreadableImage)]
@@ -145,20 +125,18 @@ def _check_folder(folder: Path, stage: Stage) -> Report:
             f"{len(broken)} images cannot be read ({quote_some(broken)}); replace or remove them, "
             "or go on without them with --skip-unreadable"
         )
-    return report
 
 
-def _check_archive(path: Path, stage: Stage) -> Report:
+def _check_archive(path: Path, report: Report, progress: ReportProgress) -> None:
     """Verify the checksums of an ``.npz`` file, and count the images of each class."""
-    verify_checksums(path, stage("verifying checksums"))
-    source, report = open_archive(path), Report()
+    verify_checksums(path, partial(progress, "verifying checksums"))
+    source = open_archive(path)
     for name, split in source.splits.items():
         if isinstance(split.images, ArrayImages):
             labels = None if split.labels is None else split.labels.tolist()
             _count_classes(name, labels or len(split), source.classes, report)
             sizes = split.images.true_sizes().tolist()
             report.rows.append((f"{name} sizes", _size_range(sizes)))
-    return report
 
 
 def _size_range(sizes: Sequence[Sequence[int]]) -> str:
@@ -221,8 +199,9 @@ def _check_voc(dataset: Dataset, root: Path, report: Report) -> None:
 
 
 def _check_checksums(
-    files: Mapping[str, str], root: Path, report: Report, stage: Stage, *, required: bool
+    files: Mapping[str, str], report: Report, progress: ReportProgress, *, required: bool
 ) -> None:
+    root = report.root
     absent = [root / name for name in files if not (root / name).is_file()]
     if absent and required:
         verb = "is" if len(absent) == 1 else "are"
@@ -231,7 +210,7 @@ def _check_checksums(
         path = root / name
         if path in absent:
             continue
-        good = _md5(path, stage(f"verifying {name}")) == md5
+        good = _md5(path, partial(progress, f"verifying {name}")) == md5
         report.rows.append((name, "checksum right" if good else "checksum wrong"))
         if not good:
             report.problems.append(f"{str(path)!r} is damaged: its checksum is not {md5}")

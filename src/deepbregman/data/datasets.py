@@ -242,6 +242,21 @@ def expand_home(path: Path) -> Path:
         ) from None
 
 
+def find_path(name: str) -> Path:
+    """Return the folder or .npz file of that name, which must exist.
+
+    Raises:
+        UserError: When it does not.
+    """
+    path = expand_home(Path(name))
+    if name.strip() and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".npz")):
+        return path
+    raise UserError(
+        f"{name!r} is neither one of {', '.join(DATASETS)} nor a folder or an .npz file that exists"
+        f"{nearest(name, DATASETS)}"
+    )
+
+
 def check_source(spec: str, root: Path = Path("data")) -> None:
     """Refuse a source that cannot be opened, as far as that shows in a moment and without torch.
 

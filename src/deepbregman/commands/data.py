@@ -1,0 +1,289 @@
+"""List datasets, check one, or prepare one: deepbregman data list|check|prepare."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_path
+from deepbregman.errors import UserError
+from deepbregman.files import Record, now, parse_json, replacing, write_json
+from deepbregman.terminal import ReportProgress, say
+
+from .parameters import PythonOnly
+
+if TYPE_CHECKING:
+    from deepbregman.data import Source
+    from deepbregman.data.checking import Report
+
+MEASURED_FILES = 10_000
+"""Files that the mean and deviation are measured on; of arrays all images are."""
+IMAGE_SIZE = 32
+"""For a folder or an .npz file, where no other is asked for."""
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
+
+
+class Prepared(NamedTuple):
+    """What was found of a dataset, and where it is written."""
+
+    record: Record
+    """Counts, and mean and deviation of the channels."""
+    file: Path
+    """Where the record is: ``ROOT/NAME.json``, or beside a folder or .npz file."""
+    cache: Path | None
+
+
+def list_datasets() -> list[Dataset]:
+    """List the datasets that are known by name.
+
+    A folder of images or an .npz file in MedMNIST's convention needs no name: give its path.
+    """
+    return list(DATASETS.values())
+
+
+def check(
+    name: Name, root: Path = Path("data"), progress: PythonOnly[ReportProgress | None] = None
+) -> "Report":
+    """Say what is there of a dataset, what is missing, and how to get it.
+
+    Exits with 0 when it is complete and with 2 when it is not. Counts and labels are compared with
+    what was published, and so are the checksums of the files of CIFAR and STL-10 and of archives
+    that lie in the root. Of a folder every image is decoded; of an .npz file every checksum is
+    verified.
+
+    Args:
+        name: A dataset by name, a folder of images, or an .npz file.
+        root: Folder in which the datasets known by name lie.
+        progress: Hears what is done.
+
+    Returns:
+        What was found and the problems; without problems it is complete.
+    """
+    if name not in DATASETS:
+        find_path(name)
+    from deepbregman.data.checking import check_data
+
+    return check_data(name, root, progress or _ignore)
+
+
+def prepare(
+    name: Name,
+    root: Path = Path("data"),
+    image_size: int | None = None,
+    cache: Path | None = None,
+    download: bool = True,
+    skip_unreadable: bool = False,
+    progress: PythonOnly[ReportProgress | None] = None,
+) -> Prepared:
+    """Download a dataset where that is possible, verify it, and measure its pixels.
+
+    Counts and the mean and deviation of each channel are printed and written to ROOT/NAME.json.
+    With --cache the images are also written, decoded, to one .npz file that pretrain, evaluate and
+    embed take as --data and open at once. In it every image lies in a square frame of at most 2.25
+    times the image size: a longer one is shrunk until it fits, a smaller one is not enlarged, none
+    is cropped; one that does not fill its frame lies top left, and its true size is kept beside it.
+    Views made from the cache are those made from the files. It takes 3 bytes a pixel of its frame
+    and is for one image size and below. Interrupted, it leaves nothing half-written: run it again.
+
+    Args:
+        name: A dataset by name, a folder of images, or an .npz file.
+        root: Folder in which the datasets known by name lie or are put.
+        image_size: Side of the training images; by default as usual for the dataset, else 32.
+        cache: File to write the decoded images to; must not exist.
+        download: Download what is absent.
+        skip_unreadable: Go on without images that cannot be read.
+        progress: Hears what is done.
+    """
+    progress, root = progress or _ignore, expand_home(root)
+    dataset = DATASETS.get(name)
+    path = root / name if dataset is not None else find_path(name).resolve()
+    file = path.with_name(f"{path.name}.json")
+    _check_outputs(file, cache)
+    if name == "voc":
+        record = _prepare_voc(root, cache, download, progress)
+    else:
+        if image_size is None:
+            image_size = IMAGE_SIZE if dataset is None else dataset.image_size
+        source = _open_verified(name, root, image_size, download, skip_unreadable, progress)
+        if cache is not None:
+            _check_room(cache, source)
+        record = {"image_size": image_size, **_measure(source, skip_unreadable)}
+        if cache is not None:
+            from deepbregman.data.archives import write_archive
+
+            report = partial(progress, f"writing {cache.name}")
+            with replacing(cache) as stream:
+                record["num_replaced"] = write_archive(
+                    source, stream, skip_unreadable=skip_unreadable, progress=report
+                )
+            record["cache"] = str(cache)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"name": name, **record, "prepared": now()})
+    return Prepared(record, file, cache)
+
+
+SUBCOMMANDS = {"list": list_datasets, "check": check, "prepare": prepare}
+
+
+def show_list_datasets(datasets: list[Dataset], console: Console) -> None:
+    """Print a table of the datasets."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("name")
+    for title in ("train", "test", "unlabelled", "classes", "size"):
+        table.add_column(title, justify="right")
+    table.add_column("downloadable")
+    for dataset in datasets:
+        counts = [
+            sum(count[0] for split, count in dataset.counts.items() if kind in split)
+            for kind in ("train", "test", "unlabelled")
+        ]
+        table.add_row(
+            f"[bold]{dataset.name}[/bold]",
+            *(f"{count:,}" if count else "" for count in counts),
+            f"{dataset.num_classes:,}",
+            dataset.size,
+            "yes" if dataset.downloadable else "no",
+        )
+    console.print(table, highlight=False)
+    say(console, "\ndeepbregman data check NAME says where each belongs and how to get it.")
+
+
+def show_check(report: "Report", console: Console) -> None:
+    """Print what was found; problems are an error."""
+    _print_rows(console, report.rows)
+    report.require_complete()
+    say(console, f"{report.name}: complete")
+
+
+def show_prepare(prepared: Prepared, console: Console) -> None:
+    """Print the counts and colours, and what was written."""
+    record = prepared.record
+    rows = [(split, f"{count:,}") for split, count in record["images"].items()]
+    if record["num_classes"] is not None:
+        rows.append(("classes", f"{record['num_classes']:,}"))
+    if "mean" in record:
+        rows.append(("frame", " x ".join(map(str, record["frame"]))))
+        for key in ("mean", "deviation"):
+            rows.append((key, ", ".join(f"{value:.4f}" for value in record[key])))
+        rows.append(("left out", f"{record['num_skipped']:,} unreadable"))
+    _print_rows(console, rows)
+    say(console, f"wrote {prepared.file}")
+    if prepared.cache is not None:
+        if record["num_replaced"]:
+            say(console, f"{record['num_replaced']} could not be decoded; others stand in for them")
+        say(console, f"wrote {prepared.cache}")
+        say(console, f"next: deepbregman pretrain RECIPE --data {prepared.cache}")
+
+
+def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
+    width = max((len(what) for what, _ in rows), default=0)
+    for what, words in rows:
+        say(console, f"{what:<{width}}  {words}")
+
+
+def _ignore(work: str, done: int, total: int) -> None:
+    """Report to nobody."""
+
+
+def _check_outputs(file: Path, cache: Path | None) -> None:
+    """Refuse, before any long work, to write over what was not written here."""
+    if file.exists():
+        try:
+            ours = "prepared" in parse_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError):
+            ours = False
+        if not ours:
+            raise UserError(
+                f"{file} exists and was not written by `deepbregman data prepare`; rename it, "
+                "since the counts and means go there"
+            )
+    if cache is None:
+        return
+    if cache.suffix.lower() != ".npz":
+        raise UserError(f"--cache {cache}: a cache is an .npz file; give it that ending")
+    if cache.exists():
+        raise UserError(f"--cache {cache}: exists; remove it or name another file")
+    if not cache.parent.is_dir():
+        raise UserError(f"--cache {cache}: there is no folder {cache.parent}; make it first")
+
+
+def _prepare_voc(
+    root: Path, cache: Path | None, download: bool, progress: ReportProgress
+) -> Record:
+    """Download and verify Pascal VOC, whose photographs are read one by one with their boxes."""
+    if cache is not None:
+        raise UserError("--cache: voc has boxes, and detection reads its files; leave --cache out")
+    from deepbregman.data.checking import check_data
+    from deepbregman.data.downloads import download_voc
+
+    report = check_data("voc", root, progress)
+    if report.problems and download:
+        download_voc(root)
+        report = check_data("voc", root, progress)
+    report.require_complete()
+    dataset = DATASETS["voc"]
+    counts = {split: count[0] for split, count in dataset.counts.items()}
+    return {"images": counts, "num_classes": dataset.num_classes}
+
+
+def _open_verified(
+    name: str,
+    root: Path,
+    image_size: int,
+    download: bool,
+    skip_unreadable: bool,
+    progress: ReportProgress,
+) -> "Source":
+    """Open a dataset; one that is known by name must be complete."""
+    from deepbregman.data import open_source
+    from deepbregman.data.checking import check_counts, check_data
+
+    dataset = DATASETS.get(name)
+    if dataset is not None and not dataset.downloadable:
+        check_data(name, root, progress).require_complete()
+    source = open_source(
+        name if dataset is not None else str(find_path(name)),
+        root=root,
+        image_size=image_size,
+        download=download,
+        skip_unreadable=skip_unreadable,
+        progress=partial(progress, "checking files"),
+    )
+    if dataset is not None and dataset.downloadable:
+        check_counts(dataset, root, source).require_complete()
+    return source
+
+
+def _check_room(cache: Path, source: "Source") -> None:
+    from deepbregman.data.archives import archive_bytes
+
+    needed, free = archive_bytes(source), shutil.disk_usage(cache.parent).free
+    if needed > free:
+        raise UserError(
+            f"--cache {cache}: takes {needed / 1e9:,.1f} GB and {cache.parent} has "
+            f"{free / 1e9:,.1f} GB free; name a file on a larger disk, or lower --image-size"
+        )
+
+
+def _measure(source: "Source", skip_unreadable: bool) -> Record:
+    from deepbregman.data import FileImages, channel_statistics
+
+    images = source.train.images
+    most = MEASURED_FILES if isinstance(images, FileImages) else len(images)
+    num_measured = min(len(images), most)
+    mean, deviation = channel_statistics(
+        images, max_images=num_measured, skip_unreadable=skip_unreadable
+    )
+    return {
+        "images": {name: len(split) for name, split in source.splits.items()},
+        "num_classes": None if source.classes is None else len(source.classes),
+        "num_skipped": source.num_skipped,
+        "frame": list(images.frame),
+        "mean": list(mean),
+        "deviation": list(deviation),
+        "num_measured": num_measured,
+    }
