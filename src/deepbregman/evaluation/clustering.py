@@ -1,4 +1,4 @@
-"""Hard clustering with the learned divergence, and how well clusters agree with labels.
+"""Clustering of a run's data: k-means of features, and by the learned divergence of scores.
 
 Banerjee et al. (2005): k-means works with any Bregman divergence ``D(x, mu)`` whose second argument
 is the centroid, because there the arithmetic mean is the best centroid. For every s
@@ -13,16 +13,32 @@ In the hard form D(x, mu) depends on mu through its winner alone. No more cluste
 apart than there are subnetworks that win somewhere; the others stay empty.
 """
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from deepbregman.errors import UserError
 from deepbregman.method.bregman import learned_divergence
+from deepbregman.runs import Record, write_csv
+from deepbregman.terminal import ReportProgress
 from deepbregman.training.seeds import derived
 
+from .features import Features
+from .gallery import Gallery, OpenedRun, open_gallery
+from .linear import FLOAT64_ELEMENTS
+from .results import Measurement, make_rows
+
+METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
+"""What to cluster by, and the variant's name in the rows."""
+RESTARTS = 10
+MAX_ITERATIONS = 300
+"""After which a start ends at the latest."""
 _ENTRIES = 2**22  # of a matrix of points and centroids at a time, 32 MiB in float64
 
 
@@ -54,9 +70,7 @@ def bregman_clusters(
     smoothing: float = 0.0,
     seed: int = 0,
     *,
-    restarts: int = 10,
-    max_iterations: int = 300,
-    progress: Callable[[int, int], None] | None = None,
+    restarts: int = RESTARTS,
 ) -> Clusters:
     """Cluster points by ``D(point, centroid)``, and keep the best of several starts.
 
@@ -70,8 +84,6 @@ def bregman_clusters(
         smoothing: temperature of the smooth form; 0 is the hard form.
         seed: of the starts.
         restarts: how many starts.
-        max_iterations: after which a start ends at the latest.
-        progress: called with the starts done and the starts in all.
 
     Returns:
         The clustering with the lowest objective, the first of equals.
@@ -81,29 +93,25 @@ def bregman_clusters(
             f"{num_clusters} clusters of scores of shape {tuple(scores.shape)}: give (N, K) scores "
             "and ask for 1 to N clusters"
         )
-    if restarts < 1 or max_iterations < 1:
-        raise ValueError(
-            f"restarts {restarts} and max_iterations {max_iterations}: both must be at least 1"
-        )
+    if restarts < 1:
+        raise ValueError(f"restarts is {restarts}: it must be at least 1")
     points = scores.double()
     best: Clusters | None = None
     for start in range(restarts):
         generator = torch.Generator().manual_seed(derived(seed, "clusters", start))
         centroids = _scattered(points, num_clusters, smoothing, generator)
-        found = _refine(points, centroids, smoothing, max_iterations)
+        found = _refine(points, centroids, smoothing)
         if best is None or found.objective[-1] < best.objective[-1]:
             best = found
-        if progress is not None:
-            progress(start + 1, restarts)
     assert best is not None  # there was at least one start
     return best
 
 
-def _refine(points: Tensor, centroids: Tensor, smoothing: float, max_iterations: int) -> Clusters:
+def _refine(points: Tensor, centroids: Tensor, smoothing: float) -> Clusters:
     """Alternate centroids and assignments until no point changes its cluster."""
     step = _assign(points, centroids, smoothing, None)
     objective = [step.divergence.mean().item()]
-    for _ in range(max_iterations):
+    for _ in range(MAX_ITERATIONS):
         filled = _fill_empty(step, len(centroids))
         centroids = _means(points, filled, centroids)
         step = _assign(points, centroids, smoothing, filled)
@@ -193,3 +201,134 @@ def purity(labels: Tensor, assignment: Tensor) -> float:
     table = torch.bincount(assignment * num_labels + labels)
     table = functional.pad(table, (0, -len(table) % num_labels))
     return table.view(-1, num_labels).amax(dim=1).sum().item() / len(labels)
+
+
+class Partition(NamedTuple):
+    """The clusters of one method, over the seeds."""
+
+    assignment: Tensor
+    """(N,) int64 on the CPU, of the seed with the lowest objective."""
+    sizes: tuple[int, ...]
+    """Images in each cluster of that seed."""
+    objectives: tuple[float, ...]
+    """Of each seed: the mean squared distance, or the mean divergence, to the centroid."""
+
+
+@dataclass(frozen=True, eq=False)
+class Clustering:
+    """What clustering a set of images gave."""
+
+    names: tuple[str, ...]
+    partitions: dict[str, Partition]
+    """By ``features`` and ``divergence``."""
+    rows: list[Record]
+    """Agreement with the labels; empty where there are none."""
+    table: Path | None = None
+    """The file that was written."""
+
+
+def cluster_images(
+    opened: OpenedRun,
+    clusters: int | None,
+    *,
+    by: Sequence[str],
+    seeds: int,
+    split: str,
+    out: Path | None,
+    progress: ReportProgress | None = None,
+) -> Clustering:
+    """Group images without labels; with labels, also measure how the groups agree with them.
+
+    The arguments are those of :func:`deepbregman.cluster`.
+    """
+    methods = opened.choose_measures(by, tuple(METHODS))
+    count = _count_clusters(opened, split, clusters)
+    gallery = open_gallery(opened, split, progress)
+    smoothing = opened.loaded.config.divergence.smoothing
+    partitions: dict[str, Partition] = {}
+    measured: list[list[Measurement]] = [[] for _ in range(seeds)]
+    for method in methods:
+        runs = []
+        for seed in range(seeds):
+            runs.append(_cluster_once(method, gallery.features, count, smoothing, seed))
+            if progress is not None:
+                progress(METHODS[method], seed + 1, seeds)
+        objectives = tuple(objective for _, objective in runs)
+        best = runs[objectives.index(min(objectives))][0]
+        sizes = torch.bincount(best, minlength=count).tolist()
+        partitions[method] = Partition(best, tuple(sizes), objectives)
+        if gallery.labels is not None:
+            variant = METHODS[method] + ("" if split == "all" else f", {split} split")
+            for of_seed, (found, _) in zip(measured, runs, strict=True):
+                values = _measure_agreement(gallery.labels.cpu(), found)
+                details = {"split": split, "clusters": count}
+                of_seed.append(
+                    Measurement(variant, values, 0, len(found), gallery.num_replaced, details)
+                )
+    rows = opened.record(make_rows(measured), "cluster", 0)
+    if out is not None:
+        _write_clusters(out, gallery, opened, partitions)
+    return Clustering(gallery.names, partitions, rows, out)
+
+
+def _count_clusters(opened: OpenedRun, split: str, clusters: int | None) -> int:
+    splits = opened.splits(split)
+    size = sum(map(len, splits.values()))
+    if clusters is None:
+        labels = [part.labels for part in splits.values() if part.labels is not None]
+        if len(labels) < len(splits):
+            raise UserError(
+                f"data {opened.data!r} has no labels, so the number of clusters is not known: "
+                "give it with --clusters"
+            )
+        clusters = len(set(torch.cat(labels).tolist()))
+    if not 1 <= clusters <= size:
+        raise UserError(f"clusters is {clusters}: it must be between 1 and the {size} images")
+    return clusters
+
+
+def _cluster_once(
+    method: str, features: Features, count: int, smoothing: float, seed: int
+) -> tuple[Tensor, float]:
+    """Cluster once; return the assignment (N,) on the CPU and the mean objective."""
+    if method == "divergence":
+        assert features.scores is not None  # choose_measures has made sure
+        found = bregman_clusters(features.scores, count, smoothing, seed)
+        return found.assignment.cpu(), found.objective[-1]
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    # On the host, since k-means is; in float64 where that is affordable, as linear.py has it.
+    vectors = features.representation.cpu()
+    vectors = vectors.double() if vectors.numel() <= FLOAT64_ELEMENTS else vectors
+    points = functional.normalize(vectors, dim=1).numpy()
+    with warnings.catch_warnings():  # fewer distinct images than clusters; the sizes show it
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        kmeans = KMeans(count, n_init=RESTARTS, random_state=seed).fit(points)
+    return torch.from_numpy(kmeans.labels_).long(), float(kmeans.inertia_) / len(points)
+
+
+def _measure_agreement(labels: Tensor, found: Tensor) -> dict[str, float]:
+    """Return how well clusters agree with classes, in per cent."""
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    metrics = {
+        "NMI": normalized_mutual_info_score,
+        "ARI": adjusted_rand_score,
+        "purity": purity,
+    }
+    return {name: 100.0 * float(metric(labels, found)) for name, metric in metrics.items()}
+
+
+def _write_clusters(
+    path: Path, gallery: Gallery, opened: OpenedRun, parts: dict[str, Partition]
+) -> None:
+    """Write a line for each image: its name, its class where known, its cluster by each method."""
+    labels = None if gallery.labels is None else gallery.labels.tolist()
+    clusters = {method: part.assignment.tolist() for method, part in parts.items()}
+    rows: list[Record] = []
+    for index, name in enumerate(gallery.names):
+        known = {"class": opened.class_name(labels[index])} if labels else {}
+        found = {method: column[index] for method, column in clusters.items()}
+        rows.append({"image": name, **known, **found})
+    write_csv(path, rows)

@@ -1,16 +1,23 @@
-"""Features of a frozen encoder, computed once and handed to every protocol."""
+"""Features of frozen networks, computed once and shared by every protocol."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from deepbregman.config import Config
-from deepbregman.data import Batches, Progress
+from deepbregman.data import Batches, Progress, Source, Split, channel_statistics
+from deepbregman.errors import Diverged
 from deepbregman.method.model import Model
 from deepbregman.method.transformation import Views, centre_view
+from deepbregman.training.assembly import batches_of
+from deepbregman.training.seeds import derived
+
+from .results import accuracies
 
 BATCH_SIZE = 512
 
@@ -21,10 +28,19 @@ class Features(NamedTuple):
     representation: Tensor  # (N, d), the encoder's output
     scores: Tensor | None  # (N, K), the subnetworks' outputs, or None without divergence
 
+    def require_finite(self) -> "Features":
+        """Return the features, or raise ``Diverged`` where one is not a finite number."""
+        if not all(part.isfinite().all() for part in self if part is not None):
+            raise Diverged(
+                "the networks' features are not finite: training has diverged; use an earlier "
+                "checkpoint, or train again with a lower optimiser.learning_rate"
+            )
+        return self
+
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Run a block in which a module must stay as it is: evaluation mode, no gradient, no change.
+    """Run a block with a module in evaluation mode, without gradient, and assert that it stays so.
 
     Parameters and buffers (running statistics of batch normalisation among them) are compared
     afterwards; a difference is an error, since every number measured in the block would be wrong.
@@ -67,12 +83,9 @@ def compute_features(
 
     Args:
         model: of a run.
-        batches: the images.
+        batches: the images; the features have their order and their device.
         image_size: side of the view.
-        progress: called with the images done and the images in all.
-
-    Returns:
-        In the order of the images, float32, on their device.
+        progress: called with the number of images done and their total number.
     """
     representation, scores = [], []
     done = 0
@@ -93,18 +106,15 @@ def compute_crop_features(
 ) -> Tensor:
     """Average the frozen encoder's output over the random views of every image.
 
-    Each image draws after the one before it, on the host: its views depend on the seed and its
-    place alone, not on the device or on how the images are cut into batches.
+    The random numbers are drawn on the host, image after image, so that the views of an image
+    depend on the seed and its position alone, not on the device or the size of the batches.
 
     Args:
         model: of a run.
-        batches: the images.
+        batches: the images; the features (N, d) have their order and their device.
         views: M of each image.
         seed: of the views.
-        progress: called with the images done and the images in all.
-
-    Returns:
-        (N, d), in the order of the images, float32, on their device.
+        progress: called with the number of images done and their total number.
     """
     generator = torch.Generator().manual_seed(seed)
     # As many views in one pass as whole images elsewhere, so that it takes no more memory.
@@ -128,10 +138,9 @@ def compute_crop_features(
 
 
 def crop_and_flip(config: Config, num_views: int = 1) -> Views:
-    """Build the one augmentation that classifiers are trained with: a crop and a flip, no colour.
+    """Build the augmentation that classifiers are trained with: the run's crop and flip, no colour.
 
-    Both as in the run's own views, but as large as the images that are judged; a data set whose
-    flipped images mean something else says so there.
+    Unlike in pretraining, views are as large as the images.
     """
     return Views(
         config.data.image_size,
@@ -141,3 +150,112 @@ def crop_and_flip(config: Config, num_views: int = 1) -> Views:
         flip=config.views.flip,
         without=("rotation", "jitter", "greyscale", "blur"),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class SplitFeatures:
+    """A split of a dataset and what frozen networks make of it, computed when first used."""
+
+    model: Model
+    config: Config
+    split: Split
+    device: torch.device
+    progress: Progress | None = None
+    """Called while the features are computed."""
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """The labels, int64 (N,), on the device; only of a split that has labels."""
+        assert self.split.labels is not None
+        return self.split.labels.to(self.device)
+
+    @cached_property
+    def batches(self) -> Batches:
+        """The images on the device, or streamed to it."""
+        return batches_of(self.split.images, self.config, self.device)
+
+    @cached_property
+    def features(self) -> Features:
+        """The features of the whole images, without augmentation."""
+        size = self.config.data.image_size
+        return compute_features(self.model, self.batches, size, self.progress).require_finite()
+
+    def averaged(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
+        """Return the representation (N, d) averaged over random crops and flips of each image."""
+        views = crop_and_flip(self.config, crops)
+        features = compute_crop_features(self.model, self.batches, views, seed, progress)
+        return Features(features, None).require_finite().representation
+
+    @property
+    def num_replaced(self) -> int:
+        """How many unreadable images have been replaced by others so far."""
+        return len(self.batches.skipped) if "batches" in self.__dict__ else 0
+
+
+class AveragedFeatures(NamedTuple):
+    """Representations averaged over random crops and flips of each image."""
+
+    train: Tensor  # (N, d)
+    test: Tensor  # (T, d)
+    crops: int  # of each image
+    seed: int
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledFeatures:
+    """A run's networks and both splits of the labelled dataset that they are judged on."""
+
+    model: Model
+    config: Config
+    source: Source
+    device: torch.device
+    balanced: bool = False
+    """Whether accuracies are also given as means over the classes."""
+    sigma: float | None = None
+    """Width of the Gaussian kernel, where it was learnt; else the configuration's."""
+
+    @cached_property
+    def train(self) -> SplitFeatures:
+        """The training split."""
+        return SplitFeatures(self.model, self.config, self.source.train, self.device)
+
+    @cached_property
+    def test(self) -> SplitFeatures:
+        """The test split."""
+        assert self.source.test is not None  # require_labelled has made sure
+        return SplitFeatures(self.model, self.config, self.source.test, self.device)
+
+    @cached_property
+    def pixel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of the training images' channels, for what is trained from scratch."""
+        skip = self.config.data.skip_unreadable
+        return channel_statistics(self.source.train.images, skip_unreadable=skip)
+
+    @cached_property
+    def num_classes(self) -> int:
+        """One more than the largest label."""
+        return 1 + int(max(self.train.labels.max(), self.test.labels.max()))
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """The numbers of training images, test images, and unreadable images replaced so far."""
+        replaced = self.train.num_replaced + self.test.num_replaced
+        return len(self.train.labels), len(self.test.labels), replaced
+
+    def averaged(self, crops: int, seed: int, progress: Progress | None = None) -> AveragedFeatures:
+        """Average the representation over random crops and flips of each image of both splits."""
+        train = self.train.averaged(crops, derived(seed, "crops of train"), progress)
+        test = self.test.averaged(crops, derived(seed, "crops of test"), progress)
+        return AveragedFeatures(train, test, crops, seed)
+
+    def representations(self, averaged: AveragedFeatures | None) -> tuple[Tensor, Tensor]:
+        """Return training (N, d) and test (T, d) representations, averaged or of whole images."""
+        if averaged is not None:
+            return averaged.train, averaged.test
+        return self.train.features.representation, self.test.features.representation
+
+    def measure(self, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
+        """Compare predictions for the test split with its labels, in per cent."""
+        return accuracies(
+            self.test.labels, predicted=predicted, logits=logits, balanced=self.balanced
+        )

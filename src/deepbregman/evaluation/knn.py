@@ -1,15 +1,40 @@
-"""Weighted k-nearest-neighbour classification of cached features.
+"""Nearest neighbours: the search, the vote, the protocol ``knn`` and the monitor of pretraining.
 
 The search (`nearest_by`) and the vote (`vote`) are separate: the search takes any similarity, so
 that the learned divergence shares it with the cosine, and one search serves every smaller k.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from deepbregman.config import Config
+from deepbregman.data import Split, stratified_split
+from deepbregman.errors import Diverged
+from deepbregman.method.bregman import learned_divergence, similarity
+from deepbregman.method.model import Model
+from deepbregman.runs import Record
+from deepbregman.training.assembly import batches_of
+from deepbregman.training.loop import Monitor
+from deepbregman.training.seeds import epoch_order
+
+from .features import AveragedFeatures, Features, LabelledFeatures, compute_features
+from .inputs import Evaluation
+from .results import Measurement, make_rows
+
+NEIGHBOURS = (20, 200)
+VOTE_TEMPERATURE = 0.1
+MEASURES = ("cosine", "divergence")
+Divergence = Callable[[Tensor, Tensor], Tensor]
+"""Of scores (N, K) and (M, K), the first from the second: (N, M)."""
+LARGEST_BANK = 20_000
+LARGEST_QUERY = 2_000
+MONITOR_NEIGHBOURS = 20
+SEEN_SHARE = 0.1
 
 # A vote counts in units of 2^-40 of the nearest neighbour's weight: sums of integers are exact, so
 # ties are ties on every device, in whatever order a GPU adds. Room for k = 2^22.
@@ -41,12 +66,6 @@ def nearest_by(
         queries: (Q, ...), cut along the first dimension.
         k: Neighbours per query, 1 to B.
         chunk: Queries at a time; memory is proportional to ``chunk * B``.
-
-    Returns:
-        The neighbours, (Q, k).
-
-    Raises:
-        ValueError: If there are no queries, k or chunk is out of range, or a similarity is NaN.
     """
     if chunk < 1:
         raise ValueError(f"chunk is {chunk}, but it must be at least 1: pass a positive number")
@@ -58,16 +77,9 @@ def nearest_by(
 
 
 def cosine_neighbours(queries: Tensor, bank: Tensor, k: int, *, chunk: int = 256) -> Neighbours:
-    """Find the k bank entries of the largest cosine similarity, in float32.
+    """Find the k bank entries (B, d) of the largest cosine with each query (Q, d), in float32.
 
-    Args:
-        queries: (Q, d).
-        bank: (B, d). A zero vector has similarity 0 to everything.
-        k: Neighbours per query, 1 to B.
-        chunk: Queries at a time; memory is proportional to ``chunk * B``.
-
-    Returns:
-        The neighbours, (Q, k).
+    A zero vector has cosine 0 with everything.
     """
     # Half precision would turn near neighbours into ties.
     with torch.no_grad(), torch.autocast(queries.device.type, enabled=False):
@@ -132,7 +144,7 @@ def knn_accuracy(
     temperature: float = 0.1,
     num_classes: int | None = None,
 ) -> float:
-    """Measure the accuracy of the weighted cosine kNN classifier.
+    """Return the accuracy, in per cent, of the weighted cosine kNN classifier.
 
     For several k, search once with `cosine_neighbours` and call `vote` for each.
 
@@ -144,9 +156,6 @@ def knn_accuracy(
         k: Neighbours per query, 1 to B.
         temperature: Of the vote.
         num_classes: Number of classes; by default one more than the largest label.
-
-    Returns:
-        Accuracy in per cent.
     """
     if num_classes is None:
         num_classes = 1 + int(max(query_labels.max(), bank_labels.max()))
@@ -173,3 +182,177 @@ def _largest(similarities: Tensor, k: int) -> Neighbours:
     keys = monotone * 2**32 + (size - 1 - positions)
     indices = positions[keys.topk(k, dim=1).indices]  # (c, k)
     return Neighbours(similarities.float().gather(1, indices), indices)
+
+
+def features_for(features: Features, measure: str) -> Tensor:
+    """Return what a measure compares: the encoder's features (N, d), or the scores (N, K)."""
+    if measure == "cosine":
+        return features.representation
+    if features.scores is None:
+        raise ValueError("there are no scores to measure a divergence of: measure the cosine")
+    return features.scores
+
+
+def rank_bank(
+    measure: str | Divergence,
+    queries: Tensor,
+    bank: Tensor,
+    k: int,
+    *,
+    smoothing: float = 0.0,
+    seed: int = 0,
+) -> Neighbours:
+    """Find the k nearest of a bank for each query; similarities are cosines, or minus divergences.
+
+    The query is the first argument of the learned divergence, ``D(query || item)``: the gap that
+    the item's winning subnetwork leaves in the query's scores. In the hard form a query is at
+    divergence 0 from a whole cell of the bank. Equals are ranked by a seeded shuffle of the bank,
+    so that the bank's own order, often that of its classes, does not matter.
+
+    Args:
+        measure: ``cosine``, ``divergence``, or another divergence of scores.
+        queries: (Q, d) features, or (Q, K) scores.
+        bank: (B, d) or (B, K).
+        k: from 1 to B.
+        smoothing: of the divergence; 0 is the hard form.
+        seed: of the shuffle.
+    """
+    order = epoch_order(len(bank), seed, 0).to(bank.device)
+    found = nearest_by(likeness_to(measure, bank[order], smoothing), queries, k)
+    return Neighbours(found.similarities, order[found.indices])
+
+
+def likeness_to(
+    measure: str | Divergence, bank: Tensor, smoothing: float
+) -> Callable[[Tensor], Tensor]:
+    """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
+    if measure == "cosine":
+        return cosine_to(bank)
+    if measure == "divergence":
+        measure = partial(learned_divergence, smoothing=smoothing)
+    if isinstance(measure, str):
+        raise ValueError(f"measure {measure!r} is not one of {', '.join(MEASURES)}")
+    divergence, exact = measure, bank.double()  # float32 would rank what is nearly alike at random
+
+    def likeness(queries: Tensor) -> Tensor:
+        return -divergence(queries.double(), exact).float()
+
+    return likeness
+
+
+def check_knn(evaluation: Evaluation) -> None:
+    """Open the data, so that data without labels are refused before anything is computed."""
+    _ = evaluation.labelled
+
+
+def knn(evaluation: Evaluation) -> list[Record]:
+    """Judge by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
+
+    The seed matters only where it decides among equals, of which the hard divergence has many, and
+    for random crops; the other variants have one value. Features averaged over crops are compared
+    by cosine only. Few neighbours vote for few classes, so there is no top 5.
+    """
+    labelled, seeds = evaluation.labelled, evaluation.options.each_seed
+    rows = make_rows([knn_by_cosine(labelled)])
+    if evaluation.options.crops:
+        rows += make_rows([knn_by_cosine(labelled, evaluation.averaged(seed)) for seed in seeds])
+    if labelled.model.divergence_network is not None:
+        drawn = seeds[:1] if labelled.config.divergence.smoothing > 0 else seeds
+        rows += make_rows([knn_by_divergence(labelled, seed) for seed in drawn])
+    return rows
+
+
+def knn_by_cosine(
+    labelled: LabelledFeatures, averaged: AveragedFeatures | None = None
+) -> list[Measurement]:
+    """Classify by the neighbours of the largest cosine, averaged over crops if given."""
+    bank, queries = labelled.representations(averaged)
+    found = cosine_neighbours(queries, bank, min(max(NEIGHBOURS), len(bank)))
+    if averaged is None:
+        return _measure_votes("cosine", found, labelled, {})
+    details = {"crops": averaged.crops, "seed": averaged.seed}
+    return _measure_votes(f"cosine of {averaged.crops} crops", found, labelled, details)
+
+
+def knn_by_divergence(
+    labelled: LabelledFeatures, seed: int, divergence: Divergence | None = None
+) -> list[Measurement]:
+    """Classify by the neighbours of the smallest learned divergence.
+
+    Args:
+        labelled: whose scores.
+        seed: decides among equals.
+        divergence: of scores (N, K) and (M, K); the configuration's when None.
+    """
+    sides = labelled.train, labelled.test
+    bank, queries = (features_for(side.features, "divergence") for side in sides)
+    settings, k = labelled.config.divergence, min(max(NEIGHBOURS), len(bank))
+    measure = divergence or "divergence"
+    found = rank_bank(measure, queries, bank, k, smoothing=settings.smoothing, seed=seed)
+    # Rounding would lose the order of far neighbours in psi, so they are found by -D. Votes are
+    # weighted by the Gaussian kernel, whose width sigma therefore matters.
+    sigma = settings.sigma if labelled.sigma is None else labelled.sigma
+    psi = similarity(-found.similarities, "gaussian", sigma)
+    return _measure_votes("divergence", found._replace(similarities=psi), labelled, {})
+
+
+def _measure_votes(
+    name: str, neighbours: Neighbours, labelled: LabelledFeatures, details: Record
+) -> list[Measurement]:
+    measured = []
+    labels, temperature = labelled.train.labels, VOTE_TEMPERATURE
+    for k in [k for k in NEIGHBOURS if k <= len(labels)] or [len(labels)]:
+        predicted = vote(neighbours, labels, labelled.num_classes, temperature=temperature, k=k)
+        told = {"k": k, "temperature": temperature, **details}
+        values = labelled.measure(predicted)
+        measured.append(Measurement(f"{name}, k={k}", values, *labelled.counts, told))
+    return measured
+
+
+def split_for_monitor(train: Split, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices to pretrain on and those held out from it, by ``data.holdout``."""
+    return stratified_split(train.labels, len(train), config.data.holdout, config.seed)
+
+
+def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor | None:
+    """Build the monitor, or None when there are no labels or it is turned off.
+
+    The queries are the held-out training images; the bank is the rest. With ``data.holdout`` 0
+    there are none, so a tenth of the training images, which pretraining has seen without their
+    labels, is taken as queries instead. Both sides are capped, stratified, for speed.
+
+    Args:
+        train: the training split, all of it.
+        config: of the run.
+        device: of the networks.
+    """
+    if train.labels is None or config.training.knn_every == 0:
+        return None
+    bank, queries = split_for_monitor(train, config)
+    if len(queries) == 0:
+        bank, queries = stratified_split(train.labels, len(train), SEEN_SHARE, config.seed)
+    sides = []
+    for indices, largest in ((bank, LARGEST_BANK), (queries, LARGEST_QUERY)):
+        split = train.select(indices)
+        if len(split) > largest:
+            _, kept = stratified_split(split.labels, len(split), largest / len(split), config.seed)
+            split = split.select(kept)
+        assert split.labels is not None
+        sides.append((batches_of(split.images, config, device), split.labels.to(device)))
+    (bank_batches, bank_labels), (query_batches, query_labels) = sides
+    neighbours = min(MONITOR_NEIGHBOURS, len(bank_labels))
+
+    def monitor(model: Model) -> dict[str, float]:
+        size = config.data.image_size
+        queries, bank = (
+            compute_features(model, batches, size).representation
+            for batches in (query_batches, bank_batches)
+        )
+        if not (queries.isfinite().all() and bank.isfinite().all()):
+            raise Diverged(
+                "features are not finite: training has diverged; lower optimiser.learning_rate "
+                f"({config.optimiser.learning_rate}) or lengthen optimiser.warmup_epochs"
+            )
+        return {"knn": knn_accuracy(queries, query_labels, bank, bank_labels, k=neighbours)}
+
+    return monitor

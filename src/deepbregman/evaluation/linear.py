@@ -1,25 +1,48 @@
-"""Linear classification of features: a convex problem, so an accuracy that needs no seed.
+"""Linear classification of frozen features, and the protocol ``linear``.
 
-The objective is the mean cross-entropy plus ``l2 / 2 * ||weight||^2`` on standardised features, the
-bias free: scikit-learn's LogisticRegression with ``C = 1 / (l2 * n)``, for 3 classes or more.
+On cached features it is a convex problem, solved to the optimum: the mean cross-entropy plus
+``l2 / 2 * ||weight||^2`` on standardised features, the bias free. That is scikit-learn's
+LogisticRegression with ``C = 1 / (l2 * n)``, for 3 classes or more. On features of random crops,
+which change every epoch, it is SGD.
 """
 
 import math
-import statistics
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from .logistic import minimise
-from .metrics import top_k_accuracy
+from deepbregman.data import stratified_split
+from deepbregman.errors import UserError
+from deepbregman.runs import Record
+from deepbregman.terminal import ReportProgress
+from deepbregman.training.seeds import derived, epoch_order
 
+from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip, frozen
+from .inputs import Evaluation
+from .results import Measurement, make_rows, top_k_accuracy
+
+CHOICE_SHARE = 0.1
+"""Of the training set, held out to choose a linear classifier's settings on."""
+EPOCHS = 50
+LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
+WEIGHT_DECAYS = (1e-3, 1e-4, 1e-5)
+MOMENTUM = 0.9
 L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 PATIENCE = 2
 """After so many penalties in a row that are worse than the best, weaker ones are not tried."""
 # Up to here (1 GiB) float64 is affordable, and only float64 reaches the optimum when l2 is small.
 FLOAT64_ELEMENTS = 2**27
+# torch's L-BFGS discards curvature below 1e-10, all there is near the optimum: scale the objective.
+_SCALE = 2.0**20
+_ONE_THREAD_ELEMENTS = 2**18
+# With fewer rows the classes are soon separated, where the curvature at the start says little.
+_ROWS_PER_FEATURE = 4
+_ROWS_AT_ONCE = 2**16
 
 
 class LinearClassifier(NamedTuple):
@@ -43,32 +66,12 @@ class LinearClassifier(NamedTuple):
         return standardised @ self.weight.T + self.bias
 
 
-class LinearResult(NamedTuple):
-    """Test accuracy in per cent, top 1 and top 5 (None below 6 classes), and how l2 was chosen.
-
-    ``validation`` has the held-out accuracies of the penalties that were tried.
-    """
-
-    accuracy: float
-    top5: float | None
-    l2: float
-    validation: dict[float, float]
-
-
 class ChosenFit(NamedTuple):
     """A fit to all of the training set, its penalty chosen by held-out accuracies in per cent."""
 
     classifier: LinearClassifier
     l2: float
     validation: dict[float, float]
-
-
-class FewLabelResult(NamedTuple):
-    """Test accuracies in per cent; ``deviation`` is the sample's, None for a single value."""
-
-    mean: float
-    deviation: float | None
-    values: tuple[float, ...]
 
 
 def standardisation(features: Tensor, one_scale: bool = False) -> tuple[Tensor, Tensor]:
@@ -203,34 +206,7 @@ def fit_chosen(
     return ChosenFit(fit_linear(features, labels, num_classes=num_classes, l2=l2), l2, validation)
 
 
-def linear_accuracy(
-    train_features: Tensor,
-    train_labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
-    *,
-    num_classes: int,
-    held_out: Tensor,
-    grid: Sequence[float] = L2_GRID,
-) -> LinearResult:
-    """Choose l2 on the held-out part, refit on all of the training set, test once.
-
-    Args:
-        train_features: (n, d).
-        train_labels: (n,).
-        test_features: (t, d).
-        test_labels: (t,).
-        num_classes: Number of classes.
-        held_out: (m,), indices into the training set.
-        grid: The penalties to try.
-    """
-    fit = fit_chosen(train_features, train_labels, held_out, num_classes=num_classes, grid=grid)
-    logits = fit.classifier.predict(test_features)  # (t, C)
-    top5 = top_k_accuracy(logits, test_labels, 5) if num_classes > 5 else None
-    return LinearResult(top_k_accuracy(logits, test_labels), top5, fit.l2, fit.validation)
-
-
-def few_label_accuracy(
+def few_label_accuracies(
     train_features: Tensor,
     train_labels: Tensor,
     test_features: Tensor,
@@ -239,8 +215,8 @@ def few_label_accuracy(
     *,
     num_classes: int,
     l2: float,
-) -> FewLabelResult:
-    """Fit on each small subset of the training set and test.
+) -> list[float]:
+    """Fit to each small subset of the training set, and return the test accuracies in per cent.
 
     Args:
         train_features: (n, d).
@@ -251,12 +227,324 @@ def few_label_accuracy(
         num_classes: Number of classes.
         l2: The penalty of every fit; chosen elsewhere, since a small subset cannot be split.
     """
-    if len(subsets) == 0:
-        raise ValueError("subsets is empty, but a mean needs a value: pass at least one subset")
     train_labels, values = train_labels.to(train_features.device), []
     for rows in (subset.to(train_features.device) for subset in subsets):
         few = train_features[rows], train_labels[rows]
         fit = fit_linear(*few, num_classes=num_classes, l2=l2, one_scale=True)
         values.append(top_k_accuracy(fit.predict(test_features), test_labels))
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return FewLabelResult(statistics.fmean(values), deviation, tuple(values))
+    return values
+
+
+def minimise(
+    design: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, l2: float, max_iterations: int
+) -> None:
+    """Move a classifier to the optimum of mean cross-entropy plus ``l2 / 2 * ||weight||^2``.
+
+    Features are correlated, so in the weights the objective is a long narrow valley, in which
+    L-BFGS is slow. With enough rows it works in coordinates z instead, ``weight = z @ basis``, in
+    which the curvature at the start is even: two to four times fewer evaluations, same optimum.
+
+    Args:
+        design: (n, d), standardised features.
+        targets: (n,), classes from 0 to C - 1, each of them present.
+        weight: (C, d), the start; changed in place.
+        bias: (C,), the same.
+        l2: The penalty.
+        max_iterations: A limit; stopping short of the optimum gives a RuntimeWarning.
+    """
+    # The distance to the optimum is at most the slope over l2, so a small l2 asks for more.
+    tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
+    coordinates, growth, basis = weight, 1.0, None
+    with _few_threads(design):
+        if len(design) >= _ROWS_PER_FEATURE * design.shape[1]:
+            factor = _curvature_factor(
+                design, design @ weight.T + bias, l2
+            )  # (d, d), lower triangular
+            identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+            basis = torch.linalg.solve_triangular(factor, identity, upper=False)
+            coordinates = weight @ factor  # (C, d)
+            # The slope by weight is that by z times factor.T: at most so many times as large.
+            growth = max(1.0, math.sqrt(len(factor)) * float(factor.norm(dim=1).max()))
+        parameters = [coordinates.requires_grad_(), bias.requires_grad_()]
+
+        def slopes(at: Tensor, by: list[Tensor]) -> tuple[float, list[Tensor]]:
+            loss = functional.cross_entropy(design @ at.T + bias, targets)
+            loss = _SCALE * (loss + l2 / 2 * at.square().sum())
+            return loss.item(), list(torch.autograd.grad(loss, by))
+
+        def objective() -> float:
+            at = coordinates if basis is None else coordinates @ basis
+            loss, (coordinates.grad, bias.grad) = slopes(at, parameters)
+            return loss
+
+        optimiser: torch.optim.Optimizer = torch.optim.LBFGS(
+            parameters,
+            max_iter=max_iterations,
+            max_eval=2 * max_iterations,
+            tolerance_grad=_SCALE * tolerance / growth,
+            tolerance_change=torch.finfo(design.dtype).eps,
+            history_size=20,
+            line_search_fn="strong_wolfe",
+        )
+        optimiser.step(objective)
+        if basis is not None:
+            weight.copy_((coordinates @ basis).detach())
+        # Measured anew: the line search may have left the gradient of another point.
+        _, at_end = slopes(weight.requires_grad_(), [weight, bias])
+    slope = max(float(part.abs().max()) for part in at_end) / _SCALE
+    if not slope <= 100 * tolerance:
+        message = (
+            f"L-BFGS stopped at slope {slope:.1e}, above {100 * tolerance:.0e}, after at most "
+            f"{max_iterations} iterations: raise max_iterations or l2"
+        )
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+
+def _curvature_factor(design: Tensor, logits: Tensor, l2: float) -> Tensor:
+    """Return the Cholesky factor (d, d) of the curvature at the start, as a mean over the classes.
+
+    That is the covariance, each row weighted by its mean p (1 - p), plus l2, over the bias's own.
+    """
+    probabilities = logits.softmax(dim=1)  # (n, C)
+    # Rows that are certain already keep a little weight: they may not be at the optimum.
+    shares = (probabilities * (1 - probabilities)).mean(dim=1).clamp_min(1e-5)  # (n,)
+    curvature = design.new_zeros(design.shape[1], design.shape[1])
+    parts = zip(*(torch.split(t, _ROWS_AT_ONCE) for t in (design, shares)), strict=True)
+    for rows, share in parts:  # a copy of all rows would be 9 GB of ImageNet
+        curvature += rows.T @ (rows * share[:, None])
+    curvature /= shares.sum()
+    # Any factor gives the same optimum; the rounding of collinear features must not make it fail.
+    rounding = 10 * torch.finfo(design.dtype).eps * curvature.diagonal().sum()
+    curvature.diagonal().add_(rounding + l2 / shares.mean())
+    factor: Tensor = torch.linalg.cholesky(curvature)
+    return factor
+
+
+@contextmanager
+def _few_threads(design: Tensor) -> Iterator[None]:
+    """Solve a small problem with one thread: on a busy machine several wait for each other."""
+    before = torch.get_num_threads()
+    if design.numel() <= _ONE_THREAD_ELEMENTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class SgdSetting(NamedTuple):
+    """How one classifier is trained."""
+
+    learning_rate: float
+    """Of the first epoch; a cosine over the epochs takes it towards 0."""
+    weight_decay: float
+    """On the weights, not on the bias."""
+    kept_only: bool = False
+    """Learn from the kept rows only, so that the others can judge the setting."""
+
+
+SgdRows = tuple[Tensor, Tensor, Tensor]
+"""Features (b, d), labels (b,), and which rows are kept (b,), bool."""
+
+
+def fit_linear_sgd(
+    batches: Callable[[int], Iterable[SgdRows]],
+    settings: Sequence[SgdSetting],
+    *,
+    num_classes: int,
+    epochs: int,
+    seed: int,
+    mean: Tensor,
+    deviation: Tensor,
+) -> list[LinearClassifier]:
+    """Fit one classifier for each setting, all on the same features in one pass over them.
+
+    Features of augmented images cost a pass through the encoder and classifiers next to nothing, so
+    a choice among settings is as cheap as one. The classifiers do not touch one another: one that
+    diverges leaves the others as they are. The host never waits inside an epoch.
+
+    Args:
+        batches: Maps an epoch to its rows, of augmented images.
+        settings: One for each classifier, M.
+        num_classes: Number of classes, C.
+        epochs: Passes over ``batches``.
+        seed: Of the initial weights, the same for every classifier.
+        mean: (d,), subtracted from the features; its device is trained on.
+        deviation: (d,), divides the features; nowhere zero.
+
+    Returns:
+        The classifiers, in the order of the settings.
+    """
+    # Drawn on the host, so that every device starts from the same weights.
+    initial = torch.randn(num_classes, len(mean), generator=torch.Generator().manual_seed(seed))
+    device = mean.device
+    with torch.inference_mode(False):
+        weight = (0.01 * initial).to(device).repeat(len(settings), 1, 1)  # (M, C, d)
+        bias = torch.zeros(len(settings), num_classes, device=device)  # (M, C)
+        rates, decays, kept_only = (
+            torch.tensor(column, device=device)[:, None] for column in zip(*settings, strict=True)
+        )  # (M, 1) each
+        velocity, bias_velocity = torch.zeros_like(weight), torch.zeros_like(bias)
+        mean, deviation = mean.to(weight, copy=True), deviation.to(weight, copy=True)
+    for epoch in range(epochs):
+        rate = rates * ((1 + math.cos(math.pi * epoch / epochs)) / 2)  # (M, 1)
+        for features, labels, kept in batches(epoch):
+            # A generator that yields inside no_grad or inference_mode would switch ours off too.
+            with torch.inference_mode(False), torch.enable_grad():
+                inputs = (features.detach().to(weight) - mean) / deviation  # (b, d)
+                targets = labels.to(device, torch.long, copy=True)
+                shares = (kept.to(device, copy=True) | ~kept_only).to(weight)  # (M, b)
+                slope, bias_slope = _slopes(weight, bias, inputs, targets, shares)
+                velocity.mul_(MOMENTUM).add_(slope + decays[:, :, None] * weight)
+                bias_velocity.mul_(MOMENTUM).add_(bias_slope)
+                weight.sub_(rate[:, :, None] * velocity)
+                bias.sub_(rate * bias_velocity)
+    return [LinearClassifier(w, b, mean, deviation) for w, b in zip(weight, bias, strict=True)]
+
+
+def _slopes(
+    weight: Tensor, bias: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Differentiate each classifier's mean cross-entropy over the rows that it has a share in."""
+    weight, bias = weight.detach().requires_grad_(), bias.detach().requires_grad_()
+    logits = functional.linear(inputs, weight.flatten(0, 1), bias.flatten())  # (b, M * C)
+    logits = logits.view(len(inputs), *bias.shape).transpose(1, 2)  # (b, C, M)
+    losses = functional.cross_entropy(
+        logits, targets[:, None].expand(-1, len(bias)), reduction="none"
+    ).T  # (M, b)
+    means = (losses * shares).sum(dim=1) / shares.sum(dim=1).clamp_min(1.0)  # (M,)
+    slope, bias_slope = torch.autograd.grad(means.sum(), [weight, bias])
+    return slope, bias_slope
+
+
+def check_linear(evaluation: Evaluation) -> None:
+    """Refuse data of which nothing can be held out to choose a penalty on."""
+    labels = evaluation.labelled.source.train.labels
+    assert labels is not None  # require_labelled has made sure
+    _, held_out = stratified_split(labels, len(labels), CHOICE_SHARE, evaluation.options.seed)
+    if len(held_out) == 0:
+        data = evaluation.options.data or evaluation.loaded.config.data.source
+        raise UserError(
+            "a linear classifier's settings are chosen on training images held out, and data "
+            f"{data!r} has {len(labels)}, no two of a class: give 2 or more of some class, or "
+            "judge by knn"
+        )
+
+
+def linear(evaluation: Evaluation) -> list[Record]:
+    """Judge by a linear classifier on frozen features: cached, and of random crops and flips.
+
+    Only the cached ones are also averaged over crops, with new crops for each seed.
+    """
+    labelled, options = evaluation.labelled, evaluation.options
+    seeds, epochs = options.each_seed, EPOCHS if options.epochs is None else options.epochs
+    rows = make_rows([[linear_on_cached(labelled, seed)] for seed in seeds])
+    if options.crops:
+        rows += make_rows(
+            [[linear_on_cached(labelled, seed, evaluation.averaged(seed))] for seed in seeds]
+        )
+    if epochs:
+        rows += make_rows(
+            [[linear_on_crops(labelled, seed, epochs, evaluation.progress)] for seed in seeds]
+        )
+    return rows
+
+
+def linear_on_cached(
+    labelled: LabelledFeatures,
+    seed: int,
+    averaged: AveragedFeatures | None = None,
+    name: str = "cached features",
+) -> Measurement:
+    """Fit to features of whole images, or averaged over crops; the seed holds out images for l2."""
+    train, test = labelled.representations(averaged)
+    held_out = _hold_out(labelled, seed)
+    fit = fit_chosen(train, labelled.train.labels, held_out, num_classes=labelled.num_classes)
+    details: Record = {"l2_grid": list(L2_GRID)}
+    if averaged is not None:
+        name = f"{name} of {averaged.crops} crops"
+        details |= {"crops": averaged.crops, "seed": averaged.seed}
+    logits = fit.classifier.predict(test)
+    return _measure(labelled, logits, name, details, {"l2": fit.l2})
+
+
+def linear_on_crops(
+    labelled: LabelledFeatures, seed: int, epochs: int, progress: ReportProgress | None = None
+) -> Measurement:
+    """Train a classifier by SGD on features of random crops and flips of the training images.
+
+    Every pair of learning rate and weight decay is tried at once, in one pass over the views. Each
+    is trained twice, without the held-out tenth and with it: the first of the two chooses the pair,
+    the second is tested.
+
+    Args:
+        labelled: the networks and the images.
+        seed: of the held-out part, the order, the crops and the initial weights.
+        epochs: passes over the training images.
+        progress: called after each epoch.
+    """
+    train, device = labelled.train, labelled.device
+    views, encoder = crop_and_flip(labelled.config), labelled.model.encoder
+    mean, deviation = standardisation(train.features.representation)
+    held_out = _hold_out(labelled, seed)
+    kept = torch.ones(len(train.labels), dtype=torch.bool, device=device)
+    kept[held_out] = False
+
+    def epoch_features(epoch: int) -> Iterable[SgdRows]:
+        order = epoch_order(len(train.labels), seed, epoch)
+        generator = torch.Generator(device).manual_seed(derived(seed, "linear", epoch))
+        there = order.to(device)
+        labels, is_kept = train.labels[there], kept[there]
+        start = 0
+        for batch in train.batches.iterate(order, BATCH_SIZE):
+            count = len(batch.images)
+            uniforms = views.draw(count, device=device, generator=generator)
+            with torch.no_grad():
+                h = encoder(views(batch.images, batch.sizes, uniforms)[0])
+            yield h, labels[start : start + count], is_kept[start : start + count]
+            start += count
+        if progress is not None:
+            progress(f"linear: crop and flip, seed {seed}", epoch + 1, epochs)
+
+    pairs = [(rate, decay) for decay in WEIGHT_DECAYS for rate in LEARNING_RATES]
+    settings = [SgdSetting(*pair, kept_only) for kept_only in (True, False) for pair in pairs]
+    with frozen(labelled.model), torch.enable_grad():
+        classifiers = fit_linear_sgd(
+            epoch_features,
+            settings,
+            num_classes=labelled.num_classes,
+            epochs=epochs,
+            seed=seed,
+            mean=mean,
+            deviation=deviation,
+        )
+    features, labels = train.features.representation[held_out], train.labels[held_out]
+    # A classifier that has diverged predicts no class.
+    scores = [
+        top_k_accuracy(logits, labels) if logits.isfinite().all() else 0.0
+        for logits in (classifier.predict(features) for classifier in classifiers[: len(pairs)])
+    ]
+    best = max(range(len(pairs)), key=scores.__getitem__)  # the first of equals
+    rate, decay = pairs[best]
+    details = {
+        "epochs": epochs,
+        "batch_size": BATCH_SIZE,
+        "learning_rates": list(LEARNING_RATES),
+        "weight_decays": list(WEIGHT_DECAYS),
+    }
+    chosen = {"learning_rate": rate, "weight_decay": decay, "held_out": scores[best]}
+    logits = classifiers[len(pairs) + best].predict(labelled.test.features.representation)
+    return _measure(labelled, logits, "crop and flip", details, chosen)
+
+
+def _hold_out(labelled: LabelledFeatures, seed: int) -> Tensor:
+    labels = labelled.train.labels
+    _, held_out = stratified_split(labels.cpu(), len(labels), CHOICE_SHARE, seed)
+    return held_out.to(labels.device)
+
+
+def _measure(
+    labelled: LabelledFeatures, logits: Tensor, name: str, details: Record, chosen: Record
+) -> Measurement:
+    values = labelled.measure(logits.argmax(dim=1), logits)
+    return Measurement(name, values, *labelled.counts, details, chosen)

@@ -1,14 +1,20 @@
-"""What an evaluation can be told; no torch, so that the command line reads it at once."""
+"""The options of an evaluation; without torch, so that `--help` is fast."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, get_args
 
-from deepbregman.config import Count, NotNegative, Positive
-from deepbregman.errors import UserError
+from deepbregman.config import Count, NotNegative, Positive, Whole
+from deepbregman.errors import UserError, nearest
 from deepbregman.rules import Range, Section, matches
 
-from .detection.options import Detect
+Architecture = Literal["c4", "fpn"]
+Norm = Literal["train", "frozen"]
+Trunk = Literal["pretrained", "random"]
+Protocol = Literal["knn", "linear", "semi", "transfer", "detect", "supervised"]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+FROZEN = frozenset(("knn", "linear"))
+"""Protocols that can judge features averaged over crops, or of images of another size."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +59,57 @@ class Tuning(Section):
 
 
 @dataclass(frozen=True)
-class Options(Section):
-    """What every protocol is told."""
+class Detect(Section):
+    """Options of detect; the defaults are MoCo's protocol."""
 
+    architectures: tuple[Architecture, ...] = ("c4",)
+    """c4: one feature map, of stride 16, and the fourth stage as the head. fpn: a pyramid."""
+    arms: tuple[Trunk, ...] = ("pretrained", "random")
+    """pretrained: the run's encoder. random: the same network, untrained, for comparison."""
+    iterations: Count = 24_000
+    """Of SGD; the learning rate falls by 10 after 3/4 and after 11/12 of them."""
+    batch_size: Count = 16
+    """Images in an iteration."""
+    learning_rate: Positive = 0.02
+    """For batches of 16; never scaled behind your back, so lower it for smaller batches."""
+    image_side: Annotated[tuple[int, int], Range(low=32, increasing=True)] = (480, 800)
+    """Short side of a training image in pixels, from and to; test images have the latter."""
+    norm: Norm = "train"
+    """train: batch norms are fine-tuned, as MoCo does. frozen: as pretrained (no random arm)."""
+    regions: Count = 512
+    """Sampled in each training image for the head; fewer for small trials."""
+    proposals: Count = 1000
+    """Handed to the head in each test image; fewer for small trials."""
+    train_on_difficult: bool = True
+    """Train on objects marked difficult too, as detectron2 does; the test never counts them."""
+    clip_gradient: NotNegative = 0.0
+    """Largest norm of the gradient; 0 is off."""
+    workers: Whole = 4
+    """Processes that decode images."""
+    save_seconds: NotNegative = 300.0
+    """What a crash can cost; a signal saves at once."""
+    keep_weights: bool = False
+    """Leave the fine-tuned detector in detector.safetensors."""
+
+    def __post_init__(self) -> None:
+        """Check every value, and what spans several."""
+        super().__post_init__()
+        for name in ("architectures", "arms"):
+            given = getattr(self, name)
+            if not given or len(set(given)) < len(given):
+                raise UserError(f"detect.{name} is {list(given)}: name at least one, each once")
+        if self.norm == "frozen" and "random" in self.arms:
+            raise UserError(
+                "detect.norm is 'frozen' with the random arm: an untrained network has no "
+                "statistics to keep, and would not train; use train, or the pretrained arm alone"
+            )
+
+
+@dataclass(frozen=True)
+class Options(Section):
+    """The options of an evaluation; `deepbregman.evaluate` explains them."""
+
+    protocols: tuple[str, ...] = ("knn", "linear")
     data: str | None = None
     epochs: int | None = None
     seed: Annotated[int, Range(low=0)] = 0
@@ -66,13 +120,14 @@ class Options(Section):
     skip_unreadable: bool = False
     semi: Semi = Semi()
     tuning: Tuning = Tuning()
-    detect: Detect = Detect()  # noqa: RUF009  # frozen
+    detect: Detect = Detect()
 
     def __post_init__(self) -> None:
         """Check the fields, and those whose rule an annotation cannot hold."""
         if self.epochs is not None and not (matches(self.epochs, int) and self.epochs >= 0):
             raise UserError(f"epochs is {self.epochs!r}: it must be 0 or more")
         super().__post_init__()
+        self._check_protocols()
         if self.crops == 1:
             raise UserError(
                 "crops is 1: it must be 2 or more, to average over, or 0, to leave the average out"
@@ -86,6 +141,36 @@ class Options(Section):
             raise UserError(
                 f"seed is {self.seed} and seeds {self.seeds}: seeds run from 0 to 2^32 - 1"
             )
+
+    def _check_protocols(self) -> None:
+        names = dict.fromkeys(self.protocols)
+        object.__setattr__(self, "protocols", tuple(names))
+        if not names:
+            raise UserError(f"no protocol was named: choose from {', '.join(PROTOCOLS)}")
+        for name in names:
+            if name not in PROTOCOLS:
+                known = f"{', '.join(PROTOCOLS)}{nearest(name, PROTOCOLS)}"
+                raise UserError(f"protocol {name!r} is not one of {known}")
+        if "detect" in names and len(names) > 1:
+            others = ", ".join(name for name in names if name != "detect")
+            raise UserError(
+                f"protocols detect and {others}: detect takes boxes of Pascal VOC as --data and "
+                "the others images of classes; give two commands"
+            )
+        if self.image_size and not FROZEN.issuperset(names):
+            raise UserError(
+                f"image_size is {self.image_size}, but only knn and linear judge at another size "
+                f"and the protocols are {', '.join(names)}: name those two at most, or leave "
+                "--image-size out"
+            )
+        if self.crops and not FROZEN.intersection(names):
+            raise UserError(
+                f"crops is {self.crops}, but only knn and linear average over crops and the "
+                f"protocols are {', '.join(names)}: name one of the two, or leave --crops out"
+            )
+        trains = {"semi", "transfer", "supervised"}.intersection(names)
+        if self.epochs == 0 and trains:
+            raise UserError("epochs is 0: semi, transfer and supervised train for 1 epoch or more")
 
     @property
     def each_seed(self) -> range:

@@ -1,77 +1,45 @@
-"""Ranking a bank of images by its likeness to a query, and how good the ranking is.
+"""Search by image: the nearest images of a run's data, and how well such searches find classes."""
 
-The query is the first argument of the learned divergence, ``D(query || item)``, as for kNN. That is
-the gap which the item's winning subnetwork leaves in the query's own scores: all items of a row
-are judged by one phi(query), so they can be ranked, and an item (or a set of items) takes the place
-of the distribution that the query is compared with.
-"""
-
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from deepbregman.method.bregman import learned_divergence
+from deepbregman.data import FileImages, ResidentBatches, Split, open_files
+from deepbregman.data.sources import expanded
+from deepbregman.errors import UserError
+from deepbregman.runs import Record
+from deepbregman.terminal import ReportProgress
 from deepbregman.training.seeds import epoch_order
 
-from .features import Features
-from .knn import Neighbours, cosine_to, nearest_by
+from .features import compute_features
+from .gallery import (
+    Gallery,
+    OpenedRun,
+    Pixels,
+    decode_images,
+    image_name,
+    join_features,
+    open_gallery,
+)
+from .knn import MEASURES, features_for, likeness_to, rank_bank
+from .results import Measurement, make_rows
 
-Divergence = Callable[[Tensor, Tensor], Tensor]
-"""Of scores (N, K) and (M, K), the first from the second: (N, M)."""
-MEASURES = ("cosine", "divergence")
 _ENTRIES = 2**24  # of a matrix of queries and bank at a time: 64 MiB of similarities
 
 
-class Quality(NamedTuple):
+class RankingQuality(NamedTuple):
     """How good rankings are, over all queries that have something to find."""
 
     mean_average_precision: float
     precision: float
     """Share of the first k that have the query's label, averaged."""
     num_queries: int
-
-
-def described(features: Features, measure: str) -> Tensor:
-    """Return what a measure compares: the encoder's features (N, d), or the scores (N, K)."""
-    if measure == "cosine":
-        return features.representation
-    if features.scores is None:
-        raise ValueError("there are no scores to measure a divergence of: measure the cosine")
-    return features.scores
-
-
-def ranking(
-    measure: str | Divergence,
-    queries: Tensor,
-    bank: Tensor,
-    k: int,
-    *,
-    smoothing: float = 0.0,
-    seed: int = 0,
-) -> Neighbours:
-    """Find the k nearest of a bank for each query.
-
-    In the hard form a query is at divergence 0 from a whole cell of the bank. Equals are ranked by
-    a seeded shuffle of the bank, so that the bank's own order, often that of its classes, has no
-    part in it.
-
-    Args:
-        measure: ``cosine``, ``divergence``, or another divergence of scores.
-        queries: (Q, d) features, or (Q, K) scores.
-        bank: (B, d) or (B, K).
-        k: from 1 to B.
-        smoothing: of the divergence; 0 is the hard form.
-        seed: of the shuffle.
-
-    Returns:
-        Similarities (Q, k), the divergence's negated; and indices (Q, k) into the bank.
-    """
-    order = epoch_order(len(bank), seed, 0).to(bank.device)
-    found = nearest_by(_likeness(measure, bank[order], smoothing), queries, k)
-    return Neighbours(found.similarities, order[found.indices])
 
 
 def ranking_quality(
@@ -85,13 +53,12 @@ def ranking_quality(
     smoothing: float = 0.0,
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
-) -> Quality:
-    """Judge the rankings of the whole bank: an item is relevant if it has the query's label.
+) -> RankingQuality:
+    """Measure the rankings of the whole bank: an item is relevant if it has the query's label.
 
-    The average precision of a query is the precision at the rank of each relevant item, averaged
-    over them. Where items tie its expectation over their orders is meant; one seeded shuffle of the
-    bank stands for it, the same for all queries. Queries whose label the bank does not have are
-    left out. Memory does not grow with the number of queries.
+    The average precision of a query is the mean of the precisions at the ranks of its relevant
+    items. Equals are ordered by one seeded shuffle of the bank, the same for all queries. Queries
+    whose label the bank does not have are left out. Memory does not grow with their number.
 
     Args:
         measure: ``cosine`` or ``divergence``.
@@ -109,7 +76,7 @@ def ranking_quality(
             f"k is {k}, but it must be between 1 and the size of the bank, {len(bank)}"
         )
     order = epoch_order(len(bank), seed, 0).to(bank.device)
-    likeness, labels = _likeness(measure, bank[order], smoothing), bank_labels[order]
+    likeness, labels = likeness_to(measure, bank[order], smoothing), bank_labels[order]
     ranks = torch.arange(1, len(bank) + 1, device=bank.device)
     averages, precisions, num_queries = 0.0, 0.0, 0
     chunk = max(1, _ENTRIES // len(bank))
@@ -133,22 +100,211 @@ def ranking_quality(
             progress(min(start + chunk, len(queries)), len(queries))
     if num_queries == 0:
         raise ValueError("no query has its label in the bank: there is nothing to find")
-    return Quality(averages / num_queries, precisions / num_queries, num_queries)
+    return RankingQuality(averages / num_queries, precisions / num_queries, num_queries)
 
 
-def _likeness(
-    measure: str | Divergence, bank: Tensor, smoothing: float
-) -> Callable[[Tensor], Tensor]:
-    """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
-    if measure == "cosine":
-        return cosine_to(bank)
-    if measure == "divergence":
-        measure = partial(learned_divergence, smoothing=smoothing)
-    if isinstance(measure, str):
-        raise ValueError(f"measure {measure!r} is not one of {', '.join(MEASURES)}")
-    divergence, exact = measure, bank.double()  # float32 would rank what is nearly alike at random
+class Image(NamedTuple):
+    """An image that was searched for or found."""
 
-    def likeness(queries: Tensor) -> Tensor:
-        return -divergence(queries.double(), exact).float()
+    name: str
+    class_name: str | None
+    """Where its class is known."""
+    pixels: Pixels
+    """(H, W, 3)."""
 
-    return likeness
+
+class Hit(NamedTuple):
+    """One of a query's nearest images."""
+
+    image: Image
+    value: float
+    """Its cosine with the query, or the divergence D(query || image)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What was found for one query."""
+
+    query: Image
+    hits: dict[str, tuple[Hit, ...]]
+    """For each measure the nearest images, the nearest first."""
+
+
+class SearchResult(NamedTuple):
+    """Answers to queries, or without queries how well searches find classes."""
+
+    answers: list[Answer]
+    rows: list[Record]
+    sheet: Path | None = None
+    """The picture that was drawn."""
+
+
+class _Query(NamedTuple):
+    name: str
+    images: Split  # of one image
+    place: tuple[str, int] | None  # split and index, if it is an image of the data
+
+
+def search_images(
+    opened: OpenedRun,
+    queries: Sequence[str],
+    *,
+    k: int,
+    by: Sequence[str] = (),
+    split: str = "train",
+    seed: int = 0,
+    progress: ReportProgress | None = None,
+) -> list[Answer]:
+    """Find the images most like each query; an image is never found for itself.
+
+    The arguments are those of :func:`deepbregman.search`.
+    """
+    measures = opened.choose_measures(by, MEASURES)
+    found = [_find_query(query, opened) for query in queries]
+    splits = opened.splits(split)
+    size = sum(map(len, splits.values()))
+    own = any(query.place and query.place[0] in splits for query in found)
+    if k > size - own:
+        without = " without the query itself" if own else ""
+        raise UserError(f"k is {k}: there are {size - own} images to search{without}; lower it")
+    gallery = open_gallery(opened, split, progress)
+    return _answer_queries(opened, gallery, found, measures, k, seed)
+
+
+def _answer_queries(
+    opened: OpenedRun,
+    gallery: Gallery,
+    queries: Sequence[_Query],
+    measures: Sequence[str],
+    k: int,
+    seed: int,
+) -> list[Answer]:
+    smoothing = opened.loaded.config.divergence.smoothing
+    loaded = opened.loaded
+    seen = [ResidentBatches(query.images.images, loaded.device) for query in queries]
+    size = loaded.config.data.image_size
+    parts = [compute_features(loaded.model, batches, size).require_finite() for batches in seen]
+    features = join_features(parts)
+    places = [None if q.place is None else gallery.position(*q.place) for q in queries]
+    nearest: list[dict[str, list[tuple[int, float]]]] = [{} for _ in queries]
+    for measure in measures:
+        asked, bank = features_for(features, measure), features_for(gallery.features, measure)
+        # One more than asked for, since a query that is in the gallery will not count.
+        found = rank_bank(
+            measure, asked, bank, min(k + 1, len(bank)), smoothing=smoothing, seed=seed
+        )
+        sign = 1.0 if measure == "cosine" else -1.0
+        values = (sign * found.similarities + 0.0).tolist()  # a divergence of -0.0 is 0.0
+        for answer, place, indices, row in zip(
+            nearest, places, found.indices.tolist(), values, strict=True
+        ):
+            pairs = zip(indices, row, strict=True)
+            answer[measure] = [pair for pair in pairs if pair[0] != place][:k]
+    wanted = {index for answer in nearest for row in answer.values() for index, _ in row}
+    pixels, names = gallery.pixels(sorted(wanted)), gallery.names
+    labels = None if gallery.labels is None else gallery.labels.tolist()
+
+    def image(index: int) -> Image:
+        known = None if labels is None else opened.class_name(labels[index])
+        return Image(names[index], known, pixels[index])
+
+    answers = []
+    for query, batches, rows in zip(queries, seen, nearest, strict=True):
+        label = query.images.labels
+        known = None if label is None else opened.class_name(int(label[0]))
+        (shown,) = decode_images(batches, [0])
+        hits = {
+            measure: tuple(Hit(image(index), value) for index, value in row)
+            for measure, row in rows.items()
+        }
+        answers.append(Answer(Image(query.name, known, shown), hits))
+    return answers
+
+
+def _find_query(words: str, opened: OpenedRun) -> _Query:
+    """Find the image that a query names: a place in the data, a file, or a name in the data."""
+    splits = opened.splits("all")
+    place = re.fullmatch(r"(train|test):(\d{1,18})", words)
+    if place is not None:
+        name, index = place[1], int(place[2])
+        size = len(splits[name]) if name in splits else 0
+        if index >= size:
+            raise UserError(
+                f"query {words!r}: the {name} split of {opened.data!r} has {size} images, counted "
+                "from 0"
+            )
+        return _select_query(splits, name, index)
+    path = expanded(Path(words))
+    if path.is_file():
+        for name, split in splits.items():
+            paths = split.images.paths if isinstance(split.images, FileImages) else ()
+            for index, other in enumerate(paths):
+                if other.name == path.name and other.resolve() == path.resolve():
+                    return _select_query(splits, name, index)
+        images = open_files([path], image_size=opened.loaded.config.data.image_size)
+        return _Query(words, Split(images), None)
+    for name in reversed(splits):  # the test split first
+        names = splits[name].names
+        if names is not None and words in names:
+            return _select_query(splits, name, names.index(words))
+    raise UserError(
+        f"query {words!r}: neither an image file nor an image of {opened.data!r}; give a file, "
+        "the name of an image relative to the data's folder, or its place, such as test:17"
+    )
+
+
+def _select_query(splits: dict[str, Split], name: str, index: int) -> _Query:
+    images = splits[name].select(torch.tensor([index]))
+    return _Query(image_name(name, splits[name], index), images, (name, index))
+
+
+def evaluate_search(
+    opened: OpenedRun,
+    *,
+    k: int,
+    by: Sequence[str] = (),
+    seed: int = 0,
+    progress: ReportProgress | None = None,
+) -> list[Record]:
+    """Search the training split for each test image, and measure how often its class is found.
+
+    Returns:
+        Rows of protocol ``search``, also written into the run's result: ``mAP`` and
+        ``precision@k`` in per cent, for each measure.
+    """
+    measures, splits = opened.choose_measures(by, MEASURES), opened.splits("all")
+    if "test" not in splits or any(split.labels is None for split in splits.values()):
+        raise UserError(
+            f"data {opened.data!r} has no labels to judge searches by: give a labelled dataset "
+            "with --data, or search for an image with --query"
+        )
+    if k > len(splits["train"]):
+        raise UserError(f"k is {k}: there are {len(splits['train'])} images to search; lower it")
+    bank, queries = (opened.features_of(splits[n], n, progress) for n in ("train", "test"))
+    if not torch.isin(queries.labels, bank.labels).any():
+        raise UserError(f"data {opened.data!r}: no test image is of a class in the training split")
+    measured = []
+    for measure in measures:
+        quality = ranking_quality(
+            measure,
+            features_for(queries.features, measure),
+            queries.labels,
+            features_for(bank.features, measure),
+            bank.labels,
+            k=k,
+            smoothing=opened.loaded.config.divergence.smoothing,
+            seed=seed,
+            progress=None if progress is None else partial(progress, f"search by {measure}"),
+        )
+        metrics = {"mAP": quality.mean_average_precision, f"precision@{k}": quality.precision}
+        measured.append(
+            Measurement(
+                measure,
+                {metric: 100.0 * value for metric, value in metrics.items()},
+                len(splits["train"]),
+                len(splits["test"]),
+                bank.num_replaced + queries.num_replaced,
+                {"num_queries": quality.num_queries},
+            )
+        )
+    return opened.record(make_rows([measured]), "search", seed)

@@ -19,3 +19,12 @@ def epoch_order(num_images: int, seed: int, epoch: int) -> Tensor:
     """Return the order (num_images,) in which an epoch visits its images, on the CPU."""
     generator = torch.Generator().manual_seed(derived(seed, "order", epoch))
     return torch.randperm(num_images, generator=generator)
+
+
+def seed_dropout(seed: int, device: torch.device) -> None:
+    """Seed torch's own generator, which only dropout draws from, for one forward pass."""
+    # torch.manual_seed would also go through every kind of device, at ten times the cost.
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)

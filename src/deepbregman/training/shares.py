@@ -11,7 +11,7 @@ from deepbregman.config import Config
 from deepbregman.errors import UserError
 from deepbregman.method.transformation import Views
 
-from .seeds import derived, epoch_order
+from .seeds import derived, epoch_order, seed_dropout
 
 
 def steps_in_epoch(config: Config, num_images: int, world_size: int = 1) -> int:
@@ -69,14 +69,10 @@ class Share:
         return joint.chunk(self.world_size, dim=1)[self.rank]
 
     def seed_dropout(self, draw: int) -> None:
-        """Seed torch's own generator, which nothing but dropout draws from, for a forward pass.
+        """Seed the dropout of a forward pass.
 
         Processes get masks of their own, so that with dropout, and with nothing else, a run in
         another number of processes is another run. A resumed one draws what it would have drawn.
         """
-        seed = derived(self.config.seed, "dropout", draw * self.world_size + self.rank)
-        # torch.manual_seed would also go through every kind of device, at ten times the cost.
-        if self.device.type == "cuda":
-            torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
-        else:
-            torch.default_generator.manual_seed(seed)
+        position = draw * self.world_size + self.rank
+        seed_dropout(derived(self.config.seed, "dropout", position), self.device)

@@ -1,4 +1,4 @@
-"""Detection as MoCo judges it: Faster R-CNN, VOC07+12 trainval, tested on VOC07 test.
+"""Detection as MoCo does it: Faster R-CNN, VOC07+12 trainval, tested on VOC07 test.
 
 ::
 
@@ -9,72 +9,311 @@
       detections.png      a few of them, to look at
 """
 
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from rich.table import Table
+
+from deepbregman.data.frames import decode_whole
+from deepbregman.data.voc import CLASSES, Detections
 from deepbregman.errors import UserError
-from deepbregman.evaluation.job import Job
-from deepbregman.evaluation.rows import Measured, rows_of
-from deepbregman.runs import Record
+from deepbregman.evaluation.inputs import Evaluation
+from deepbregman.evaluation.options import Architecture, Trunk
+from deepbregman.evaluation.results import Measurement, make_rows
+from deepbregman.runs import Record, now, parse_json, replacing, write_json
+from deepbregman.training.assembly import untrained_encoder
+from deepbregman.training.checkpoints import fingerprint
+from deepbregman.training.processes import device_name
+from deepbregman.training.seeds import derived
 
-from .arm import Subject, judge, say
-from .models import require_fitting
-from .showing import class_table
+from .average_precision import PredictedBoxes, score_detections
+from .detectors import Detector, build_detector, load_trunk, require_fitting
+from .training import check_settings, detect_all, fine_tune
+
+SETTINGS = (
+    *("iterations", "batch_size", "learning_rate", "image_side", "norm", "train_on_difficult"),
+    *("regions", "proposals", "clip_gradient"),
+)
+"""Options that the numbers of a detector depend on; the first six go into the rows."""
+SHOWN, COLUMNS, CELL = 6, 3, (480, 380)
+"""Photographs in the picture, in a line of it, and the size of each."""
+LEAST_SCORE = 0.5
+"""Detections below are not drawn; where all are below, the best one is."""
+TRUTH, DETECTION, HARD = "#ffffff", "#ff8c1a", "#9a9a9a"
 
 
-def check_detect(job: Job) -> None:
-    """Refuse a job without a whole devkit, or an encoder that no detector is built around."""
-    if job.options.data is None:
+def check_detect(evaluation: Evaluation) -> None:
+    """Refuse to begin without a whole devkit, a fitting encoder, and a folder to write to."""
+    if evaluation.options.data is None:
         raise UserError(
             "protocol 'detect' needs --data: the folder VOCdevkit of Pascal VOC, or the one that "
             "holds it; `deepbregman data check voc` says how to get it"
         )
-    require_fitting(job.trained.model.encoder)
-    _ = job.voc
+    if not evaluation.can_record:
+        raise UserError(
+            f"protocol 'detect' keeps its detectors in {evaluation.run.path}, which cannot be "
+            "written to: copy the run to a folder of yours"
+        )
+    require_fitting(evaluation.loaded.model.encoder)
+    _ = evaluation.voc
 
 
-def detect(job: Job) -> list[Record]:
+def detect(evaluation: Evaluation) -> list[Record]:
     """Fine-tune detectors around a run's encoder and score them on Pascal VOC.
 
-    An arm that was stopped goes on where it was when the same is asked again; one that is finished
-    is not trained again. There is a row per metric (see :mod:`.metric`) for each architecture and
-    arm, with AP50 by class among its details.
+    A detector that was stopped goes on where it was when the same is asked again; a finished one
+    is not trained again. There is a row for each metric (see :mod:`.average_precision`),
+    architecture and trunk.
     """
-    assert job.options.data is not None  # check_detect has made sure
-    options, console = job.options.detect, job.console
-    voc = job.voc
-    say(
-        console,
+    options, voc = evaluation.options.detect, evaluation.voc
+    missing = f"; without {', '.join(voc.missing)}, which the protocol has" * bool(voc.missing)
+    evaluation.say(
         f"{len(voc.train):,} images to train on, {len(voc.test):,} to test on: "
-        f"{', '.join(voc.found)}"
-        + (f"; without {', '.join(voc.missing)}, which the protocol has" * bool(voc.missing)),
+        f"{', '.join(voc.found)}{missing}"
     )
-    trained = job.trained
-    subject = Subject(job.run, trained, voc, job.options.data, options, job.device, console)
-    arms = [(architecture, arm) for architecture in options.architectures for arm in options.arms]
+    kinds = [
+        (architecture, trunk) for architecture in options.architectures for trunk in options.arms
+    ]
     results: dict[tuple[str, str, int], Record] = {
-        (architecture, arm, seed): judge(subject, architecture, arm, seed)
-        for architecture, arm in arms
-        for seed in job.options.each_seed
+        (architecture, trunk, seed): judge_detector(evaluation, architecture, trunk, seed)
+        for architecture, trunk in kinds
+        for seed in evaluation.options.each_seed
     }
-    told = {
-        "iterations": options.iterations,
-        "batch_size": options.batch_size,
-        "learning_rate": options.learning_rate,
-        "image_side": list(options.image_side),
-        "norm": options.norm,
-        "train_on_difficult": options.train_on_difficult,
-        "splits": list(voc.found),
-    }
-    measured = [
+    details = _options_of(evaluation, SETTINGS[:6]) | {"splits": list(voc.found)}
+    seeds = [
         [
-            Measured(
-                f"{architecture.upper()}, {arm}",
-                results[architecture, arm, seed]["scores"],
+            Measurement(
+                f"{architecture.upper()}, {trunk}",
+                results[architecture, trunk, seed]["scores"],
                 len(voc.train),
                 len(voc.test),
-                details={**told, "num_loaded": results[architecture, arm, seed]["num_loaded"]},
+                details={**details, "num_loaded": results[architecture, trunk, seed]["num_loaded"]},
             )
-            for architecture, arm in arms
+            for architecture, trunk in kinds
         ]
-        for seed in job.options.each_seed
+        for seed in evaluation.options.each_seed
     ]
-    console.print(class_table({name: result["per_class"] for name, result in results.items()}))
-    return rows_of(measured)
+    per_class = {name: result["per_class"] for name, result in results.items()}
+    evaluation.console.print(class_table(per_class))
+    return make_rows(seeds)
+
+
+def judge_detector(
+    evaluation: Evaluation, architecture: Architecture, trunk: Trunk, seed: int
+) -> Record:
+    """Train and score one detector in a folder of its own, or read the result it has there."""
+    options, voc, device = evaluation.options.detect, evaluation.voc, evaluation.loaded.device
+    name = f"{architecture}-{trunk}-seed{seed}"
+    folder = evaluation.run.path / "detection" / name
+    settings = _describe_detector(evaluation, architecture, trunk, seed)
+    if (folder / "result.json").is_file():
+        evaluation.say(f"{name}: finished before, see {folder}")
+        return _read_result(folder / "result.json", settings)
+    folder.mkdir(parents=True, exist_ok=True)
+    detector, num_loaded = assemble_detector(evaluation, architecture, trunk, seed)
+    num_tensors = len(evaluation.loaded.model.encoder.trunk.state_dict())
+    evaluation.say(
+        f"{name}: loaded {num_loaded} of {num_tensors} tensors of the encoder"
+        + " (its weights are random)" * (trunk == "random")
+    )
+    fine_tune(
+        detector,
+        voc.train,
+        options,
+        seed,
+        device=device,
+        checkpoint=folder / "last.pt",
+        settings=settings,
+        report=lambda iterations, loss: evaluation.progress(
+            f"{name}, training", iterations, options.iterations
+        ),
+    )
+    found = detect_all(
+        detector,
+        voc.test,
+        device=device,
+        workers=options.workers,
+        report=lambda images: evaluation.progress(f"{name}, testing", images, len(voc.test)),
+    )
+    scores = score_detections(voc.test.objects, found)
+    result: Record = {
+        "settings": settings,
+        "num_loaded": num_loaded,
+        "scores": scores.means,
+        "per_class": scores.per_class,
+        "device": device_name(device),
+        "finished": now(),
+    }
+    write_json(folder / "detections.json", _list_detections(voc.test, found))
+    draw_detections(folder / "detections.png", voc.test, found)
+    if options.keep_weights:
+        _write_weights(folder / "detector.safetensors", detector)
+    write_json(folder / "result.json", result)
+    (folder / "last.pt").unlink(missing_ok=True)
+    return result
+
+
+def _read_result(path: Path, settings: Record) -> Record:
+    """Read the result of a detector that was trained before, with the same settings."""
+    try:
+        result: Record = parse_json(path.read_text())
+        before = result["settings"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} cannot be read ({error}): remove the folder {path.parent} to begin anew"
+        ) from None
+    check_settings(before, settings, path)
+    return result
+
+
+def assemble_detector(
+    evaluation: Evaluation, architecture: Architecture, trunk: Trunk, seed: int
+) -> tuple[Detector, int]:
+    """Build a detector whose new layers depend on the seed alone, and load the pretrained trunk.
+
+    Returns:
+        The detector, and the number of tensors loaded.
+    """
+    options, loaded = evaluation.options.detect, evaluation.loaded
+    encoder = loaded.model.encoder
+    mean, deviation = encoder.mean.flatten().tolist(), encoder.deviation.flatten().tolist()
+    trunk_seed = derived(seed, "detector's trunk")
+    fresh = untrained_encoder(encoder, loaded.config, mean, deviation, trunk_seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived(seed, "detector"))
+        detector = build_detector(
+            fresh,
+            architecture,
+            norm=options.norm,
+            image_side=options.image_side,
+            regions=options.regions,
+            proposals=options.proposals,
+            mixed=loaded.device.type == "cuda",
+        )
+    num_loaded = 0
+    if trunk == "pretrained":
+        origin = str(evaluation.run.last_checkpoint)
+        num_loaded = load_trunk(detector, encoder.trunk.state_dict(), origin)
+    return detector.to(loaded.device), num_loaded
+
+
+def _describe_detector(
+    evaluation: Evaluation, architecture: Architecture, trunk: Trunk, seed: int
+) -> Record:
+    """Collect everything that the numbers of one detector depend on."""
+    names = "\n".join((*evaluation.voc.train.names, "", *evaluation.voc.test.names))
+    return {
+        "architecture": architecture,
+        "arm": trunk,
+        "seed": seed,
+        **_options_of(evaluation, SETTINGS),
+        "images": hashlib.sha256(names.encode()).hexdigest()[:16],
+        "encoder": fingerprint(evaluation.loaded.model.encoder),
+    }
+
+
+def _options_of(evaluation: Evaluation, names: Sequence[str]) -> Record:
+    options = evaluation.options.detect
+    values = {name: getattr(options, name) for name in names}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+
+
+def _list_detections(data: Detections, found: list[PredictedBoxes]) -> Record:
+    """Return detections as JSON has them: image -> rows of class, score and box."""
+    return {
+        name: [
+            [CLASSES[label], round(value, 4), *(round(corner, 1) for corner in box)]
+            for box, label, value in zip(*(part.tolist() for part in one), strict=True)
+        ]
+        for name, one in zip(data.names, found, strict=True)
+    }
+
+
+def _write_weights(path: Path, detector: Detector) -> None:
+    from safetensors.torch import save
+
+    state = {name: tensor.cpu().contiguous() for name, tensor in detector.state_dict().items()}
+    with replacing(path) as file:
+        file.write(save(state))
+
+
+def class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float]]) -> Table:
+    """Draw AP50 by class, a column for each architecture and arm: the mean over seeds.
+
+    Args:
+        per_class: (architecture, arm, seed) -> class -> AP50 in per cent.
+    """
+    columns: dict[str, list[Mapping[str, float]]] = {}
+    for (architecture, arm, _), values in per_class.items():
+        columns.setdefault(f"{architecture.upper()}, {arm}", []).append(values)
+    table = Table(title="AP50 by class, %", title_justify="left")
+    table.add_column("class")
+    for variant in columns:
+        table.add_column(variant, justify="right")
+    present = [name for name in CLASSES if any(name in values for values in per_class.values())]
+    means = [
+        {name: fmean(seed[name] for seed in seeds) for name in present if name in seeds[0]}
+        for seeds in columns.values()
+    ]
+    for name in present:
+        table.add_row(name, *(f"{mean[name]:.1f}" if name in mean else "" for mean in means))
+    table.add_section()
+    table.add_row("mean", *(f"{fmean(mean.values()):.1f}" if mean else "" for mean in means))
+    return table
+
+
+def draw_detections(path: Path, data: Detections, found: Sequence[PredictedBoxes]) -> None:
+    """Write a picture of a few test photographs, evenly taken, with objects and detections.
+
+    Objects are white (grey where difficult), detections orange with class and score.
+    """
+    count = min(SHOWN, len(data))
+    chosen = [round(position * (len(data) - 1) / max(count - 1, 1)) for position in range(count)]
+    columns = min(COLUMNS, count)
+    lines = -(-count // columns)
+    sheet = Image.new("RGB", (columns * CELL[0], lines * CELL[1]), "#202020")
+    for position, index in enumerate(dict.fromkeys(chosen)):
+        cell = _draw_photograph(data, index, found[index])
+        corner = (position % columns * CELL[0], position // columns * CELL[1])
+        offset = ((CELL[0] - cell.width) // 2, (CELL[1] - cell.height) // 2)
+        sheet.paste(cell, (corner[0] + offset[0], corner[1] + offset[1]))
+    with replacing(path) as file:
+        sheet.save(file, format="png")
+
+
+def _draw_photograph(data: Detections, index: int, found: PredictedBoxes) -> Image.Image:
+    pixels = decode_whole(data.paths[index]).transpose(1, 2, 0)
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    scale = min((CELL[0] - 8) / image.width, (CELL[1] - 8) / image.height)
+    image = image.resize((round(image.width * scale), round(image.height * scale)))
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(size=13)
+    boxes, labels, difficult = (part.tolist() for part in data.objects[index])
+    for box, label, hard in zip(boxes, labels, difficult, strict=True):
+        colour = HARD if hard else TRUTH
+        place = tuple(scale * value for value in box)
+        draw.rectangle(place, outline=colour, width=2)
+        words = CLASSES[label]
+        _draw_label(
+            draw, (place[2] - draw.textlength(words, font) - 6, place[3] - 18), words, colour
+        )
+    least = min(LEAST_SCORE, float(found.scores.max()) if len(found.scores) else 0.0)
+    for box, label, score in zip(*(part.tolist() for part in found), strict=True):
+        if score >= least:
+            place = tuple(scale * value for value in box)
+            draw.rectangle(place, outline=DETECTION, width=2)
+            _draw_label(draw, (place[0], place[1]), f"{CLASSES[label]} {score:.2f}", DETECTION)
+    return image
+
+
+def _draw_label(
+    draw: ImageDraw.ImageDraw, corner: tuple[float, float], words: str, colour: str
+) -> None:
+    font = ImageFont.load_default(size=13)
+    left, top = max(corner[0], 0.0), max(corner[1], 0.0)
+    draw.rectangle((left, top, left + draw.textlength(words, font) + 6, top + 17), fill=colour)
+    draw.text((left + 3, top + 1), words, fill="black", font=font)

@@ -1,24 +1,29 @@
-"""Fine-tuning a detector: SGD in steps, stopped and continued at any iteration."""
+"""Fine-tuning a detector: photographs with their objects, and SGD that can be stopped anywhere."""
 
+import functools
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, Dataset
 
-from deepbregman.data.voc import Detections
-from deepbregman.errors import UserError
+from deepbregman.data import UnreadableImage
+from deepbregman.data.frames import decode_whole, quiet_pillow
+from deepbregman.data.voc import Detections, Objects
+from deepbregman.data.workers import unchanged
+from deepbregman.errors import Diverged, UserError
+from deepbregman.evaluation.options import Detect
 from deepbregman.runs import Record
 from deepbregman.training import checkpoints
 from deepbregman.training.interruption import Interrupted, watch_signals
-from deepbregman.training.seeds import derived
+from deepbregman.training.seeds import derived, epoch_order
 
-from .feeding import Photographs, batches_of_indices, feed, flipped, targets_of
-from .metric import Found
-from .models import Detector
+from .average_precision import PredictedBoxes
+from .detectors import Detector
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
@@ -30,26 +35,110 @@ SETTLING = 200
 """Batches over which the statistics of batch norms are averaged at the end, as MoCo does."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a detector is fine-tuned."""
+class Photographs(NamedTuple):
+    """A batch: each image (3, H, W) of its own size, float32 in [0, 1], with its objects."""
 
-    iterations: int
-    batch_size: int
-    learning_rate: float
-    clip_gradient: float
-    train_on_difficult: bool
-    seed: int
-    workers: int
-    save_seconds: float
+    images: list[Tensor]
+    objects: list[Objects]
 
 
-def learning_rate(plan: Plan, iteration: int) -> float:
+class _Files(Dataset[list[Tensor | str]]):
+    """Files by lists of indices; an error travels as text, not as an exception."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    def __getitem__(self, indices: list[int]) -> list[Tensor | str]:
+        with quiet_pillow():
+            return [_decode(self._paths[index]) for index in indices]
+
+
+def _decode(path: Path) -> Tensor | str:
+    try:
+        return torch.from_numpy(decode_whole(path))
+    except UnreadableImage as error:
+        return f"image {path} cannot be read ({error.__cause__}): restore it from the devkit"
+
+
+def order_batches(
+    num_images: int, batch_size: int, seed: int, start: int, stop: int
+) -> list[list[int]]:
+    """Return the images of iterations ``start`` to ``stop``, a function of seed and iteration.
+
+    Epochs follow one another without a gap, so that a batch may end one and begin the next, and
+    may be larger than an epoch.
+    """
+    order = functools.lru_cache(maxsize=2)(
+        lambda epoch: epoch_order(num_images, seed, epoch).tolist()
+    )
+    batches = []
+    for iteration in range(start, stop):
+        first = iteration * batch_size
+        places = (divmod(place, num_images) for place in range(first, first + batch_size))
+        batches.append([order(epoch)[offset] for epoch, offset in places])
+    return batches
+
+
+def load_batches(
+    data: Detections, batches: Sequence[list[int]], device: torch.device, workers: int
+) -> Iterator[Photographs]:
+    """Yield batches of photographs, on the device.
+
+    Args:
+        data: to take them from.
+        batches: the indices of each.
+        device: where they go.
+        workers: processes that decode; 0 decodes in this one.
+    """
+    loader: DataLoader[list[Tensor | str]] = DataLoader(
+        _Files(data.paths),
+        batch_size=None,  # the sampler yields whole batches
+        sampler=batches,
+        num_workers=workers,
+        collate_fn=unchanged,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator(),  # else it would draw from the global one
+    )
+    for indices, decoded in zip(batches, loader, strict=True):
+        images = []
+        for image in decoded:
+            if isinstance(image, str):
+                raise UserError(image)
+            images.append(image.to(device, non_blocking=True).float() / 255.0)
+        objects = [Objects(*(part.to(device) for part in data.objects[i])) for i in indices]
+        yield Photographs(images, objects)
+
+
+def flip_batch(batch: Photographs, seed: int, iteration: int) -> Photographs:
+    """Mirror each photograph with probability one half, a function of seed and iteration."""
+    generator = torch.Generator().manual_seed(derived(seed, "detection flip", iteration))
+    chosen = (torch.rand(len(batch.images), generator=generator) < 0.5).tolist()
+    images, objects = list(batch.images), list(batch.objects)
+    for position in (position for position, mirror in enumerate(chosen) if mirror):
+        image, (boxes, labels, difficult) = images[position], objects[position]
+        left, top, right, bottom = boxes.unbind(dim=1)
+        width = image.shape[2]
+        mirrored = torch.stack([width - right, top, width - left, bottom], dim=1)
+        images[position] = image.flip(2)
+        objects[position] = Objects(mirrored, labels, difficult)
+    return Photographs(images, objects)
+
+
+def make_targets(batch: Photographs, train_on_difficult: bool) -> list[dict[str, Tensor]]:
+    """Return what torchvision's detectors train on; its class 0 is the background."""
+    targets = []
+    for boxes, labels, difficult in batch.objects:
+        kept = torch.ones_like(difficult) if train_on_difficult else ~difficult
+        targets.append({"boxes": boxes[kept], "labels": labels[kept] + 1})
+    return targets
+
+
+def learning_rate(options: Detect, iteration: int) -> float:
     """Return the learning rate of an iteration, from 0: it rises linearly, then falls in steps."""
-    warmup = min(WARMUP, plan.iterations // 10)
+    warmup = min(WARMUP, options.iterations // 10)
     rise = min(1.0, (iteration + 1) / (warmup + 1))
-    falls = sum(iteration >= round(share * plan.iterations) for share in MILESTONES)
-    return plan.learning_rate * rise * 0.1**falls
+    falls = sum(iteration >= round(share * options.iterations) for share in MILESTONES)
+    return options.learning_rate * rise * 0.1**falls
 
 
 def build_optimiser(detector: nn.Module) -> torch.optim.SGD:
@@ -71,50 +160,58 @@ def build_optimiser(detector: nn.Module) -> torch.optim.SGD:
 def fine_tune(
     detector: Detector,
     data: Detections,
-    plan: Plan,
+    options: Detect,
+    seed: int,
     *,
     device: torch.device,
     checkpoint: Path,
     settings: Record,
     report: Callable[[int, float], None],
 ) -> None:
-    """Train a detector to the end, from its checkpoint if there is one, and settle its norms.
+    """Train a detector to the end, from its checkpoint if it has one; then average its norms.
 
     Args:
         detector: on the device.
         data: to train on.
-        plan: how.
+        options: how.
+        seed: of the order, the flips and what torchvision draws.
         device: of the detector.
         checkpoint: file that is written now and then, on a signal, and at the end of training.
         settings: everything the numbers depend on; a checkpoint with others is refused.
-        report: told the number of iterations done and the loss.
+        report: called with the number of iterations done and the loss.
     """
     optimiser = build_optimiser(detector)
     done = _restore(checkpoint, settings, detector, optimiser) if checkpoint.exists() else 0
-    batches = batches_of_indices(len(data), plan.batch_size, plan.seed, done, plan.iterations)
+    batches = order_batches(len(data), options.batch_size, seed, done, options.iterations)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         detector.train()
         last_saved = time.monotonic()
         with watch_signals() as received:
-            for iteration, batch in enumerate(feed(data, batches, device, plan.workers), done):
-                loss = _step(detector, optimiser, batch, plan, iteration)
+            for iteration, batch in enumerate(
+                load_batches(data, batches, device, options.workers), done
+            ):
+                loss = _step(detector, optimiser, batch, options, seed, iteration)
                 report(iteration + 1, loss)
-                is_due = time.monotonic() - last_saved >= plan.save_seconds
-                if received or is_due or iteration + 1 == plan.iterations:
+                is_due = time.monotonic() - last_saved >= options.save_seconds
+                if received or is_due or iteration + 1 == options.iterations:
                     _save(checkpoint, settings, detector, optimiser, iteration + 1)
                     last_saved = time.monotonic()
                 if received:
                     advice = "continue by giving the same command again"
                     raise Interrupted(checkpoint.parent, received[0], advice)
-        settle_norms(detector, data, plan, device)
+        settle_norms(detector, data, options, seed, device)
 
 
-def _losses(detector: Detector, batch: Photographs, plan: Plan, iteration: int) -> Tensor:
+def _losses(
+    detector: Detector, batch: Photographs, options: Detect, seed: int, iteration: int
+) -> Tensor:
     # The size of the images and the sampled regions come from torch's global generator: seeded by
     # the iteration, they are the same whether a run was stopped before or not.
-    torch.manual_seed(derived(plan.seed, "detection", iteration))
-    batch = flipped(batch, plan.seed, iteration)
-    losses: dict[str, Tensor] = detector(batch.images, targets_of(batch, plan.train_on_difficult))
+    torch.manual_seed(derived(seed, "detection", iteration))
+    batch = flip_batch(batch, seed, iteration)
+    losses: dict[str, Tensor] = detector(
+        batch.images, make_targets(batch, options.train_on_difficult)
+    )
     return torch.stack(list(losses.values())).sum()
 
 
@@ -122,29 +219,32 @@ def _step(
     detector: Detector,
     optimiser: torch.optim.SGD,
     batch: Photographs,
-    plan: Plan,
+    options: Detect,
+    seed: int,
     iteration: int,
 ) -> float:
     for group in optimiser.param_groups:
-        group["lr"] = learning_rate(plan, iteration)
-    loss = _losses(detector, batch, plan, iteration)
+        group["lr"] = learning_rate(options, iteration)
+    loss = _losses(detector, batch, options, seed, iteration)
     value = loss.item()
     if not torch.isfinite(torch.tensor(value)):
-        raise UserError(
+        raise Diverged(
             f"the loss is {value} at iteration {iteration + 1}: the detector has diverged; lower "
-            f"the learning rate ({plan.learning_rate}, for batches of {plan.batch_size}), or bound "
-            "the gradient"
+            f"the learning rate ({options.learning_rate}, for batches of {options.batch_size}), or "
+            "bound the gradient"
         )
     optimiser.zero_grad()
     torch.autograd.backward(loss)
-    if plan.clip_gradient:
-        torch.nn.utils.clip_grad_norm_(detector.parameters(), plan.clip_gradient)
+    if options.clip_gradient:
+        torch.nn.utils.clip_grad_norm_(detector.parameters(), options.clip_gradient)
     optimiser.step()
     return value
 
 
 @torch.no_grad()
-def settle_norms(detector: Detector, data: Detections, plan: Plan, device: torch.device) -> None:
+def settle_norms(
+    detector: Detector, data: Detections, options: Detect, seed: int, device: torch.device
+) -> None:
     """Replace the running statistics of trained batch norms by averages over the last weights.
 
     A running average lags behind weights that move, and in small batches it is mostly noise.
@@ -159,10 +259,10 @@ def settle_norms(detector: Detector, data: Detections, plan: Plan, device: torch
         norm.reset_running_stats()
         norm.momentum = None  # a plain average over all batches
     detector.train()
-    count = min(SETTLING, plan.iterations)
-    batches = batches_of_indices(len(data), plan.batch_size, plan.seed, 0, count)
-    for iteration, batch in enumerate(feed(data, batches, device, plan.workers)):
-        _losses(detector, batch, plan, iteration)
+    count = min(SETTLING, options.iterations)
+    batches = order_batches(len(data), options.batch_size, seed, 0, count)
+    for iteration, batch in enumerate(load_batches(data, batches, device, options.workers)):
+        _losses(detector, batch, options, seed, iteration)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
@@ -175,14 +275,14 @@ def detect_all(
     device: torch.device,
     workers: int,
     report: Callable[[int], None],
-) -> list[Found]:
+) -> list[PredictedBoxes]:
     """Return the detections in every image, in the pixels of its file; one image at a time."""
     detector.eval()
     found = []
-    for batch in feed(data, [[index] for index in range(len(data))], device, workers):
+    for batch in load_batches(data, [[index] for index in range(len(data))], device, workers):
         (output,) = detector(batch.images)
         labels = output["labels"].cpu() - 1
-        found.append(Found(output["boxes"].cpu(), labels, output["scores"].cpu()))
+        found.append(PredictedBoxes(output["boxes"].cpu(), labels, output["scores"].cpu()))
         report(len(found))
     return found
 

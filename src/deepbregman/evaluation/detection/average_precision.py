@@ -32,8 +32,8 @@ METRICS = ("AP", "AP50", "AP75", "AP-07", "AP50-07", "AP75-07", "AP50-10")
 MOST_DETECTIONS = 100
 
 
-class Found(NamedTuple):
-    """What a detector says about one image."""
+class PredictedBoxes(NamedTuple):
+    """What a detector predicts for one image."""
 
     boxes: Tensor
     """(n, 4): left, top, right, bottom in pixels of the image."""
@@ -52,8 +52,8 @@ class Scores(NamedTuple):
     """AP50 of each class that has objects."""
 
 
-def score(truth: Sequence[Objects], found: Sequence[Found]) -> Scores:
-    """Judge the detections of a set of images.
+def score_detections(truth: Sequence[Objects], found: Sequence[PredictedBoxes]) -> Scores:
+    """Measure the detections of a set of images.
 
     Args:
         truth: the objects of each image.
@@ -89,7 +89,7 @@ class _Evaluation(COCOeval):  # type: ignore[misc]  # pycocotools is untyped
     So the mark is used, and the overlaps are computed without it.
     """
 
-    def __init__(self, truth: Sequence[Objects], found: Sequence[Found]) -> None:
+    def __init__(self, truth: Sequence[Objects], found: Sequence[PredictedBoxes]) -> None:
         super().__init__(iouType="bbox")
         self.truth, self.found = truth, found
         self.params.imgIds = list(range(len(truth)))
@@ -137,7 +137,7 @@ def _corner_and_size(boxes: Tensor) -> Any:
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()
 
 
-def coco_precision(truth: Sequence[Objects], found: Sequence[Found]) -> Array:
+def coco_precision(truth: Sequence[Objects], found: Sequence[PredictedBoxes]) -> Array:
     """Return COCO's average precision (10, 20) by threshold and class; NaN without objects."""
     with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress there
         evaluation = _Evaluation(truth, found)
@@ -148,7 +148,9 @@ def coco_precision(truth: Sequence[Objects], found: Sequence[Found]) -> Array:
     return average
 
 
-def voc_precision(truth: Sequence[Objects], found: Sequence[Found], *, points: int = 0) -> Array:
+def voc_precision(
+    truth: Sequence[Objects], found: Sequence[PredictedBoxes], *, points: int = 0
+) -> Array:
     """Return VOC's average precision (10, 20) by threshold and class; NaN without objects.
 
     Args:
@@ -175,7 +177,7 @@ class _Matched(NamedTuple):
     """That are not difficult."""
 
 
-def _match(truth: Sequence[Objects], found: Sequence[Found], label: int) -> _Matched:
+def _match(truth: Sequence[Objects], found: Sequence[PredictedBoxes], label: int) -> _Matched:
     scores, overlaps, numbers, difficult = [np.zeros(0)], [np.zeros(0)], [], []
     num_before = num_objects = 0
     for objects, detections in zip(truth, found, strict=True):

@@ -14,9 +14,8 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from deepbregman.data.voc import CLASSES
 from deepbregman.errors import UserError
+from deepbregman.evaluation.options import Architecture, Norm
 from deepbregman.method.base_network import Encoder
-
-from .options import Architecture, Norm
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 ANCHOR_SIDES = (32, 64, 128, 256, 512)
@@ -234,7 +233,7 @@ def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int
         with torch.no_grad():
             for name, place in names.items():
                 mine[place].copy_(state[name])
-        problems = [f"{name} did not arrive" for name in differing(detector, state)]
+        problems = [f"{name} did not arrive" for name in find_differences(detector, state)]
     if problems:
         raise UserError(
             f"{origin} does not fit the detector: {'; '.join(problems[:4])}"
@@ -243,7 +242,7 @@ def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int
     return len(names)
 
 
-def differing(detector: Detector, state: dict[str, Tensor]) -> list[str]:
+def find_differences(detector: Detector, state: dict[str, Tensor]) -> list[str]:
     """Return the tensors of a trunk's state that the detector does not hold, value by value."""
     names, mine = trunk_names(detector), detector.state_dict()
     return [

@@ -1,0 +1,94 @@
+"""deepbregman cluster: groups of images."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rich.console import Console
+
+from deepbregman.errors import UserError
+from deepbregman.reporting.applications import cluster_table, metric_table
+from deepbregman.runs import Run, check_new_file
+from deepbregman.terminal import ReportProgress, say
+
+from .parameters import Accelerator, PythonOnly, RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from deepbregman.evaluation.clustering import Clustering
+
+
+def cluster(
+    run: RunFolder,
+    clusters: int | None = None,
+    *,
+    data: str | None = None,
+    by: tuple[Literal["features", "divergence"], ...] = (),
+    seeds: int = 3,
+    split: Literal["train", "test", "all"] = "all",
+    out: Path | None = None,
+    skip_unreadable: bool = False,
+    accelerator: Accelerator = "auto",
+    encoder: PythonOnly["nn.Module | None"] = None,
+    progress: PythonOnly[ReportProgress | None] = None,
+) -> "Clustering":
+    """Group images by k-means of features and by the learned divergence.
+
+    With labels it also measures how well the groups agree with them: NMI, ARI and purity in per
+    cent, mean and deviation over the seeds. These also go into RUN/result.json.
+
+    Args:
+        run: Folder of the run.
+        clusters: How many; the number of classes when there are labels.
+        data: A data set in place of the run's own; labels are not needed.
+        by: features: k-means of normalised features. divergence: Bregman clustering of scores,
+            by D(image || centroid). All that the run has when not given.
+        seeds: How many times to cluster; each takes the best of ten starts.
+        split: Which images.
+        out: CSV file for the cluster of each image, by the best seed; must not exist.
+        skip_unreadable: Go on without images that cannot be read.
+        accelerator: Where to compute; auto takes a GPU if there is one.
+        encoder: A module of the same structure, for a run whose encoder was your own.
+        progress: Called while the work goes on.
+
+    Returns:
+        The clusters, and rows of protocol cluster where there are labels.
+    """
+    if out is not None:
+        out = Path(out)
+        check_new_file(out, ".csv")
+    if seeds < 1:
+        raise UserError(f"seeds is {seeds}: it must be at least 1")
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    from deepbregman.evaluation.clustering import cluster_images
+    from deepbregman.evaluation.gallery import open_run
+    from deepbregman.evaluation.inputs import load_run
+
+    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
+    dataset = open_run(loaded, data)
+    return cluster_images(
+        dataset, clusters, by=by, seeds=seeds, split=split, out=out, progress=progress
+    )
+
+
+def show(found: "Clustering", console: Console) -> None:
+    """Print the sizes of the clusters, their agreement with labels, and what was written."""
+    from deepbregman.evaluation.clustering import METHODS
+
+    parts = {METHODS[name]: part for name, part in found.partitions.items()}
+    shown = {variant: (part.sizes, part.objectives) for variant, part in parts.items()}
+    console.print(cluster_table(shown, f"clusters of {len(found.names):,} images"))
+    if found.rows:
+        seeds = found.rows[0]["n"]
+        repeated = f"{seeds} seeds" if seeds > 1 else "1 seed"
+        console.print(metric_table(found.rows, f"agreement with the labels, {repeated}"))
+    for variant, part in parts.items():
+        empty = part.sizes.count(0)
+        if empty:
+            say(
+                console,
+                f"warning: {variant}: {empty} of {len(part.sizes)} clusters are empty; no more "
+                "can be told apart",
+            )
+    if found.table is not None:
+        say(console, f"clusters: {found.table}")

@@ -1,0 +1,74 @@
+"""deepbregman embed: images to features."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from deepbregman.runs import Run, check_new_file, replacing
+from deepbregman.terminal import ReportProgress
+
+from .parameters import Accelerator, PythonOnly, RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def embed(
+    run: RunFolder,
+    out: Path,
+    *,
+    data: str | None = None,
+    skip_unreadable: bool = False,
+    accelerator: Accelerator = "auto",
+    encoder: PythonOnly["nn.Module | None"] = None,
+    progress: PythonOnly[ReportProgress | None] = None,
+) -> dict[str, tuple[int, ...]]:
+    """Write the features of images to an .npz file, with labels, names and scores if there are any.
+
+    Args:
+        run: Folder of the run.
+        out: File to write; must not exist.
+        data: A data set in place of the run's own; labels are not needed.
+        skip_unreadable: Go on without images that cannot be read; a Notice says how many.
+        accelerator: Where to compute; auto takes a GPU if there is one.
+        encoder: A module of the same structure, for a run whose encoder was your own.
+        progress: Called while the work goes on.
+
+    Returns:
+        The name and shape of every array in the file: train_features, train_scores, train_labels,
+        train_names, and the same for test and unlabelled.
+    """
+    out = Path(out)
+    check_new_file(out, ".npz")
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    import numpy as np
+
+    from deepbregman.evaluation.gallery import open_run
+    from deepbregman.evaluation.inputs import load_run
+
+    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
+    dataset = open_run(loaded, data, records=False)
+    arrays: dict[str, Any] = {}
+    for name in ("train", "test", "unlabelled"):
+        split = getattr(dataset.source, name)
+        if split is None:
+            continue
+        features = dataset.features_of(split, name, progress).features
+        parts = {
+            "features": features.representation,
+            "scores": features.scores,
+            "labels": split.labels,
+        }
+        arrays |= {f"{name}_{k}": v.cpu().numpy() for k, v in parts.items() if v is not None}
+        if split.names is not None:
+            arrays[f"{name}_names"] = np.array(split.names)
+    with replacing(out) as file:
+        np.savez(file, **arrays)
+    return {name: array.shape for name, array in arrays.items()}
+
+
+def show(shapes: dict[str, tuple[int, ...]], console: Console) -> None:
+    """Print the name and shape of every array."""
+    for name, shape in shapes.items():
+        print(f"{name:<20} {' x '.join(map(str, shape))}")

@@ -1,0 +1,140 @@
+"""deepbregman search: the images most like a query."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from deepbregman.errors import UserError
+from deepbregman.reporting.applications import Found, metric_table, search_table, shown_value
+from deepbregman.runs import Run, check_new_file
+from deepbregman.terminal import ReportProgress, say
+
+from .parameters import Accelerator, PythonOnly, RunFolder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from deepbregman.evaluation.retrieval import Answer, Image, SearchResult
+    from deepbregman.reporting.sheets import Panel
+
+Measure = Literal["cosine", "divergence"]
+TITLES = {
+    "cosine": "by cosine of features (1 is alike)",
+    "divergence": "by learned divergence D(query ‖ image) (0 is alike)",
+}
+
+
+def search(
+    run: RunFolder,
+    queries: Annotated[tuple[str, ...], tyro.conf.arg(name="query")] = (),
+    *,
+    data: str | None = None,
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10,
+    by: tuple[Measure, ...] = (),
+    split: Literal["train", "test", "all"] = "train",
+    out: Path | None = None,
+    seed: int = 0,
+    skip_unreadable: bool = False,
+    accelerator: Accelerator = "auto",
+    encoder: PythonOnly["nn.Module | None"] = None,
+    progress: PythonOnly[ReportProgress | None] = None,
+) -> "SearchResult":
+    """Find the images most like a query, or measure how well searches find classes.
+
+    An image is never found for itself. Without a query, every image of the test split searches the
+    training split; mean average precision and precision at k, by the labels, are printed and go
+    into RUN/result.json.
+
+    Args:
+        run: Folder of the run.
+        queries: Image files, or images of the data by place (test:17, train:0) or by name.
+        data: A data set in place of the run's own; labels are not needed with a query.
+        k: How many to find.
+        by: cosine of features, divergence of scores with the query as first argument; all that
+            the run has when not given.
+        split: Where to look for images like the queries.
+        out: PNG file for a contact sheet; must not exist.
+        seed: Of the shuffle that decides among equals.
+        skip_unreadable: Go on without images that cannot be read; queries must be readable.
+        accelerator: Where to compute; auto takes a GPU if there is one.
+        encoder: A module of the same structure, for a run whose encoder was your own.
+        progress: Called while the work goes on.
+
+    Returns:
+        The answers to the queries, or the rows of the measurement without any.
+    """
+    if out is not None:
+        check_new_file(Path(out), ".png")
+    if k < 1:
+        raise UserError(f"k is {k}: it must be at least 1")
+    if not queries and (out is not None or split != "train"):
+        raise UserError(
+            "no --query: --out and --split are for queries; without one the test split searches "
+            "the training split, and only numbers come of it"
+        )
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    from deepbregman.evaluation.gallery import open_run
+    from deepbregman.evaluation.inputs import load_run
+    from deepbregman.evaluation.retrieval import SearchResult, evaluate_search, search_images
+
+    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
+    dataset = open_run(loaded, data, records=not queries)
+    if not queries:
+        rows = evaluate_search(dataset, k=k, by=by, seed=seed, progress=progress)
+        return SearchResult([], rows)
+    words = [str(query) for query in queries]
+    answers = search_images(dataset, words, k=k, by=by, split=split, seed=seed, progress=progress)
+    if out is not None:
+        write_sheet(Path(out), answers)
+    return SearchResult(answers, [], out)
+
+
+def show(result: "SearchResult", console: Console) -> None:
+    """Print what was found for each query, or the measurement."""
+    if result.rows:
+        row = result.rows[0]
+        sizes = f"{row['details']['num_queries']:,} queries, {row['num_train']:,} images"
+        console.print(metric_table(result.rows, f"searching {row['data']}: {sizes}"))
+    for answer in result.answers:
+        found = {
+            measure: [
+                Found(image.name, image.class_name, shown_value(value)) for image, value in hits
+            ]
+            for measure, hits in answer.hits.items()
+        }
+        known = answer.query.class_name
+        title = answer.query.name + (f" ({known})" if known is not None else "")
+        console.print(search_table(title, found))
+    if result.sheet is not None:
+        say(console, f"sheet: {result.sheet}")
+
+
+def write_sheet(path: Path, answers: "Sequence[Answer]") -> None:
+    """Draw the queries and what was found for them, and write the picture."""
+    from deepbregman.reporting.sheets import contact_sheet
+
+    contact_sheet(path, [_make_panel(answer) for answer in answers])
+
+
+def _make_panel(answer: "Answer") -> "Panel":
+    from deepbregman.reporting.sheets import Panel, Strip, Tile
+
+    query = answer.query
+    strips = []
+    for measure, hits in answer.hits.items():
+        tiles = []
+        for rank, (image, value) in enumerate(hits, start=1):
+            judged = image.class_name is not None and query.class_name is not None
+            same = image.class_name == query.class_name if judged else None
+            tiles.append(Tile(image.pixels, str(rank), shown_value(value), _caption(image), same))
+        strips.append(Strip(TITLES[measure], tuple(tiles)))
+    title, *lines = _caption(query)
+    return Panel(Tile(query.pixels, title, lines=tuple(lines)), tuple(strips))
+
+
+def _caption(image: "Image") -> tuple[str, ...]:
+    """Return the class, where it is known, and the name."""
+    return (image.name,) if image.class_name is None else (image.class_name, image.name)

@@ -1,0 +1,162 @@
+"""The finished parts of a stopped evaluation, kept so that the same command continues it.
+
+A part is one variant of a protocol with one seed. ``RUN/finished_arms.json`` holds parts under a
+digest of everything that their numbers depend on. A part leaves it when the rows of its protocol
+are written, or when the run's networks have changed.
+"""
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from deepbregman.config import to_toml
+from deepbregman.data import Split
+from deepbregman.data.images import ArrayImages
+from deepbregman.errors import UserError
+from deepbregman.runs import Record, Run, now, read_json
+from deepbregman.training.checkpoints import fingerprint
+from deepbregman.training.processes import device_name
+
+from .features import LabelledFeatures
+from .results import Measurement
+
+NAME = "finished_arms.json"
+
+
+def describe_part(
+    labelled: LabelledFeatures, images: Split, variant: str, seed: int, options: Record
+) -> Record:
+    """Collect everything that the numbers of a part depend on.
+
+    Args:
+        labelled: the networks, and the dataset they are judged on.
+        images: that the part learns from.
+        variant: its name.
+        seed: of all that is drawn.
+        options: its budget and grids.
+    """
+    assert labelled.source.test is not None  # require_labelled has made sure
+    settings = {
+        "variant": variant,
+        "seed": seed,
+        "networks": fingerprint(labelled.model),
+        "config": _digest(to_toml(labelled.config).encode()),
+        "data": labelled.source.name,
+        "labelled": digest_split(images),
+        "test": digest_split(labelled.source.test),
+        "pixels": labelled.pixel_statistics,
+        "num_classes": labelled.num_classes,
+        "balanced": labelled.balanced,
+        "device": device_name(labelled.device),
+        "versions": {name: _version(name) for name in ("torch", "deepbregman")},
+        **options,
+    }
+    record: Record = json.loads(json.dumps(settings))  # as it is read again
+    return record
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # it runs from its source tree
+        return None
+
+
+def _digest(*parts: bytes | memoryview) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{len(part)} ".encode())
+        digest.update(part)
+    return digest.hexdigest()[:16]
+
+
+def digest_split(split: Split) -> str:
+    """Tell splits apart by labels and pixels, or by labels and the paths, sizes, times of files."""
+    assert split.labels is not None
+    labels = split.labels.numpy().tobytes()
+    images = split.images
+    if isinstance(images, ArrayImages):
+        sizes = images.true_sizes().contiguous().numpy().tobytes()
+        return _digest(labels, sizes, images.pixels.contiguous().numpy().data.cast("B"))
+    files = [(str(path), path.stat()) for path in images.paths]
+    known = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    return _digest(labels, json.dumps([images.side, known]).encode())
+
+
+@dataclass(frozen=True)
+class FinishedParts:
+    """The parts of a run's evaluation that need not be trained again."""
+
+    run: Run
+    say: Callable[[str], None]
+    can_record: bool = True
+    """Whether the run's folder can be written to; where not, nothing is kept."""
+    _used: set[str] = field(default_factory=set, init=False)
+    """Keys of the parts that the current protocol has measured or read."""
+    _read: list[str] = field(default_factory=list, init=False)
+    """Names of the parts read that have not been announced yet."""
+
+    def measure(self, settings: Record, work: Callable[[], Measurement]) -> Measurement:
+        """Read a part that was measured before the evaluation was stopped, or measure and keep it.
+
+        Args:
+            settings: of :func:`describe_part`.
+            work: trains and tests.
+        """
+        key = _digest(json.dumps(settings, sort_keys=True).encode())
+        found = self._find(key)
+        if found is not None:
+            self._read.append(f"{settings['variant']}, seed {settings['seed']}")
+            self._used.add(key)
+            return found
+        self._announce()
+        try:
+            measured = work()
+        except KeyboardInterrupt as error:
+            if not self._used:
+                raise
+            words = f"stopped; {len(self._used)} finished arms are kept, continue by giving the "
+            raise KeyboardInterrupt(f"{words}same command again") from error
+        if self.can_record:
+            with self.run.changing(NAME) as parts:
+                for other in [k for k, part in parts.items() if not _has_networks(part, settings)]:
+                    del parts[other]  # they can never be used again
+                parts[key] = {"settings": settings, "measured": asdict(measured), "finished": now()}
+            self._used.add(key)
+        return measured
+
+    def forget(self) -> None:
+        """Remove the parts of a protocol whose rows are written."""
+        self._announce()
+        if self._used:
+            with self.run.changing(NAME) as parts:
+                for key in self._used:
+                    parts.pop(key, None)
+            self._used.clear()
+
+    def _find(self, key: str) -> Measurement | None:
+        path = self.run.path / NAME
+        parts = read_json(path) if path.is_file() else {}
+        if key not in parts:
+            return None
+        try:
+            measured = Measurement(**parts[key]["measured"])
+            numbers = [*measured.values.values(), measured.num_train, measured.num_test]
+            if not all(isinstance(number, int | float) for number in numbers):
+                raise TypeError("a value is no number")
+        except (AttributeError, KeyError, TypeError) as error:
+            words = f"{path} holds a part that deepbregman did not write ({error}): remove the file"
+            raise UserError(words) from None
+        return measured
+
+    def _announce(self) -> None:
+        if self._read:
+            self.say(f"not trained again, from {self.run.path / NAME}: {'; '.join(self._read)}")
+            self._read.clear()
+
+
+def _has_networks(part: object, settings: Record) -> bool:
+    before = part.get("settings") if isinstance(part, dict) else None
+    return isinstance(before, dict) and before.get("networks") == settings["networks"]

@@ -1,0 +1,181 @@
+"""Images of a run's data with their features, names and labels: what one searches or clusters."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deepbregman.data import Batches, Source, Split
+from deepbregman.errors import UserError, nearest
+from deepbregman.runs import Record
+from deepbregman.terminal import ReportProgress
+
+from .features import Features, SplitFeatures
+from .inputs import LoadedRun, open_readable
+from .results import can_record, record_rows
+
+Pixels = npt.NDArray[np.uint8]
+SPLITS = ("train", "test", "all")
+
+
+class OpenedRun(NamedTuple):
+    """A run's networks, the dataset that they are to look at, and whether results are recorded."""
+
+    loaded: LoadedRun
+    source: Source
+    data: str
+    records: bool
+
+    def splits(self, choice: str) -> dict[str, Split]:
+        """Return the splits that ``train``, ``test`` or ``all`` names."""
+        if choice not in SPLITS:
+            raise UserError(f"split {choice!r} is not one of {', '.join(SPLITS)}")
+        present = {"train": self.source.train}
+        if self.source.test is not None:
+            present["test"] = self.source.test
+        if choice == "all":
+            return present
+        if choice not in present:
+            raise UserError(f"data {self.data!r} has no test split: use --split train or all")
+        return {choice: present[choice]}
+
+    def class_name(self, label: int) -> str:
+        """Name a class, by its number where it has no other name."""
+        classes = self.source.classes
+        return str(label) if classes is None else classes[label]
+
+    def choose_measures(self, by: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
+        """Check the measures that are asked for; by default all that the run has.
+
+        Args:
+            by: what the user asks for.
+            known: all there are; ``divergence`` among them needs the run's divergence network.
+        """
+        for name in by:
+            if name not in known:
+                words = f"{', '.join(known)}{nearest(name, known)}"
+                raise UserError(f"by {name!r} is not one of {words}")
+        has_scores = self.loaded.model.divergence_network is not None
+        if "divergence" in by and not has_scores:
+            raise UserError(
+                f"run {self.loaded.run.path} has no divergence network (divergence.weight is 0), "
+                f"so there is no learned divergence: use --by {known[0]}"
+            )
+        possible = (name for name in known if has_scores or name != "divergence")
+        return tuple(name for name in possible if name in by or not by)
+
+    def features_of(
+        self, split: Split, name: str, progress: ReportProgress | None = None
+    ) -> SplitFeatures:
+        """Return the features of a split; they are computed when first used."""
+        report = None if progress is None else partial(progress, f"features of {name}")
+        loaded = self.loaded
+        return SplitFeatures(loaded.model, loaded.config, split, loaded.device, report)
+
+    def record(self, rows: Sequence[Record], protocol: str, seed: int) -> list[Record]:
+        """Complete rows of a measurement and write them into the run's result if possible."""
+        complete = self.loaded.complete_rows(rows, protocol, self.data, seed)
+        if self.records and complete:
+            record_rows(self.loaded.run, complete)
+        return complete
+
+
+def open_run(loaded: LoadedRun, data: str | None, *, records: bool = True) -> OpenedRun:
+    """Open a run's own data, or other data in their place.
+
+    Args:
+        loaded: the run's networks.
+        data: a dataset; the run's own when None.
+        records: whether results are to be recorded, if the run's folder can be written to.
+    """
+    records = records and can_record(loaded.run)
+    source = open_readable(loaded.config, data, stacklevel=4)
+    return OpenedRun(loaded, source, data or loaded.config.data.source, records)
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Images of one or both splits, one split after the other."""
+
+    parts: dict[str, SplitFeatures]
+
+    @cached_property
+    def features(self) -> Features:
+        """The features of all images."""
+        return join_features([part.features for part in self.parts.values()])
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """The labels (N,) on the device, or None where a split has none."""
+        if any(part.split.labels is None for part in self.parts.values()):
+            return None
+        return torch.cat([part.labels for part in self.parts.values()])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each image; as ``split:index`` where it has no file."""
+        return tuple(
+            image_name(name, part.split, index)
+            for name, part in self.parts.items()
+            for index in range(len(part.split))
+        )
+
+    @property
+    def num_replaced(self) -> int:
+        """How many unreadable images have been replaced by others."""
+        return sum(part.num_replaced for part in self.parts.values())
+
+    def position(self, split: str, index: int) -> int | None:
+        """Return where an image of a split is in the gallery, None if its split is not in it."""
+        start = 0
+        for name, part in self.parts.items():
+            if name == split:
+                return start + index
+            start += len(part.split)
+        return None
+
+    def pixels(self, indices: Sequence[int]) -> dict[int, Pixels]:
+        """Return images (H, W, 3), each in its own size."""
+        pixels, start = {}, 0
+        for part in self.parts.values():
+            size = len(part.split)
+            wanted = sorted({i - start for i in indices if 0 <= i - start < size})
+            for index, image in zip(wanted, decode_images(part.batches, wanted), strict=True):
+                pixels[start + index] = image
+            start += size
+        return pixels
+
+
+def open_gallery(opened: OpenedRun, split: str, progress: ReportProgress | None = None) -> Gallery:
+    """Take the images of ``train``, ``test`` or ``all`` of the data."""
+    splits = opened.splits(split).items()
+    return Gallery({name: opened.features_of(part, name, progress) for name, part in splits})
+
+
+def join_features(parts: Sequence[Features]) -> Features:
+    """Join features of several sets of images, by the same networks, one after the other."""
+    scores = [part.scores for part in parts if part.scores is not None]
+    representation = torch.cat([part.representation for part in parts])
+    return Features(representation, torch.cat(scores) if scores else None)
+
+
+def image_name(split: str, images: Split, index: int) -> str:
+    """Name an image by its file, or by its split and position, which a query may be named by."""
+    return f"{split}:{index}" if images.names is None else images.names[index]
+
+
+def decode_images(batches: Batches, indices: list[int]) -> list[Pixels]:
+    """Return images (H, W, 3) in the order asked for, without the padding of their frames."""
+    images = []
+    for batch in batches.iterate(torch.tensor(indices, dtype=torch.int64), 256):
+        for position, image in enumerate(batch.images):
+            if batch.sizes is not None:
+                height, width = batch.sizes[position].tolist()
+                image = image[:, :height, :width]
+            images.append(image.permute(1, 2, 0).contiguous().cpu().numpy())
+    return images

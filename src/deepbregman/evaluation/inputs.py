@@ -1,0 +1,274 @@
+"""What an evaluation works on: a run's networks, data to judge them on, options."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from deepbregman.config import Config, override
+from deepbregman.data import Source, without_unreadable
+from deepbregman.data.voc import Voc, open_voc
+from deepbregman.errors import Notice, UserError
+from deepbregman.method.base_network import measure_width
+from deepbregman.method.model import Model
+from deepbregman.runs import Record, Run, now
+from deepbregman.terminal import ReportProgress, say
+from deepbregman.training.assembly import open_data
+from deepbregman.training.checkpoints import load_trained
+from deepbregman.training.processes import device_name, pick_device
+
+from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures
+from .finished import FinishedParts
+from .options import Options
+from .results import can_record, record_rows
+
+
+def ignore_progress(work: str, done: int, total: int) -> None:
+    """Report progress to nobody."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedRun:
+    """A run's networks, frozen, and how far they are trained."""
+
+    run: Run
+    model: Model
+    config: Config
+    epoch: float
+    device: torch.device
+
+    def complete_rows(
+        self, rows: Sequence[Record], protocol: str, data: str | None, seed: int
+    ) -> list[Record]:
+        """Add to rows what is the same for all rows of a protocol; see :mod:`.results`.
+
+        Args:
+            rows: of :func:`.results.make_rows`.
+            protocol: its name.
+            data: the dataset that was judged on; the run's own when None.
+            seed: the first.
+        """
+        return [
+            {
+                "protocol": protocol,
+                "data": data or self.config.data.source,
+                **row,
+                "seed": seed,
+                "epoch": self.epoch,
+                "epochs": self.config.training.epochs,
+                "device": device_name(self.device),
+                "finished": now(),
+            }
+            for row in rows
+        ]
+
+
+def load_run(
+    run: Run | Path | str,
+    accelerator: str = "auto",
+    encoder: nn.Module | None = None,
+    *,
+    skip_unreadable: bool = False,
+    image_size: int = 0,
+) -> LoadedRun:
+    """Load a run's networks from its last checkpoint, in evaluation mode.
+
+    Args:
+        run: a run, or its folder.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        encoder: a module of the same structure, for a run whose encoder was the user's own.
+        skip_unreadable: leave out images that cannot be read.
+        image_size: side of the images in place of the run's, if it is not 0.
+    """
+    run = run if isinstance(run, Run) else Run.open(Path(run))
+    device = pick_device(accelerator)
+    model, config, epoch = load_trained(run, device, encoder)
+    if image_size not in (0, config.data.image_size):
+        try:
+            measure_width(model.encoder.trunk, image_size)
+        except ValueError as error:
+            raise UserError(
+                f"image_size is {image_size}, which the run's encoder does not take: {error}; "
+                "leave --image-size out"
+            ) from None
+        # No pretraining views are made here, and a relative size may be too small for the image.
+        sizes = {"data.image_size": image_size, "views.relative_size": 1.0}
+        config = override(config, sizes)
+    if skip_unreadable:
+        config = override(config, {"data.skip_unreadable": True})
+    return LoadedRun(run, model, config, epoch, device)
+
+
+def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 3) -> Source:
+    """Open a dataset whose images are shown or written by name, so that none may replace another.
+
+    Args:
+        config: of the run.
+        data: a dataset in place of the run's own.
+        stacklevel: of the notice about unreadable images; 3 is the caller of the caller.
+    """
+    source = open_data(config, data)
+    if not config.data.skip_unreadable:
+        return source
+    source = without_unreadable(source, names=("train", "test", "unlabelled"))
+    if source.said_of_skipped:
+        where = data or config.data.source
+        warnings.warn(f"{source.said_of_skipped} of {where}", Notice, stacklevel=stacklevel)
+    return source
+
+
+def open_labelled(config: Config, data: str | None = None) -> Source:
+    """Open the dataset of an evaluation, and check that it has labels to judge by."""
+    return require_labelled(open_data(config, data), data or config.data.source)
+
+
+def require_labelled(source: Source, name: str) -> Source:
+    """Return a dataset that has labels in both splits, and no class in the test split only.
+
+    Args:
+        source: already open.
+        name: what the user calls it.
+    """
+    if source.train.labels is None or source.test is None or source.test.labels is None:
+        raise UserError(
+            f"data {name!r} has no labels to judge by: give a labelled dataset with --data, such "
+            "as a folder with one subfolder for each class"
+        )
+    tested = sorted(set(source.test.labels.tolist()))
+    unknown = sorted(set(tested) - set(source.train.labels.tolist()))
+    if unknown:
+        names = ", ".join(class_name(source, label) for label in unknown[:5])
+        raise UserError(
+            f"data {name!r}: no training image has the class {names}, which the test split has "
+            f"({len(unknown)} such classes); both splits need the same classes"
+        )
+    if len(tested) == 1:
+        warnings.warn(
+            f"every test image of {name!r} has the class {class_name(source, tested[0])}: "
+            "whoever always answers so is right, and the accuracies mean little",
+            Notice,
+            stacklevel=3,
+        )
+    return source
+
+
+def class_name(source: Source, label: int) -> str:
+    """Name a class, quoted, as the dataset does, or by its number."""
+    known = source.classes is not None and label < len(source.classes)
+    return repr(source.classes[label]) if source.classes and known else str(label)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A run to judge, the options, and what protocols share, computed when first used."""
+
+    run: Run
+    options: Options
+    accelerator: str = "auto"
+    source: Source | None = None
+    """The dataset to judge on, where it is open already."""
+    encoder: nn.Module | None = None
+    """Of the structure of the run's, where that was the user's own."""
+    console: Console = field(default_factory=lambda: Console(quiet=True))
+    progress: ReportProgress = ignore_progress
+    _averaged: list[AveragedFeatures] = field(default_factory=list, init=False)
+    """Those computed last; more would fill the memory with a large dataset."""
+
+    @cached_property
+    def can_record(self) -> bool:
+        """Whether the run's folder can be written to."""
+        return can_record(self.run)
+
+    @cached_property
+    def loaded(self) -> LoadedRun:
+        """The run's networks, with the size of the images to judge on in their configuration."""
+        options = self.options
+        return load_run(
+            self.run,
+            self.accelerator,
+            self.encoder,
+            skip_unreadable=options.skip_unreadable,
+            image_size=options.image_size,
+        )
+
+    @cached_property
+    def finished(self) -> FinishedParts:
+        """The parts that were measured before an evaluation was stopped."""
+        return FinishedParts(self.run, self.say, self.can_record)
+
+    @cached_property
+    def voc(self) -> Voc:
+        """The boxes to judge detection by: of a devkit, or ``voc`` in the run's data.root."""
+        data = self.options.data
+        assert data is not None  # check_detect has made sure
+        return open_voc(self.loaded.config.data.root if data == "voc" else data)
+
+    @cached_property
+    def labelled(self) -> LabelledFeatures:
+        """The networks with the labelled dataset to judge them on."""
+        loaded, data = self.loaded, self.options.data
+        if self.source is None:
+            source = open_labelled(loaded.config, data)
+        else:
+            source = require_labelled(self.source, data or self.source.name)
+        if loaded.config.data.skip_unreadable:
+            source = self._without_unreadable(source)
+        balanced = self.options.balanced or source.imbalanced
+        return LabelledFeatures(loaded.model, loaded.config, source, loaded.device, balanced)
+
+    def _without_unreadable(self, source: Source) -> Source:
+        """Leave out, and count, images that would otherwise be judged by a replacement.
+
+        Pretraining needs no such pass: it has no labels that a replacement could make wrong.
+        """
+        source = without_unreadable(
+            source, lambda done, total: self.progress("looking for unreadable images", done, total)
+        )
+        if source.said_of_skipped:
+            self.say(source.said_of_skipped)
+        return require_labelled(source, self.options.data or source.name)
+
+    def averaged(self, seed: int) -> AveragedFeatures:
+        """Average the features over ``options.crops`` crops; protocols share those of one seed."""
+        if not self._averaged or self._averaged[0].seed != seed:
+            labelled, crops, done = self.labelled, self.options.crops, []
+            splits = labelled.train.split, labelled.test.split
+            steps = sum(math.ceil(len(split) / BATCH_SIZE) for split in splits)
+
+            def count(*_: int) -> None:
+                done.append(1)
+                self.progress(f"{crops} crops, seed {seed}", len(done), steps)
+
+            self._averaged.clear()
+            self._averaged.append(labelled.averaged(crops, seed, count))
+        return self._averaged[0]
+
+    def record(self, rows: Sequence[Record], protocol: str) -> list[Record]:
+        """Complete the rows of a protocol, and write them into the run's result if possible."""
+        config, options = self.loaded.config, self.options
+        size = config.data.image_size
+        if size != self.run.config.data.image_size:
+            rows = [
+                {
+                    **row,
+                    "variant": f"{row['variant']}, {size} px",
+                    "details": {**row["details"], "image_size": size},
+                }
+                for row in rows
+            ]
+        complete = self.loaded.complete_rows(rows, protocol, options.data, options.seed)
+        if self.can_record:
+            record_rows(self.run, complete)
+            self.finished.forget()
+            self.say(f"{protocol}: done, kept in {self.run.path / 'result.json'}")
+        return complete
+
+    def say(self, words: str) -> None:
+        """Print a plain line."""
+        say(self.console, words)

@@ -1,0 +1,147 @@
+"""What every protocol measures and writes: accuracies, and rows in one schema.
+
+A row is one number: of a protocol, a variant of it, a source and a metric.
+
+==================  ===================================================================
+``protocol``        such as ``knn``
+``variant``         of the protocol, such as ``cosine, k=20``
+``data``            the source it was judged on
+``metric``          ``top1``, ``top5``, ``balanced``, ...
+``value``           the mean over seeds, in per cent
+``deviation``       the sample standard deviation over seeds (divisor n - 1); None for one
+``values``          the value of each seed
+``n``               how many: 1 where the seed cannot matter, however many were asked for
+``seed``            the first seed; the others follow it
+``num_train``       labelled images that the classifier learned from
+``num_test``        images it was judged on, once
+``num_replaced``    unreadable images among them that others replaced
+``details``         the settings of the variant: its budget and grids
+``chosen``          what each seed chose by itself on images held out of training
+``epoch``           that the encoder was saved at
+``epochs``          of its pretraining, as configured
+``device``          on which it was judged
+``finished``        when
+==================  ===================================================================
+"""
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from deepbregman.errors import Notice
+from deepbregman.runs import Record, Run
+from deepbregman.statistics import summarise
+
+
+def top_k_accuracy(logits: Tensor, labels: Tensor, k: int = 1) -> float:
+    """Return how often the label (n,) is among the k largest logits (n, C)."""
+    hits = logits.topk(k, dim=1).indices == labels.to(logits.device)[:, None]  # (n, k)
+    return 100.0 * hits.any(dim=1).double().mean().item()
+
+
+def balanced_accuracy(predicted: Tensor, labels: Tensor) -> float:
+    """Return the mean over the classes present of the share of each that is predicted right."""
+    labels = labels.to(predicted.device)
+    present, members = torch.unique(labels, return_inverse=True)
+    totals = torch.zeros(len(present), dtype=torch.float64, device=predicted.device)
+    found = totals.clone().index_add_(0, members, (predicted == labels).double())
+    counts = totals.index_add_(0, members, torch.ones_like(members, dtype=torch.float64))
+    return 100.0 * (found / counts).mean().item()
+
+
+def accuracies(
+    labels: Tensor, *, predicted: Tensor, logits: Tensor | None = None, balanced: bool = False
+) -> dict[str, float]:
+    """Measure ``top1``; ``top5`` from logits of 6 classes or more; ``balanced`` where asked for.
+
+    Args:
+        labels: (n,).
+        predicted: (n,), classes.
+        logits: (n, C), or None where only the winner is known.
+        balanced: also take the mean over classes.
+    """
+    values = {"top1": 100.0 * (predicted == labels.to(predicted.device)).double().mean().item()}
+    if logits is not None and logits.shape[1] > 5:
+        values["top5"] = top_k_accuracy(logits, labels, 5)
+    if balanced:
+        values["balanced"] = balanced_accuracy(predicted, labels)
+    return values
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one variant of a protocol came to with one seed."""
+
+    variant: str
+    values: dict[str, float]
+    """Metric -> per cent."""
+    num_train: int
+    num_test: int
+    num_replaced: int = 0
+    details: Record = field(default_factory=dict)
+    chosen: Record = field(default_factory=dict)
+
+
+def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
+    """Make a row for each variant and metric.
+
+    Args:
+        seeds: for each seed the same variants, in the same order.
+    """
+    rows = []
+    for repeated in zip(*seeds, strict=True):
+        first = repeated[0]
+        assert all(one.variant == first.variant for one in repeated)
+        for metric in first.values:
+            values = [one.values[metric] for one in repeated]
+            summary = summarise(values)
+            rows.append(
+                {
+                    "variant": first.variant,
+                    "metric": metric,
+                    "value": summary["mean"],
+                    "deviation": summary["deviation"],
+                    "values": values,
+                    "n": summary["n"],
+                    "num_train": first.num_train,
+                    "num_test": first.num_test,
+                    "num_replaced": max(one.num_replaced for one in repeated),
+                    "details": first.details,
+                    "chosen": [one.chosen for one in repeated],
+                }
+            )
+    return rows
+
+
+def can_record(run: Run) -> bool:
+    """Whether the run's folder can be written to; where not, a notice says so."""
+    try:
+        with tempfile.TemporaryFile(dir=run.path):
+            return True
+    except OSError as error:
+        words = f"{run.path} cannot be written to ({error.strerror}): results are printed, not "
+        warnings.warn(f"{words}recorded", Notice, stacklevel=3)
+        return False
+
+
+def record_rows(run: Run, rows: Sequence[Record]) -> None:
+    """Write rows into the run's result, in place of older ones of the same kind or another epoch.
+
+    All metrics of a variant are replaced together, so that they always come from one evaluation.
+    """
+
+    def kind(row: Record) -> tuple[str, ...]:
+        return row["protocol"], row["variant"], row["data"]
+
+    fresh = {kind(row) for row in rows}
+    with run.changing() as result:
+        older = [
+            row
+            for row in run.evaluations()
+            if kind(row) not in fresh and row["epoch"] == rows[0]["epoch"]
+        ]
+        result["evaluations"] = [*older, *rows]
