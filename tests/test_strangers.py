@@ -22,11 +22,11 @@ from PIL import Image
 
 from deepbregman.cli import main
 from deepbregman.commands.data import check
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.export import export
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
-from deepbregman.evaluation.protocols import evaluate
 from deepbregman.exporting.loading import load_encoder
 from deepbregman.runs import Run
 from deepbregman.training.assembly import build_model

@@ -257,10 +257,6 @@ def _is_joined() -> bool:
 
 
 _UNCONVERTED = {
-    "evaluate": "Judge a run: kNN, linear, few labels, another data set, from scratch.",
-    "embed": "Write the features of images to an .npz file.",
-    "search": "Find the images most like a query, or measure how well searches find classes.",
-    "cluster": "Group images by k-means of features and by the learned divergence.",
     "study": "Run an ablation or a claim of the paper, with error bars: deepbregman study [NAME].",
     "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
     "report": "Write a page of runs and studies: deepbregman report RUNS... --out FOLDER.",

@@ -83,7 +83,7 @@ def test_starts_are_far_from_each_other(seed: int, num_clusters: int, smoothing:
 def test_empty_clusters_are_filled_from_others(seed: int, num_clusters: int) -> None:
     """Centroids that all coincide: the first takes every point, and the others end with some."""
     x = points(seed, 25, 5)
-    found = clustering._refine(x, x[:1].repeat(num_clusters, 1), 1.0, 300)
+    found = clustering._refine(x, x[:1].repeat(num_clusters, 1), 1.0)
     assert torch.bincount(found.assignment, minlength=num_clusters).min() > 0
     assert all(after <= before + 1e-12 for before, after in itertools.pairwise(found.objective))
 

@@ -15,16 +15,18 @@ from PIL import Image
 from rich.console import Console
 from torch import nn
 
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.config import Config, override
-from deepbregman.data.voc import open_voc
 from deepbregman.errors import UserError
-from deepbregman.evaluation.detection import arm
-from deepbregman.evaluation.detection.metric import METRICS
-from deepbregman.evaluation.detection.models import differing, require_fitting, trunk_names
-from deepbregman.evaluation.detection.options import Architecture, Detect
-from deepbregman.evaluation.job import Job
-from deepbregman.evaluation.options import Options
-from deepbregman.evaluation.protocols import evaluate
+from deepbregman.evaluation.detection import protocol
+from deepbregman.evaluation.detection.average_precision import METRICS
+from deepbregman.evaluation.detection.detectors import (
+    find_differences,
+    require_fitting,
+    trunk_names,
+)
+from deepbregman.evaluation.inputs import Evaluation
+from deepbregman.evaluation.options import Architecture, Detect, Options
 from deepbregman.method.base_network import Encoder
 from deepbregman.runs import Record, Run, provenance
 from deepbregman.training import checkpoints
@@ -149,7 +151,7 @@ def test_rows_files_and_what_is_said(
         assert picture.size == (480, 380)
 
     # Asked again, nothing is trained; asked otherwise, nothing is mixed up.
-    monkeypatch.setattr(arm, "fine_tune", lambda *_, **__: pytest.fail("it was trained again"))
+    monkeypatch.setattr(protocol, "fine_tune", lambda *_, **__: pytest.fail("it was trained again"))
     again = detect(run, data=devkit, options=TINY)
     assert [row["value"] for row in again] == [row["value"] for row in rows]
     with pytest.raises(UserError, match=r"result\.json was made with other.*batch_size was 2, is"):
@@ -160,17 +162,9 @@ def test_rows_files_and_what_is_said(
 
 
 def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:
-    subject = arm.Subject(
-        run,
-        checkpoints.load_trained(run),
-        open_voc(devkit),
-        str(devkit),
-        TINY,
-        torch.device("cpu"),
-        Console(quiet=True),
-    )
+    evaluation = Evaluation(run, Options(("detect",), str(devkit), detect=TINY), "cpu")
     (pretrained, loaded), (random, none) = (
-        arm._assemble(subject, "fpn", which, 0) for which in ("pretrained", "random")
+        protocol.assemble_detector(evaluation, "fpn", trunk, 0) for trunk in TINY.arms
     )
     assert (loaded, none) == (120, 0)
     trunk = set(trunk_names(pretrained).values())
@@ -229,8 +223,7 @@ def test_a_resnet_of_another_package_is_named_with_it() -> None:
 
 def test_the_devkit_by_name_lies_in_the_root(devkit: Path, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", **{"data.root": str(devkit)})
-    job = Job(run, Options(data="voc"), torch.device("cpu"), Console(quiet=True))
-    assert len(job.voc.train) == 3
+    assert len(Evaluation(run, Options(data="voc"), "cpu").voc.train) == 3
 
 
 def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
@@ -241,19 +234,16 @@ def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", config, provenance("cpu"))
     model = build_model(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), own)
     checkpoints.save(run.last_checkpoint, {"model": model.state_dict(), "epoch": 400.0})
-    trained = checkpoints.load_trained(run, encoder=own)
-    device, quiet = torch.device("cpu"), Console(quiet=True)
-    subject = arm.Subject(run, trained, open_voc(devkit), str(devkit), TINY, device, quiet)
-    for which, loaded in (("pretrained", 120), ("random", 0)):
-        detector, count = arm._assemble(subject, "fpn", which, 0)  # type: ignore[arg-type]  # parametrised
+    options = Options(("detect",), str(devkit), detect=TINY)
+    evaluation = Evaluation(run, options, "cpu", encoder=own)
+    for trunk, loaded in zip(TINY.arms, (120, 0), strict=True):
+        detector, count = protocol.assemble_detector(evaluation, "fpn", trunk, 0)
         assert count == loaded
-        assert bool(differing(detector, own.state_dict())) == (which == "random")
+        assert bool(find_differences(detector, own.state_dict())) == (trunk == "random")
 
 
 def test_seeds_are_averaged(run: Run, devkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from deepbregman.evaluation.detection import protocol
-
-    def judged(subject: object, architecture: str, which: str, seed: int) -> dict[str, object]:
+    def judged(evaluation: object, architecture: str, which: str, seed: int) -> dict[str, object]:
         return {
             "scores": dict.fromkeys(METRICS, 10.0 * seed),
             "per_class": {"cat": 10.0 * seed},
@@ -262,7 +252,7 @@ def test_seeds_are_averaged(run: Run, devkit: Path, monkeypatch: pytest.MonkeyPa
             "finished": "now",
         }
 
-    monkeypatch.setattr(protocol, "judge", judged)
+    monkeypatch.setattr(protocol, "judge_detector", judged)
     console = Console(record=True, width=200, file=io.StringIO())
     options = replace(TINY, arms=("pretrained",))
     row = detect(run, devkit, options, seeds=3, seed=2, console=console)[1]

@@ -9,27 +9,29 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.data import ArrayImages, ResidentBatches
-from deepbregman.errors import UserError
-from deepbregman.evaluation.features import crop_and_flip
-from deepbregman.evaluation.finetuned_protocols import (
+from deepbregman.errors import Diverged, UserError
+from deepbregman.evaluation import finetuning
+from deepbregman.evaluation.features import LabelledFeatures, crop_and_flip
+from deepbregman.evaluation.finetuning import (
+    Budget,
+    Classifier,
+    finetune,
     first_layer,
     from_encoder,
     from_projection,
     from_scratch,
+    predict,
 )
-from deepbregman.evaluation.finetuning import Budget, Classifier, Diverged, finetune, predict
 from deepbregman.evaluation.options import Semi, Tuning
-from deepbregman.evaluation.protocols import PROTOCOLS, evaluate
-from deepbregman.evaluation.subject import Subject, open_labelled
+from deepbregman.evaluation.protocols import PROTOCOLS
 from deepbregman.method.base_network import build_encoder
 from deepbregman.method.transformation import Views
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.checkpoints import load_model
 
 LABELS = torch.arange(60) % 3
 BUDGET = Budget(epochs=8, batch_size=20, learning_rate=0.05, weight_decay=1e-4)
@@ -120,14 +122,25 @@ class TestEngine:
                 classifier(), coloured(), LABELS, VIEWS, BUDGET, seed=0, indices=torch.tensor([4])
             )
 
-    def test_progress_is_drawn_on_a_terminal_only(self, capsys: pytest.CaptureFixture[str]) -> None:
-        for terminal in (True, False):
-            console = Console(force_terminal=terminal, width=80)
-            arguments = (classifier(), coloured(), LABELS, VIEWS, replace(BUDGET, epochs=1))
-            finetune(*arguments, seed=0, console=console, title="a [title]")
-            out = capsys.readouterr().out
-            assert ("a [title]" in out) is terminal
-            assert bool(out) is terminal
+    def test_progress_counts_the_steps(self) -> None:
+        seen: list[tuple[str, int, int]] = []
+        arguments = (classifier(), coloured(), LABELS, VIEWS, replace(BUDGET, epochs=1))
+        finetune(*arguments, seed=0, progress=lambda *at: seen.append(at), title="a title")
+        assert seen == [("a title", step, 3) for step in (1, 2, 3)]
+
+    def test_dropout_is_drawn_from_the_seed(self) -> None:
+        """Whatever the global generator holds, which is left as it was."""
+
+        def train(seed: int, state: int) -> Tensor:
+            network = classifier()
+            network.extractor = nn.Sequential(network.extractor, nn.Dropout(0.5))
+            torch.manual_seed(state)
+            finetune(network, coloured(), LABELS, VIEWS, replace(BUDGET, epochs=1), seed=seed)
+            assert torch.equal(torch.get_rng_state(), torch.manual_seed(state).get_state())
+            return network.linear.weight.detach()
+
+        assert torch.equal(train(0, 1), train(0, 2))
+        assert not torch.equal(train(0, 1), train(1, 1))
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -159,12 +172,6 @@ class TestEngine:
         assert not guards
 
 
-@pytest.fixture(scope="module")
-def subject(short_run: Run, few_digits: str) -> Subject:
-    model, config = load_model(short_run)
-    return Subject(model, config, open_labelled(config, few_digits), torch.device("cpu"))
-
-
 @pytest.fixture
 def images() -> Tensor:
     random = torch.Generator().manual_seed(0)
@@ -172,19 +179,19 @@ def images() -> Tensor:
 
 
 class TestStarts:
-    def test_the_encoder_is_the_runs(self, subject: Subject, short_run: Run) -> None:
+    def test_the_encoder_is_the_runs(self, few: LabelledFeatures, short_run: Run) -> None:
         saved = checkpoints.load(short_run.last_checkpoint)["model"]
-        module, _ = from_encoder(subject, 0)
+        module, _ = from_encoder(few, 0)
         for name, value in module.state_dict().items():
             assert torch.equal(value, saved[f"encoder.{name}"])
 
     def test_the_projections_first_layer_by_hand(
-        self, subject: Subject, short_run: Run, images: Tensor
+        self, few: LabelledFeatures, short_run: Run, images: Tensor
     ) -> None:
         """Linear, batch norm with running statistics, ReLU, classifier: from the saved tensors."""
         saved = checkpoints.load(short_run.last_checkpoint)["model"]
-        network = Classifier(*from_projection(subject, 0), 10, seed=4).eval()
-        h = subject.model.encoder(images)
+        network = Classifier(*from_projection(few, 0), 10, seed=4).eval()
+        h = few.model.encoder(images)
         hidden = h @ saved["projection.0.weight"].T
         mean, variance = (saved[f"projection.1.running_{part}"] for part in ("mean", "var"))
         hidden = (hidden - mean) / (variance + 1e-5).sqrt()
@@ -194,9 +201,9 @@ class TestStarts:
         assert hidden.shape[1] == 32  # of short_config
 
     def test_a_projection_without_normalisation_works_and_none_at_all_does_not(
-        self, subject: Subject
+        self, few: LabelledFeatures
     ) -> None:
-        model = copy.deepcopy(subject.model)
+        model = copy.deepcopy(few.model)
         layers = (nn.Linear(128, 7), nn.Identity(), nn.ReLU(), nn.Linear(7, 2))
         model.projection = nn.Sequential(*layers)
         layer, width = first_layer(model)
@@ -205,28 +212,28 @@ class TestStarts:
         with pytest.raises(ValueError, match="begins with Linear"):
             first_layer(model)
 
-    def test_from_scratch_is_random_and_seeded(self, subject: Subject, images: Tensor) -> None:
-        first, again, other = (from_scratch(subject, seed).module for seed in (0, 0, 1))
+    def test_from_scratch_is_random_and_seeded(self, few: LabelledFeatures, images: Tensor) -> None:
+        first, again, other = (from_scratch(few, seed).module for seed in (0, 0, 1))
         assert torch.equal(first(images), again(images))
         assert not torch.equal(first(images), other(images))
-        weights, trained = first.state_dict(), subject.model.encoder.state_dict()
+        weights, trained = first.state_dict(), few.model.encoder.state_dict()
         same = [name for name in weights if torch.equal(weights[name], trained[name])]
         assert not any(name.endswith("conv.weight") or name == "trunk.0.weight" for name in same)
 
-    def test_training_an_arm_leaves_the_run_alone(self, subject: Subject) -> None:
-        before = copy.deepcopy(subject.model.state_dict())
+    def test_training_an_arm_leaves_the_run_alone(self, few: LabelledFeatures) -> None:
+        before = copy.deepcopy(few.model.state_dict())
         for start in (from_encoder, from_projection):
-            network = Classifier(*start(subject, 0), 10, seed=0)
-            views = crop_and_flip(subject.config)
+            network = Classifier(*start(few, 0), 10, seed=0)
+            views = crop_and_flip(few.config)
             finetune(
                 network,
-                subject.train.batches,
-                subject.train.labels,
+                few.train.batches,
+                few.train.labels,
                 views,
                 replace(BUDGET, epochs=1),
                 seed=0,
             )
-        for name, value in subject.model.state_dict().items():
+        for name, value in few.model.state_dict().items():
             assert torch.equal(value, before[name])
 
 
@@ -282,7 +289,7 @@ class TestProtocols:
             budgets.append((batches.num_images, rest[2].epochs))
             network.eval()
 
-        monkeypatch.setattr("deepbregman.evaluation.finetuned_protocols.finetune", noted)
+        monkeypatch.setattr(finetuning, "finetune", noted)
         evaluate(short_run, protocols=["semi"], accelerator="cpu")
         assert budgets == [(13, 60)] * 3 + [(130, 30)] * 3
 

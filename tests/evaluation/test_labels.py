@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deepbregman.data import ArrayImages, Source, Split
 from deepbregman.errors import UserError
-from deepbregman.evaluation.labels import labelled_list, labelled_share
+from deepbregman.evaluation.finetuning import draw_labelled, read_labelled
 
 
 def made_of(labels: list[int], names: list[str] | None = None, test: list[str] | None = None):  # type: ignore[no-untyped-def]  # a source
@@ -32,32 +32,32 @@ def test_a_share_of_each_class_or_an_error(counts: list[int], share: float, seed
     source = made_of([c for c, count in enumerate(counts) for _ in range(count)])
     if min(counts) * share < 1:
         with pytest.raises(UserError, match="without a label"):
-            labelled_share(source, share, seed)
+            draw_labelled(source, share, seed)
         return
-    drawn = labelled_share(source, share, seed)
+    drawn = draw_labelled(source, share, seed)
     found = torch.bincount(source.train.labels[drawn], minlength=len(counts)).tolist()
     assert len(set(drawn.tolist())) == len(drawn)
     for part, count in zip(found, counts, strict=True):
         assert math.floor(share * count) <= part <= math.ceil(share * count)
     assert abs(len(drawn) - share * sum(counts)) <= 1
-    assert torch.equal(drawn, labelled_share(source, share, seed))
+    assert torch.equal(drawn, draw_labelled(source, share, seed))
 
 
 def test_another_seed_draws_others_and_one_is_all() -> None:
     source = made_of([0] * 50 + [1] * 50)
-    assert not torch.equal(labelled_share(source, 0.1, 0), labelled_share(source, 0.1, 1))
-    assert torch.equal(labelled_share(source, 1.0, 0), torch.arange(100))
+    assert not torch.equal(draw_labelled(source, 0.1, 0), draw_labelled(source, 0.1, 1))
+    assert torch.equal(draw_labelled(source, 1.0, 0), torch.arange(100))
 
 
 @pytest.mark.parametrize("fewest", [3, 7, 40, 127, 999])
 def test_the_error_names_the_class_and_a_share_that_works(fewest: int) -> None:
     source = made_of([0] * 1000 + [1] * fewest)
     with pytest.raises(UserError, match="class 'dog' without") as caught:
-        labelled_share(source, 0.5 / fewest, 0)
+        draw_labelled(source, 0.5 / fewest, 0)
     least = float(str(caught.value).split()[-1])
-    assert (source.train.labels[labelled_share(source, least, 0)] == 1).any()
+    assert (source.train.labels[draw_labelled(source, least, 0)] == 1).any()
     with pytest.raises(UserError, match="without a label"):
-        labelled_share(source, least - 2e-4 / fewest * 10, 0)
+        draw_labelled(source, least - 2e-4 / fewest * 10, 0)
 
 
 PATHS = ["train/cat/a.png", "train/cat/b.png", "train/dog/a.png", "train/dog/c.png"]
@@ -78,13 +78,13 @@ def folder() -> Source:
 )
 def test_a_list(folder: Source, tmp_path: Path, text: str, expected: list[int]) -> None:
     (tmp_path / "list.txt").write_bytes(text.encode())
-    assert labelled_list(folder, tmp_path / "list.txt").tolist() == expected
+    assert read_labelled(folder, tmp_path / "list.txt").tolist() == expected
 
 
 def test_a_whole_path_wins_over_the_end_of_another(tmp_path: Path) -> None:
     source = made_of([0, 1], ["cat/a.png", "old/cat/a.png"])
     (tmp_path / "list.txt").write_text("cat/a.png\nold/cat/a.png")
-    assert labelled_list(source, tmp_path / "list.txt").tolist() == [0, 1]
+    assert read_labelled(source, tmp_path / "list.txt").tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_a_whole_path_wins_over_the_end_of_another(tmp_path: Path) -> None:
 def test_bad_lists(folder: Source, tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "list.txt").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=words):
-        labelled_list(folder, tmp_path / "list.txt")
+        read_labelled(folder, tmp_path / "list.txt")
 
 
 def test_no_list_and_no_names(folder: Source, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
-        labelled_list(folder, tmp_path / "nowhere.txt")
+        read_labelled(folder, tmp_path / "nowhere.txt")
     with pytest.raises(UserError, match="have no file names"):
-        labelled_list(made_of([0, 1]), tmp_path / "nowhere.txt")
+        read_labelled(made_of([0, 1]), tmp_path / "nowhere.txt")

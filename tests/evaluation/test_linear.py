@@ -10,16 +10,18 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from deepbregman.evaluation import linear, logistic
+from deepbregman.evaluation import linear
 from deepbregman.evaluation.linear import (
     L2_GRID,
     LinearClassifier,
+    SgdRows,
+    SgdSetting,
     choose_l2,
-    few_label_accuracy,
+    few_label_accuracies,
+    fit_chosen,
     fit_linear,
-    linear_accuracy,
+    fit_linear_sgd,
 )
-from deepbregman.evaluation.linear_sgd import Rows, Setting, fit_linear_sgd
 
 DIGITS = load_digits()
 FEATURES = torch.tensor(DIGITS.data, dtype=torch.float32)  # (1797, 64); some are constant
@@ -180,7 +182,7 @@ def test_even_curvature_saves_half_of_the_evaluations_and_moves_nothing(
 
     monkeypatch.setattr(torch.optim, "LBFGS", Counting)
     even = fit_linear(features, labels, num_classes=4, l2=1e-4)
-    monkeypatch.setattr(logistic, "_ROWS_PER_FEATURE", math.inf)
+    monkeypatch.setattr(linear, "_ROWS_PER_FEATURE", math.inf)
     plain = fit_linear(features, labels, num_classes=4, l2=1e-4)
     assert 2 * counts[0] < counts[1]
     torch.testing.assert_close(even.weight, plain.weight, atol=2e-3, rtol=0)  # 2 * tolerance / l2
@@ -227,63 +229,31 @@ def test_equal_accuracies_prefer_the_stronger_penalty() -> None:
     assert validation == {1e-1: 100.0, 1e-2: 100.0, 1e-3: 100.0}
 
 
-def test_linear_accuracy_chooses_without_the_test_set_and_refits_on_all() -> None:
-    train, test = (FEATURES[TRAIN], LABELS[TRAIN]), (FEATURES[TEST], LABELS[TEST])
-    grid = (1e-1, 1e-3)
-    result = linear_accuracy(*train, *test, num_classes=10, held_out=HELD_OUT, grid=grid)
-    best, validation = choose_l2(*train, HELD_OUT, num_classes=10, grid=grid)
-    assert (result.l2, result.validation) == (best, validation)
-    classifier = fit_linear(*train, num_classes=10, l2=best)
-    assert result.accuracy == pytest.approx(accuracy(classifier, *test))
-    ranks = classifier.predict(test[0]).argsort(1, descending=True)[:, :5].tolist()
-    hits = [label in row for row, label in zip(ranks, test[1].tolist(), strict=True)]
-    assert result.top5 == pytest.approx(100 * np.mean(hits))
-    assert result.top5 > result.accuracy
-    # Other test labels change the accuracy alone.
-    wrong = linear_accuracy(
-        *train, test[0], (test[1] + 1) % 10, num_classes=10, held_out=HELD_OUT, grid=grid
-    )
-    assert (wrong.l2, wrong.validation) == (best, validation)
-    assert wrong.accuracy < 10
+def test_fit_chosen_refits_on_all_with_the_best_penalty() -> None:
+    train, grid = (FEATURES[TRAIN], LABELS[TRAIN]), (1e-1, 1e-3)
+    result = fit_chosen(*train, HELD_OUT, num_classes=10, grid=grid)
+    assert (result.l2, result.validation) == choose_l2(*train, HELD_OUT, num_classes=10, grid=grid)
+    expected = fit_linear(*train, num_classes=10, l2=result.l2)
+    torch.testing.assert_close(result.classifier.weight, expected.weight)
 
 
-def test_top5_needs_six_classes() -> None:
-    few = LABELS[:300] < 5
-    features, labels = FEATURES[:300][few], LABELS[:300][few]
-    held_out, grid = torch.arange(20), (1e-1,)
-    for num_classes, defined in ((5, False), (6, True)):
-        result = linear_accuracy(
-            features,
-            labels,
-            features,
-            labels,
-            num_classes=num_classes,
-            held_out=held_out,
-            grid=grid,
-        )
-        assert (result.top5 is not None) == defined
-
-
-def test_few_label_mean_and_deviation() -> None:
+def test_few_label_accuracies_are_those_of_separate_fits() -> None:
     generator = torch.Generator().manual_seed(0)
-    subsets = [torch.randperm(1300, generator=generator)[:50] for _ in range(5)]
+    subsets = [torch.randperm(1300, generator=generator)[:50] for _ in range(3)]
     data = (FEATURES[TRAIN], LABELS[TRAIN], FEATURES[TEST], LABELS[TEST])
-    result = few_label_accuracy(*data, subsets, num_classes=10, l2=1e-2)
     values = [
         accuracy(
             fit_linear(FEATURES[s], LABELS[s], num_classes=10, l2=1e-2, one_scale=True), *data[2:]
         )
         for s in subsets
     ]
-    assert result.values == pytest.approx(values)
+    found = few_label_accuracies(*data, subsets, num_classes=10, l2=1e-2)
+    assert found == pytest.approx(values)
     assert len(set(values)) > 1
-    assert result.mean == pytest.approx(np.mean(values))
-    assert result.deviation == pytest.approx(np.std(values, ddof=1))
-    assert few_label_accuracy(*data, subsets[:1], num_classes=10, l2=1e-2).deviation is None
 
 
 def sgd(seed: int = 0, epochs: int = 100, learning_rate: float = 0.2) -> LinearClassifier:
-    def batches(epoch: int) -> Iterator[Rows]:
+    def batches(epoch: int) -> Iterator[SgdRows]:
         order = torch.randperm(1300, generator=torch.Generator().manual_seed(epoch))
         with torch.inference_mode():  # as a caller's frozen encoder would
             for rows in order.split(130):
@@ -292,12 +262,10 @@ def sgd(seed: int = 0, epochs: int = 100, learning_rate: float = 0.2) -> LinearC
     scaler = StandardScaler().fit(DIGITS.data[TRAIN])
     (classifier,) = fit_linear_sgd(
         batches,
-        [Setting(learning_rate, 1e-3)],
-        in_features=64,
+        [SgdSetting(learning_rate, 1e-3)],
         num_classes=10,
         epochs=epochs,
         seed=seed,
-        device="cpu",
         mean=torch.tensor(scaler.mean_),
         deviation=torch.tensor(scaler.scale_),
     )
@@ -314,23 +282,22 @@ def test_sgd_comes_close_to_the_optimum_and_repeats() -> None:
     assert not sgd(seed=1).weight.equal(classifier.weight)
 
 
-def test_sgd_follows_the_cosine_and_spares_the_bias() -> None:
+def test_sgd_follows_the_cosine_and_spares_the_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear, "MOMENTUM", 0.0)
+
     # Zero features leave the weights to the decay alone, and the bias to the labels alone.
-    def batches(epoch: int) -> list[Rows]:
+    def batches(epoch: int) -> list[SgdRows]:
         return [(torch.zeros(4, 1), torch.tensor([0, 0, 0, 1]), torch.ones(4, dtype=torch.bool))]
 
     start, ended = (
         fit_linear_sgd(
             batches,
-            [Setting(0.5, 0.1)],
-            in_features=1,
+            [SgdSetting(0.5, 0.1)],
             num_classes=2,
             epochs=epochs,
             seed=3,
-            device="cpu",
             mean=torch.zeros(1),
             deviation=torch.ones(1),
-            momentum=0.0,
         )[0]
         for epochs in (0, 4)
     )
@@ -346,11 +313,11 @@ def test_sgd_follows_the_cosine_and_spares_the_bias() -> None:
 def test_many_sgd_classifiers_are_each_what_torch_makes_alone() -> None:
     """torch's own SGD, one setting at a time, on all rows or on the kept ones; one diverges."""
     kept = torch.rand(6, 100, generator=torch.Generator().manual_seed(1)) < 0.7
-    settings = [Setting(0.1, 1e-2), Setting(1e9, 1.0), Setting(0.02, 1e-3, kept_only=True)]
-    common = {"in_features": 64, "num_classes": 10, "seed": 5, "device": "cpu"}
+    settings = [SgdSetting(0.1, 1e-2), SgdSetting(1e9, 1.0), SgdSetting(0.02, 1e-3, kept_only=True)]
+    common = {"num_classes": 10, "seed": 5}
     scale = {"mean": FEATURES.mean(0).double(), "deviation": torch.full((64,), 7.0).double()}
 
-    def batches(epoch: int) -> list[Rows]:
+    def batches(epoch: int) -> list[SgdRows]:
         rows = range(0, 600, 100)
         return [(FEATURES[r : r + 100], LABELS[r : r + 100], kept[i]) for i, r in enumerate(rows)]
 
@@ -390,8 +357,6 @@ def test_bad_values_are_named() -> None:
     ):
         with pytest.raises(ValueError, match="rows are held out"):
             choose_l2(features, labels, held_out, num_classes=10, grid=grid)
-    with pytest.raises(ValueError, match="subsets is empty"):
-        few_label_accuracy(features, labels, features, labels, [], num_classes=10, l2=1.0)
 
 
 @pytest.mark.gpu

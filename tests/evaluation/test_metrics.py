@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, recall_score, top_k_accuracy_score
 
-from deepbregman.evaluation.metrics import accuracies, balanced_accuracy, top_k_accuracy
+from deepbregman.evaluation.results import accuracies, balanced_accuracy, top_k_accuracy
 
 
 @given(st.integers(0, 1000), st.integers(6, 12), st.integers(1, 5))

@@ -7,8 +7,7 @@ from deepbregman.config import Config, override
 from deepbregman.data import Split, open_source
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
-from deepbregman.evaluation.knn import knn_accuracy
-from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+from deepbregman.evaluation.knn import knn_accuracy, knn_monitor, split_for_monitor
 from deepbregman.training.assembly import batches_of, build_model
 
 CPU = torch.device("cpu")

@@ -10,68 +10,53 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.config import override
 from deepbregman.data import ArrayImages, FileImages, Source, Split
 from deepbregman.errors import UserError
-from deepbregman.evaluation.features import compute_crop_features, crop_and_flip
-from deepbregman.evaluation.frozen_protocols import (
-    by_cosine,
-    by_divergence,
-    knn,
-    on_cached_features,
-    on_crops,
+from deepbregman.evaluation.features import (
+    AveragedFeatures,
+    LabelledFeatures,
+    compute_crop_features,
+    crop_and_flip,
 )
-from deepbregman.evaluation.job import Job
-from deepbregman.evaluation.linear import fit_linear
+from deepbregman.evaluation.inputs import Evaluation, open_labelled
+from deepbregman.evaluation.knn import knn, knn_by_cosine, knn_by_divergence
+from deepbregman.evaluation.linear import fit_linear, linear_on_cached, linear_on_crops
 from deepbregman.evaluation.options import Options
-from deepbregman.evaluation.protocols import evaluate
-from deepbregman.evaluation.subject import Averaged, Subject, open_labelled
 from deepbregman.method.bregman import divergence, soft_divergence
 from deepbregman.runs import Run
-from deepbregman.training.checkpoints import load_model
 from deepbregman.training.seeds import derived, epoch_order
 
-QUIET = Console(quiet=True)
 
-
-@pytest.fixture(scope="module")
-def subject(short_run: Run) -> Subject:
-    model, config = load_model(short_run)
-    return Subject(model, config, open_labelled(config), torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def few(subject: Subject, few_digits: str) -> Subject:
-    return replace(subject, source=open_labelled(subject.config, few_digits))
-
-
-def of(subject: Subject, train: Split | None = None, test: Split | None = None) -> Subject:
+def of(
+    labelled: LabelledFeatures, train: Split | None = None, test: Split | None = None
+) -> LabelledFeatures:
     """The same networks, judged by other images or labels."""
-    source = subject.source
+    source = labelled.source
     return replace(
-        subject, source=replace(source, train=train or source.train, test=test or source.test)
+        labelled, source=replace(source, train=train or source.train, test=test or source.test)
     )
 
 
-def test_an_untrained_encoder_scores_less(short_run: Run, subject: Subject) -> None:
+def test_an_untrained_encoder_scores_less(short_run: Run, labelled: LabelledFeatures) -> None:
     """Loading is real: the run's weights do better than fresh ones of the same shape."""
     from deepbregman.training.assembly import build_model
 
-    fresh = build_model(subject.config).eval()
-    trained = by_divergence(subject, seed=0)[0]
-    untrained = by_divergence(replace(subject, model=fresh), seed=0)[0]
+    fresh = build_model(labelled.config).eval()
+    trained = knn_by_divergence(labelled, seed=0)[0]
+    untrained = knn_by_divergence(replace(labelled, model=fresh), seed=0)[0]
     assert trained.values["top1"] > untrained.values["top1"]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 1.0])
-def test_knn_by_divergence_equals_a_loop(subject: Subject, smoothing: float) -> None:
+def test_knn_by_divergence_equals_a_loop(labelled: LabelledFeatures, smoothing: float) -> None:
     """The nearest neighbours of each query by D(query || bank), votes weighted by psi."""
-    config = override(subject.config, {"divergence.smoothing": smoothing})
-    bank = subject.source.train.select(torch.arange(1297)[::21][:60])
-    few = replace(of(subject, train=bank), config=config)
-    (found,) = by_divergence(few, seed=0)
+    config = override(labelled.config, {"divergence.smoothing": smoothing})
+    bank = labelled.source.train.select(torch.arange(1297)[::21][:60])
+    few = replace(of(labelled, train=bank), config=config)
+    (found,) = knn_by_divergence(few, seed=0)
     assert few.train.features.scores is not None
     assert few.test.features.scores is not None
     form = (lambda p, q: soft_divergence(p, q, smoothing)) if smoothing else divergence
@@ -88,15 +73,15 @@ def test_knn_by_divergence_equals_a_loop(subject: Subject, smoothing: float) -> 
     expected = 100 * correct / len(few.test.labels)
     assert found.variant == "divergence, k=20"
     assert found.values["top1"] == pytest.approx(expected)
-    assert [arm.variant for arm in by_cosine(few)] == ["cosine, k=20"]  # the bank has 60
+    assert [arm.variant for arm in knn_by_cosine(few)] == ["cosine, k=20"]  # the bank has 60
 
 
-def test_linear_is_above_chance_and_reports_what_it_chose(few: Subject) -> None:
-    cached = on_cached_features(few, seed=0)
+def test_linear_is_above_chance_and_reports_what_it_chose(few: LabelledFeatures) -> None:
+    cached = linear_on_cached(few, seed=0)
     assert cached.values["top1"] > 80.0
     assert cached.values["top5"] >= cached.values["top1"]
     assert cached.chosen["l2"] in cached.details["l2_grid"]
-    crops = on_crops(few, seed=0, epochs=2, console=QUIET)
+    crops = linear_on_crops(few, seed=0, epochs=2)
     assert crops.values["top1"] > 30.0
     assert crops.details["epochs"] == 2
     assert crops.chosen["learning_rate"] in crops.details["learning_rates"]
@@ -104,7 +89,7 @@ def test_linear_is_above_chance_and_reports_what_it_chose(few: Subject) -> None:
 
 
 def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(
-    few: Subject, monkeypatch: pytest.MonkeyPatch
+    few: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 12 settings trained without the held-out part the sixth is good; of 12 with it also."""
     features, labels = few.train.features.representation, few.train.labels
@@ -114,21 +99,19 @@ def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(
     fits = [bad] * 24
     fits[5] = fits[12 + 5] = good
     fits[7] = diverged
-    monkeypatch.setattr(
-        "deepbregman.evaluation.frozen_protocols.fit_linear_sgd", lambda *_, **__: fits
-    )
-    found = on_crops(few, seed=0, epochs=1, console=QUIET)
+    monkeypatch.setattr("deepbregman.evaluation.linear.fit_linear_sgd", lambda *_, **__: fits)
+    found = linear_on_crops(few, seed=0, epochs=1)
     assert (found.chosen["weight_decay"], found.chosen["learning_rate"]) == (1e-4, 0.03)
     assert found.chosen["held_out"] > 90.0
     assert found.values["top1"] > 80.0
 
 
-def test_evaluation_leaves_the_networks_alone(few: Subject) -> None:
+def test_evaluation_leaves_the_networks_alone(few: LabelledFeatures) -> None:
     before = {name: value.clone() for name, value in few.model.state_dict().items()}
-    by_cosine(few)
-    by_divergence(few, seed=0)
-    on_cached_features(few, seed=0)
-    on_crops(few, seed=0, epochs=1, console=QUIET)
+    knn_by_cosine(few)
+    knn_by_divergence(few, seed=0)
+    linear_on_cached(few, seed=0)
+    linear_on_crops(few, seed=0, epochs=1)
     assert all(torch.equal(value, before[name]) for name, value in few.model.state_dict().items())
     assert not any(part.training for part in few.model.modules())
 
@@ -145,13 +128,13 @@ def test_rows_replace_older_rows_of_their_kind(short_run: Run) -> None:
     assert short_run.result()["pretrain"]["epoch"] == 2  # and nothing else is lost
 
 
-def test_test_labels_do_not_influence_the_classifier(few: Subject) -> None:
+def test_test_labels_do_not_influence_the_classifier(few: LabelledFeatures) -> None:
     """Shuffled test labels change the score, not what was chosen on the training split."""
     test = few.source.test
     assert test is not None
     assert test.labels is not None
     shuffled = of(few, test=replace(test, labels=test.labels.roll(7)))
-    for judge in (on_cached_features, partial(on_crops, epochs=1, console=QUIET)):
+    for judge in (linear_on_cached, partial(linear_on_crops, epochs=1)):
         honest, other = judge(few, seed=0), judge(shuffled, seed=0)
         assert honest.chosen == other.chosen
         assert other.values["top1"] < 40.0
@@ -164,11 +147,11 @@ def test_unknown_protocol_and_negative_epochs_are_refused(short_run: Run) -> Non
         evaluate(short_run, epochs=-1)
 
 
-def test_labels_are_needed(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_are_needed(labelled: LabelledFeatures, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Source("bare", Split(ArrayImages(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))))
-    monkeypatch.setattr("deepbregman.evaluation.subject.open_data", lambda *_: bare)
+    monkeypatch.setattr("deepbregman.evaluation.inputs.open_data", lambda *_: bare)
     with pytest.raises(UserError, match="has no labels"):
-        open_labelled(subject.config)
+        open_labelled(labelled.config)
 
 
 def test_a_source_that_is_already_open_needs_labels_too(short_run: Run) -> None:
@@ -211,13 +194,13 @@ class TestSeeds:
         assert any(row["deviation"] > 0 for row in varied)
 
     def test_the_hard_form_has_equals_for_the_seed_to_decide_among(
-        self, subject: Subject, short_run: Run
+        self, labelled: LabelledFeatures, short_run: Run
     ) -> None:
         for smoothing, n in ((0.0, 2), (1.0, 1)):
-            config = override(subject.config, {"divergence.smoothing": smoothing})
-            job = Job(short_run, Options(seeds=2), subject.device, Console(quiet=True))
-            job.__dict__["subject"] = replace(subject, config=config)
-            assert [row["n"] for row in knn(job)] == [1, 1, n, n]
+            config = override(labelled.config, {"divergence.smoothing": smoothing})
+            evaluation = Evaluation(short_run, Options(seeds=2), "cpu")
+            evaluation.__dict__["labelled"] = replace(labelled, config=config)
+            assert [row["n"] for row in knn(evaluation)] == [1, 1, n, n]
 
     @pytest.mark.parametrize(
         ("options", "words"),
@@ -237,24 +220,24 @@ class TestCrops:
     """Features averaged over crops, beside those of whole images."""
 
     @pytest.fixture
-    def wide(self, few: Subject) -> Subject:
+    def wide(self, few: LabelledFeatures) -> LabelledFeatures:
         """Whose crops are always the whole image, unflipped."""
         changes = {"crop_area": (1.0, 1.0), "crop_aspect": (1.0, 1.0), "flip": 0.0}
         views = {f"views.{name}": value for name, value in changes.items()}
         return replace(few, config=override(few.config, views))
 
-    def test_crops_of_the_whole_image_judge_alike(self, wide: Subject) -> None:
+    def test_crops_of_the_whole_image_judge_alike(self, wide: LabelledFeatures) -> None:
         averaged = wide.averaged(3, seed=5)
         told = {"crops": 3, "seed": 5}
-        cosine = zip(by_cosine(wide), by_cosine(wide, averaged), strict=True)
-        linear = on_cached_features(wide, 0), on_cached_features(wide, 0, averaged=averaged)
+        cosine = zip(knn_by_cosine(wide), knn_by_cosine(wide, averaged), strict=True)
+        linear = linear_on_cached(wide, 0), linear_on_cached(wide, 0, averaged=averaged)
         for plain, found in (*cosine, linear):
             assert found.variant.split(",")[0] == f"{plain.variant.split(',')[0]} of 3 crops"
             assert found.values == pytest.approx(plain.values, abs=1.0)  # rounding: one digit
             assert found.chosen == plain.chosen
             assert found.details == {**plain.details, **told}
 
-    def test_they_are_the_average_that_the_configuration_draws(self, few: Subject) -> None:
+    def test_they_are_the_average_that_the_configuration_draws(self, few: LabelledFeatures) -> None:
         """Of both splits, each with draws of its own."""
         averaged = few.averaged(4, seed=2)
         views = crop_and_flip(few.config, 4)
@@ -266,26 +249,28 @@ class TestCrops:
         assert torch.equal(same.train, averaged.train)
         assert not torch.equal(same.test, same.train)
 
-    def test_they_are_as_large_as_the_images_whatever_the_views_are(self, few: Subject) -> None:
+    def test_they_are_as_large_as_the_images_whatever_the_views_are(
+        self, few: LabelledFeatures
+    ) -> None:
         small = replace(few, config=override(few.config, {"views.relative_size": 0.75}))
         sides: list[int] = []
         record = lambda _module, shown: sides.append(shown[0].shape[-1])  # noqa: E731
         with few.model.encoder.register_forward_pre_hook(record):
             small.averaged(2, seed=0)
-            on_crops(small, seed=0, epochs=1, console=QUIET)
+            linear_on_crops(small, seed=0, epochs=1)
         assert set(sides) == {8}
 
     def test_each_seed_has_its_crops_and_one_seed_is_computed_once(
         self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         computed = []
-        compute = Subject.averaged
+        compute = LabelledFeatures.averaged
 
-        def counted(self: Subject, crops: int, seed: int, *rest: Any) -> Averaged:
+        def counted(self: LabelledFeatures, crops: int, seed: int, *rest: Any) -> AveragedFeatures:
             computed.append((crops, seed))
             return compute(self, crops, seed, *rest)
 
-        monkeypatch.setattr(Subject, "averaged", counted)
+        monkeypatch.setattr(LabelledFeatures, "averaged", counted)
         options = {"data": few_digits, "epochs": 0, "crops": 2, "accelerator": "cpu"}
         alone = [evaluate(short_run, seed=seed, **options) for seed in (3, 4)]
         assert computed == [(2, 3), (2, 4)]
@@ -296,7 +281,7 @@ class TestCrops:
                 assert row["n"] == 2
                 assert (row["details"]["crops"], row["details"]["seed"]) == (2, 3)
 
-    def test_features_that_are_no_numbers_are_refused(self, few: Subject) -> None:
+    def test_features_that_are_no_numbers_are_refused(self, few: LabelledFeatures) -> None:
         model = copy.deepcopy(few.model)
         model.encoder.mean.fill_(float("nan"))
         with pytest.raises(UserError, match="not finite"):
@@ -318,10 +303,10 @@ def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
 
 
 def test_an_imbalanced_source_is_also_judged_by_its_classes(
-    short_run: Run, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    short_run: Run, labelled: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uneven = replace(subject.source, imbalanced=True)
-    monkeypatch.setattr("deepbregman.evaluation.job.open_labelled", lambda *_: uneven)
+    uneven = replace(labelled.source, imbalanced=True)
+    monkeypatch.setattr("deepbregman.evaluation.inputs.open_labelled", lambda *_: uneven)
     rows = evaluate(short_run, protocols=["knn"], accelerator="cpu")
     assert {row["metric"] for row in rows} == {"top1", "balanced"}
 
@@ -333,7 +318,7 @@ def test_what_is_finished_stays_when_a_later_protocol_is_stopped(
         raise KeyboardInterrupt
 
     short_run.add_result(evaluations=[])
-    monkeypatch.setattr("deepbregman.evaluation.frozen_protocols.on_cached_features", stopped)
+    monkeypatch.setattr("deepbregman.evaluation.linear.linear_on_cached", stopped)
     with pytest.raises(KeyboardInterrupt):
         evaluate(short_run, protocols=["knn", "linear"], accelerator="cpu")
     assert {row["protocol"] for row in short_run.result()["evaluations"]} == {"knn"}
@@ -351,22 +336,22 @@ def test_options_are_checked_before_anything_is_judged(
 
 
 def test_a_class_of_the_test_split_only_is_refused(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
+    labelled: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = subject.source
+    source = labelled.source
     assert source.train.labels is not None
     without = source.train.select(torch.nonzero(source.train.labels != 7).flatten())
     partial_source = replace(source, train=without, classes=None)
-    monkeypatch.setattr("deepbregman.evaluation.subject.open_data", lambda *_: partial_source)
+    monkeypatch.setattr("deepbregman.evaluation.inputs.open_data", lambda *_: partial_source)
     with pytest.raises(UserError, match="no training image has the class 7"):
-        open_labelled(subject.config)
+        open_labelled(labelled.config)
 
 
-def test_features_that_are_no_numbers_are_refused(subject: Subject) -> None:
-    model = copy.deepcopy(subject.model)
+def test_features_that_are_no_numbers_are_refused(labelled: LabelledFeatures) -> None:
+    model = copy.deepcopy(labelled.model)
     model.encoder.mean.fill_(float("nan"))
     with pytest.raises(UserError, match="not finite"):
-        by_cosine(replace(subject, model=model))
+        knn_by_cosine(replace(labelled, model=model))
 
 
 def test_images_that_cannot_be_decoded_are_neither_learned_from_nor_judged(

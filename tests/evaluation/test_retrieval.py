@@ -13,7 +13,8 @@ from torch import Tensor
 
 from deepbregman.evaluation import retrieval
 from deepbregman.evaluation.features import Features
-from deepbregman.evaluation.retrieval import described, ranking, ranking_quality
+from deepbregman.evaluation.knn import features_for, rank_bank
+from deepbregman.evaluation.retrieval import ranking_quality
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -46,7 +47,7 @@ CASES = [("cosine", 0.0), ("divergence", 0.0), ("divergence", 0.5)]
 @given(seed=seeds)
 def test_rankings_equal_a_loop(measure: str, smoothing: float, seed: int) -> None:
     queries, bank = normal(seed, 4, 5), normal(seed + 1, 12, 5)
-    found = ranking(measure, queries, bank, 12, smoothing=smoothing, seed=seed)
+    found = rank_bank(measure, queries, bank, 12, smoothing=smoothing, seed=seed)
     for row, query in enumerate(queries.tolist()):
         expected = [likeness(measure, query, item, smoothing) for item in bank.tolist()]
         indices = found.indices[row].tolist()
@@ -59,7 +60,7 @@ def test_rankings_equal_a_loop(measure: str, smoothing: float, seed: int) -> Non
 def test_the_query_is_the_first_argument() -> None:
     """D(query || item) is 1 - 0 at the item's winner; the other way round it would be 5."""
     query, item = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 5.0]])
-    assert ranking("divergence", query, item, 1).similarities.item() == -1.0
+    assert rank_bank("divergence", query, item, 1).similarities.item() == -1.0
 
 
 def test_what_is_nearly_alike_is_not_ranked_by_rounding() -> None:
@@ -68,7 +69,7 @@ def test_what_is_nearly_alike_is_not_ranked_by_rounding() -> None:
     bank = torch.zeros(6, 10)
     bank[:, 0] = torch.tensor([5e-4, 1e-4, 6e-4, 3e-4, 2e-4, 4e-4])
     for seed in range(5):
-        found = ranking("divergence", query, bank, 6, smoothing=1.0, seed=seed)
+        found = rank_bank("divergence", query, bank, 6, smoothing=1.0, seed=seed)
         assert found.indices[0].tolist() == [1, 4, 3, 5, 0, 2]
         assert len(set(found.similarities[0].tolist())) == 6
 
@@ -76,7 +77,7 @@ def test_what_is_nearly_alike_is_not_ranked_by_rounding() -> None:
 def test_equals_are_ranked_by_the_seed_and_not_by_the_banks_order() -> None:
     query, bank = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0]] * 50)
     orders = [
-        tuple(ranking("divergence", query, bank, 50, seed=seed).indices[0].tolist())
+        tuple(rank_bank("divergence", query, bank, 50, seed=seed).indices[0].tolist())
         for seed in (0, 0, 1)
     ]
     assert orders[0] == orders[1] != orders[2]
@@ -153,6 +154,6 @@ def test_impossible_rankings_are_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         ranking_quality("divergence", one * torch.nan, labels, one, labels, k=1)
     with pytest.raises(ValueError, match="not one of cosine, divergence"):
-        ranking("euclid", one, one, 1)
+        rank_bank("euclid", one, one, 1)
     with pytest.raises(ValueError, match="no scores"):
-        described(Features(one, None), "divergence")
+        features_for(Features(one, None), "divergence")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.evaluation import linear
-from deepbregman.evaluation.protocols import evaluate
 from deepbregman.reporting.page.writing import Written, report
 from deepbregman.runs import Record, Run, provenance
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.config import Config, override
 from deepbregman.data import Source, Split
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import Features
-from deepbregman.evaluation.frozen_protocols import by_divergence
-from deepbregman.evaluation.protocols import evaluate
-from deepbregman.evaluation.subject import open_labelled
+from deepbregman.evaluation.inputs import open_labelled
+from deepbregman.evaluation.knn import knn_by_divergence
 from deepbregman.runs import Run
 from deepbregman.studies.deep_divergence import (
     configured,
@@ -107,10 +107,10 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
         num_classes=2,
         judge=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
     )
-    (moment,) = by_divergence(subject, 0, FORMS["moment"])
+    (moment,) = knn_by_divergence(subject, 0, FORMS["moment"])
     assert moment.values == {"top1": 100.0}
-    assert by_divergence(subject, 0, FORMS["max"])[0].values == {"top1": 0.0}
-    assert by_divergence(subject, 0)[0].values == {"top1": 0.0}  # the configuration's: Eq. 6
+    assert knn_by_divergence(subject, 0, FORMS["max"])[0].values == {"top1": 0.0}
+    assert knn_by_divergence(subject, 0)[0].values == {"top1": 0.0}  # the configuration's: Eq. 6
 
 
 def test_images_without_labels_are_refused(short_config: Config, source: Source) -> None:

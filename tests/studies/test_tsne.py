@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import silhouette_score
 
 from deepbregman.cli import main
-from deepbregman.evaluation.embedding import embed
+from deepbregman.commands.embed import embed
 from deepbregman.runs import Run
 
 

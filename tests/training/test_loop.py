@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deepbregman.commands.embed import embed
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
-from deepbregman.evaluation.embedding import embed
-from deepbregman.evaluation.protocols import evaluate
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.assembly import build_objective, build_views
@@ -212,7 +212,7 @@ class TestTraining:
 
     def test_held_out_images_are_not_trained_on(self, short_config: Config) -> None:
         from deepbregman.commands.pretrain import images_to_pretrain_on
-        from deepbregman.evaluation.monitor import split_for_monitor
+        from deepbregman.evaluation.knn import split_for_monitor
 
         source = open_source("digits", image_size=8)
         kept, held_out = split_for_monitor(source.train, short_config)

@@ -1,8 +1,10 @@
 """deepbregman cluster: groups of images."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
@@ -19,11 +21,11 @@ if TYPE_CHECKING:
 
 
 def cluster(
-    run: RunFolder,
+    run: Annotated[RunFolder, tyro.conf.Positional],
     clusters: int | None = None,
     *,
     data: str | None = None,
-    by: tuple[Literal["features", "divergence"], ...] = (),
+    by: Sequence[Literal["features", "divergence"]] = (),
     seeds: int = 3,
     split: Literal["train", "test", "all"] = "all",
     out: Path | None = None,

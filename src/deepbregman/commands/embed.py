@@ -1,8 +1,9 @@
 """deepbregman embed: images to features."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import tyro
 from rich.console import Console
 
 from deepbregman.runs import Run, check_new_file, replacing
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def embed(
-    run: RunFolder,
+    run: Annotated[RunFolder, tyro.conf.Positional],
     out: Path,
     *,
     data: str | None = None,

@@ -1,5 +1,6 @@
 """deepbregman evaluate: how good a run's encoder is."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    run: RunFolder,
+    run: Annotated[RunFolder, tyro.conf.Positional],
     *,
-    protocols: Annotated[tuple[Protocol, ...], tyro.conf.arg(name="protocol")] = ("knn", "linear"),
+    protocols: Annotated[Sequence[Protocol], tyro.conf.arg(name="protocol")] = ("knn", "linear"),
     data: str | None = None,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,

@@ -183,7 +183,7 @@ def _train(
     watch: Watch | None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
-    from deepbregman.evaluation.monitor import knn_monitor, split_for_monitor
+    from deepbregman.evaluation.knn import knn_monitor, split_for_monitor
     from deepbregman.training.assembly import open_data
     from deepbregman.training.faults import explained
     from deepbregman.training.loop import Pretraining

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.runs import Record, Run, default_folder
+from deepbregman.statistics import summarise
 from deepbregman.terminal import say
 
 from .parameters import PythonOnly
@@ -69,20 +70,22 @@ def show(run: Run, console: Console) -> None:
 def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
     """Measure one kind of features: linear accuracy, accuracy with few labels, kNN."""
     from deepbregman.data import labelled_subset, stratified_split
-    from deepbregman.evaluation.frozen_protocols import CHOICE_SHARE
     from deepbregman.evaluation.knn import knn_accuracy
-    from deepbregman.evaluation.linear import few_label_accuracy, linear_accuracy
+    from deepbregman.evaluation.linear import CHOICE_SHARE, few_label_accuracies, fit_chosen
+    from deepbregman.evaluation.results import top_k_accuracy
 
     num_classes = 1 + int(train[1].max())
     _, held_out = stratified_split(train[1], len(train[1]), CHOICE_SHARE, seed)
     subsets = [labelled_subset(train[1], LABELS_PER_CLASS, draw) for draw in range(DRAWS)]
-    few = few_label_accuracy(*train, *test, subsets, num_classes=num_classes, l2=FEW_LABEL_L2)
-    linear = linear_accuracy(*train, *test, num_classes=num_classes, held_out=held_out)
+    few = summarise(
+        few_label_accuracies(*train, *test, subsets, num_classes=num_classes, l2=FEW_LABEL_L2)
+    )
+    classifier = fit_chosen(*train, held_out, num_classes=num_classes).classifier
     return {
         "features": name,
-        "linear": linear.accuracy,
-        "few_labels": few.mean,
-        "few_labels_deviation": few.deviation,
+        "linear": top_k_accuracy(classifier.predict(test[0]), test[1]),
+        "few_labels": few["mean"],
+        "few_labels_deviation": few["deviation"],
         "few_labels_draws": DRAWS,
         "knn": knn_accuracy(*test, *train, k=20),
     }
@@ -94,7 +97,7 @@ def _compute_features(run: Run, config: Config) -> dict[str, tuple[Labelled, Lab
 
     from deepbregman.data import ArrayImages, channel_statistics
     from deepbregman.evaluation.features import compute_features
-    from deepbregman.evaluation.subject import open_labelled
+    from deepbregman.evaluation.inputs import open_labelled
     from deepbregman.training.assembly import batches_of, build_objective
     from deepbregman.training.checkpoints import load_model
 

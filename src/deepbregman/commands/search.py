@@ -28,12 +28,12 @@ TITLES = {
 
 
 def search(
-    run: RunFolder,
-    queries: Annotated[tuple[str, ...], tyro.conf.arg(name="query")] = (),
+    run: Annotated[RunFolder, tyro.conf.Positional],
+    queries: Annotated[Sequence[str | Path], tyro.conf.arg(name="query")] = (),
     *,
     data: str | None = None,
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10,
-    by: tuple[Measure, ...] = (),
+    by: Sequence[Measure] = (),
     split: Literal["train", "test", "all"] = "train",
     out: Path | None = None,
     seed: int = 0,

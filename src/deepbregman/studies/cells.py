@@ -11,8 +11,10 @@ from deepbregman.commands.pretrain import Watch, pretrain, resume
 from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.errors import Diverged, UserError
-from deepbregman.evaluation.monitor import split_for_monitor
-from deepbregman.evaluation.protocols import evaluate
+from deepbregman.evaluation.inputs import Evaluation
+from deepbregman.evaluation.knn import split_for_monitor
+from deepbregman.evaluation.options import Options
+from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.runs import Record, Run
 from deepbregman.training.assembly import open_data
 
@@ -185,14 +187,13 @@ def _trained(
 
 def _judge(run: Run, source: Source, how: Judgement) -> dict[str, float]:
     config = run.config
-    rows = evaluate(
-        run,
+    options = Options(
         protocols=how.protocols,
         data=config.data.source + (", held out" if how.judge == "holdout" else ""),
-        source=judged_on(source, config, how.judge),
         epochs=how.linear_epochs,
-        accelerator=how.accelerator,
     )
+    judged = judged_on(source, config, how.judge)
+    rows = run_protocols(Evaluation(run, options, how.accelerator, judged))
     return {
         f"{row['protocol']}, {row['variant']}": row["value"]
         for row in rows

@@ -16,8 +16,10 @@ import torch
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import Source, channel_statistics
 from deepbregman.errors import Diverged, UserError
-from deepbregman.evaluation.frozen_protocols import by_cosine, by_divergence, on_cached_features
-from deepbregman.evaluation.subject import Subject, open_labelled
+from deepbregman.evaluation.features import LabelledFeatures
+from deepbregman.evaluation.inputs import open_labelled
+from deepbregman.evaluation.knn import knn_by_cosine, knn_by_divergence
+from deepbregman.evaluation.linear import linear_on_cached
 from deepbregman.method.metric_losses import METRIC_LOSSES
 from deepbregman.method.model import Model
 from deepbregman.runs import Record, Run, now, provenance
@@ -158,10 +160,11 @@ def judged(
     Returns:
         Accuracies in per cent, by ``protocol, variant`` as ``deepbregman evaluate`` names them.
     """
-    subject = Subject(found.model, found.config, source, device or torch.device("cpu"))
-    neighbours = [*by_cosine(subject), *by_divergence(subject, 0, FORMS[form])]
+    device = device or torch.device("cpu")
+    labelled = LabelledFeatures(found.model, found.config, source, device)
+    neighbours = [*knn_by_cosine(labelled), *knn_by_divergence(labelled, 0, FORMS[form])]
     rows = {f"knn, {arm.variant}": arm.values["top1"] for arm in neighbours}
-    linear = on_cached_features(subject, 0)
+    linear = linear_on_cached(labelled, 0)
     return rows | {f"linear, {linear.variant}": linear.values["top1"]}
 
 

@@ -11,7 +11,9 @@ from rich.progress import Progress
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
-from deepbregman.evaluation.protocols import evaluate
+from deepbregman.evaluation.inputs import Evaluation
+from deepbregman.evaluation.options import Options
+from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.reporting.divergences import ring_figure
 from deepbregman.reporting.outcomes import outcome_table
 from deepbregman.runs import Record, provenance
@@ -100,7 +102,7 @@ def run_distributions(
                     accelerator=accelerator,
                     console=console,
                 )
-                for row in evaluate(run, epochs=0, accelerator=accelerator):
+                for row in run_protocols(Evaluation(run, Options(epochs=0), accelerator)):
                     metric = f"{row['protocol']}, {row['variant']}"
                     if row["metric"] == "top1":
                         values.setdefault((arm, metric), []).append(row["value"])

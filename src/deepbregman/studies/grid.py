@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.errors import UserError
-from deepbregman.evaluation.subject import open_labelled
+from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.reporting.studies import study_figure, study_table
 from deepbregman.runs import Record
 from deepbregman.training.interruption import Interrupted

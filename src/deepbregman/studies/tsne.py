@@ -16,8 +16,8 @@ from rich.console import Console
 from deepbregman.data import Source, Split, stratified_split
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
+from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_accuracy
-from deepbregman.evaluation.subject import open_labelled
 from deepbregman.reporting.maps import Map, map_figure
 from deepbregman.reporting.outcomes import outcome_table
 from deepbregman.reporting.summaries import spread

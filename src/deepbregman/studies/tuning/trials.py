@@ -15,7 +15,7 @@ from rich.markup import escape
 from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.errors import UserError
-from deepbregman.evaluation.monitor import split_for_monitor
+from deepbregman.evaluation.knn import split_for_monitor
 from deepbregman.runs import Record
 from deepbregman.studies.cells import Cell, Judgement, run_cell
 from deepbregman.studies.claims import claim, exclusively

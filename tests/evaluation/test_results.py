@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from deepbregman.config import Config
-from deepbregman.evaluation.rows import keep
+from deepbregman.evaluation.results import record_rows
 from deepbregman.runs import Run
 
 WRITERS, TIMES = 4, 25
 WRITER = """
 import pathlib, sys, time
-from deepbregman.evaluation.rows import keep
+from deepbregman.evaluation.results import record_rows
 from deepbregman.runs import Run
 path, name, times = sys.argv[1:]
 run = Run.open(pathlib.Path(path))
@@ -23,7 +23,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(times)):
     row = {"protocol": name, "variant": str(number), "data": "digits", "epoch": 2.0}
-    keep(run, [row])
+    record_rows(run, [row])
     run.add_result(**{f"{name}-{number}": number})
 """
 STUCK = """
@@ -75,7 +75,7 @@ def test_a_process_killed_while_it_writes_holds_up_nobody(
     tmp_path: Path, short_config: Config
 ) -> None:
     run = Run.create(tmp_path / "run", short_config, {})
-    keep(run, [row("first")])
+    record_rows(run, [row("first")])
     with subprocess.Popen(
         [sys.executable, "-c", STUCK, str(run.path)],
         stdin=subprocess.PIPE,
@@ -86,6 +86,6 @@ def test_a_process_killed_while_it_writes_holds_up_nobody(
         assert stuck.stdout.readline() == "ready\n"
         os.kill(stuck.pid, signal.SIGKILL)
         stuck.wait()
-    keep(run, [row("second")])
+    record_rows(run, [row("second")])
     assert [kept["variant"] for kept in run.evaluations()] == ["first", "second"]
     assert "half" not in json.loads((run.path / "result.json").read_text())

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deepbregman.commands.embed import embed
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
-from deepbregman.evaluation.embedding import embed
 from deepbregman.runs import Run
 from deepbregman.training.assembly import open_data
 

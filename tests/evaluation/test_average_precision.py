@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from deepbregman.data.voc import CLASSES, Objects
 from deepbregman.errors import UserError
-from deepbregman.evaluation.detection.metric import (
+from deepbregman.evaluation.detection.average_precision import (
     METRICS,
     THRESHOLDS,
-    Found,
+    PredictedBoxes,
     coco_precision,
-    score,
+    score_detections,
     voc_precision,
 )
 
@@ -30,8 +30,8 @@ def objects(*rows: tuple[Box, int, bool]) -> Objects:
     )
 
 
-def found(*rows: tuple[Box, int, float]) -> Found:
-    return Found(
+def found(*rows: tuple[Box, int, float]) -> PredictedBoxes:
+    return PredictedBoxes(
         torch.tensor([row[0] for row in rows], dtype=torch.float32).view(-1, 4),
         torch.tensor([row[1] for row in rows], dtype=torch.int64),
         torch.tensor([row[2] for row in rows], dtype=torch.float32),
@@ -45,7 +45,7 @@ FAR: Box = (80, 80, 90, 90)
 HALF: Box = (0, 0, 10, 5)  # IoU 0.5 with A
 
 
-def at_50(truth: Sequence[Objects], detections: Sequence[Found]) -> dict[str, float]:
+def at_50(truth: Sequence[Objects], detections: Sequence[PredictedBoxes]) -> dict[str, float]:
     """AP50 of class 0 by each of the metrics."""
     return {
         "coco": coco_precision(truth, detections)[0, 0],
@@ -99,7 +99,7 @@ def test_a_difficult_object_is_neither_found_nor_missed() -> None:
     truth = [objects((A, 0, False), (B, 0, True))]
     one = {"coco": 1.0, "area": 1.0, "eleven": 1.0}
     assert at_50(truth, [found((A, 0, 0.5))]) == pytest.approx(one)
-    # Found first, and twice: neither detection counts.
+    # PredictedBoxes first, and twice: neither detection counts.
     seen = [found((B, 0, 0.9), (B, 0, 0.8), (A, 0, 0.5))]
     assert at_50(truth, seen) == pytest.approx(one)
 
@@ -131,7 +131,7 @@ def test_other_classes_and_other_images_do_not_match() -> None:
 
 def test_a_class_without_objects_is_left_out_of_the_mean() -> None:
     truth = [objects((A, 3, False), (B, 5, True))]
-    result = score(truth, [found((A, 3, 0.9), (B, 5, 0.9), (FAR, 7, 0.9))])
+    result = score_detections(truth, [found((A, 3, 0.9), (B, 5, 0.9), (FAR, 7, 0.9))])
     assert set(result.means) == set(METRICS)
     assert result.means == pytest.approx(dict.fromkeys(METRICS, 100.0))
     assert result.per_class == pytest.approx({CLASSES[3]: 100.0})
@@ -139,9 +139,9 @@ def test_a_class_without_objects_is_left_out_of_the_mean() -> None:
 
 def test_no_detection_at_all_is_zero_and_no_object_is_an_error() -> None:
     truth = [objects((A, 3, False)), objects()]
-    assert score(truth, [found(), found()]).means == dict.fromkeys(METRICS, 0.0)
+    assert score_detections(truth, [found(), found()]).means == dict.fromkeys(METRICS, 0.0)
     with pytest.raises(UserError, match="nothing to be found"):
-        score([objects((A, 3, True))], [found((A, 3, 0.9))])
+        score_detections([objects((A, 3, True))], [found((A, 3, 0.9))])
 
 
 def overlap(a: list[float], b: list[float]) -> float:
@@ -154,7 +154,7 @@ def overlap(a: list[float], b: list[float]) -> float:
 
 
 def curve(
-    truth: list[Objects], detections: list[Found], threshold: float, coco: bool
+    truth: list[Objects], detections: list[PredictedBoxes], threshold: float, coco: bool
 ) -> tuple[list[bool], int]:
     """Whether each detection of class 0 that counts is right, best first, one by one."""
     rows = sorted(
@@ -217,7 +217,7 @@ def area(right: list[bool], num_objects: int) -> float:
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[list[Objects], list[Found]]:
+def scenes(draw: st.DrawFn) -> tuple[list[Objects], list[PredictedBoxes]]:
     def boxes(least: int) -> list[Box]:
         corner = st.integers(0, 6)
         side = st.integers(2, 6)
@@ -242,7 +242,9 @@ def scenes(draw: st.DrawFn) -> tuple[list[Objects], list[Found]]:
 
 
 @given(scenes())
-def test_the_voc_metrics_agree_with_loops(scene: tuple[list[Objects], list[Found]]) -> None:
+def test_the_voc_metrics_agree_with_loops(
+    scene: tuple[list[Objects], list[PredictedBoxes]],
+) -> None:
     truth, detections = scene
     eleven, integrated = voc_precision(truth, detections, points=11), voc_precision(*scene)
     for row, threshold in enumerate(THRESHOLDS):
@@ -252,7 +254,9 @@ def test_the_voc_metrics_agree_with_loops(scene: tuple[list[Objects], list[Found
 
 
 @given(scenes())
-def test_the_coco_metric_agrees_with_loops(scene: tuple[list[Objects], list[Found]]) -> None:
+def test_the_coco_metric_agrees_with_loops(
+    scene: tuple[list[Objects], list[PredictedBoxes]],
+) -> None:
     truth, detections = scene
     table = coco_precision(truth, detections)
     for row, threshold in enumerate(THRESHOLDS):
@@ -276,7 +280,7 @@ def test_without_difficult_objects_it_is_torchmetrics_s() -> None:
         truth.append(Objects(boxes, labels, torch.zeros(4, dtype=torch.bool)))
         near = torch.cat([boxes + 4 * torch.rand(4, 4, generator=generator), some(6)])
         guessed = torch.cat([labels, torch.randint(0, 3, (6,), generator=generator)])
-        detections.append(Found(near, guessed, torch.rand(10, generator=generator)))
+        detections.append(PredictedBoxes(near, guessed, torch.rand(10, generator=generator)))
     metric = MeanAveragePrecision(  # its own points are rounded to single precision
         iou_thresholds=list(THRESHOLDS),
         rec_thresholds=np.linspace(0.0, 1.0, 101).tolist(),
@@ -287,7 +291,7 @@ def test_without_difficult_objects_it_is_torchmetrics_s() -> None:
         [{"boxes": o.boxes, "labels": o.labels} for o in truth],
     )
     theirs = metric.compute()
-    ours = score(truth, detections).means
+    ours = score_detections(truth, detections).means
     assert 10 < ours["AP"] < 90
     for name, key in (("AP", "map"), ("AP50", "map_50"), ("AP75", "map_75")):
         assert ours[name] == pytest.approx(100 * theirs[key].item(), abs=1e-4)

@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from deepbregman.evaluation.detection.metric import METRICS as AP
+from deepbregman.evaluation.detection.average_precision import METRICS as AP
+from deepbregman.evaluation.features import SplitFeatures
 from deepbregman.reporting.tables import evaluation_table
 from deepbregman.runs import Run
 
@@ -239,9 +240,7 @@ def test_no_two_training_images_of_a_class(
 def test_images_that_stood_in_for_others_are_said(
     evaluate: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from deepbregman.evaluation import subject
-
-    monkeypatch.setattr(subject.Side, "num_replaced", 2)
+    monkeypatch.setattr(SplitFeatures, "num_replaced", 2)
     code, out, _ = evaluate("--protocol", "knn")
     assert code == 0
     assert "warning: 4 unreadable images" in out

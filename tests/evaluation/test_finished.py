@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from deepbregman.cli import main
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
-from deepbregman.evaluation import finetuned_protocols
+from deepbregman.evaluation import finetuning
 from deepbregman.evaluation.options import Semi, Tuning
-from deepbregman.evaluation.protocols import evaluate
 from deepbregman.runs import Record, Run
 from deepbregman.training import checkpoints
 
@@ -25,18 +25,18 @@ Options = dict[str, Any]
 KILLED = """
 import os, signal, sys
 import torch
-from deepbregman.evaluation import finetuned_protocols
+from deepbregman.evaluation import finetuning
 from deepbregman.evaluation.options import Semi
-from deepbregman.evaluation.protocols import evaluate
+from deepbregman.commands.evaluate import evaluate
 run, protocol, data, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
-engine, begun = finetuned_protocols.finetune, []
+engine, begun = finetuning.finetune, []
 def stopped(*arguments, **options):
     begun.append(1)
     if len(begun) > 1:
         os.kill(os.getpid(), signal.SIGKILL)
     engine(*arguments, **options)
-finetuned_protocols.finetune = stopped
+finetuning.finetune = stopped
 semi = Semi(labels=(0.1,))
 evaluate(
     run, protocols=[protocol], data=data, epochs=2, seeds=2, semi=semi, accelerator="cpu"
@@ -53,13 +53,13 @@ def run(short_run: Run, tmp_path: Path) -> Run:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The arms that are trained, as they begin."""
     titles: list[str] = []
-    engine = finetuned_protocols.finetune
+    engine = finetuning.finetune
 
     def noted(*arguments: Any, title: str, **options: Any) -> None:
         titles.append(title)
         engine(*arguments, title=title, **options)
 
-    monkeypatch.setattr(finetuned_protocols, "finetune", noted)
+    monkeypatch.setattr(finetuning, "finetune", noted)
     return titles
 
 
@@ -67,7 +67,7 @@ def stopping(
     monkeypatch: pytest.MonkeyPatch, after: int, stop: Callable[[], object]
 ) -> Callable[[], None]:
     """Let training stop in the arm after so many; returns what undoes it."""
-    engine, begun = finetuned_protocols.finetune, []
+    engine, begun = finetuning.finetune, []
 
     def stopped(*arguments: Any, **options: Any) -> None:
         begun.append(1)
@@ -75,8 +75,8 @@ def stopping(
             stop()
         engine(*arguments, **options)
 
-    monkeypatch.setattr(finetuned_protocols, "finetune", stopped)
-    return lambda: monkeypatch.setattr(finetuned_protocols, "finetune", engine)
+    monkeypatch.setattr(finetuning, "finetune", stopped)
+    return lambda: monkeypatch.setattr(finetuning, "finetune", engine)
 
 
 def interrupt() -> None:
@@ -265,14 +265,14 @@ def test_an_edited_file_is_refused_by_name(
 def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
     from deepbregman.data import Split
     from deepbregman.data.images import FileImages
-    from deepbregman.evaluation.finished_arms import _digest_of
+    from deepbregman.evaluation.finished import digest_split
 
     paths = (tmp_path / "a.png", tmp_path / "b.png")
     for path in paths:
         path.write_bytes(b"1234")
     split = Split(FileImages(paths, 8), torch.tensor([0, 1]))
-    first = _digest_of(split)
-    assert _digest_of(split) == first
-    assert _digest_of(split.select(torch.tensor([1, 0]))) != first
+    first = digest_split(split)
+    assert digest_split(split) == first
+    assert digest_split(split.select(torch.tensor([1, 0]))) != first
     paths[0].write_bytes(b"12345")
-    assert _digest_of(split) != first
+    assert digest_split(split) != first

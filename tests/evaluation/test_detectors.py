@@ -5,15 +5,15 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.errors import UserError
-from deepbregman.evaluation.detection.models import (
+from deepbregman.evaluation.detection.detectors import (
     Detector,
     build_detector,
-    differing,
+    find_differences,
     load_trunk,
     require_fitting,
     trunk_names,
 )
-from deepbregman.evaluation.detection.options import Architecture
+from deepbregman.evaluation.options import Architecture
 from deepbregman.method.base_network import Encoder, build_encoder
 
 ARCHITECTURES: tuple[Architecture, ...] = ("c4", "fpn")
@@ -61,9 +61,9 @@ def test_every_tensor_of_the_trunk_is_loaded(
     encoder = an_encoder(name)
     state = encoder.trunk.state_dict()
     detector = build_detector(build_encoder(name, 224), architecture)
-    assert differing(detector, state)
+    assert find_differences(detector, state)
     assert load_trunk(detector, state, "a run") == len(state) == count
-    assert differing(detector, state) == []
+    assert find_differences(detector, state) == []
     assert set(trunk_names(detector)) == set(state)
 
 
@@ -120,7 +120,7 @@ def test_one_changed_value_is_noticed() -> None:
     detector, state = a_detector("fpn"), an_encoder().trunk.state_dict()
     load_trunk(detector, state, "a run")
     detector.get_parameter("backbone.body.layer2.0.conv1.weight").data[0, 0, 0, 0] += 1e-6
-    assert differing(detector, state) == ["layer2.0.conv1.weight"]
+    assert find_differences(detector, state) == ["layer2.0.conv1.weight"]
 
 
 def test_encoders_that_do_not_fit_are_told_what_does() -> None:
@@ -153,7 +153,7 @@ def test_norms_are_trained_or_frozen(architecture: Architecture, norm: str) -> N
     optimiser = torch.optim.SGD((p for p in detector.parameters() if p.requires_grad), lr=0.01)
     torch.stack(list(detector(*a_batch()).values())).sum().backward()
     optimiser.step()
-    changed = set(differing(detector, encoder.trunk.state_dict()))
+    changed = set(find_differences(detector, encoder.trunk.state_dict()))
     norms = {
         name
         for name in encoder.trunk.state_dict()

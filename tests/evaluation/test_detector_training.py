@@ -11,27 +11,26 @@ from PIL import Image
 
 from deepbregman.data.voc import Detections, Objects
 from deepbregman.errors import UserError
-from deepbregman.evaluation.detection.feeding import (
-    Photographs,
-    batches_of_indices,
-    feed,
-    flipped,
-    targets_of,
-)
-from deepbregman.evaluation.detection.models import Detector, build_detector
+from deepbregman.evaluation.detection.detectors import Detector, build_detector
 from deepbregman.evaluation.detection.training import (
-    Plan,
+    Photographs,
     build_optimiser,
     fine_tune,
+    flip_batch,
     learning_rate,
+    load_batches,
+    make_targets,
+    order_batches,
     settle_norms,
 )
+from deepbregman.evaluation.options import Detect
 from deepbregman.method.base_network import build_encoder
 from deepbregman.training.interruption import Interrupted
 
 CPU = torch.device("cpu")
-MOCO = Plan(24_000, 16, 0.02, 0.0, True, 0, 0, 300.0)
-TINY = Plan(3, 2, 0.005, 0.0, True, 3, 0, 1e9)
+MOCO = Detect()
+TINY = Detect(iterations=3, batch_size=2, learning_rate=0.005, workers=0, save_seconds=1e9)
+SEED = 3
 
 
 @pytest.fixture
@@ -74,18 +73,18 @@ def test_a_short_training_warms_up_for_a_tenth_of_it() -> None:
 
 
 def test_every_epoch_visits_every_image_once() -> None:
-    flat = [index for batch in batches_of_indices(7, 3, 1, 0, 14) for index in batch]
+    flat = [index for batch in order_batches(7, 3, 1, 0, 14) for index in batch]
     epochs = [flat[start : start + 7] for start in range(0, 42, 7)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) > 1
-    assert batches_of_indices(7, 3, 1, 5, 14) == batches_of_indices(7, 3, 1, 0, 14)[5:]
-    assert batches_of_indices(7, 3, 2, 0, 14) != batches_of_indices(7, 3, 1, 0, 14)
-    assert [len(batch) for batch in batches_of_indices(2, 5, 1, 0, 3)] == [5, 5, 5]
+    assert order_batches(7, 3, 1, 5, 14) == order_batches(7, 3, 1, 0, 14)[5:]
+    assert order_batches(7, 3, 2, 0, 14) != order_batches(7, 3, 1, 0, 14)
+    assert [len(batch) for batch in order_batches(2, 5, 1, 0, 3)] == [5, 5, 5]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_photographs_come_as_they_are(data: Detections, workers: int) -> None:
-    batches = list(feed(data, [[2, 0], [1]], CPU, workers))
+    batches = list(load_batches(data, [[2, 0], [1]], CPU, workers))
     for batch, indices in zip(batches, [[2, 0], [1]], strict=True):
         for image, objects, index in zip(batch.images, batch.objects, indices, strict=True):
             with Image.open(data.paths[index]) as file:
@@ -98,12 +97,12 @@ def test_photographs_come_as_they_are(data: Detections, workers: int) -> None:
 def test_an_image_that_went_bad_is_named(data: Detections, workers: int) -> None:
     data.paths[1].write_bytes(b"gone")
     with pytest.raises(UserError, match=r"1\.png cannot be read .*restore"):
-        list(feed(data, [[0], [1]], CPU, workers))
+        list(load_batches(data, [[0], [1]], CPU, workers))
 
 
 def test_a_mirrored_box_holds_the_mirrored_pixels(data: Detections) -> None:
-    (batch,) = feed(data, [[0, 1, 2] * 8], CPU, 0)
-    mirrored = flipped(batch, seed=0, iteration=3)
+    (batch,) = load_batches(data, [[0, 1, 2] * 8], CPU, 0)
+    mirrored = flip_batch(batch, seed=0, iteration=3)
     turned = 0
     for image, objects, before, old in zip(*mirrored, *batch, strict=True):
         left, top, right, bottom = objects.boxes[0].int().tolist()
@@ -113,7 +112,7 @@ def test_a_mirrored_box_holds_the_mirrored_pixels(data: Detections) -> None:
         assert float(inside.min()) >= 120 / 255
         turned += not torch.equal(image, before)
     assert 4 <= turned <= 20  # of 24
-    again = flipped(batch, seed=0, iteration=3)
+    again = flip_batch(batch, seed=0, iteration=3)
     assert all(torch.equal(a, b) for a, b in zip(again.images, mirrored.images, strict=True))
 
 
@@ -121,9 +120,9 @@ def test_difficult_objects_are_trained_on_or_left_out() -> None:
     boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [1.0, 1.0, 5.0, 5.0]])
     objects = Objects(boxes, torch.tensor([0, 19]), torch.tensor([True, False]))
     batch = Photographs([torch.zeros(3, 8, 8)], [objects])
-    assert targets_of(batch, True)[0]["labels"].tolist() == [1, 20]
-    assert targets_of(batch, False)[0]["labels"].tolist() == [20]
-    assert targets_of(batch, False)[0]["boxes"].tolist() == [[1.0, 1.0, 5.0, 5.0]]
+    assert make_targets(batch, True)[0]["labels"].tolist() == [1, 20]
+    assert make_targets(batch, False)[0]["labels"].tolist() == [20]
+    assert make_targets(batch, False)[0]["boxes"].tolist() == [[1.0, 1.0, 5.0, 5.0]]
 
 
 def test_norms_are_not_decayed() -> None:
@@ -145,6 +144,7 @@ def test_a_stopped_training_goes_on_to_the_bit(data: Detections, tmp_path: Path)
             detector,
             data,
             TINY,
+            SEED,
             device=CPU,
             checkpoint=tmp_path / name,
             settings={"what": settings},
@@ -178,6 +178,7 @@ def test_a_loss_that_is_no_number_stops_the_training(data: Detections, tmp_path:
             detector,
             data,
             TINY,
+            SEED,
             device=CPU,
             checkpoint=tmp_path / "last.pt",
             settings={},
@@ -192,7 +193,7 @@ def test_settled_norms_hold_the_average_over_batches(data: Detections) -> None:
     norm = detector.backbone.body.bn1
     norm.register_forward_pre_hook(lambda _, inputs: means.append(inputs[0].mean(dim=(0, 2, 3))))
     norm.running_mean.fill_(5.0)
-    settle_norms(detector, data, TINY, CPU)
+    settle_norms(detector, data, TINY, SEED, CPU)
     assert len(means) == TINY.iterations
     torch.testing.assert_close(norm.running_mean, torch.stack(means).mean(dim=0))
     assert norm.momentum == 0.1

@@ -1,0 +1,24 @@
+"""The short run on digits, with the data that it is judged on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from deepbregman.evaluation.features import LabelledFeatures
+from deepbregman.evaluation.inputs import load_run, open_labelled
+from deepbregman.runs import Run
+
+
+@pytest.fixture(scope="session")
+def labelled(short_run: Run) -> LabelledFeatures:
+    """The run's networks, judged on all digits."""
+    loaded = load_run(short_run, "cpu")
+    source = open_labelled(loaded.config)
+    return LabelledFeatures(loaded.model, loaded.config, source, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def few(labelled: LabelledFeatures, few_digits: str) -> LabelledFeatures:
+    """The run's networks, judged on few digits."""
+    return replace(labelled, source=open_labelled(labelled.config, few_digits))
