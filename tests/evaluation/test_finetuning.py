@@ -297,10 +297,8 @@ class TestProtocols:
         self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A rate that diverges is passed over, and the chosen one is used on all labels."""
-        from deepbregman.evaluation import finetuned_protocols
-
         trained: list[tuple[float, int]] = []
-        engine = finetuned_protocols.finetune
+        engine = finetuning.finetune
 
         def noted(*arguments: Any, indices: Tensor | None, **options: Any) -> None:
             budget, labels = arguments[4], arguments[2]
@@ -308,7 +306,7 @@ class TestProtocols:
             trained.append((budget.learning_rate, count))
             engine(*arguments, indices=indices, **options)
 
-        monkeypatch.setattr(finetuned_protocols, "finetune", noted)
+        monkeypatch.setattr(finetuning, "finetune", noted)
         row = evaluate(
             short_run,
             protocols=["supervised"],

@@ -258,7 +258,9 @@ def test_an_edited_file_is_refused_by_name(
     journal = run.path / "finished_arms.json"
     arms = json.loads(journal.read_text())
     journal.write_text(json.dumps({key: damage(arm) for key, arm in arms.items()}))
-    with pytest.raises(UserError, match=r"finished_arms.json holds an arm that none of ours wrote"):
+    with pytest.raises(
+        UserError, match=r"finished_arms.json holds a part that deepbregman did not write"
+    ):
         evaluate(run, **options)
 
 

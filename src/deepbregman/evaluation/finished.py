@@ -6,7 +6,6 @@ are written, or when the run's networks have changed.
 """
 
 import hashlib
-import importlib.metadata
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from deepbregman.config import to_toml
 from deepbregman.data import Split
 from deepbregman.data.images import ArrayImages
 from deepbregman.errors import UserError
-from deepbregman.runs import Record, Run, now, read_json
+from deepbregman.runs import Record, Run, now, read_json, recorded_versions
 from deepbregman.training.checkpoints import fingerprint
 from deepbregman.training.processes import device_name
 
@@ -50,18 +49,11 @@ def describe_part(
         "num_classes": labelled.num_classes,
         "balanced": labelled.balanced,
         "device": device_name(labelled.device),
-        "versions": {name: _version(name) for name in ("torch", "deepbregman")},
+        "versions": recorded_versions(),
         **options,
     }
     record: Record = json.loads(json.dumps(settings))  # as it is read again
     return record
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:  # it runs from its source tree
-        return None
 
 
 def _digest(*parts: bytes | memoryview) -> str:

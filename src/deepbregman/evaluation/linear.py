@@ -459,7 +459,8 @@ def linear_on_cached(
     """Fit to features of whole images, or averaged over crops; the seed holds out images for l2."""
     train, test = labelled.representations(averaged)
     held_out = _hold_out(labelled, seed)
-    fit = fit_chosen(train, labelled.train.labels, held_out, num_classes=labelled.num_classes)
+    labels, count = labelled.train.labels, labelled.num_classes
+    fit = fit_chosen(train, labels, held_out, num_classes=count, grid=L2_GRID)
     details: Record = {"l2_grid": list(L2_GRID)}
     if averaged is not None:
         name = f"{name} of {averaged.crops} crops"
