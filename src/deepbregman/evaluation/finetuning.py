@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from deepbregman.config import Optimiser
 from deepbregman.data import Batches, Source, Split, stratified_split
-from deepbregman.data.sources import expanded
+from deepbregman.data.datasets import expand_home
 from deepbregman.errors import Diverged, UserError
 from deepbregman.method.model import Model
 from deepbregman.method.transformation import Views, centre_view
@@ -313,7 +313,7 @@ def check_transfer(evaluation: Evaluation) -> None:
         raise UserError(
             "transfer needs another data set than the run was pretrained on: name it with --data"
         )
-    if data == own or expanded(Path(data)).resolve() == expanded(Path(own)).resolve():
+    if data == own or expand_home(Path(data)).resolve() == expand_home(Path(own)).resolve():
         raise UserError(
             f"transfer: --data {data} is what the run was pretrained on; name another data set, or "
             "use linear, semi or supervised"

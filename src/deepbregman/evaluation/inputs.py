@@ -117,9 +117,9 @@ def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 
     if not config.data.skip_unreadable:
         return source
     source = without_unreadable(source, names=("train", "test", "unlabelled"))
-    if source.said_of_skipped:
+    if source.skipped_notice:
         where = data or config.data.source
-        warnings.warn(f"{source.said_of_skipped} of {where}", Notice, stacklevel=stacklevel)
+        warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=stacklevel)
     return source
 
 
@@ -230,8 +230,8 @@ class Evaluation:
         source = without_unreadable(
             source, lambda done, total: self.progress("looking for unreadable images", done, total)
         )
-        if source.said_of_skipped:
-            self.say(source.said_of_skipped)
+        if source.skipped_notice:
+            self.say(source.skipped_notice)
         return require_labelled(source, self.options.data or source.name)
 
     def averaged(self, seed: int) -> AveragedFeatures:

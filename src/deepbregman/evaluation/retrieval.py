@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.data import FileImages, ResidentBatches, Split, open_files
-from deepbregman.data.sources import expanded
+from deepbregman.data.datasets import expand_home
 from deepbregman.errors import UserError
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
@@ -234,7 +234,7 @@ def _find_query(words: str, opened: OpenedRun) -> _Query:
                 "from 0"
             )
         return _select_query(splits, name, index)
-    path = expanded(Path(words))
+    path = expand_home(Path(words))
     if path.is_file():
         for name, split in splits.items():
             paths = split.images.paths if isinstance(split.images, FileImages) else ()

@@ -12,9 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset
 
 from deepbregman.data import UnreadableImage
+from deepbregman.data.batches import keep_batch
 from deepbregman.data.frames import decode_whole, quiet_pillow
 from deepbregman.data.voc import Detections, Objects
-from deepbregman.data.workers import unchanged
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.options import Detect
 from deepbregman.runs import Record
@@ -95,7 +95,7 @@ def load_batches(
         batch_size=None,  # the sampler yields whole batches
         sampler=batches,
         num_workers=workers,
-        collate_fn=unchanged,
+        collate_fn=keep_batch,
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),  # else it would draw from the global one
     )
