@@ -1,5 +1,7 @@
 """Files that replace others and keep them, what a killed writer leaves, and the lock."""
 
+import errno
+import json
 import os
 import platform
 import subprocess
@@ -7,11 +9,23 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deepbregman.errors import UserError
-from deepbregman.files import clear_temporaries, exclusive, exclusively, replacing
+from deepbregman.files import (
+    check_shape,
+    check_writable,
+    clear_temporaries,
+    creating,
+    exclusive,
+    locked,
+    open_inside,
+    parse_json,
+    read_json,
+    replacing,
+)
 
 HOLDING = """
 import pathlib, sys
@@ -20,7 +34,7 @@ with exclusive(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
-WAITED_FOR = HOLDING.replace("exclusive", "exclusively")
+WAITED_FOR = HOLDING.replace("exclusive", "locked")
 
 
 def write(path: Path, text: str, keep: Path | None = None) -> None:
@@ -168,27 +182,19 @@ def test_forked_workers_do_not_hold_the_folder_on(tmp_path: Path) -> None:
         process.stdin.close()
 
 
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_used_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Neither lock fails there, and the one that is waited for does not wait."""
-    import errno
-    import fcntl
+    """The lock does not fail there, and does not wait."""
 
-    tried: list[str] = []
-    for name in ("lockf", "flock"):
+    def missing(*arguments: object) -> None:
+        raise OSError(number, "No locks here")
 
-        def missing(*arguments: object, name: str = name) -> None:
-            tried.append(name)
-            raise OSError(errno.ENOLCK, "No locks available")
-
-        monkeypatch.setattr(fcntl, name, missing)
-    with exclusive(tmp_path), exclusively(tmp_path / "lock", 0.0):
-        pass
-    assert set(tried) == {"lockf", "flock"}
-
-
-# The lock that is waited for
+    monkeypatch.setattr("fcntl.flock", missing)
+    with exclusive(tmp_path), exclusive(tmp_path), locked(tmp_path / "lock") as is_held:
+        assert is_held
+    assert sorted(os.listdir(tmp_path)) == [".lock", "lock"]
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
@@ -202,28 +208,28 @@ def test_a_file_is_waited_for_until_its_holder_is_gone(tmp_path: Path, how: str)
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline() == "held\n"
-        words = r"lock has been held by another process for 0.05 seconds"
-        with pytest.raises(UserError, match=words), exclusively(tmp_path / "lock", 0.05):
-            pass
+        with locked(tmp_path / "lock", 0.05) as is_held:
+            assert not is_held
         end = holder.kill if how == "is killed" else holder.stdin.close
         begun = time.monotonic()
         threading.Timer(0.2, end).start()
-        with exclusively(tmp_path / "lock", 60.0):
+        with locked(tmp_path / "lock", 60.0) as is_held:
+            assert is_held
             assert 0.2 <= time.monotonic() - begun < 30.0
         holder.wait()
 
 
 def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with pytest.raises(ValueError, match="inside"), exclusively(path):
+    with pytest.raises(ValueError, match="inside"), locked(path):
         raise ValueError("inside")
     seen: list[str] = []
 
     def second() -> None:
-        with exclusively(path):
+        with locked(path):
             seen.append("second")
 
-    with exclusively(path):
+    with locked(path):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(0.1)
@@ -234,8 +240,8 @@ def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path: Path) ->
 
 def test_a_process_forked_meanwhile_does_not_hold_a_file_on(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, sys; from deepbregman.files import exclusively\n"
-        "with exclusively(pathlib.Path(sys.argv[1])):\n"
+        "import os, pathlib, sys; from deepbregman.files import locked\n"
+        "with locked(pathlib.Path(sys.argv[1])):\n"
         "    if os.fork() == 0: sys.stdin.read(); os._exit(0)\n"
         "print('free', flush=True); sys.stdin.read()"
     )
@@ -248,6 +254,145 @@ def test_a_process_forked_meanwhile_does_not_hold_a_file_on(tmp_path: Path) -> N
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "free\n"
-        with exclusively(tmp_path / "lock", 5.0):
-            pass
+        with locked(tmp_path / "lock", 5.0) as is_held:
+            assert is_held
         process.stdin.close()
+
+
+# Links
+
+
+@pytest.mark.parametrize("nofollow", [True, False])
+def test_nothing_is_written_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nofollow: bool
+) -> None:
+    if not nofollow:  # as on Windows
+        monkeypatch.delattr(os, "O_NOFOLLOW")
+    precious, link = tmp_path / "precious", tmp_path / ".lock"
+    precious.write_text("x")
+    link.symlink_to(precious)
+    for write_at in (
+        lambda: open_inside(link, "ab"),
+        lambda: open_inside(link, "wb"),
+        lambda: locked(link).__enter__(),
+        lambda: exclusive(tmp_path).__enter__(),
+    ):
+        with pytest.raises(UserError, match="is a symbolic link: nothing is written through"):
+            write_at()
+    with replacing(link) as file:
+        file.write(b"new")
+    assert (precious.read_text(), link.read_text(), link.is_symlink()) == ("x", "new", False)
+
+
+def test_a_link_put_there_after_the_check_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "precious").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "precious")
+    monkeypatch.setattr(Path, "is_symlink", lambda path: False)
+    with pytest.raises(OSError, match="link"):
+        open_inside(tmp_path / "link", "wb")
+    with pytest.raises(OSError, match="link"), locked(tmp_path / "link"):
+        pass
+    assert (tmp_path / "precious").read_text() == "x"
+
+
+# New files
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_that_make_one_file_exactly_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr(Path, "hardlink_to", no_links)
+    path = tmp_path / "new"
+
+    def make(text: bytes) -> None:
+        with creating(path) as file:
+            file.write(text)
+            if text == b"first":
+                with creating(path) as other:
+                    other.write(b"second")
+
+    with pytest.raises(UserError, match=r"new exists: another process has written it"):
+        make(b"first")
+    assert path.read_bytes() == b"second"
+    assert os.listdir(tmp_path) == ["new"]
+
+
+def test_what_killed_writers_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    old, young, other = (
+        tmp_path / f".{name}" for name in ("a.01234567", "a.89abcdef", "b.01234567")
+    )
+    for path in (old, young, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (time.time() - 7200, time.time() - 7200))
+    write(tmp_path / "a", "text")
+    assert sorted(os.listdir(tmp_path)) == [".a.89abcdef", ".b.01234567", "a"]
+
+
+def test_a_folder_that_cannot_be_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_writable(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    with pytest.raises(UserError, match=r"cannot be written to \(Read-only file system\)"):
+        check_writable(tmp_path)
+
+
+# Records
+
+
+@pytest.mark.parametrize(
+    "text", ["1e400", '{"a": -1e999}', "[" * 100_000, "9" * 5000, "{", "\ud800", "nan"]
+)
+def test_json_that_cannot_be_used_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # any words
+        parse_json(text)
+
+
+SHAPE = {"name": str, "n": int, "rows": [{"value": float}], "sub": {...: float}}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"name": "x", "n": 3, "rows": [{"value": 1}, {"value": 0.5, "more": []}], "sub": {"a": 1}},
+        {"name": None, "n": 2.0, "rows": None, "other": {"deep": [1]}, "sub": {"a": None}},
+        {"rows": [{"value": float("nan")}]},
+    ],
+)
+def test_records_of_the_right_shape(record: dict[str, Any]) -> None:
+    check_shape(record, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (5, "it is 5, not a JSON object"),
+        ({"name": 5}, "name is 5, not text"),
+        ({"n": True}, "n is True, not a whole number"),
+        ({"n": 1.5}, "n is 1.5, not a whole number"),
+        ({"n": float("inf")}, "n is inf, not a whole number"),
+        ({"rows": {}}, r"rows is {}, not a list"),
+        ({"rows": [1]}, r"rows\[0\] is 1, not a JSON object"),
+        ({"rows": [{"value": "1"}]}, r"rows\[0\].value is '1', not a number"),
+        ({"sub": 3}, "sub is 3, not a JSON object"),
+        ({"sub": {"x": 10**400}}, "sub.x is .*, not a number"),
+    ],
+)
+def test_records_of_another_shape(record: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_shape(record, SHAPE)
+    if record != {"n": float("inf")}:
+        (tmp_path / "r.json").write_text(json.dumps(record))
+        with pytest.raises(UserError, match=rf"r.json cannot be used \({words}\): restore it"):
+            read_json(tmp_path / "r.json", SHAPE)

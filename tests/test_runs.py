@@ -13,7 +13,7 @@ import pytest
 import deepbregman
 from deepbregman import runs
 from deepbregman.config import Config, override
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, mask_secrets
 from deepbregman.runs import Run, default_folder, provenance, replacing, write_json
 
 CONFIG = override(Config(), {"seed": 5, "data.source": 'été/\n"quoted"', "views.without": ["flip"]})
@@ -299,7 +299,7 @@ def test_spoilt_configuration_is_named(run: Run) -> None:
 
 
 def test_metrics_append(run: Run) -> None:
-    records = [{"epoch": e, "loss": 1 / e, "text": "é\u2028"} for e in (1, 2, 3)]
+    records = [{"epoch": e, "loss": 1 / e, "é\u2028": 1} for e in (1, 2, 3)]
     for record in records:
         run.append_metrics(record)
     assert run.metrics() == records
@@ -339,7 +339,7 @@ def test_metrics_of_a_run_that_crashed_can_be_read(run: Run) -> None:
     """Wherever the crash cut the last line."""
     run.append_metrics({"epoch": 1})
     path = run.path / "metrics.jsonl"
-    whole, line = path.read_bytes(), json.dumps({"epoch": 2, "loss": 0.5, "text": "é"}).encode()
+    whole, line = path.read_bytes(), json.dumps({"epoch": 2, "loss": 0.5, "é": 1}).encode()
     for size in range(len(line)):
         path.write_bytes(whole + line[:size])
         assert run.metrics() == [{"epoch": 1}], size
@@ -440,18 +440,57 @@ def test_default_folder_says_what_and_when() -> None:
     assert abs(datetime.now() - datetime.strptime(when, "%Y%m%d-%H%M%S")) < timedelta(minutes=1)
 
 
-def test_passwords_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = "postgresql+psycopg://ann:s3cr:et@host:5432/db"
-    monkeypatch.setattr("sys.argv", ["deepbregman", "tune", "--storage", url, f"--storage={url}"])
-    shown = "postgresql+psycopg://ann:***@host:5432/db"
-    words = ["deepbregman", "tune", "--storage", shown, f"--storage={shown}"]
+SECRET = "s3cr"
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql+psycopg://ann:s3cr:s3cr@host:5432/db", "ann:***@host:5432/db"),
+        ("postgresql://ann:s3cr/s3cr@host/db", "ann:***@host/db"),
+        ("postgresql://ann:s3cr@s3cr@host/db", "ann:***@host/db"),
+        ("postgresql://ann:s3cr?s3cr@host/db", "ann:***@host/db"),
+        ("postgresql://ann:s3cr?x=s3cr@host/db", "***"),
+        ("postgresql://ann:s3cr%40%2F@host/db?sslmode=on", "ann:***@host/db?sslmode=on"),
+        ("postgresql://host/db?user=ann&password=s3cr", "host/db?user=ann&password=***"),
+        ("postgresql://host/db?user=ann&password=s3cr/s3cr", "host/db?user=ann&password=***"),
+        ("postgresql://host/db?user=ann&password=s3cr@s3cr", "host/db?user=ann&password=***"),
+        ("postgresql://host:5432/db?password=s3cr@s3cr", "***"),
+        ("postgresql://host/db?user=ann&p%61ssword=s3cr%26s3cr", "host/db?user=ann&p%61ssword=***"),
+        ("mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BPWD%3Ds3cr", "/?odbc_connect=***"),
+        ("sqlite:///search.db", "/search.db"),
+        ("postgresql://ann@host/db?application_name=a@b", "ann@host/db?application_name=a@b"),
+    ],
+)
+def test_passwords_are_not_written_down(
+    monkeypatch: pytest.MonkeyPatch, address: str, shown: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["deepbregman", "--storage", address, f"--storage={address}"])
+    masked = f"{address.partition('://')[0]}://{shown}"
+    words = ["deepbregman", "--storage", masked, f"--storage={masked}"]
     assert provenance("cpu")["command"] == words
+    assert SECRET not in masked
+    assert mask_secrets(f"cannot open {address} now") == f"cannot open {masked} now"
+
+
+def test_text_is_written_in_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+    """``data.source = "Bücher"`` under ISO-8859-1 could not be read again."""
+    program = (
+        "import sys, pathlib; from deepbregman.config import Config, override\n"
+        "from deepbregman.runs import Run\n"
+        "config = override(Config(), {'data.source': 'B\\u00fccher'})\n"
+        "run = Run.create(pathlib.Path(sys.argv[1]), config, {'device': 'B\\u00fccher'})\n"
+        "assert Run.open(run.path).config == config\n"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-c", program, str(tmp_path / "run")]
+    subprocess.run(command, check=True, env=os.environ | ascii_only)
 
 
 def test_a_provenance_that_is_gone_or_wrong(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", Config(), {"device": "cpu"})
     write_json(run.path / "provenance.json", {"resumed": {"a": 1}})
-    with pytest.raises(UserError, match=r"'resumed' is no list of records: restore it or remove"):
+    with pytest.raises(UserError, match=r"resumed is {'a': 1}, not a list\): restore it or remove"):
         run.add_resumption({})
     (run.path / "provenance.json").unlink()
     run.add_resumption({"device": "cpu"})

@@ -32,6 +32,8 @@ from deepbregman.runs import Run
 from deepbregman.training.assembly import build_model
 from deepbregman.training.checkpoints import save
 
+from .conftest import Command
+
 DEEP = {
     "lists": "[" * 100_000 + "]" * 100_000,
     "objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
@@ -377,6 +379,35 @@ class TestRunFolder:
     def test_evaluations_that_are_no_rows(self, run: Run, rows: Any) -> None:
         (run.path / "result.json").write_text(json.dumps({"evaluations": rows}))
         refusal(run.evaluations, run.path / "result.json")
+
+    @pytest.mark.parametrize("name", [".lock", ".records.lock", "metrics.jsonl"])
+    @pytest.mark.parametrize("target", ["precious", "absent"])
+    def test_nothing_is_written_through_links(
+        self, command: Command, run: Run, tmp_path: Path, name: str, target: str
+    ) -> None:
+        (tmp_path / "precious").write_text("x")
+        (run.path / name).unlink(missing_ok=True)
+        (run.path / name).symlink_to(tmp_path / target)
+        code, _, err = command("pretrain", "--resume", run.path, "--accelerator", "cpu")
+        assert code == 2
+        assert f"{run.path / name} is a symbolic link" in err
+        assert (tmp_path / "precious").read_text() == "x"
+        assert not (tmp_path / "absent").exists()
+        if name == ".records.lock":
+            refusal(lambda: run.add_result(knn=1), "symbolic link")
+            assert not (tmp_path / "absent").exists()
+
+    @pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
+    def test_nothing_is_written_into_linked_folders(
+        self, command: Command, run: Run, tmp_path: Path, name: str
+    ) -> None:
+        (tmp_path / "theirs").mkdir()
+        shutil.rmtree(run.path / name, ignore_errors=True)
+        (run.path / name).symlink_to(tmp_path / "theirs")
+        code, _, err = command("pretrain", "--resume", run.path, "--accelerator", "cpu")
+        assert code == 2
+        assert f"{run.path / name} is a symbolic link" in err
+        assert list((tmp_path / "theirs").iterdir()) == []
 
     def test_words_in_the_configuration_stay_words(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -388,7 +388,11 @@ def recipes() -> dict[str, str]:
     """Return the text of every named recipe."""
     folder = importlib.resources.files(__package__) / "recipes"
     files = sorted(folder.iterdir(), key=lambda file: file.name)
-    return {f.name.removesuffix(".toml"): f.read_text() for f in files if f.name.endswith(".toml")}
+    return {
+        f.name.removesuffix(".toml"): f.read_text(encoding="utf-8")
+        for f in files
+        if f.name.endswith(".toml")
+    }
 
 
 def load_recipe(name: str) -> Config:

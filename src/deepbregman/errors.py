@@ -3,14 +3,18 @@
 import difflib
 import errno
 import os
+import re
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import unquote
 
 _NO_ROOM = dict.fromkeys(
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; free space there or choose another folder"
 ) | dict.fromkeys(
     (errno.EACCES, errno.EROFS, errno.EPERM), "; make it writable or choose another folder"
 )
+_SECRET_OPTIONS = ("pass", "pwd", "secret", "token", "key", "credential", "odbc_connect")
+"""Parts of the names of an address's options that hold secrets."""
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _NEVER_MET = ("DistNetworkError", "DistStoreError")
 _LOST = (
@@ -56,6 +60,43 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # a whole number of more than 4300 digits, perhaps in it
         return "beyond what can be written"
     return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def mask_secrets(text: str) -> str:
+    """Replace the passwords of all addresses in a text by ``***``.
+
+    A password may be in ``user:password@`` or in an option such as ``?password=``, encoded or not.
+    Where a character such as @, / or ? makes an address ambiguous, rather too much is masked.
+    """
+    return re.sub(r"([A-Za-z][\w+.-]*://)(\S+)", lambda found: mask_address(found[0]), text)
+
+
+def mask_address(address: str) -> str:
+    """Replace the password of an address by ``***``; see :func:`mask_secrets`."""
+    scheme, separator, rest = address.partition("://")
+    if not separator:
+        return address
+    place, question, options = rest.rpartition("?") if _has_options(rest) else (rest, "", "")
+    if "@" in options and ":" in place:  # where does the password end?
+        return f"{scheme}://***"
+    user, has_password, _ = place.partition("@")[0].partition(":")
+    if "@" in place and has_password:
+        place = f"{user}:***@{place.rpartition('@')[2]}"
+    pieces = re.split("([&;])", options)
+    return f"{scheme}://{place}{question}{''.join(map(_mask_option, pieces))}"
+
+
+def _has_options(rest: str) -> bool:
+    """Whether what follows the last ? are options, and not a password that contains one."""
+    _, question, options = rest.rpartition("?")
+    names = [piece.partition("=") for piece in re.split("[&;]", options)]
+    return bool(question) and all(equals and "@" not in name for name, equals, _ in names)
+
+
+def _mask_option(piece: str) -> str:
+    name, equals, _ = piece.partition("=")
+    is_secret = any(word in unquote(name).lower() for word in _SECRET_OPTIONS)
+    return f"{name}=***" if equals and is_secret else piece
 
 
 def printable(text: str) -> str:

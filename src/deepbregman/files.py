@@ -1,7 +1,8 @@
-"""Files that are complete or not there, and what one process at a time may write."""
+"""How files are written, read and locked: whole or not at all, through no link, by one only."""
 
 import csv
 import errno
+import glob
 import io
 import json
 import math
@@ -9,23 +10,28 @@ import os
 import platform
 import re
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from .errors import UserError
+from filelock import FileLock, Timeout
+
+from .errors import UserError, shown
 
 Record = dict[str, Any]
+Shape = Any
+"""What a record must look like: ``str``, ``int``, ``float``, ``[shape]`` for a list, and
+``{name: shape}`` for a table whose fields may be absent or None, with ``...`` for other fields."""
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")
+_STALE_SECONDS = 3600.0
+"""A temporary file that nobody has written to for so long is that of a killed process."""
+_SETTLING_SECONDS = 0.5
+"""How long a worker that was forked from a killed process may need to let go of its lock."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 """How a text begins that a spreadsheet runs; the last four are the wide forms of the signs."""
-_POLL_SECONDS = 0.01
-_held: dict[Path, str] = {}
-"""Folders that this process holds: the kernel's lock keeps out other processes only."""
 
 
 def now() -> str:
@@ -38,12 +44,12 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of ``path`` only once it is complete and on disk.
 
     Args:
-        path: to replace.
+        path: to replace; a link is replaced, not followed.
         keep: a second name for what ``path`` held before.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    with _temporary(path) as temporary:
         with temporary.open("xb") as file:
+            _clear_stale(path, os.fstat(file.fileno()).st_mtime)
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -51,6 +57,44 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
             _name_also(path, keep)
         temporary.replace(path)
         _sync_folder(path.parent)
+
+
+@contextmanager
+def creating(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that is there only once it is complete and on disk.
+
+    Raises:
+        UserError: ``path`` exists at the end: of several processes exactly one makes it.
+    """
+    with _temporary(path) as temporary:
+        with temporary.open("xb") as file:
+            _clear_stale(path, os.fstat(file.fileno()).st_mtime)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            try:
+                path.hardlink_to(temporary)
+            except FileExistsError:
+                raise
+            except (OSError, NotImplementedError):  # a file system without hard links
+                path.touch(exist_ok=False)  # claim the name
+                temporary.replace(path)
+        except FileExistsError:
+            raise UserError(
+                f"{path} exists: another process has written it in the meantime, and it was left "
+                "as it is; name another file, or remove it"
+            ) from None
+        temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Name a temporary file beside ``path``, and remove it if the block fails."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        yield temporary
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
@@ -58,12 +102,28 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
         raise
 
 
+def _clear_stale(path: Path, now_there: float) -> None:
+    """Remove temporary files of ``path`` that killed processes have left.
+
+    Args:
+        path: of the complete file.
+        now_there: the time by the clock of its file system, which may be another machine's.
+    """
+    for other in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        with suppress(OSError):  # another process may have removed it
+            if (
+                _TEMPORARY.fullmatch(other.name)
+                and now_there - other.lstat().st_mtime > _STALE_SECONDS
+            ):
+                other.unlink()
+
+
 def _name_also(path: Path, other: Path) -> None:
     """Give a file a second name, in place of what had it."""
     second = other.with_name(f".{other.name}.{secrets.token_hex(4)}")
     try:
         second.hardlink_to(path)
-    except OSError:  # a file system without links: the second name is then its only one
+    except (OSError, NotImplementedError):  # no hard links: the second name is then its only one
         path.replace(other)
         return
     second.replace(other)
@@ -72,6 +132,8 @@ def _name_also(path: Path, other: Path) -> None:
 
 def _sync_folder(path: Path) -> None:
     """Bring a folder's names to disk, else a crash of the machine may undo a replacement."""
+    if os.name == "nt":  # where folders cannot be opened
+        return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -83,7 +145,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
-    """Remove what :func:`replacing` left half-written in a folder when its process was killed.
+    """Remove the temporary files that killed processes have left in a folder.
 
     Args:
         folder: in which no process writes now.
@@ -93,6 +155,50 @@ def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
         match = _TEMPORARY.fullmatch(path.name)
         if match and path.is_file() and (of is None or match["name"] in of):
             path.unlink(missing_ok=True)
+
+
+# Writing inside a folder that may come from a stranger
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse to write at a symbolic link inside a run or study: it may lead to any file."""
+    if path.is_symlink():
+        raise UserError(
+            f"{path} is a symbolic link: nothing is written through links inside a run or study, "
+            "for they may lead to any file; remove it, or put what it points to in its place"
+        )
+
+
+def open_inside(path: Path, mode: str) -> IO[bytes]:
+    """Open a file of a run or study for writing in place, never through a symbolic link.
+
+    Args:
+        path: of the file.
+        mode: binary, as :func:`open` takes it.
+    """
+    refuse_link(path)
+
+    def opener(name: str, flags: int) -> int:
+        # Between the check and the opening somebody might put a link there.
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    return open(path, mode, opener=opener)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse, before any work, a folder in which no file can be made."""
+    try:
+        with _temporary(folder / "trial") as temporary:
+            temporary.touch()
+            temporary.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written to ({error.strerror or error}), and results go there: "
+            "make it writable, or work on a copy of it"
+        ) from None
+
+
+# Records
 
 
 def write_json(path: Path, record: Record) -> None:
@@ -137,95 +243,119 @@ def _without_formula(value: Any) -> Any:
 def parse_json(text: str) -> Any:
     """Parse JSON that anybody may have written; whatever is wrong with it is a ValueError."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_float=_parse_float)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: Path) -> Record:
-    """Read a JSON object that somebody may have edited or damaged."""
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):  # 1e400; what we write is Infinity
+        raise ValueError(f"{shown(text)} is too large a number")
+    return value
+
+
+def read_json(path: Path, shape: Shape = None) -> Record:
+    """Read a JSON object that somebody may have edited or damaged.
+
+    Args:
+        path: of the file.
+        shape: that it must have; anything when None.
+    """
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
+        check_shape(record, {} if shape is None else shape)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}): restore it or remove it") from None
-    if not isinstance(record, dict):
-        raise UserError(f"{path} holds no JSON object: restore it or remove it")
+        raise UserError(f"{path} cannot be used ({error}): restore it or remove it") from None
+    assert isinstance(record, dict)
     return record
+
+
+def check_shape(value: Any, shape: Shape, where: str = "it") -> None:
+    """Raise a ValueError that names the first part of a record with another shape than it needs."""
+    if isinstance(shape, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is {shown(value)}, not a JSON object")
+        for name, part in value.items():
+            expected = shape.get(name, shape.get(...))
+            if expected is not None and part is not None:
+                check_shape(part, expected, name if where == "it" else f"{where}.{name}")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{where} is {shown(value)}, not a list")
+        for index, part in enumerate(value):
+            check_shape(part, shape[0], f"{where}[{index}]")
+    elif shape is str:
+        if not isinstance(value, str):
+            raise ValueError(f"{where} is {shown(value)}, not text")
+    elif not is_number(value) or (shape is int and not float(value).is_integer()):
+        raise ValueError(f"{where} is {shown(value)}, not a {'whole ' * (shape is int)}number")
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a record is a number that arithmetic can use; NaN is."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, float)
+
+
+# Locks
+
+
+@contextmanager
+def locked(path: Path, seconds: float = math.inf) -> Iterator[bool]:
+    """Hold a lock file for the block; give whether it is held.
+
+    The lock ends with the process, however that ends; forked workers do not inherit it. It keeps
+    out other threads, too. Where a file system has no locks, nothing is held and all go on.
+
+    Args:
+        path: of the lock file, which is made where it is not there and left in place.
+        seconds: to wait for another holder; the block then runs, with False.
+    """
+    refuse_link(path)
+    lock = FileLock(
+        path,
+        timeout=-1 if math.isinf(seconds) else seconds,
+        poll_interval=0.01,
+        fallback_to_soft=False,
+    )
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    try:
+        yield True
+    finally:
+        lock.release()
 
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone; another is refused and told which process holds it.
-
-    The lock is the kernel's, on ``folder/.lock``: it ends with the process, however that ends, and
-    forked workers do not inherit it. On NFS the server keeps it, and gives up that of a host that
-    is gone. Where a file system has no locks, nothing is held.
-    """
-    import fcntl  # POSIX only, and runs are read elsewhere, too
-
-    place = folder.resolve()
-    if place in _held:  # asked before the file is opened: closing it would end the lock
-        raise _in_use(folder, _held[place])
-    with (folder / ".lock").open("a+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # what taken locks raise differs by system
-            file.seek(0)
-            raise _in_use(folder, file.read().strip() or "another process") from None
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-        _held[place] = f"process {os.getpid()} on {platform.node()} since {now()}"
-        try:
-            file.truncate(0)
-            file.write(_held[place])
-            file.flush()
-            yield
-        finally:
-            del _held[place]
-            file.truncate(0)
-
-
-def _in_use(folder: Path, holder: str) -> UserError:
-    return UserError(
-        f"{folder} is in use by {holder}: two would overwrite each other's checkpoints; wait until "
-        "that one ends, or stop it"
-    )
-
-
-@contextmanager
-def exclusively(path: Path, patience: float = math.inf) -> Iterator[None]:
-    """Wait for a file and hold it for the block, which should be short.
-
-    The lock is the kernel's and ends with the process, however that ends. It keeps out other
-    threads, too, so that a block must not ask for the file it holds. Where a file system has no
-    locks, nothing is held.
-
-    Args:
-        path: made where it is not there; its content is left alone.
-        patience: seconds after which to give up on a holder that was stopped, say.
-    """
-    import fcntl  # POSIX only, and runs are read elsewhere, too
-
-    deadline = time.monotonic() + patience
-    with path.open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"{path} has been held by another process for {patience:g} seconds: see "
-                        "what that one waits for, or end it, and give the command again"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                break
+    """Hold a folder for this process alone; another is refused and told which process holds it."""
+    path = folder / ".lock"
+    with locked(path, _SETTLING_SECONDS) as is_held:
+        if not is_held:
+            holder = ""
+            with suppress(OSError):
+                holder = path.read_text(encoding="utf-8", errors="replace").strip()
+            raise UserError(
+                f"{folder} is in use by {holder or 'another process'}: two would overwrite each "
+                "other's checkpoints; wait until that one ends, or stop it"
+            )
+        _write_holder(path, f"process {os.getpid()} on {platform.node()} since {now()}")
         try:
             yield
         finally:
-            with suppress(OSError):  # closing alone would leave it to a process forked meanwhile
-                fcntl.flock(file, fcntl.LOCK_UN)
+            _write_holder(path, "")
+
+
+def _write_holder(path: Path, words: str) -> None:
+    """Write who holds a lock into its file; not where the system keeps even the holder out."""
+    with suppress(OSError), open_inside(path, "r+b") as file:
+        file.truncate()
+        file.write(words.encode())

@@ -18,7 +18,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import secrets
 import shutil
 import subprocess
@@ -33,9 +32,9 @@ from typing import Any
 from deepbregman import __version__
 
 from .config import Config, from_toml, to_toml
-from .errors import UserError
+from .errors import UserError, mask_address
 from .files import Record as Record
-from .files import clear_temporaries, exclusively
+from .files import check_shape, clear_temporaries, is_number, locked, open_inside, refuse_link
 from .files import now as now
 from .files import parse_json as parse_json
 from .files import read_json as read_json
@@ -43,8 +42,32 @@ from .files import replacing as replacing
 from .files import write_csv as write_csv
 from .files import write_json as write_json
 
-PATIENCE = 60.0
+PATIENCE_SECONDS = 60.0
 """Seconds to wait for another process that changes a record, which takes it milliseconds."""
+
+
+_METRICS = {...: float}
+_START = {
+    "command": [str],
+    **dict.fromkeys(("started", "commit", "platform", "device"), str),
+    "versions": {...: str},
+    "processes": int,
+}
+_PROVENANCE = {**_START, "resumed": [_START]}
+_EVALUATION = {
+    **dict.fromkeys(("protocol", "variant", "data", "metric", "split", "device", "finished"), str),
+    **dict.fromkeys(("value", "deviation", "epoch"), float),
+    **dict.fromkeys(("n", "seed", "epochs", "num_train", "num_test", "num_replaced"), int),
+    "values": [float],
+    "details": {},
+    "chosen": [{}],
+}
+_RESULT = {
+    "pretrain": {"finished": str, ...: float},
+    "evaluations": [_EVALUATION],
+    "quickstart": [{"features": str, ...: float}],
+    "study": {},
+}
 
 
 def check_new_file(path: Path, suffix: str) -> None:
@@ -55,10 +78,6 @@ def check_new_file(path: Path, suffix: str) -> None:
         raise UserError(f"--out {path} exists: name another file, or remove it")
     if not path.parent.is_dir():
         raise UserError(f"--out {path}: the folder {path.parent} does not exist; make it first")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def default_folder(name: str) -> Path:
@@ -85,9 +104,8 @@ def _commit() -> str | None:
 
 
 def command_line() -> list[str]:
-    """Return the words that started this process, less the password of any address in them."""
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    return [re.sub(r"(://[^/@:]*):[^/]*@", r"\1:***@", word) for word in words]
+    """Return the words that started this process, without the password of any address in them."""
+    return [mask_address(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])]
 
 
 def recorded_versions() -> dict[str, str | None]:
@@ -135,7 +153,7 @@ class Run:
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
             temporary.mkdir()
-            (temporary / "config.toml").write_text(to_toml(config))
+            (temporary / "config.toml").write_text(to_toml(config), encoding="utf-8")
             (temporary / "checkpoints").mkdir()
             (temporary / "metrics.jsonl").touch()
             write_json(temporary / "provenance.json", record)
@@ -168,6 +186,11 @@ class Run:
                 "`deepbregman pretrain` printed"
             )
         return cls(path)
+
+    def check_links(self) -> None:
+        """Refuse to write into a run with a symbolic link where files are written in place."""
+        for name in ("checkpoints", "tensorboard", "metrics.jsonl", ".lock", ".records.lock"):
+            refuse_link(self.path / name)
 
     @property
     def config(self) -> Config:
@@ -217,13 +240,19 @@ class Run:
         """Read the metrics of every epoch so far; a line that a crash cut short is left out."""
         records: list[Record] = []
         path = self.path / "metrics.jsonl"
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(lines, start=1):
             try:
                 record = parse_json(line)
-            except ValueError:
-                break
-            if not isinstance(record, dict) or not _is_number(record.get("epoch")):
-                raise UserError(f"{path} holds a line that is no epoch's")
+                check_shape(record, _METRICS)
+                if not is_number(record.get("epoch")):
+                    raise ValueError("it has no epoch")
+            except ValueError as error:
+                if isinstance(error, json.JSONDecodeError) and number == len(lines):
+                    break
+                raise UserError(
+                    f"{path}, line {number}, is no epoch's ({error}): restore it or remove the line"
+                ) from None
             records.append(record)
         return records
 
@@ -231,8 +260,8 @@ class Run:
         """Add one epoch's metrics; on disk before a checkpoint can say that they are written."""
         path = self.path / "metrics.jsonl"
         try:
-            with path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+            with open_inside(path, "ab") as file:
+                file.write(json.dumps(record).encode() + b"\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -248,21 +277,16 @@ class Run:
     def result(self) -> Record:
         """Read what the run and its evaluations ended with; empty before that."""
         path = self.path / "result.json"
-        return read_json(path) if path.is_file() else {}
+        return read_json(path, _RESULT) if path.is_file() else {}
 
     def evaluations(self) -> list[Record]:
         """Read the rows of the evaluations so far."""
-        rows = self.result().get("evaluations", [])
-        keys = ("protocol", "variant", "data")
-        if not isinstance(rows, list) or not all(
-            isinstance(row, dict)
-            and _is_number(row.get("epoch"))
-            and all(isinstance(row.get(key), str) for key in keys)
-            for row in rows
-        ):
+        rows: list[Record] = self.result().get("evaluations") or []
+        needed = {"protocol", "variant", "data", "epoch"}
+        if any(row.get(name) is None for row in rows for name in needed):
             raise UserError(
-                f"{self.path / 'result.json'} holds evaluations that none of ours wrote: restore "
-                "it or remove it"
+                f"{self.path / 'result.json'} cannot be used (an evaluation lacks one of "
+                f"{', '.join(sorted(needed))}): restore it or remove it"
             )
         return rows
 
@@ -274,7 +298,13 @@ class Run:
             name: of its file, which is not there before it has content, nor after.
         """
         path = self.path / name
-        with exclusively(self.path / ".records.lock", PATIENCE):
+        lock = self.path / ".records.lock"
+        with locked(lock, PATIENCE_SECONDS) as is_held:
+            if not is_held:
+                raise UserError(
+                    f"{lock} has been held by another process for {PATIENCE_SECONDS:g} seconds: "
+                    "see what that one waits for, or end it, and give the command again"
+                )
             record = read_json(path) if path.is_file() else {}
             yield record
             if record:
@@ -290,11 +320,7 @@ class Run:
     def provenance(self) -> Record:
         """Read where the run came from; empty where that was removed."""
         path = self.path / "provenance.json"
-        record = read_json(path) if path.is_file() else {}
-        lives = record.get("resumed", [])
-        if not isinstance(lives, list) or not all(isinstance(life, dict) for life in lives):
-            raise UserError(f"{path}: 'resumed' is no list of records: restore it or remove it")
-        return record
+        return read_json(path, _PROVENANCE) if path.is_file() else {}
 
     def last_processes(self) -> int:
         """Return how many processes trained the run when it was last trained."""

@@ -109,6 +109,7 @@ def resume(
         watch: Gets what the kNN monitor measures.
     """
     opened = Run.open(Path(run))
+    opened.check_links()
     config, folder = opened.config, opened.path
     _check_source(config, source)
     if must_start_processes(devices, nodes):

@@ -24,7 +24,7 @@ def free_memory() -> int:
 
 def _available() -> list[int]:
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return [int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")]
     except (OSError, ValueError):
         return []
@@ -52,7 +52,7 @@ def _left_in_address_space() -> list[int]:
     if limit == resource.RLIM_INFINITY:
         return []
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     except (OSError, ValueError):
         pages = 0
     return [max(0, limit - pages * resource.getpagesize())]

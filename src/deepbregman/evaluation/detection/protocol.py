@@ -161,7 +161,7 @@ def judge_detector(
 def _read_result(path: Path, settings: Record) -> Record:
     """Read the result of a detector that was trained before, with the same settings."""
     try:
-        result: Record = parse_json(path.read_text())
+        result: Record = parse_json(path.read_text(encoding="utf-8"))
         before = result["settings"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
