@@ -31,12 +31,12 @@ ALLOWED: dict[str, set[str]] = {
     | {"commands/parameters", "method", "data", "training", "evaluation"},
     "studies": FOUNDATION
     | {"method", "data", "training", "evaluation", "reporting", "commands/pretrain"},
-    "benchmarks": FOUNDATION | {"method", "data", "training", "reporting"},
+    "benchmarking": FOUNDATION | {"method", "data", "training"},
     "commands": FOUNDATION
     | {"commands/parameters", "commands/pretrain", "method", "data", "training", "evaluation"}
-    | {"studies", "benchmarks", "reporting", "exporting"},
+    | {"studies", "benchmarking", "reporting", "exporting"},
     "old_cli": FOUNDATION
-    | {"data", "evaluation", "studies", "benchmarks", "reporting", "exporting"},
+    | {"data", "evaluation", "studies", "benchmarking", "reporting", "exporting"},
     "cli": {"errors", "config", "launching", "terminal", "commands", "commands/parameters"},
     "__main__": {"cli"},
     "__init__": set(),

@@ -260,6 +260,5 @@ _UNCONVERTED = {
     "study": "Run an ablation or a claim of the paper, with error bars: deepbregman study [NAME].",
     "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
     "report": "Write a page of runs and studies: deepbregman report RUNS... --out FOLDER.",
-    "bench": "Measure the speed of a step against the bare encoder, and against peers.",
 }
 """Verbs that are still in old_cli/; delete an entry when its verb moves to commands/."""

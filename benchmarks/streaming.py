@@ -1,0 +1,95 @@
+"""Training streamed from JPEG files, against the bare encoder at the same image size.
+
+    python benchmarks/streaming.py [--tiny] [--out FOLDER]
+
+ResNet-50 at 224 px, batch 256, from 51,200 generated files, decoded by 15 processes.
+"""
+
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tyro
+from PIL import Image
+from rich.console import Console
+
+from deepbregman.benchmarking import BARE, Effort, bare_step, measure, training_step
+from deepbregman.commands.bench import keep_group
+from deepbregman.config import load_recipe, override
+from deepbregman.data import open_source
+from deepbregman.runs import provenance
+from deepbregman.training.processes import device_name, launch
+
+WIDTH, HEIGHT, QUALITY = 500, 375, 90
+"""The usual size in ImageNet; the record says how large the files came out."""
+
+
+def write_photographs(folder: Path, count: int, distinct: int = 256) -> int:
+    """Write JPEG files that cost as much to decode as photographs do.
+
+    Smooth fields plus fine noise keep the decoder as busy as photographs. A few distinct pictures
+    stand under many names (hard links): decoding does not remember.
+
+    Returns:
+        Mean bytes of a file.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def write_picture(seed: int) -> Path:
+        random = np.random.default_rng(seed)
+        small = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        smooth = np.asarray(small.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC), np.float32)
+        noisy = smooth + random.normal(0.0, 18.0, smooth.shape)
+        path = folder / f"{seed:06d}.jpg"
+        Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(path, quality=QUALITY)
+        return path
+
+    with ThreadPoolExecutor() as pool:
+        pictures = list(pool.map(write_picture, range(min(distinct, count))))
+    for index in range(len(pictures), count):
+        (folder / f"{index:06d}.jpg").hardlink_to(pictures[index % len(pictures)])
+    return sum(path.stat().st_size for path in pictures) // len(pictures)
+
+
+def streaming(tiny: bool = False, out: Path | None = None) -> dict[str, Any]:
+    """Time the bare encoder and the streamed training step in turns.
+
+    Args:
+        tiny: A small encoder on a few files, to try it out.
+        out: Folder for bench.json and bench.png.
+    """
+    count, batch_size, size = (64, 16, 32) if tiny else (51_200, 256, 224)
+    workers = 1 if tiny else 15
+    config = override(
+        load_recipe("paper-imagenet"),
+        {
+            "encoder.name": "small" if tiny else "resnet50",
+            "data.image_size": size,
+            "data.resident": "no",
+            "data.workers": workers,
+            "training.batch_size": batch_size,
+            "training.tensorboard": False,
+        },
+    )
+    console, fabric = Console(), launch("auto")
+    effort = Effort(1, 2, 2) if tiny else Effort(4, 3, 30)
+    with tempfile.TemporaryDirectory() as folder:
+        mean_bytes = write_photographs(Path(folder) / "images", count)
+        images = open_source(str(Path(folder) / "images"), image_size=size).train.images
+        name = "K=100, streamed"
+        arms = {
+            BARE: lambda: bare_step(config, fabric),
+            name: lambda: training_step(config, images, fabric, Path(folder)),
+        }
+        group = measure(config, arms, effort, fabric.device, console, {name: 3 * workers})
+    group["files"] = f"{count} JPEG files of {WIDTH}x{HEIGHT}, {mean_bytes} bytes on average"
+    group["workers"] = workers
+    record = {**provenance(device_name(fabric.device)), "scale": "streaming", "groups": []}
+    keep_group(record, group, out, console)
+    return record
+
+
+if __name__ == "__main__":
+    tyro.cli(streaming)

@@ -1,0 +1,251 @@
+"""How fast a training step is: arms take turns, and the median of the turns counts."""
+
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from lightning_fabric import Fabric
+from rich.console import Console
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data import ArrayImages, Images
+from deepbregman.files import Record
+from deepbregman.terminal import say
+from deepbregman.training.assembly import build_model, build_views
+from deepbregman.training.loop import Pretraining
+from deepbregman.training.optimisers import build_optimiser
+from deepbregman.training.processes import compile_step, is_mixed
+
+Step = Callable[[], object]
+"""Takes one training step; may return before the device is done."""
+Build = Callable[[], Step]
+
+BARE = "bare encoder"
+DIVERGENCE = {"divergence.weight": 1.0, "divergence.temperature": 0.2}
+"""The paper's hard form on pairs of views, unless an arm says otherwise."""
+
+
+class Effort(NamedTuple):
+    """How long to measure: untimed steps of every arm, turns of every arm, steps in a turn."""
+
+    warmup: int
+    turns: int
+    steps: int
+
+
+@dataclass
+class Arm:
+    """A step that is ready to be timed.
+
+    Attributes:
+        name: of the arm.
+        step: takes one step.
+        images_per_step: images that pass the encoder in a step, every view counted.
+        first_step_seconds: from nothing to the end of the first step, compiling included.
+        peak_bytes: device memory above what was taken before the arm was made; 0 on a CPU.
+        lead_in: untimed steps before every turn: an arm with loader workers must first use up the
+            batches that they piled up while other arms had their turn.
+    """
+
+    name: str
+    step: Step
+    images_per_step: int
+    first_step_seconds: float = 0.0
+    peak_bytes: int = 0
+    lead_in: int = 0
+
+
+class Timing(NamedTuple):
+    """What was measured of an arm."""
+
+    name: str
+    images_per_second: float
+    milliseconds: float  # of a step, the median turn
+    spread: float  # slowest over fastest turn
+    first_step_seconds: float
+    peak_gigabytes: float
+
+
+def measure(
+    config: Config,
+    arms: Mapping[str, Build],
+    effort: Effort,
+    device: torch.device,
+    console: Console,
+    lead_in: Mapping[str, int] | None = None,
+) -> Record:
+    """Build arms one after the other, then let them take turns.
+
+    Args:
+        config: what the arms have in common.
+        arms: name -> a function that makes the step.
+        effort: how long to measure.
+        device: that the arms run on.
+        console: to name the arms that are ready on.
+        lead_in: name -> untimed steps before every turn.
+
+    Returns:
+        The group's part of a record.
+    """
+    images_per_step = config.training.batch_size * config.views.num_views
+    ready = []
+    for name, build in arms.items():
+        arm = prepare_arm(name, images_per_step, build, device, effort.warmup)
+        arm.lead_in = (lead_in or {}).get(name, 0)
+        ready.append(arm)
+        group = f"{config.encoder.name}, batch {config.training.batch_size}"
+        say(console, f"{group}: {name} ready in {arm.first_step_seconds:.1f} s")
+    timings = time_arms(ready, device, effort)
+    torch._dynamo.reset()  # or the next group's graphs would keep this one's memory
+    return {
+        "encoder": config.encoder.name,
+        "batch_size": config.training.batch_size,
+        "image_size": config.data.image_size,
+        "arms": [timing._asdict() for timing in timings],
+    }
+
+
+def prepare_arm(
+    name: str, images_per_step: int, build: Build, device: torch.device, warmup: int
+) -> Arm:
+    """Build an arm, take its first step and warm it up."""
+    on_gpu = device.type == "cuda"
+    before = torch.cuda.memory_allocated(device) if on_gpu else 0
+    started = time.perf_counter()
+    step = build()
+    step()
+    _wait(device)
+    first = time.perf_counter() - started
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(warmup):
+        step()
+    _wait(device)
+    peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else 0
+    return Arm(name, step, images_per_step, first, peak)
+
+
+def time_arms(arms: list[Arm], device: torch.device, effort: Effort) -> list[Timing]:
+    """Time arms in turns, so that a slow moment of the machine hits all of them."""
+    seconds: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    for _ in range(effort.turns):
+        for arm in arms:
+            for _ in range(arm.lead_in):
+                arm.step()
+            _wait(device)
+            started = time.perf_counter()
+            for _ in range(effort.steps):
+                arm.step()
+            _wait(device)
+            seconds[arm.name].append((time.perf_counter() - started) / effort.steps)
+    timings = []
+    for arm in arms:
+        median = statistics.median(seconds[arm.name])
+        spread = max(seconds[arm.name]) / min(seconds[arm.name])
+        speed = arm.images_per_step / median
+        first, gigabytes = arm.first_step_seconds, arm.peak_bytes / 1e9
+        timings.append(Timing(arm.name, speed, 1e3 * median, spread, first, gigabytes))
+    return timings
+
+
+def _wait(device: torch.device) -> None:
+    """Let the device finish what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# The arms
+
+
+def configure(encoder: str, batch_size: int, changes: Mapping[str, Any] | None = None) -> Config:
+    """Return the simclr recipe for a benchmark, with views as large as the images."""
+    common = {
+        "encoder.name": encoder,
+        "views.relative_size": 1.0,  # as large as those of other libraries
+        "training.batch_size": batch_size,
+        "training.tensorboard": False,
+        "training.knn_every": 0,
+        "training.epochs": 1000,
+    }
+    return override(load_recipe("simclr"), {**common, **(changes or {})})
+
+
+def random_images(count: int, side: int) -> ArrayImages:
+    """Make images of noise: what is in them does not change how long a step takes."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (count, 3, side, side)
+    return ArrayImages(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
+
+
+def standard_arms(
+    encoder: str, batch_size: int, images: ArrayImages, fabric: Fabric, folder: Path
+) -> dict[str, Build]:
+    """List the arms of ``deepbregman bench``: name -> a function that makes the step."""
+    plain = configure(encoder, batch_size)
+    arms: dict[str, Build] = {BARE: lambda: bare_step(plain, fabric)}
+
+    def add(name: str, changes: Mapping[str, Any]) -> None:
+        config = configure(encoder, batch_size, changes)
+        arms[name] = lambda: training_step(config, images, fabric, folder)
+
+    add("SimCLR", {})
+    for count in (10, 100, 1000):
+        add(f"K={count}", {**DIVERGENCE, "divergence.num_subnetworks": count})
+    add("K=100, all pairs", {**DIVERGENCE, "divergence.pairs": "all"})
+    add("K=100, smooth", {**DIVERGENCE, "divergence.smoothing": 1.0})
+    arms["views alone"] = lambda: views_step(plain, images, fabric)
+    return arms
+
+
+def bare_step(config: Config, fabric: Fabric) -> Step:
+    """Build the reference: encoder forward, backward and optimiser on one fixed batch of views."""
+    device = fabric.device
+    count = config.training.batch_size * config.views.num_views
+    shape = (count, 3, config.view_size, config.view_size)
+    views = torch.rand(shape, device=device).contiguous(memory_format=torch.channels_last)
+    trunk = build_model(config).encoder.trunk
+    trunk.to(memory_format=torch.channels_last)
+    trunk.to(device)
+    trunk.train()
+    compile_step(trunk, config, fabric)
+    optimiser = build_optimiser(config.optimiser, trunk, device)
+    mixed = is_mixed(config, device)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
+            features = trunk(views)
+        features.float().square().mean().backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
+def training_step(config: Config, images: Images, fabric: Fabric, folder: Path) -> Step:
+    """Build the step exactly as the loop takes it: order, gather, views, networks, losses.
+
+    Args:
+        config: of the arm.
+        images: to train on.
+        fabric: launched.
+        folder: for a run folder that nobody will read.
+    """
+    job = Pretraining(config, images, fabric, folder / secrets.token_hex(8))
+    job.objective.train()
+    feed = job.feed(0, 0)  # of so many epochs that it does not end
+    return lambda: job.advance(feed)
+
+
+def views_step(config: Config, images: ArrayImages, fabric: Fabric) -> Step:
+    """Build the random views alone, compiled where the step is."""
+    device = fabric.device
+    views = build_views(config)
+    compile_step(views, config, fabric)
+    batch = images.pixels[: config.training.batch_size].to(device)
+    generator = torch.Generator(device)
+    return lambda: views(batch, None, views.draw(len(batch), device=device, generator=generator))

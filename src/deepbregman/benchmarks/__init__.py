@@ -1,1 +1,0 @@
-"""How fast a step is, against the bare encoder and against peers."""

@@ -1,0 +1,104 @@
+"""deepbregman bench: how fast a training step is."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from rich.console import Console
+
+from deepbregman.errors import UserError
+from deepbregman.files import Record, write_json
+from deepbregman.runs import provenance
+
+from .parameters import Accelerator, PythonOnly
+
+if TYPE_CHECKING:
+    ScaleName = str  # checked when the function is called
+else:
+    ScaleName = Literal["main", "large", "cpu", "tiny"]
+
+
+class Scale(NamedTuple):
+    """How much to measure: groups of encoder and batch size, images, and how long."""
+
+    groups: tuple[tuple[str, int], ...]
+    images: int
+    effort: tuple[int, int, int]
+    """Untimed steps, turns, and steps in a turn."""
+
+
+SCALES = {
+    "main": Scale((("resnet18", 512), ("resnet50", 512)), 50_000, (12, 5, 40)),
+    "large": Scale((("resnet18", 1024), ("resnet18", 4096)), 50_000, (10, 5, 15)),
+    "cpu": Scale((("small", 256),), 2048, (2, 5, 4)),
+    "tiny": Scale((("small", 16),), 64, (0, 2, 1)),
+}
+MAIN_ARMS = ("SimCLR", "K=100")
+"""All arms are measured at the first group of main, cpu and tiny; these at the others."""
+
+
+def bench(
+    *,
+    scale: ScaleName = "main",
+    only: tuple[str, ...] = (),
+    out: Path | None = None,
+    accelerator: Accelerator = "auto",
+    console: PythonOnly[Console | None] = None,
+) -> Record:
+    """Measure the speed of a step against the bare encoder.
+
+    Images per second, every view counted; arms take turns, and the median of the turns counts.
+    "bare encoder" is the reference: forward, backward and optimiser on one fixed batch. "SimCLR"
+    and "K=..." are whole training steps: order, gather, views, networks, losses, optimiser. "views
+    alone" is the random transformation. "over bare" divides by the reference; "first step"
+    includes compiling; "memory" is the arm's own peak.
+
+    Args:
+        scale: main: ResNet-18 and 50 at batch 512. large: batches of 1024 and 4096. cpu: a small
+            encoder. tiny: a trial of seconds.
+        only: Arms to measure beside the bare encoder, such as "K=100"; all when empty.
+        out: Folder for bench.json and bench.png.
+        accelerator: Where to measure; auto takes a GPU if there is one.
+        console: To draw on; quiet when None.
+
+    Returns:
+        The record: machine, versions, commit, and the groups with their timings.
+    """
+    if scale not in SCALES:
+        raise UserError(f"scale {scale!r} is not one of {', '.join(SCALES)}")
+    console = console or Console(quiet=True)
+    settings = SCALES[scale]
+
+    from deepbregman import benchmarking
+    from deepbregman.training.processes import device_name, launch
+
+    fabric = launch(accelerator)
+    record: Record = {**provenance(device_name(fabric.device)), "scale": scale, "groups": []}
+    for index, (encoder, batch_size) in enumerate(settings.groups):
+        images = benchmarking.random_images(max(settings.images, 2 * batch_size), 32)
+        with tempfile.TemporaryDirectory() as folder:
+            arms = benchmarking.standard_arms(encoder, batch_size, images, fabric, Path(folder))
+            wanted = set(only or (arms if index == 0 and scale != "large" else MAIN_ARMS))
+            wanted.add(benchmarking.BARE)
+            chosen = {name: build for name, build in arms.items() if name in wanted}
+            group = benchmarking.measure(
+                benchmarking.configure(encoder, batch_size),
+                chosen,
+                benchmarking.Effort(*settings.effort),
+                fabric.device,
+                console,
+            )
+        keep_group(record, group, out, console)
+    return record
+
+
+def keep_group(record: Record, group: Record, out: Path | None, console: Console) -> None:
+    """Show a group and write what there is: a later group may be cut off."""
+    from deepbregman.reporting.speed import speed_figure, speed_table
+
+    record["groups"].append(group)
+    console.print(speed_table(group))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_json(out / "bench.json", record)
+        speed_figure(out / "bench.png", record)
