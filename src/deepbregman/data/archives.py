@@ -14,15 +14,7 @@ from torch import Tensor
 
 from deepbregman.data.frames import Pixels, decode_frames
 from deepbregman.data.images import ArrayImages, FileImages, Images, Progress, Source, Split
-from deepbregman.data.npz import (
-    check_room,
-    data_offset,
-    list_arrays,
-    open_array,
-    open_npz,
-    read_array,
-)
-from deepbregman.errors import UserError
+from deepbregman.data.npz import NpzReader, open_npz
 
 MAP_FROM_BYTES = 1 << 30
 """Images that take so much, stored without compression, stay in the file and are read by need."""
@@ -49,102 +41,82 @@ def open_archive(path: Path) -> Source:
 
     No size is believed: before memory is taken for an array, its shape, the bytes of its entry, the
     bytes of the file and the memory that is free must agree. Names of entries are never paths.
-
-    Raises:
-        UserError: When the file is missing, damaged, or not of this form.
     """
-    with open_npz(path) as archive:
-        keys = list_arrays(path, archive)
-        train = _read_split(path, archive, "train", keys)
-        test_name = next((n for n in ("test", "val") if f"{n}_images" in keys), None)
-        test = None if test_name is None else _read_split(path, archive, test_name, keys)
+    with open_npz(path) as reader:
+        train = _read_split(reader, "train")
+        test_name = next((n for n in ("test", "val") if f"{n}_images" in reader.keys), None)
+        test = None if test_name is None else _read_split(reader, test_name)
         extra = None
-        if "unlabelled_images" in keys:
-            extra = Split(_read_split(path, archive, "unlabelled", keys).images)
-        classes = _class_names(path, archive, keys, train, test)
-        imbalanced = "imbalanced" in keys and bool(read_array(path, archive, "imbalanced").any())
+        if "unlabelled_images" in reader.keys:
+            extra = Split(_read_split(reader, "unlabelled").images)
+        classes = _class_names(reader, train, test)
+        imbalanced = "imbalanced" in reader.keys and bool(reader.read("imbalanced").any())
     return Source(path.stem, train, test, extra, classes, imbalanced=imbalanced)
 
 
 def verify_checksums(path: Path, progress: Progress | None = None) -> None:
-    """Read all of an ``.npz`` file, also what :func:`open_archive` would only map.
-
-    Args:
-        path: Of the file.
-        progress: Called with the bytes read and the bytes in all.
-
-    Raises:
-        UserError: When a checksum is wrong or the file is cut short.
-    """
-    with open_npz(path) as archive:
-        total, done = sum(info.file_size for info in archive.infolist()), 0
-        for info in archive.infolist():
-            with archive.open(info) as stream:
+    """Read all of an ``.npz`` file, also what :func:`open_archive` would only map."""
+    with open_npz(path) as reader:
+        entries = reader.archive.infolist()
+        total, done = sum(info.file_size for info in entries), 0
+        for info in entries:
+            with reader.archive.open(info) as stream:
                 while piece := stream.read(_READ_BYTES):
                     done += len(piece)
                     if progress is not None:
                         progress(done, total)
 
 
-def _class_names(
-    path: Path, archive: zipfile.ZipFile, keys: list[str], *splits: Split | None
-) -> tuple[str, ...] | None:
+def _class_names(reader: NpzReader, *splits: Split | None) -> tuple[str, ...] | None:
     labels = [split.labels for split in splits if split is not None and split.labels is not None]
     if not labels:
         return None
     num_classes = int(torch.cat(labels).max()) + 1
-    if "class_names" not in keys:
+    if "class_names" not in reader.keys:
         return tuple(str(label) for label in range(num_classes))
-    names = _read_text(path, archive, "class_names", _most_classes(sum(map(len, labels))))
+    names = _read_text(reader, "class_names", _most_classes(sum(map(len, labels))))
     if len(names) < num_classes:
-        raise UserError(
-            f"data.source {str(path)!r}: class_names has {len(names)} names for labels up to "
-            f"{num_classes - 1}; give one for each class"
-        )
+        words = f"has {len(names)} names for labels up to {num_classes - 1}; give one for each"
+        raise reader.error("class_names", f"{words} class")
     return names
 
 
-def _read_split(path: Path, archive: zipfile.ZipFile, name: str, keys: list[str]) -> Split:
-    pixels = _read_images(path, archive, f"{name}_images")
+def _read_split(reader: NpzReader, name: str) -> Split:
+    pixels = _read_images(reader, f"{name}_images")
     labels, sizes, names = None, None, None
-    if f"{name}_labels" in keys:
-        labels = _read_labels(path, archive, f"{name}_labels", len(pixels))
-    if f"{name}_sizes" in keys:
-        sizes = _read_sizes(path, archive, f"{name}_sizes", pixels)
-    if f"{name}_names" in keys:
-        names = _read_text(path, archive, f"{name}_names", len(pixels))
+    if f"{name}_labels" in reader.keys:
+        labels = _read_labels(reader, f"{name}_labels", len(pixels))
+    if f"{name}_sizes" in reader.keys:
+        sizes = _read_sizes(reader, f"{name}_sizes", pixels)
+    if (key := f"{name}_names") in reader.keys:
+        names = _read_text(reader, key, len(pixels))
         if len(names) != len(pixels):
-            raise UserError(
-                f"data.source {str(path)!r}: {name}_names has {len(names)} names for {len(pixels)} "
-                "images: give one for each"
-            )
+            words = f"has {len(names)} names for {len(pixels)} images: give one for each"
+            raise reader.error(key, words)
     return Split(ArrayImages(pixels, sizes), labels, names)
 
 
-def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
+def _read_images(reader: NpzReader, key: str) -> Tensor:
     """Read an array of images piece by piece, or map it, as a uint8 (N, 3, H, W) tensor."""
-    where, info = f"data.source {str(path)!r}: {key}", archive.getinfo(f"{key}.npy")
-    with open_array(path, archive, key) as (stream, header):
+    with reader.open(key) as (stream, header):
         shape = header.shape
         rule = "images are uint8 (N, H, W), (N, H, W, 1) or (N, H, W, 3)"
         if header.dtype != np.uint8:
-            raise UserError(f"{where} is of type {header.dtype}, but {rule}; convert it")
+            raise reader.error(key, f"is of type {header.dtype}, but {rule}; convert it")
         if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
-            raise UserError(f"{where} has shape {shape}, but {rule}; reshape or transpose it")
+            raise reader.error(key, f"has shape {shape}, but {rule}; reshape or transpose it")
         if 0 in shape:
-            raise UserError(f"{where} has shape {shape}: there is no image in it")
+            raise reader.error(key, f"has shape {shape}: there is no image in it")
         if header.fortran_order:
-            raise UserError(
-                f"{where} is stored in Fortran order; save numpy.ascontiguousarray of it"
-            )
+            words = "is stored in Fortran order; save numpy.ascontiguousarray of it"
+            raise reader.error(key, words)
         num_images, height, width = shape[:3]
         item = (height, width, shape[3] if len(shape) == 4 else 1)
         item_bytes = item[0] * item[1] * item[2]
-        plain = info.compress_type == zipfile.ZIP_STORED
-        if plain and num_images * item_bytes >= MAP_FROM_BYTES:
-            start = data_offset(path, info) + stream.tell()
-            return _map_pixels(path, start, (num_images, *item)).expand(-1, 3, -1, -1)
-        check_room(where, num_images * 3 * height * width + _READ_BYTES)
+        if num_images * item_bytes >= MAP_FROM_BYTES and not reader.is_compressed(key):
+            start = reader.find_data(key) + stream.tell()
+            return _map_pixels(reader.path, start, (num_images, *item)).expand(-1, 3, -1, -1)
+        reader.check_room(key, num_images * 3 * height * width + _READ_BYTES)
         pixels = torch.empty((num_images, 3, height, width), dtype=torch.uint8)
         step = max(1, _READ_BYTES // item_bytes)
         for first in range(0, num_images, step):
@@ -155,63 +127,59 @@ def _read_images(path: Path, archive: zipfile.ZipFile, key: str) -> Tensor:
     return pixels
 
 
-def _read_text(path: Path, archive: zipfile.ZipFile, key: str, most: int) -> tuple[str, ...]:
+def _read_text(reader: NpzReader, key: str, most: int) -> tuple[str, ...]:
     """Read an array of text, of at most so many words."""
-    words = read_array(path, archive, key)
+    words = reader.read(key)
     if words.dtype.kind != "U" or words.ndim != 1:
-        raise UserError(
-            f"data.source {str(path)!r}: {key} is of type {words.dtype} and shape {words.shape}: "
-            "names are a list of text; save numpy.array of strings"
+        raise reader.error(
+            key,
+            f"is of type {words.dtype} and shape {words.shape}: names are a list of text; save "
+            "numpy.array of strings",
         )
     if len(words) > most:
-        raise UserError(
-            f"data.source {str(path)!r}: {key} has {len(words)} names for {most} at most: give one "
-            "for each"
-        )
+        raise reader.error(key, f"has {len(words)} names for {most} at most: give one for each")
     return tuple(words.tolist())
 
 
-def _read_sizes(path: Path, archive: zipfile.ZipFile, key: str, pixels: Tensor) -> Tensor | None:
+def _read_sizes(reader: NpzReader, key: str, pixels: Tensor) -> Tensor | None:
     """Read true sizes as int64 (N, 2), or None where every image fills its frame."""
-    sizes, (num_images, _, height, width) = read_array(path, archive, key), pixels.shape
+    sizes, (num_images, _, height, width) = reader.read(key), pixels.shape
     frame = np.array([height, width])
     good = sizes.dtype.kind in "iu" and sizes.shape == (num_images, 2)
     if not good or (sizes < 1).any() or (sizes > frame).any():
-        raise UserError(
-            f"data.source {str(path)!r}: {key} is of type {sizes.dtype} and shape {sizes.shape}: "
-            f"it holds a height and a width for each of {num_images} images, from 1 to {height} "
-            f"and {width}; write the file again"
+        raise reader.error(
+            key,
+            f"is of type {sizes.dtype} and shape {sizes.shape}: it holds a height and a width for "
+            f"each of {num_images} images, from 1 to {height} and {width}; write the file again",
         )
     return None if (sizes == frame).all() else torch.from_numpy(sizes.astype(np.int64))
 
 
-def _read_labels(path: Path, archive: zipfile.ZipFile, key: str, num_images: int) -> Tensor:
+def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
     """Read labels as int64 (N,)."""
-    where = f"data.source {str(path)!r}: {key}"
-    labels = read_array(path, archive, key)
+    labels = reader.read(key)
+    problem = None
     if labels.dtype.kind not in "iu":
-        raise UserError(f"{where} is of type {labels.dtype}: labels are integers; convert them")
-    if labels.ndim == 2 and labels.shape[1] > 1:
-        raise UserError(
-            f"{where} has shape {labels.shape}: several labels an image, as ChestMNIST has, but "
-            "one class is told from another here; leave the labels out to pretrain, and name "
-            "another source to evaluate"
+        problem = f"is of type {labels.dtype}: labels are integers; convert them"
+    elif labels.ndim == 2 and labels.shape[1] > 1:
+        problem = (
+            f"has shape {labels.shape}: several labels an image, as ChestMNIST has, but one class "
+            "is told from another here; leave the labels out to pretrain, and name another source "
+            "to evaluate"
         )
-    if labels.shape not in ((len(labels),), (len(labels), 1)):
-        raise UserError(
-            f"{where} has shape {labels.shape}: labels are (N,) or (N, 1), one class an image"
+    elif labels.shape != (labels.size,) and labels.shape != (labels.size, 1):
+        problem = f"has shape {labels.shape}: labels are (N,) or (N, 1), one class an image"
+    elif len(labels) != num_images:
+        problem = f"has {len(labels)} labels for {num_images} images: give one for each"
+    elif labels.min() < 0:
+        problem = f"holds {labels.min()}: classes are numbered from 0; renumber them"
+    elif labels.max() >= _most_classes(num_images):
+        problem = (
+            f"holds {labels.max()} for {num_images} images: classes are numbered from 0 without "
+            "large gaps; renumber them"
         )
-    if len(labels) != num_images:
-        raise UserError(
-            f"{where} has {len(labels)} labels for {num_images} images: give one for each"
-        )
-    if labels.min() < 0:
-        raise UserError(f"{where} holds {labels.min()}: classes are numbered from 0; renumber them")
-    if labels.max() >= _most_classes(num_images):
-        raise UserError(
-            f"{where} holds {labels.max()} for {num_images} images: classes are numbered from 0 "
-            "without large gaps; renumber them"
-        )
+    if problem is not None:
+        raise reader.error(key, problem)
     return torch.from_numpy(labels.astype(np.int64).reshape(-1))
 
 
@@ -263,9 +231,6 @@ def write_archive(
 
     Returns:
         How many images another stands in for.
-
-    Raises:
-        UnreadableImage: When a file cannot be decoded.
     """
     splits = {name: split for name, split in source.splits.items() if len(split)}
     total, done, num_replaced = sum(map(len, splits.values())), 0, 0

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,28 +39,6 @@ class Batch(NamedTuple):
     """int64 (B, 2): height and width of each in its frame; None: all fill it."""
 
 
-class Batches(Protocol):
-    """Images that can be gone through in any order."""
-
-    @property
-    def num_images(self) -> int:
-        """How many images there are."""
-
-    @property
-    def skipped(self) -> frozenset[int]:
-        """The indices of unreadable files that have been replaced by their neighbours so far."""
-
-    @property
-    def resident(self) -> bool:
-        """Whether all of them are on the device."""
-
-    def iterate(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
-        """Yield ``order``, int64 (M,) on the CPU, in consecutive batches; the last may be short."""
-
-    def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
-        """Yield several orders one after the other; streaming reads ahead across their ends."""
-
-
 def _check_order(order: Tensor, batch_size: int, num_images: int) -> None:
     """Refuse on the host what the device would only report by dying."""
     if batch_size < 1:
@@ -76,77 +54,11 @@ def _split_order(order: Tensor, batch_size: int) -> tuple[Tensor, ...]:
     return torch.split(order, batch_size) if len(order) else ()
 
 
-def open_batches(
-    images: Images,
-    device: torch.device,
-    *,
-    resident: str = "auto",
-    num_workers: int = 2,
-    local_processes: int = 1,
-    skip_unreadable: bool = False,
-) -> Batches:
-    """Put images on the device when they fit, and stream them otherwise.
-
-    Args:
-        images: The images.
-        device: Where the batches are wanted.
-        resident: ``yes``, ``no``, or ``auto``: yes when they take at most 0.4 of the free memory
-            of the device, or are an array in the memory of the CPU that is the device.
-        num_workers: Processes that decode files when streaming; fewer where the CPUs of this
-            machine, shared by ``local_processes`` of the job, are fewer.
-        local_processes: Processes of the job on this machine.
-        skip_unreadable: Replace what cannot be decoded by its neighbour instead of stopping.
-
-    Raises:
-        UserError: When ``resident`` is not one of the three, or is ``yes`` and they do not fit.
-    """
-    choices = ("auto", "yes", "no")
-    if resident not in choices:
-        raise UserError(
-            f"data.resident {resident!r}: not one of {', '.join(choices)}"
-            f"{nearest(resident, choices)}"
-        )
-    in_place = isinstance(images, ArrayImages) and device.type == images.pixels.device.type
-    free = _free_memory(device)
-    if resident == "yes" and not in_place and images.nbytes > free:
-        raise UserError(
-            f"data.resident 'yes': the images take {images.nbytes / 1e9:.1f} GB and {device} has "
-            f"{free / 1e9:.1f} GB free; use 'auto' or 'no', or a smaller data.image_size"
-        )
-    fits = in_place or images.nbytes <= _RESIDENT_SHARE * free
-    if resident == "yes" or (resident == "auto" and fits):
-        return ResidentBatches(images, device, skip_unreadable=skip_unreadable)
-    num_workers = min(num_workers, count_cpus(local_processes))
-    return StreamingBatches(
-        images, device, num_workers=num_workers, skip_unreadable=skip_unreadable
-    )
-
-
-def count_cpus(local_processes: int = 1) -> int:
-    """Return how many CPUs each of the job's processes on this machine has for itself, at least 1.
-
-    A launcher such as srun binds each process to CPUs of its own; otherwise all share them.
-    """
-    everything = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everything
-    if allowed * local_processes <= everything:
-        return allowed
-    return max(1, allowed // local_processes)
-
-
-def _free_memory(device: torch.device) -> int:
-    """Return the free bytes of the device."""
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
-
-
 class ResidentBatches:
     """All images in the memory of the device; a batch is one indexing kernel and no wait.
 
-    Args:
-        images: The images; files are decoded here, with a pool of threads.
-        device: Where they are to live.
-        skip_unreadable: Put the nearest following readable image in the place of one that cannot
-            be decoded, instead of stopping; positions, and so labels, stay where they are.
+    Files are decoded here. With ``skip_unreadable`` the nearest following readable image takes the
+    place of one that cannot be decoded; positions, and so labels, stay where they are.
     """
 
     resident = True
@@ -155,6 +67,7 @@ class ResidentBatches:
         self, images: Images, device: torch.device, *, skip_unreadable: bool = False
     ) -> None:
         self.skipped: frozenset[int] = frozenset()
+        """The indices of unreadable files that others have replaced."""
         if isinstance(images, FileImages):
             images, self.skipped = _decode_all(images, device, skip_unreadable)
         self._pixels = images.pixels.to(device)
@@ -271,12 +184,8 @@ class StreamingBatches:
     The batches depend on the order alone, not on the number of workers, and at most two batches
     a worker are waiting. The global random state is not touched.
 
-    Args:
-        images: The images.
-        device: Where the batches go.
-        num_workers: Processes that decode files; 0 decodes in this one.
-        skip_unreadable: Put the nearest following readable image of the batch in the place of one
-            that cannot be decoded, instead of stopping.
+    With ``skip_unreadable`` the nearest following readable image of the batch takes the place of
+    one that cannot be decoded. With 0 workers this process decodes.
     """
 
     resident = False
@@ -320,17 +229,13 @@ class StreamingBatches:
         return frozenset(self._broken)
 
     def iterate(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
-        """Yield ``order``, int64 (M,) on the CPU, in consecutive batches; the last may be short.
-
-        One pass at a time: beginning another ends this one.
-        """
+        """Yield ``order``, int64 (M,) on the CPU, in consecutive batches; the last may be short."""
         return self.chain([order], batch_size)
 
     def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
-        """Yield several orders one after the other, without a pause in between.
+        """Yield several orders one after the other; workers read ahead across their ends.
 
-        The workers go on to the next order while the last batches of this one are used. One pass at
-        a time: beginning another ends this one.
+        One pass at a time: beginning another ends this one.
         """
         parts = self._parts(orders, batch_size)
         if self._arrays is None:
@@ -410,3 +315,66 @@ def _hand_over(batch: Batch, arrived: torch.cuda.Event) -> Batch:
 
 def _release(loader: DataLoader[_Decoded]) -> None:
     """Give up the reference to the loader, whose workers end with it."""
+
+
+Batches = ResidentBatches | StreamingBatches
+
+
+def open_batches(
+    images: Images,
+    device: torch.device,
+    *,
+    resident: str = "auto",
+    num_workers: int = 2,
+    local_processes: int = 1,
+    skip_unreadable: bool = False,
+) -> Batches:
+    """Put images on the device when they fit, and stream them otherwise.
+
+    Args:
+        images: The images.
+        device: Where the batches go.
+        resident: ``yes``, ``no``, or ``auto``: yes when they take at most 0.4 of the free memory
+            of the device, or are an array in the memory of the CPU that is the device.
+        num_workers: Processes that decode files when streaming; fewer where the CPUs of this
+            machine, shared by ``local_processes`` of the job, are fewer.
+        local_processes: Processes of the job on this machine.
+        skip_unreadable: Replace what cannot be decoded by its neighbour instead of stopping.
+    """
+    choices = ("auto", "yes", "no")
+    if resident not in choices:
+        raise UserError(
+            f"data.resident {resident!r}: not one of {', '.join(choices)}"
+            f"{nearest(resident, choices)}"
+        )
+    in_place = isinstance(images, ArrayImages) and device.type == images.pixels.device.type
+    free = _free_memory(device)
+    if resident == "yes" and not in_place and images.nbytes > free:
+        raise UserError(
+            f"data.resident 'yes': the images take {images.nbytes / 1e9:.1f} GB and {device} has "
+            f"{free / 1e9:.1f} GB free; use 'auto' or 'no', or a smaller data.image_size"
+        )
+    fits = in_place or images.nbytes <= _RESIDENT_SHARE * free
+    if resident == "yes" or (resident == "auto" and fits):
+        return ResidentBatches(images, device, skip_unreadable=skip_unreadable)
+    num_workers = min(num_workers, count_cpus(local_processes))
+    return StreamingBatches(
+        images, device, num_workers=num_workers, skip_unreadable=skip_unreadable
+    )
+
+
+def count_cpus(local_processes: int = 1) -> int:
+    """Return how many CPUs each of the job's processes on this machine has for itself, at least 1.
+
+    A launcher such as srun binds each process to CPUs of its own; otherwise all share them.
+    """
+    everything = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everything
+    if allowed * local_processes <= everything:
+        return allowed
+    return max(1, allowed // local_processes)
+
+
+def _free_memory(device: torch.device) -> int:
+    """Return the free bytes of the device."""
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()

@@ -40,11 +40,7 @@ class Report:
             self.problems.append(f"{what}: {found:,} images instead of {expected[0]:,}")
 
     def require_complete(self) -> None:
-        """Raise a paragraph that says what is missing and how to get it, if anything is.
-
-        Raises:
-            UserError: When there are problems.
-        """
+        """Raise a paragraph that says what is missing and how to get it, if anything is."""
         if not self.problems:
             return
         name, root, num_more = self.name, self.root, len(self.problems) - 5
@@ -66,9 +62,6 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
 
     Counts and labels are compared with what was published for datasets of image files, checksums
     for the others, and for archives that lie in the root.
-
-    Raises:
-        UserError: When there is no such thing, or it cannot be read at all.
     """
     if name not in DATASETS:
         path = find_path(name)

@@ -18,7 +18,7 @@ from deepbregman.data.folders import (
     list_isic,
     list_tiny_imagenet,
 )
-from deepbregman.data.npz import list_arrays, open_npz
+from deepbregman.data.npz import open_npz
 from deepbregman.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -73,11 +73,7 @@ class Dataset:
         return self.list_files is None
 
     def find(self, root: Path) -> Path:
-        """Return the folder of its files under a root, or the root itself.
-
-        Raises:
-            UserError: When it is not there.
-        """
+        """Return the folder of its files under a root, or the root itself."""
         inside = root / self.folder
         folder = inside if inside.is_dir() else root
         if not (folder / self.first_part).exists():
@@ -228,11 +224,7 @@ DATASETS: dict[str, Dataset] = {
 
 
 def expand_home(path: Path) -> Path:
-    """Put a home folder in the place of ``~``.
-
-    Raises:
-        UserError: When there is no such user.
-    """
+    """Put a home folder in the place of ``~``."""
     try:
         return path.expanduser()
     except RuntimeError:
@@ -243,11 +235,7 @@ def expand_home(path: Path) -> Path:
 
 
 def find_path(name: str) -> Path:
-    """Return the folder or .npz file of that name, which must exist.
-
-    Raises:
-        UserError: When it does not.
-    """
+    """Return the folder or .npz file of that name, which must exist."""
     path = expand_home(Path(name))
     if name.strip() and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".npz")):
         return path
@@ -274,8 +262,8 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
         if not has_image(path):
             list_folder(path)  # which counts what else is there, for its error
     else:
-        with open_npz(path) as archive:
-            list_arrays(path, archive)
+        with open_npz(path):
+            pass
 
 
 def open_source(

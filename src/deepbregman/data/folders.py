@@ -72,9 +72,6 @@ def list_folder(folder: Path) -> Listing:
       sub-folder is taken the same way: one class tells nothing apart.
 
     Hidden files are passed over; files that are not images by their extension are counted.
-
-    Raises:
-        UserError: When there is no image or the layout is mixed.
     """
     tree = read_tree(folder)
     if _has_splits(folder, tree):
@@ -108,11 +105,7 @@ def has_image(folder: Path) -> bool:
 
 
 def read_tree(folder: Path) -> Tree:
-    """Find every image of a folder; hidden files and folders are passed over.
-
-    Raises:
-        UserError: When a folder cannot be listed.
-    """
+    """Find every image of a folder; hidden files and folders are passed over."""
     here: list[Path] = []
     groups: dict[str, list[Path]] = {}
     num_ignored = 0

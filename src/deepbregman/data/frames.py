@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.data.images import ArrayImages, FileImages, Images, Progress
+from deepbregman.data.images import FileImages, Images, Progress
 from deepbregman.errors import UserError
 
 Item = TypeVar("Item")
@@ -64,12 +64,8 @@ def fitted_size(height: int, width: int, side: int) -> tuple[int, int]:
 
 
 def read_size(path: Path) -> tuple[int, int]:
-    """Return an image's height and width from its header, before any EXIF rotation.
-
-    Raises:
-        UnreadableImage: When the file is missing, not an image, or too large.
-    """
-    with _opened(path) as image:
+    """Return an image's height and width from its header, before any EXIF rotation."""
+    with _open_image(path) as image:
         return image.height, image.width
 
 
@@ -81,17 +77,11 @@ def decode_frame(path: Path, side: int) -> Frame:
 
 
 def decode_whole(path: Path) -> Pixels:
-    """Decode a file to RGB at its own size and as it is stored.
+    """Decode a file to RGB (3, H, W) at its own size and as it is stored.
 
     The EXIF orientation is not applied: boxes are drawn in the coordinates of the stored pixels.
-
-    Returns:
-        (3, H, W)
-
-    Raises:
-        UnreadableImage: When the file cannot be decoded in full.
     """
-    with _opened(path) as image:
+    with _open_image(path) as image:
         image.load()
         return np.array(_to_rgb(image)).transpose(2, 0, 1)
 
@@ -104,8 +94,8 @@ def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
 
     Args:
         path: Of the file.
-        frame: (side, side, 3), the order in which decoders give pixels; written to, or untouched
-            when the file cannot be read.
+        frame: (side, side, 3), the order in which decoders give pixels; untouched when the file
+            cannot be read.
 
     Returns:
         Height and width of the image in the frame.
@@ -114,7 +104,7 @@ def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
         UnreadableImage: When the file cannot be decoded in full.
     """
     side = len(frame)
-    with _opened(path) as image:
+    with _open_image(path) as image:
         target = fitted_size(image.height, image.width, side)
         box: tuple[float, float, float, float] | None = None
         if target != (image.height, image.width):
@@ -128,7 +118,7 @@ def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
         if box is not None and box != (0, 0, *colour.size):  # a fraction that ends within a pixel
             colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)
         method = _TRANSPOSE.get(_orientation(image))
-        pixels = _shrunk(np.array(colour), target)
+        pixels = _shrink(np.array(colour), target)
         if method is not None:
             turned = Image.fromarray(np.ascontiguousarray(pixels)).transpose(method)
             pixels = np.asarray(turned)
@@ -137,7 +127,7 @@ def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
         return height, width
 
 
-def _shrunk(pixels: Pixels, target: tuple[int, int]) -> Pixels:
+def _shrink(pixels: Pixels, target: tuple[int, int]) -> Pixels:
     """Resize (H, W, 3) with antialiasing: Pillow's filter, by torch's faster kernel."""
     if pixels.shape[:2] == target:
         return pixels
@@ -150,29 +140,19 @@ def _shrunk(pixels: Pixels, target: tuple[int, int]) -> Pixels:
     return shrunk
 
 
-def decode_into(
-    paths: Sequence[Path], pixels: Pixels, progress: Progress | None = None
-) -> list[tuple[int, int] | UnreadableImage]:
-    """Decode files with a pool of threads into ``pixels``, (len(paths), side, side, 3).
-
-    Returns:
-        For each file its size in the frame, or why it could not be read (its frame is untouched).
-    """
-
-    def decode(position: int) -> tuple[int, int]:
-        return decode_to(paths[position], pixels[position])
-
-    return map_files(decode, range(len(paths)), progress)
+def _decode_all(
+    paths: Sequence[Path], side: int
+) -> tuple[Pixels, list[tuple[int, int] | UnreadableImage]]:
+    """Decode files into frames (N, side, side, 3); return the size of each, or why it has none."""
+    frames = np.zeros((len(paths), side, side, 3), dtype=np.uint8)
+    pairs = list(zip(paths, frames, strict=True))
+    return frames, map_files(lambda pair: decode_to(*pair), pairs)
 
 
 def map_files(
     function: Callable[[Item], Result], items: Sequence[Item], progress: Progress | None = None
 ) -> list[Result | UnreadableImage]:
-    """Apply ``function`` to every item with a pool of threads, in order.
-
-    Returns:
-        For each item its result, or the UnreadableImage that it raised.
-    """
+    """Return for each item the result of ``function``, or the UnreadableImage that it raised."""
 
     def attempt(item: Item) -> Result | UnreadableImage:
         try:
@@ -216,8 +196,7 @@ def decode_frames(
     Raises:
         UnreadableImage: When a file cannot be read and ``skip_unreadable`` is not set, or none can.
     """
-    frames = np.zeros((len(paths), side, side, 3), dtype=np.uint8)
-    results = decode_into(paths, frames)
+    frames, results = _decode_all(paths, side)
     errors = [result for result in results if isinstance(result, UnreadableImage)]
     if errors and not (skip_unreadable and len(errors) < len(paths)):
         raise errors[0]
@@ -239,7 +218,7 @@ def quiet_pillow() -> Iterator[None]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _open_image(path: Path) -> Iterator[Image.Image]:
     """Open an image for the body, and turn whatever fails in there into UnreadableImage."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, perhaps for ever
@@ -304,9 +283,6 @@ def channel_statistics(
     Returns:
         The mean and the standard deviation (never below 1/255) of red, green and blue, with
         pixels in [0, 1].
-
-    Raises:
-        UserError: When a file cannot be read.
     """
     if max_images is None:
         max_images = _MEASURED_FILES if isinstance(images, FileImages) else _MEASURED_ARRAYS
@@ -316,7 +292,8 @@ def channel_statistics(
     else:
         indices = torch.arange(len(images))
     count, total, squares = 0, torch.zeros(3).double(), torch.zeros(3).double()
-    for pixels, num_pixels in _chunks(images, indices, skip_unreadable):
+    for part in torch.split(indices, _MEASURED_CHUNK):
+        pixels, num_pixels = _measurable(images.select(part), skip_unreadable)
         values = pixels.double()  # (n, 3, H, W); padding is zero, so it adds nothing to the sums
         total += values.sum(dim=(0, 2, 3))
         squares += values.square().sum(dim=(0, 2, 3))
@@ -326,31 +303,18 @@ def channel_statistics(
     return _triple(mean / 255), _triple(deviation.clamp_min(_SMALLEST_DEVIATION))
 
 
+def _measurable(images: Images, skip_unreadable: bool) -> tuple[Tensor, int]:
+    """Return the pixels of a few images (n, 3, H, W), and how many are not padding."""
+    if not isinstance(images, FileImages):
+        return images.pixels, int(images.true_sizes().prod(dim=1).sum())
+    frames, results = _decode_all(images.paths, images.side)
+    sizes = [result for result in results if not isinstance(result, UnreadableImage)]
+    if len(sizes) < len(images) and not skip_unreadable:
+        raise next(result for result in results if isinstance(result, UnreadableImage))
+    num_pixels = sum(height * width for height, width in sizes)
+    return torch.from_numpy(frames).permute(0, 3, 1, 2), num_pixels
+
+
 def _triple(values: Tensor) -> Triple:
     red, green, blue = values.tolist()
     return red, green, blue
-
-
-def _chunks(images: Images, indices: Tensor, skip: bool) -> Iterator[tuple[Tensor, int]]:
-    """Yield the chosen images, a few at a time, with their number of true pixels."""
-    for part in torch.split(indices, _MEASURED_CHUNK):
-        if isinstance(images, FileImages):
-            yield _decoded(images.select(part), skip)
-            continue
-        chunk: ArrayImages = images.select(part)
-        height, width = chunk.pixels.shape[2:]
-        if chunk.sizes is None:
-            yield chunk.pixels, len(chunk) * height * width
-        else:
-            yield chunk.pixels, int(chunk.sizes.prod(dim=1).sum())
-
-
-def _decoded(images: FileImages, skip: bool) -> tuple[Tensor, int]:
-    pixels = np.zeros((len(images), images.side, images.side, 3), dtype=np.uint8)
-    num_pixels = 0
-    for size in decode_into(images.paths, pixels):
-        if not isinstance(size, UnreadableImage):
-            num_pixels += size[0] * size[1]
-        elif not skip:
-            raise size
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2), num_pixels

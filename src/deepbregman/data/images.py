@@ -96,11 +96,7 @@ Images = ArrayImages | FileImages
 
 
 def join_images(first: Images, second: Images) -> Images:
-    """Return the images of both, first those of ``first``; arrays are copied.
-
-    Raises:
-        UserError: When one has pixels and the other files, or their frames differ.
-    """
+    """Return the images of both, first those of ``first``; arrays are copied."""
     if first.frame == second.frame:
         if isinstance(first, FileImages) and isinstance(second, FileImages):
             fills = first.fills_frame and second.fills_frame

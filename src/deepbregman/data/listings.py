@@ -68,9 +68,6 @@ def open_listing(
         read_headers: Read the headers of a dataset that is too large to decode here. Without, its
             frame has its largest side, and an unreadable file is met when it is decoded.
         imbalanced: Of the source.
-
-    Raises:
-        UserError: When there is no training image that can be read, or one cannot be.
     """
     folder, num_train = listing.folder, len(listing.train.paths)
     paths = [path for files in listing.splits.values() for path in files.paths]
@@ -140,11 +137,7 @@ def _select_decodable(split: Split, progress: Progress | None) -> Split:
 
 
 def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
-    """Take single files as images, in the frames that a folder of them would have.
-
-    Raises:
-        UserError: When a file cannot be read as an image; there is no going on without it.
-    """
+    """Take single files as images, in the frames that a folder of them would have."""
     side = _largest_side(image_size)
     sizes = map_files(lambda path: decode_frame(path, side).size, paths)
     for path, size in zip(paths, sizes, strict=True):

@@ -31,110 +31,120 @@ class Header(NamedTuple):
 
 
 @contextmanager
-def open_npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open the file for a ``with`` block, and explain what is wrong with it."""
+def open_npz(path: Path) -> Iterator["NpzReader"]:
+    """Open a file for a ``with`` block, and explain what is wrong with it."""
+    where = f"data.source {str(path)!r}"
     if not path.is_file():
-        raise UserError(f"data.source {str(path)!r}: no such file; give the path of an .npz file")
+        raise UserError(f"{where}: no such file; give the path of an .npz file")
     try:
         with zipfile.ZipFile(path) as archive:
-            yield archive
+            yield NpzReader(path, archive)
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"data.source {str(path)!r}: cannot be read ({error})") from error
+        raise UserError(f"{where}: cannot be read ({error})") from error
     except Exception as error:  # what reads zip files raises a dozen kinds on damaged ones
         reason = str(error) or type(error).__name__
         raise UserError(
-            f"data.source {str(path)!r}: not a readable .npz file ({shown(reason)}); "
-            "write it again with numpy.savez, or copy it again"
+            f"{where}: not a readable .npz file ({shown(reason)}); write it again with "
+            "numpy.savez, or copy it again"
         ) from error
 
 
-@contextmanager
-def open_array(
-    path: Path, archive: zipfile.ZipFile, key: str
-) -> Iterator[tuple[IO[bytes], Header]]:
-    """Open an array for a ``with`` block, behind its header, once all sizes agree."""
-    where, info = f"data.source {str(path)!r}: {key}", archive.getinfo(f"{key}.npy")
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise UserError(f"{where} is compressed as numpy.savez never does; write it with that")
-    packed, size = info.compress_size, info.file_size
-    ratio = 1 if info.compress_type == zipfile.ZIP_STORED else _MAX_RATIO
-    if info.header_offset + packed > path.stat().st_size or size > ratio * packed:
-        raise UserError(
-            f"{where} is said to hold {size:,} bytes, {packed:,} in the file, which it cannot; "
-            "write the file again, or copy it again"
-        )
-    with archive.open(info) as stream:
-        header = _read_header(stream, where)
-        left, width = size - stream.tell(), header.dtype.itemsize
-        true = width > 0 and min(header.shape, default=0) >= 0
-        if not true or math.prod(header.shape) * width != left:
+class NpzReader:
+    """The arrays of an open file; ``train_images`` is among them."""
+
+    def __init__(self, path: Path, archive: zipfile.ZipFile) -> None:
+        self.path, self.archive = path, archive
+        names = archive.namelist()
+        self.keys = {name.removesuffix(".npy") for name in names if name.endswith(".npy")}
+        if "train_images" not in self.keys:
+            all_names = ", ".join(name.removesuffix(".npy") for name in names)
             raise UserError(
-                f"{where} has shape {shown(header.shape)} but {left} bytes of type "
-                f"{shown(header.dtype)[:80]}; write the file again"
+                f"data.source {str(path)!r}: has no array 'train_images' (found: "
+                f"{shown(all_names) if names else 'nothing'}); name the arrays train_images, "
+                "train_labels, test_images, test_labels"
             )
-        yield stream, header
 
+    def error(self, key: str, words: str) -> UserError:
+        """Return an error about an array."""
+        return UserError(f"data.source {str(self.path)!r}: {key} {words}")
 
-def list_arrays(path: Path, archive: zipfile.ZipFile) -> list[str]:
-    """Return the names of the arrays; ``train_images`` must be among them."""
-    names = archive.namelist()
-    keys = [name.removesuffix(".npy") for name in names if name.endswith(".npy")]
-    if "train_images" not in keys:
-        all_names = ", ".join(name.removesuffix(".npy") for name in names)
-        found = shown(all_names) if names else "nothing"
-        raise UserError(
-            f"data.source {str(path)!r}: has no array 'train_images' (found: {found}); "
-            "name the arrays train_images, train_labels, test_images, test_labels"
-        )
-    return keys
+    @contextmanager
+    def open(self, key: str) -> Iterator[tuple[IO[bytes], Header]]:
+        """Open an array for a ``with`` block, behind its header, once all sizes agree."""
+        info = self._info(key)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise self.error(key, "is compressed as numpy.savez never does; write it with that")
+        packed, size = info.compress_size, info.file_size
+        ratio = 1 if info.compress_type == zipfile.ZIP_STORED else _MAX_RATIO
+        if info.header_offset + packed > self.path.stat().st_size or size > ratio * packed:
+            raise self.error(
+                key,
+                f"is said to hold {size:,} bytes, {packed:,} in the file, which it cannot; write "
+                "the file again, or copy it again",
+            )
+        with self.archive.open(info) as stream:
+            header = self._read_header(key, stream)
+            left, width = size - stream.tell(), header.dtype.itemsize
+            true = width > 0 and min(header.shape, default=0) >= 0
+            if not true or math.prod(header.shape) * width != left:
+                raise self.error(
+                    key,
+                    f"has shape {shown(header.shape)} but {left} bytes of type "
+                    f"{shown(header.dtype)[:80]}; write the file again",
+                )
+            yield stream, header
 
+    def read(self, key: str) -> npt.NDArray[Any]:
+        """Read a small array; never a pickled one."""
+        with self.open(key) as (stream, header):
+            count = math.prod(header.shape)
+            num_bytes = count * header.dtype.itemsize
+            self.check_room(key, num_bytes + 8 * count)  # as int64, later
+            content = bytearray(stream.read(num_bytes))
+            order: Literal["F", "C"] = "F" if header.fortran_order else "C"
+            return np.ndarray(header.shape, header.dtype, content, order=order)
 
-def check_room(where: str, num_bytes: int) -> None:
-    """Refuse what would not fit into the memory that is free."""
-    free = free_memory()
-    if num_bytes > free:
-        raise UserError(
-            f"{where} takes {num_bytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; "
-            "store images of more than a GiB without compression, and they stay in the file"
-        )
+    def check_room(self, key: str, num_bytes: int) -> None:
+        """Refuse what would not fit into the memory that is free."""
+        free = free_memory()
+        if num_bytes > free:
+            raise self.error(
+                key,
+                f"takes {num_bytes / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; store "
+                "images of more than a GiB without compression, and they stay in the file",
+            )
 
+    def is_compressed(self, key: str) -> bool:
+        """Whether an array is compressed."""
+        return self._info(key).compress_type != zipfile.ZIP_STORED
 
-def read_array(path: Path, archive: zipfile.ZipFile, key: str) -> npt.NDArray[Any]:
-    """Read a small array; never a pickled one."""
-    with open_array(path, archive, key) as (stream, header):
-        count = math.prod(header.shape)
-        num_bytes = count * header.dtype.itemsize
-        check_room(f"data.source {str(path)!r}: {key}", num_bytes + 8 * count)  # as int64, later
-        content = bytearray(stream.read(num_bytes))
-        order: Literal["F", "C"] = "F" if header.fortran_order else "C"
-        return np.ndarray(header.shape, header.dtype, content, order=order)
+    def find_data(self, key: str) -> int:
+        """Return where an entry begins in the file: a local header of its own length precedes."""
+        start = self._info(key).header_offset
+        with self.path.open("rb") as file:
+            file.seek(start)
+            lengths: tuple[int, int] = struct.unpack("<26x2H", file.read(30))
+        return start + 30 + sum(lengths)
 
+    def _info(self, key: str) -> zipfile.ZipInfo:
+        return self.archive.getinfo(f"{key}.npy")
 
-def data_offset(path: Path, info: zipfile.ZipInfo) -> int:
-    """Return where a member's data begin: its local header has two parts of their own length."""
-    with path.open("rb") as file:
-        file.seek(info.header_offset)
-        lengths: tuple[int, int] = struct.unpack("<26x2H", file.read(30))
-    return info.header_offset + 30 + sum(lengths)
-
-
-def _read_header(stream: IO[bytes], where: str) -> Header:
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version == (1, 0):
-            header = Header(*np.lib.format.read_array_header_1_0(stream))
-        else:
-            header = Header(*np.lib.format.read_array_header_2_0(stream))
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError):  # of the file, not of the array
-        raise
-    except Exception as error:  # the header is Python's syntax, and fails in as many ways
-        raise UserError(
-            f"{where} is not a NumPy array ({shown(str(error))}); use numpy.savez"
-        ) from error
-    if header.dtype.hasobject:
-        raise UserError(
-            f"{where} holds pickled Python objects, which are never loaded; save plain arrays"
-        )
-    return header
+    def _read_header(self, key: str, stream: IO[bytes]) -> Header:
+        try:
+            version = np.lib.format.read_magic(stream)
+            if version == (1, 0):
+                header = Header(*np.lib.format.read_array_header_1_0(stream))
+            else:
+                header = Header(*np.lib.format.read_array_header_2_0(stream))
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError):  # of the file, not of the array
+            raise
+        except Exception as error:  # the header is Python's syntax, and fails in as many ways
+            words = f"is not a NumPy array ({shown(str(error))}); use numpy.savez"
+            raise self.error(key, words) from error
+        if header.dtype.hasobject:
+            raise self.error(
+                key, "holds pickled Python objects, which are never loaded; save plain arrays"
+            )
+        return header

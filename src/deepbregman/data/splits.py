@@ -28,9 +28,6 @@ def stratified_split(
 
     Returns:
         The indices kept and the indices held out, int64 and ascending.
-
-    Raises:
-        UserError: When the fraction is outside its range or the labels do not match the items.
     """
     _check_fraction(fraction)
     if labels is None:
@@ -69,9 +66,6 @@ def grouped_split(
 
     Returns:
         The indices kept and the indices held out, int64 and ascending.
-
-    Raises:
-        UserError: When the fraction is outside its range or the groups do not match the labels.
     """
     _check_fraction(fraction)
     if labels.shape != groups.shape or labels.ndim != 1:
@@ -123,9 +117,6 @@ def labelled_subset(labels: Tensor, per_class: int, seed: int) -> Tensor:
 
     Returns:
         Indices, int64 (per_class * number of classes,), ascending.
-
-    Raises:
-        UserError: When a class has fewer items than that.
     """
     if per_class < 1:
         raise UserError(f"labelled images per class {per_class}: must be at least 1")

@@ -78,9 +78,6 @@ def open_voc(root: Path | str, *, progress: Progress | None = None) -> Voc:
     Args:
         root: VOCdevkit, or the folder that holds it; both years, one of them, or a part of one.
         progress: Called with the images checked and the images in all.
-
-    Raises:
-        UserError: When a split, an image or an annotation is missing or wrong.
     """
     root = Path(root).expanduser()
     devkit = find_devkit(root)
