@@ -1,5 +1,6 @@
 """deepbregman evaluate as a user meets it: the table, folders and lists, and every refusal."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -244,3 +245,53 @@ def test_images_that_stood_in_for_others_are_said(
     code, out, _ = evaluate("--protocol", "knn")
     assert code == 0
     assert "warning: 4 unreadable images" in out
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "search", "cluster"])
+def test_a_folder_that_cannot_be_written_to_is_judged_and_not_recorded(
+    command: Command, run: Path, few_digits: str, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """It is said before the work; the numbers are printed; nothing in the folder changes."""
+    refuse_writing(monkeypatch, run)
+    before = contents(run)
+    words = {"evaluate": ["--protocol", "knn", "supervised", "--epochs", 1], "cluster": []}
+    options = [*words.get(verb, []), "--data", few_digits, "--accelerator", "cpu"]
+    code, out, err = command(verb, run, *options)
+    assert code == 0
+    assert err.count("results are printed, not recorded") == 1
+    assert "cannot be written to" in err
+    assert {"evaluate": "top-1 %", "search": "mAP %", "cluster": "NMI %"}[verb] in out
+    assert "kept in" not in out
+    assert contents(run) == before
+
+
+def test_detection_needs_a_folder_to_write_to(
+    evaluate: Command, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_writing(monkeypatch, run)
+    code, _, err = evaluate("--protocol", "detect", "--data", "voc")
+    assert code == 2
+    assert "detect" in err
+    assert "copy the run" in err
+
+
+def refuse_writing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Make a folder read-only, also for an administrator, who may write anywhere."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    folder.chmod(0o555)
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_test_split_of_one_class_is_said(evaluate: Command, photos: Path) -> None:
+    shutil.rmtree(photos / "test" / "dogs")
+    code, _, err = evaluate("--protocol", "knn", "--data", photos)
+    assert code == 0
+    assert err.startswith(f"note: every test image of {str(photos)!r} has the class 'cats'")
+    assert err.count("note:") == 1

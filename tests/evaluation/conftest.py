@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from deepbregman.evaluation import linear
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import load_run, open_labelled
 from deepbregman.runs import Run
@@ -22,3 +23,9 @@ def labelled(short_run: Run) -> LabelledFeatures:
 def few(labelled: LabelledFeatures, few_digits: str) -> LabelledFeatures:
     """The run's networks, judged on few digits."""
     return replace(labelled, source=open_labelled(labelled.config, few_digits))
+
+
+@pytest.fixture(autouse=True)
+def strong_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the protocols try strong penalties only: fits with weak ones take most of the time."""
+    monkeypatch.setattr(linear, "L2_GRID", (1e-2, 1e-1))

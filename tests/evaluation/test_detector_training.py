@@ -29,7 +29,7 @@ from deepbregman.training.interruption import Interrupted
 
 CPU = torch.device("cpu")
 MOCO = Detect()
-TINY = Detect(iterations=3, batch_size=2, learning_rate=0.005, workers=0, save_seconds=1e9)
+TINY = Detect(iterations=2, batch_size=2, learning_rate=0.005, workers=0, save_seconds=1e9)
 SEED = 3
 
 
@@ -53,7 +53,7 @@ def data(tmp_path: Path) -> Detections:
 def a_detector() -> Detector:
     torch.manual_seed(5)
     encoder = build_encoder("resnet18", 224)
-    return build_detector(encoder, "fpn", image_side=(32, 64), regions=8, proposals=10)
+    return build_detector(encoder, "fpn", image_side=(32, 48), regions=8, proposals=10)
 
 
 def test_the_learning_rate_is_the_protocol_s() -> None:

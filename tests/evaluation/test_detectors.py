@@ -35,7 +35,7 @@ def an_encoder(name: str = "resnet18", seed: int = 0) -> Encoder:
 def a_detector(architecture: Architecture, **settings: object) -> Detector:
     torch.manual_seed(9)
     encoder = build_encoder("resnet18", 224, "auto", MEAN, DEVIATION)
-    small = {"image_side": (64, 64), "regions": 8, "proposals": 10, **settings}
+    small = {"image_side": (32, 32), "regions": 8, "proposals": 10, **settings}
     return build_detector(encoder, architecture, **small)  # type: ignore[arg-type]  # of several kinds
 
 
@@ -52,7 +52,6 @@ def a_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         ("resnet18", "c4", 120),
         ("resnet18", "fpn", 120),
         ("resnet50", "c4", 318),
-        ("resnet50", "fpn", 318),
     ],
 )
 def test_every_tensor_of_the_trunk_is_loaded(
@@ -90,21 +89,21 @@ def test_the_pyramid_gets_the_features_of_the_encoder() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("key", ["conv1.weight", "layer3.1.bn2.running_var", "layer4.0.bn1.bias"])
-def test_a_state_that_does_not_fit_names_the_key(architecture: Architecture, key: str) -> None:
+def test_a_state_that_does_not_fit_names_the_key(architecture: Architecture) -> None:
     state = dict(an_encoder().trunk.state_dict())
     detector = a_detector(architecture)
     before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
-    broken = [
-        ({name: value for name, value in state.items() if name != key}, f"{key} is missing"),
-        ({**state, key: state[key][..., :1, None]}, f"{key} has shape"),
-        ({**state, f"{key}.more": state[key]}, f"{key}.more has no place"),
-    ]
-    for wrong, says in broken:
-        with pytest.raises(UserError) as error:
-            load_trunk(detector, wrong, "RUN/last.pt")
-        assert says in str(error.value)
-        assert "RUN/last.pt" in str(error.value)
+    for key in ("conv1.weight", "layer3.1.bn2.running_var", "layer4.0.bn1.bias"):
+        broken = [
+            ({name: value for name, value in state.items() if name != key}, f"{key} is missing"),
+            ({**state, key: state[key][..., :1, None]}, f"{key} has shape"),
+            ({**state, f"{key}.more": state[key]}, f"{key}.more has no place"),
+        ]
+        for wrong, says in broken:
+            with pytest.raises(UserError) as error:
+                load_trunk(detector, wrong, "RUN/last.pt")
+            assert says in str(error.value)
+            assert "RUN/last.pt" in str(error.value)
     unchanged = detector.state_dict()
     assert all(torch.equal(tensor, unchanged[name]) for name, tensor in before.items())
 
@@ -166,10 +165,14 @@ def test_norms_are_trained_or_frozen(architecture: Architecture, norm: str) -> N
         assert detector.roi_heads.box_head.norm.num_batches_tracked == 1
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_:UserWarning")  # on CPUs without bfloat16
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_bfloat16_ends_before_the_boxes(architecture: Architecture) -> None:
-    exact, mixed = (a_detector(architecture, mixed=mixed).eval() for mixed in (False, True))
-    images, _ = exact.transform(a_batch()[0])
+    exact, mixed = (
+        a_detector(architecture, mixed=mixed, proposals=2).eval() for mixed in (False, True)
+    )
+    batch = a_batch()[0][:1]
+    images, _ = exact.transform(batch)
     with torch.no_grad():
         levels = [detector.backbone(images.tensors) for detector in (exact, mixed)]
     ours, theirs = (x if isinstance(x, dict) else {"0": x} for x in levels)
@@ -183,5 +186,5 @@ def test_bfloat16_ends_before_the_boxes(architecture: Architecture) -> None:
     ]
     assert all(torch.equal(a, b) for a, b in zip(*anchors, strict=True))
     with torch.no_grad():
-        outputs = mixed(a_batch()[0])
+        outputs = mixed(batch)
     assert outputs[0]["boxes"].dtype == torch.float32

@@ -6,17 +6,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from deepbregman.cli import main
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
 from deepbregman.evaluation import finetuning
+from deepbregman.evaluation.features import LabelledFeatures
+from deepbregman.evaluation.finished import describe_part, digest_split
 from deepbregman.evaluation.options import Semi, Tuning
 from deepbregman.runs import Record, Run
 from deepbregman.training import checkpoints
@@ -51,15 +55,14 @@ def run(short_run: Run, tmp_path: Path) -> Run:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The arms that are trained, as they begin."""
+    """The titles of the trainings, as they begin; nothing is trained, to save time."""
     titles: list[str] = []
-    engine = finetuning.finetune
 
-    def noted(*arguments: Any, title: str, **options: Any) -> None:
+    def note_only(network: nn.Module, *_: Any, title: str, **__: Any) -> None:
         titles.append(title)
-        engine(*arguments, title=title, **options)
+        network.eval()
 
-    monkeypatch.setattr(finetuning, "finetune", noted)
+    monkeypatch.setattr(finetuning, "finetune", note_only)
     return titles
 
 
@@ -99,13 +102,14 @@ def numbers(rows: list[Record]) -> list[Record]:
 
 
 @pytest.mark.parametrize(("protocol", "arms"), [("semi", 6), ("transfer", 4), ("supervised", 2)])
-def test_killed_after_the_first_arm_it_ends_as_if_nothing_had_been(
+def test_stopped_after_the_first_training_it_ends_as_if_nothing_had_been(
     run: Run,
     few_digits: str,
     protocol: str,
     arms: int,
     trained: list[str],
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = options_of(protocol, few_digits)
     reference = Run(Path(shutil.copytree(run.path, tmp_path / "reference")))
@@ -115,20 +119,45 @@ def test_killed_after_the_first_arm_it_ends_as_if_nothing_had_been(
     assert len(every) == arms
     assert not (reference.path / "finished_arms.json").exists()
 
-    words = [run.path, protocol, few_digits, torch.get_num_threads()]
-    killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, words)], check=False)
-    assert killed.returncode == -signal.SIGKILL
+    undo = stopping(monkeypatch, 1, interrupt)
+    with pytest.raises(KeyboardInterrupt, match="are kept"):
+        evaluate(run, **options)
+    undo()
     assert journal.is_file()
     assert run.evaluations() == before
     trained.clear()
-    rows = evaluate(run, **options)
+    assert numbers(evaluate(run, **options)) == numbers(expected)
     assert trained == every[1:]
-    assert numbers(rows) == numbers(expected)
     assert not journal.exists()
-    if protocol == "supervised":  # what is finished is measured anew when it is asked for anew
-        trained.clear()
-        assert numbers(evaluate(run, **options)) == numbers(expected)
-        assert trained == every
+    trained.clear()  # what is finished is measured anew when it is asked for anew
+    assert numbers(evaluate(run, **options)) == numbers(expected)
+    assert trained == every
+
+
+@pytest.mark.slow
+def test_killed_after_the_first_training_it_ends_as_if_nothing_had_been(
+    run: Run, few_digits: str, tmp_path: Path
+) -> None:
+    options = options_of("semi", few_digits)
+    reference = Run(Path(shutil.copytree(run.path, tmp_path / "reference")))
+    expected = evaluate(reference, **options)
+    words = [run.path, "semi", few_digits, torch.get_num_threads()]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, words)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (run.path / "finished_arms.json").is_file()
+    assert numbers(evaluate(run, **options)) == numbers(expected)
+
+
+def test_a_part_can_be_described_where_the_package_is_not_installed(
+    few: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may run from its source tree, of which importlib knows no version."""
+
+    def no_version(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", no_version)
+    assert describe_part(few, few.source.train, "a variant", 0, {})["versions"]["torch"] is None
 
 
 @pytest.mark.parametrize(
@@ -267,7 +296,6 @@ def test_an_edited_file_is_refused_by_name(
 def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
     from deepbregman.data import Split
     from deepbregman.data.images import FileImages
-    from deepbregman.evaluation.finished import digest_split
 
     paths = (tmp_path / "a.png", tmp_path / "b.png")
     for path in paths:

@@ -14,7 +14,7 @@ from PIL import Image
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.config import override
 from deepbregman.data import ArrayImages, FileImages, Source, Split
-from deepbregman.errors import UserError
+from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.features import (
     AveragedFeatures,
     LabelledFeatures,
@@ -284,7 +284,7 @@ class TestCrops:
     def test_features_that_are_no_numbers_are_refused(self, few: LabelledFeatures) -> None:
         model = copy.deepcopy(few.model)
         model.encoder.mean.fill_(float("nan"))
-        with pytest.raises(UserError, match="not finite"):
+        with pytest.raises(Diverged, match="not finite"):
             replace(few, model=model).averaged(2, seed=0)
 
 
@@ -350,8 +350,12 @@ def test_a_class_of_the_test_split_only_is_refused(
 def test_features_that_are_no_numbers_are_refused(labelled: LabelledFeatures) -> None:
     model = copy.deepcopy(labelled.model)
     model.encoder.mean.fill_(float("nan"))
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(Diverged, match="not finite"):
         knn_by_cosine(replace(labelled, model=model))
+    model = copy.deepcopy(labelled.model)
+    next(model.divergence_network.parameters()).data.fill_(float("nan"))
+    with pytest.raises(Diverged, match="not finite"):
+        knn_by_divergence(replace(labelled, model=model), seed=0)
 
 
 def test_images_that_cannot_be_decoded_are_neither_learned_from_nor_judged(
