@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deepbregman.data.frames import Pixels, decode_frames
+from deepbregman.data.frames import Pixels, Sizes, decode_frames
 from deepbregman.data.images import ArrayImages, FileImages, Images, Progress, Source, Split
 from deepbregman.data.npz import NpzReader, open_npz
 
@@ -257,9 +257,7 @@ def write_archive(
     return num_replaced
 
 
-def _pieces(
-    images: Images, skip_unreadable: bool
-) -> Iterator[tuple[Pixels, npt.NDArray[np.int64], list[int]]]:
+def _pieces(images: Images, skip_unreadable: bool) -> Iterator[tuple[Pixels, Sizes, list[int]]]:
     """Yield frames (n, H, W, 3), their true sizes (n, 2), and which have a stand-in."""
     height, width = images.frame
     step = max(1, _WRITTEN_BYTES // (height * width * 3))
@@ -273,9 +271,7 @@ def _pieces(
         yield part.pixels.permute(0, 2, 3, 1).contiguous().numpy(), part.true_sizes().numpy(), []
 
 
-def _write_small(
-    archive: zipfile.ZipFile, name: str, split: Split, sizes: npt.NDArray[np.int64]
-) -> None:
+def _write_small(archive: zipfile.ZipFile, name: str, split: Split, sizes: Sizes) -> None:
     if not (sizes == np.array(split.images.frame)).all():
         _write_array(archive, f"{name}_sizes", sizes)
     if split.labels is not None:

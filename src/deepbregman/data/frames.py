@@ -21,6 +21,8 @@ from deepbregman.errors import UserError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Pixels = npt.NDArray[np.uint8]
+Sizes = npt.NDArray[np.int64]
+"""Height and width of each image."""
 Triple = tuple[float, float, float]
 
 # Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
@@ -169,7 +171,18 @@ def map_files(
     return results
 
 
-def replace_unreadable(pixels: Pixels, sizes: npt.NDArray[np.int64], broken: Sequence[int]) -> None:
+def collect_sizes(
+    results: Sequence[tuple[int, int] | UnreadableImage], skip_unreadable: bool
+) -> Sizes:
+    """Return sizes (N, 2), 0 and 0 for a file that cannot be read; or raise the first of these."""
+    errors = [result for result in results if isinstance(result, UnreadableImage)]
+    if errors and not skip_unreadable:
+        raise errors[0]
+    sizes = [(0, 0) if isinstance(result, UnreadableImage) else result for result in results]
+    return np.array(sizes, dtype=np.int64).reshape(-1, 2)
+
+
+def replace_unreadable(pixels: Pixels, sizes: Sizes, broken: Sequence[int]) -> None:
     """Put the nearest following readable image in the place of each broken one, in place.
 
     Args:
@@ -187,7 +200,7 @@ def replace_unreadable(pixels: Pixels, sizes: npt.NDArray[np.int64], broken: Seq
 
 def decode_frames(
     paths: Sequence[Path], side: int, skip_unreadable: bool
-) -> tuple[Pixels, npt.NDArray[np.int64], list[int]]:
+) -> tuple[Pixels, Sizes, list[int]]:
     """Decode files with a pool of threads, with stand-ins for unreadable ones where allowed.
 
     Returns:
@@ -197,11 +210,10 @@ def decode_frames(
         UnreadableImage: When a file cannot be read and ``skip_unreadable`` is not set, or none can.
     """
     frames, results = _decode_all(paths, side)
-    errors = [result for result in results if isinstance(result, UnreadableImage)]
-    if errors and not (skip_unreadable and len(errors) < len(paths)):
-        raise errors[0]
-    sizes = np.array([(0, 0) if isinstance(r, UnreadableImage) else r for r in results])
-    broken = [i for i, result in enumerate(results) if isinstance(result, UnreadableImage)]
+    sizes = collect_sizes(results, skip_unreadable)
+    broken = np.flatnonzero(sizes[:, 0] == 0).tolist()
+    if broken and len(broken) == len(paths):
+        collect_sizes(results, skip_unreadable=False)
     replace_unreadable(frames, sizes, broken)
     return frames, sizes, broken
 
@@ -308,10 +320,7 @@ def _measurable(images: Images, skip_unreadable: bool) -> tuple[Tensor, int]:
     if not isinstance(images, FileImages):
         return images.pixels, int(images.true_sizes().prod(dim=1).sum())
     frames, results = _decode_all(images.paths, images.side)
-    sizes = [result for result in results if not isinstance(result, UnreadableImage)]
-    if len(sizes) < len(images) and not skip_unreadable:
-        raise next(result for result in results if isinstance(result, UnreadableImage))
-    num_pixels = sum(height * width for height, width in sizes)
+    num_pixels = int(collect_sizes(results, skip_unreadable).prod(axis=1).sum())
     return torch.from_numpy(frames).permute(0, 3, 1, 2), num_pixels
 
 

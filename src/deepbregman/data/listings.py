@@ -3,7 +3,7 @@
 import hashlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from deepbregman.data.folders import Files, Listing
 from deepbregman.data.frames import (
+    Sizes,
     UnreadableImage,
+    collect_sizes,
     decode_frame,
     fitted_size,
     map_files,
@@ -36,9 +37,6 @@ CACHED_FROM = 1000
 _FRAME_MARGIN = 2.25
 """Frames are this much larger than the training images, so that random crops keep detail, and so
 that ImageNet's usual 500 px need no resizing for 224 px before they reach the device."""
-
-Sizes = npt.NDArray[np.int64]
-"""(N, 2): height and width of each file by its header; 0 and 0 where it cannot be read."""
 
 
 class _Readable(NamedTuple):
@@ -167,45 +165,25 @@ def _check_files(
     decodes = len(paths) <= FULL_DECODE_LIMIT
     cache = _cache_file(folder, paths, decodes) if len(paths) >= CACHED_FROM else None
     sizes = _load_sizes(cache, len(paths))
-    if sizes is None:
-        sizes = np.zeros((len(paths), 2), dtype=np.int64)
     before = sizes.copy()
-    unknown = np.flatnonzero(sizes[:, 0] == 0).tolist()
-    _measure(paths, unknown, sizes, read_size, skip_unreadable, None if decodes else progress)
+    unknown = np.flatnonzero(sizes[:, 0] == 0)
+    results = map_files(read_size, [paths[i] for i in unknown], None if decodes else progress)
+    sizes[unknown] = collect_sizes(results, skip_unreadable)
     if not sizes.any():
         raise UserError(f"data.source {str(folder)!r}: none of its {len(paths)} images can be read")
     side = min(int(sizes.max()), _largest_side(image_size))
     if decodes:
-        found = [i for i in unknown if sizes[i, 0]]
-        shown = np.zeros_like(sizes)
-
-        def decode(path: Path) -> tuple[int, int]:
-            return decode_frame(path, side).size
-
-        _measure(paths, found, shown, decode, skip_unreadable, progress)
-        sizes[[i for i in found if not shown[i, 0]]] = 0
+        unknown = unknown[sizes[unknown, 0] > 0]
+        results = map_files(
+            lambda path: decode_frame(path, side).size, [paths[i] for i in unknown], progress
+        )
+        broken = collect_sizes(results, skip_unreadable)[:, 0] == 0
+        sizes[unknown[broken]] = 0
     if cache is not None and not np.array_equal(sizes, before):
         _save_sizes(cache, sizes)
     known = [size for size in sizes.tolist() if size[0]]
     fills = all(fitted_size(height, width, side) == (side, side) for height, width in known)
     return _Readable((sizes[:, 0] > 0).tolist(), side, fills)
-
-
-def _measure(
-    paths: Sequence[Path],
-    positions: list[int],
-    sizes: Sizes,
-    function: Callable[[Path], tuple[int, int]],
-    skip_unreadable: bool,
-    progress: Progress | None,
-) -> None:
-    """Fill in the sizes of some files; those that cannot be read keep 0, or the first is raised."""
-    results = map_files(function, [paths[i] for i in positions], progress)
-    for position, size in zip(positions, results, strict=True):
-        if not isinstance(size, UnreadableImage):
-            sizes[position] = size
-        elif not skip_unreadable:
-            raise size
 
 
 def _cache_file(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | None:
@@ -224,15 +202,14 @@ def _cache_file(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | No
     return place / f"{owner}-{content.hexdigest()}.npy"
 
 
-def _load_sizes(cache: Path | None, count: int) -> Sizes | None:
-    if cache is None:
-        return None
-    try:
-        sizes = np.load(cache, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return None
-    good = isinstance(sizes, np.ndarray) and sizes.dtype == np.int64 and sizes.shape == (count, 2)
-    return sizes if good and (sizes >= 0).all() else None
+def _load_sizes(cache: Path | None, count: int) -> Sizes:
+    """Return what is known of each file: its height and width, or 0 and 0."""
+    if cache is not None:
+        with suppress(OSError, ValueError, EOFError):
+            sizes = np.load(cache, allow_pickle=False)
+            if sizes.dtype == np.int64 and sizes.shape == (count, 2) and (sizes >= 0).all():
+                return np.array(sizes)
+    return np.zeros((count, 2), dtype=np.int64)
 
 
 def _save_sizes(cache: Path, sizes: Sizes) -> None:

@@ -96,7 +96,7 @@ def open_voc(root: Path | str, *, progress: Progress | None = None) -> Voc:
     pairs = [(devkit / year, name) for (year, _), names in entries.items() for name in names]
     photographs = _read_all(pairs, progress)
     num_train = sum(len(names) for part, names in entries.items() if part != TEST)
-    train, test = _joined(photographs[:num_train]), _joined(photographs[num_train:])
+    train, test = _join(photographs[:num_train]), _join(photographs[num_train:])
     twice = set(train.names) & set(test.names)
     if twice:
         raise UserError(
@@ -167,7 +167,7 @@ def _read_all(pairs: list[tuple[Path, str]], progress: Progress | None) -> list[
     return photographs
 
 
-def _joined(photographs: list[_Photograph]) -> Detections:
+def _join(photographs: list[_Photograph]) -> Detections:
     return Detections(
         tuple(photograph.path for photograph in photographs),
         tuple(photograph.name for photograph in photographs),
@@ -184,7 +184,7 @@ def read_annotation(path: Path, size: tuple[int, int]) -> Objects:
         size: Height and width of the image itself; boxes are cut off there. What the XML says
             about the size is not used: a few files of the devkit have it wrong.
     """
-    rows = [_read_object(path, node, size) for node in _parsed(path).findall("object")]
+    rows = [_read_object(path, node, size) for node in _parse(path).findall("object")]
     return Objects(
         torch.tensor([row[0] for row in rows], dtype=torch.float32).view(-1, 4),
         torch.tensor([row[1] for row in rows], dtype=torch.int64),
@@ -192,7 +192,7 @@ def read_annotation(path: Path, size: tuple[int, int]) -> Objects:
     )
 
 
-def _parsed(path: Path) -> ElementTree.Element:
+def _parse(path: Path) -> ElementTree.Element:
     try:
         # Handed on as text, so that no declared encoding can hide a document type from the search.
         text = path.read_bytes().decode("utf-8-sig")
