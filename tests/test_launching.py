@@ -16,7 +16,7 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 
 from deepbregman.cli import main
-from deepbregman.errors import UserError, explanation
+from deepbregman.errors import UserError, explain_error
 from deepbregman.launching import (
     Process,
     current_process,
@@ -248,7 +248,7 @@ def test_a_joined_process_leaves_at_once(tmp_path: Path, verb: str, code: int, w
     ],
 )
 def test_a_process_that_is_lost_is_explained(words: str) -> None:
-    explained = explanation(RuntimeError(words))
+    explained = explain_error(RuntimeError(words))
     assert explained is not None
     assert explained[0].startswith("lost another process of the run")
     assert explained[1] == 1

@@ -28,7 +28,7 @@ from deepbregman import __version__
 
 from .commands.parameters import PYTHON_ONLY
 from .config import Config
-from .errors import Notice, UserError, explanation, nearest
+from .errors import Notice, UserError, explain_error, suggest
 from .launching import COMMAND_LINE, current_process, is_first_of_machine
 from .terminal import lasting_console, print_note, progress_bars, say, silence
 
@@ -66,7 +66,7 @@ def _dispatch(words: list[str]) -> None:
         print(__version__)
     elif words[0] not in VERBS:
         raise UserError(
-            f"verb {words[0]!r} is not one of {', '.join(VERBS)}{nearest(words[0], VERBS)}"
+            f"verb {words[0]!r} is not one of {', '.join(VERBS)}{suggest(words[0], VERBS)}"
         )
     else:
         _run_verb(words[0], words[1:])
@@ -89,7 +89,7 @@ def _run_verb(verb: str, words: list[str]) -> None:
     elif function is None:
         raise UserError(
             f"{verb} {words[0]!r} is not one of {', '.join(subcommands)}"
-            f"{nearest(words[0], subcommands)}"
+            f"{suggest(words[0], subcommands)}"
         )
     elif hasattr(module, "choose"):
         function, program, words = module.choose(words)
@@ -186,7 +186,7 @@ def _print_table(console: Console, purposes: dict[str, str]) -> None:
 
 def _print_error(error: BaseException, debug: bool) -> int:
     """Print an error as one paragraph, once among the processes that meet it; return its code."""
-    explained = explanation(error)
+    explained = explain_error(error)
     if debug:
         print(traceback.format_exc(), file=sys.stderr, end="")
     message, code = explained or (

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 import tomli_w
 import tyro
 
-from .errors import UserError, nearest, shown
+from .errors import UserError, abbreviate, suggest
 from .rules import Name, Range, Section, matches
 
 Count = Annotated[int, Range(low=1)]
@@ -256,7 +256,7 @@ class Config:
         """Check what spans sections."""
         if not matches(self.seed, int) or not 0 <= self.seed < 2**32:
             raise UserError(
-                f"seed is {shown(self.seed)}: it must be a whole number from 0 to 2^32 - 1"
+                f"seed is {abbreviate(self.seed)}: it must be a whole number from 0 to 2^32 - 1"
             )
         for name, kind in get_type_hints(Config).items():
             if not isinstance(getattr(self, name), kind):
@@ -294,16 +294,18 @@ def from_dict(values: dict[str, Any]) -> Config:
     parts: dict[str, Any] = {}
     for name, value in values.items():
         if name not in hints:
-            raise UserError(f"unknown field {shown(name)}{nearest(name, hints)}")
+            raise UserError(f"unknown field {abbreviate(name)}{suggest(name, hints)}")
         if name not in sections:
             parts[name] = value
             continue
         if not isinstance(value, dict):
-            raise UserError(f"{name} is {shown(value)}: it is a table of fields, written [{name}]")
+            raise UserError(
+                f"{name} is {abbreviate(value)}: it is a table of fields, written [{name}]"
+            )
         known = [field.name for field in dataclasses.fields(sections[name])]
         for key in value:
             if key not in known:
-                raise UserError(f"unknown field {shown(f'{name}.{key}')}{nearest(key, known)}")
+                raise UserError(f"unknown field {abbreviate(f'{name}.{key}')}{suggest(key, known)}")
         parts[name] = sections[name](**value)
     return Config(**parts)
 
@@ -404,7 +406,7 @@ def load_recipe(name: str) -> Config:
     if not path.is_file():
         raise UserError(
             f"recipe {name!r} is neither one of {', '.join(known)} nor a .toml file that exists"
-            f"{nearest(name, known)}"
+            f"{suggest(name, known)}"
         )
     try:
         return from_toml(path.read_text(encoding="utf-8"), str(path))

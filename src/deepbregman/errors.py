@@ -35,7 +35,7 @@ class Notice(UserWarning):
     """What a user should know and what stops nothing; the command line prints it in one line."""
 
 
-class SaidElsewhere(Exception):
+class ReportedElsewhere(Exception):
     """This process ends because of an error that another process of the run prints.
 
     Args:
@@ -47,13 +47,13 @@ class SaidElsewhere(Exception):
         self.code = code
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known word closest to ``word``, or nothing."""
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def shown(value: Any) -> str:
+def abbreviate(value: Any) -> str:
     """Write a value for an error, at bearable length."""
     try:
         text = repr(value)
@@ -99,7 +99,7 @@ def _mask_option(piece: str) -> str:
     return f"{name}=***" if equals and is_secret else piece
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Write what a terminal would obey, or could not show, as an escape; lines stay lines."""
     return "".join(
         letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text
@@ -117,12 +117,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in said for words in _OUT_OF_MEMORY)
 
 
-def explanation(error: BaseException) -> tuple[str, int] | None:
+def explain_error(error: BaseException) -> tuple[str, int] | None:
     """Return the words and the exit code for what is no fault of the program, else None.
 
     The words are empty when another process has them.
     """
-    if isinstance(error, SaidElsewhere):
+    if isinstance(error, ReportedElsewhere):
         return "", error.code
     if isinstance(error, UserError):
         return str(error), 2

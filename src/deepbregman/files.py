@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from filelock import FileLock, Timeout
 
-from .errors import UserError, shown
+from .errors import UserError, abbreviate
 
 Record = dict[str, Any]
 Shape = Any
@@ -251,7 +251,7 @@ def parse_json(text: str) -> Any:
 def _parse_float(text: str) -> float:
     value = float(text)
     if math.isinf(value):  # 1e400; what we write is Infinity
-        raise ValueError(f"{shown(text)} is too large a number")
+        raise ValueError(f"{abbreviate(text)} is too large a number")
     return value
 
 
@@ -275,21 +275,21 @@ def check_shape(value: Any, shape: Shape, where: str = "it") -> None:
     """Raise a ValueError that names the first part of a record with another shape than it needs."""
     if isinstance(shape, dict):
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is {shown(value)}, not a JSON object")
+            raise ValueError(f"{where} is {abbreviate(value)}, not a JSON object")
         for name, part in value.items():
             expected = shape.get(name, shape.get(...))
             if expected is not None and part is not None:
                 check_shape(part, expected, name if where == "it" else f"{where}.{name}")
     elif isinstance(shape, list):
         if not isinstance(value, list):
-            raise ValueError(f"{where} is {shown(value)}, not a list")
+            raise ValueError(f"{where} is {abbreviate(value)}, not a list")
         for index, part in enumerate(value):
             check_shape(part, shape[0], f"{where}[{index}]")
     elif shape is str:
         if not isinstance(value, str):
-            raise ValueError(f"{where} is {shown(value)}, not text")
+            raise ValueError(f"{where} is {abbreviate(value)}, not text")
     elif not is_number(value) or (shape is int and not float(value).is_integer()):
-        raise ValueError(f"{where} is {shown(value)}, not a {'whole ' * (shape is int)}number")
+        raise ValueError(f"{where} is {abbreviate(value)}, not a {'whole ' * (shape is int)}number")
 
 
 def is_number(value: Any) -> bool:

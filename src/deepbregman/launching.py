@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-from .errors import SaidElsewhere, UserError
+from .errors import ReportedElsewhere, UserError
 
 COMMAND_LINE: ContextVar[list[str] | None] = ContextVar("COMMAND_LINE", default=None)
 """The words of the command line under way; None when Python calls a function itself."""
@@ -140,7 +140,7 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
         advice: what to do after a process died, for the error.
 
     Raises:
-        SaidElsewhere: always, with the exit code of the first process that failed, or 0.
+        ReportedElsewhere: always, with the exit code of the first process that failed, or 0.
         ProcessDied: a signal killed one of them.
     """
     words = COMMAND_LINE.get()
@@ -172,7 +172,7 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
             f"{signal.Signals(-code).name}; the others were stopped; {advice}",
             -code,
         )
-    raise SaidElsewhere(code)
+    raise ReportedElsewhere(code)
 
 
 def _environments(devices: int, nodes: int) -> list[dict[str, str]]:

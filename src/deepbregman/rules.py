@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from .errors import UserError, nearest, shown
+from .errors import UserError, abbreviate, suggest
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Name:
         if value in self.known or (value.startswith(self.prefix) and value != self.prefix):
             return None
         foreign = f"{self.prefix}{value.rpartition(':')[2]}"  # a prefix misspelt, or left out
-        guess = nearest(value, (*self.known, foreign))
+        guess = suggest(value, (*self.known, foreign))
         return f"it must be one of {', '.join(self.known)}, or {self.prefix}NAME{guess}"
 
 
@@ -130,8 +130,10 @@ class Section:
                 object.__setattr__(self, name, value)
             if not matches(value, hint):
                 choices = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
-                guess = nearest(value, choices) if isinstance(value, str) else ""
-                raise UserError(f"{where} is {shown(value)}: it must be {described(hint)}{guess}")
+                guess = suggest(value, choices) if isinstance(value, str) else ""
+                raise UserError(
+                    f"{where} is {abbreviate(value)}: it must be {described(hint)}{guess}"
+                )
             words = broken(value, hint)
             if words:
-                raise UserError(f"{where} is {shown(value)}: {words}")
+                raise UserError(f"{where} is {abbreviate(value)}: {words}")

@@ -9,7 +9,7 @@ from typing import IO, Any, cast
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from .errors import printable
+from .errors import make_printable
 
 ReportProgress = Callable[[str, int, int], None]
 """Takes the name of the work, how much of it is done, and how much there is."""
@@ -17,7 +17,9 @@ ReportProgress = Callable[[str, int, int], None]
 
 def say(console: Console, message: str, style: str | None = None) -> None:
     """Print words as they are: a folder may be called [x], or contain terminal codes."""
-    console.print(printable(message), style=style, soft_wrap=True, highlight=False, markup=False)
+    console.print(
+        make_printable(message), style=style, soft_wrap=True, highlight=False, markup=False
+    )
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def print_note(words: str, stream: IO[str] | None) -> None:
     if stream is None:
         return  # print() would take standard output instead
     try:
-        print(printable(f"note: {words}"), file=stream)
+        print(make_printable(f"note: {words}"), file=stream)
     except OSError:
         silence(stream)
 

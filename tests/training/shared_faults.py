@@ -24,7 +24,7 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe, override
 from deepbregman.data import Source, Split
 from deepbregman.data.images import FileImages
-from deepbregman.errors import explanation
+from deepbregman.errors import explain_error
 from deepbregman.launching import current_process
 from deepbregman.method.transformation import Views
 from deepbregman.runs import Record, Run
@@ -75,7 +75,7 @@ def ending(work: Callable[[], Any]) -> tuple[str, int]:
     try:
         work()
     except Exception as error:
-        explained = explanation(error)
+        explained = explain_error(error)
         if explained is None:
             raise
         return explained

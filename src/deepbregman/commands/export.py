@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 from deepbregman.files import replacing, write_json
 from deepbregman.runs import Run
 from deepbregman.terminal import say
@@ -90,7 +90,7 @@ def _check(out: Path, sidecar: Path, format: str) -> None:
     """Refuse what cannot succeed before anything is loaded."""
     if format not in FORMATS:
         known = ", ".join(FORMATS)
-        raise UserError(f"format {format!r} is not one of {known}{nearest(format, FORMATS)}")
+        raise UserError(f"format {format!r} is not one of {known}{suggest(format, FORMATS)}")
     suffix, needs = FORMATS[format]
     if out.suffix != suffix:
         raise UserError(f"--out {out}: {format} is written as {suffix}; name a file that ends so")

@@ -16,5 +16,5 @@ if TYPE_CHECKING:
     Accelerator = str  # programs choose by text of their own; pick_device checks it
     RunFolder: TypeAlias = Run | Path | str
 else:
-    Accelerator = Literal["auto", "cpu", "cuda"]
+    Accelerator = Literal["auto", "cpu", "cuda", "mps"]
     RunFolder = Path

@@ -23,7 +23,7 @@ from deepbregman.data.frames import (
 )
 from deepbregman.data.images import ArrayImages, FileImages, Images
 from deepbregman.data.memory import free_memory
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 
 _CHUNK = 2048  # files decoded at a time into the memory of the device
 _RESIDENT_SHARE = 0.4
@@ -345,7 +345,7 @@ def open_batches(
     if resident not in choices:
         raise UserError(
             f"data.resident {resident!r}: not one of {', '.join(choices)}"
-            f"{nearest(resident, choices)}"
+            f"{suggest(resident, choices)}"
         )
     in_place = isinstance(images, ArrayImages) and device.type == images.pixels.device.type
     free = _free_memory(device)

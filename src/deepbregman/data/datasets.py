@@ -19,7 +19,7 @@ from deepbregman.data.folders import (
     list_tiny_imagenet,
 )
 from deepbregman.data.npz import open_npz
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from deepbregman.data.images import Progress, Source
@@ -241,7 +241,7 @@ def find_path(name: str) -> Path:
         return path
     raise UserError(
         f"{name!r} is neither one of {', '.join(DATASETS)} nor a folder or an .npz file that exists"
-        f"{nearest(name, DATASETS)}"
+        f"{suggest(name, DATASETS)}"
     )
 
 
@@ -341,5 +341,5 @@ def _find_source(spec: str) -> tuple[Dataset | None, Path]:
         )
     raise UserError(
         f"data.source {spec!r}: no such folder or .npz file, and not one of "
-        f"{', '.join(names)}{nearest(spec, names)}"
+        f"{', '.join(names)}{suggest(spec, names)}"
     )

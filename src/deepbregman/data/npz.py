@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepbregman.data.memory import free_memory
-from deepbregman.errors import UserError, shown
+from deepbregman.errors import UserError, abbreviate
 
 _MAX_RATIO = 1032
 """Deflate makes no byte into more than so many; a directory that says so lies."""
@@ -46,7 +46,7 @@ def open_npz(path: Path) -> Iterator["NpzReader"]:
     except Exception as error:  # what reads zip files raises a dozen kinds on damaged ones
         reason = str(error) or type(error).__name__
         raise UserError(
-            f"{where}: not a readable .npz file ({shown(reason)}); write it again with "
+            f"{where}: not a readable .npz file ({abbreviate(reason)}); write it again with "
             "numpy.savez, or copy it again"
         ) from error
 
@@ -62,7 +62,7 @@ class NpzReader:
             all_names = ", ".join(name.removesuffix(".npy") for name in names)
             raise UserError(
                 f"data.source {str(path)!r}: has no array 'train_images' (found: "
-                f"{shown(all_names) if names else 'nothing'}); name the arrays train_images, "
+                f"{abbreviate(all_names) if names else 'nothing'}); name the arrays train_images, "
                 "train_labels, test_images, test_labels"
             )
 
@@ -91,8 +91,8 @@ class NpzReader:
             if not true or math.prod(header.shape) * width != left:
                 raise self.error(
                     key,
-                    f"has shape {shown(header.shape)} but {left} bytes of type "
-                    f"{shown(header.dtype)[:80]}; write the file again",
+                    f"has shape {abbreviate(header.shape)} but {left} bytes of type "
+                    f"{abbreviate(header.dtype)[:80]}; write the file again",
                 )
             yield stream, header
 
@@ -141,7 +141,7 @@ class NpzReader:
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError):  # of the file, not of the array
             raise
         except Exception as error:  # the header is Python's syntax, and fails in as many ways
-            words = f"is not a NumPy array ({shown(str(error))}); use numpy.savez"
+            words = f"is not a NumPy array ({abbreviate(str(error))}); use numpy.savez"
             raise self.error(key, words) from error
         if header.dtype.hasobject:
             raise self.error(

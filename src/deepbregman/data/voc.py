@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deepbregman.data.frames import UnreadableImage, map_files, read_size
 from deepbregman.data.images import Progress
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -224,7 +224,7 @@ def _read_object(
     if name not in CLASSES:
         raise UserError(
             f"annotation {path}: {name[:40]!r} is not one of the 20 classes of Pascal VOC"
-            f"{nearest(name, CLASSES)}"
+            f"{suggest(name, CLASSES)}"
         )
     difficult = (node.findtext("difficult") or "0").strip()
     if difficult not in ("0", "1"):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.data import Batches, Source, Split
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
 
@@ -58,7 +58,7 @@ class OpenedRun(NamedTuple):
         """
         for name in by:
             if name not in known:
-                words = f"{', '.join(known)}{nearest(name, known)}"
+                words = f"{', '.join(known)}{suggest(name, known)}"
                 raise UserError(f"by {name!r} is not one of {words}")
         has_scores = self.loaded.model.divergence_network is not None
         if "divergence" in by and not has_scores:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 from deepbregman.config import Count, NotNegative, Positive, Whole
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 from deepbregman.rules import Range, Section, matches
 
 Architecture = Literal["c4", "fpn"]
@@ -149,7 +149,7 @@ class Options(Section):
             raise UserError(f"no protocol was named: choose from {', '.join(PROTOCOLS)}")
         for name in names:
             if name not in PROTOCOLS:
-                known = f"{', '.join(PROTOCOLS)}{nearest(name, PROTOCOLS)}"
+                known = f"{', '.join(PROTOCOLS)}{suggest(name, PROTOCOLS)}"
                 raise UserError(f"protocol {name!r} is not one of {known}")
         if "detect" in names and len(names) > 1:
             others = ", ".join(name for name in names if name != "detect")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from rich.markup import escape
 from rich.table import Table
 
-from deepbregman.errors import printable
+from deepbregman.errors import make_printable
 from deepbregman.runs import Record
 
 
@@ -45,7 +45,7 @@ def search_table(title: str, found: Mapping[str, Sequence[Found]]) -> Table:
 
 def _words(text: str) -> str:
     """Show a name as it is, whoever gave it."""
-    return escape(printable(text))
+    return escape(make_printable(text))
 
 
 def metric_table(rows: Sequence[Record], title: str) -> Table:

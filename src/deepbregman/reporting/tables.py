@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.markup import escape
 from rich.table import Table
 
-from deepbregman.errors import printable
+from deepbregman.errors import make_printable
 from deepbregman.runs import Record
 
 
@@ -30,7 +30,7 @@ def evaluation_table(rows: Sequence[Record], title: str) -> Table:
     found: set[str] = {row["metric"] for row in rows}
     metrics = [name for name in METRICS if name in found] + sorted(found - set(METRICS))
     several = any(row["n"] > 1 for row in rows)
-    table = Table(title=escape(printable(title)), title_justify="left")
+    table = Table(title=escape(make_printable(title)), title_justify="left")
     table.add_column("protocol", no_wrap=True)
     # On a narrow screen cells are folded: a least width would be held at the cost of the last
     # column, and with an ellipsis AP50-07 and AP50-10 would look the same.

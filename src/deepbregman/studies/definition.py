@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from rich.console import Console
 
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 
 from .fields import Changes
 
@@ -164,7 +164,7 @@ class Study:
             if not fnmatch.filter(names, name):
                 raise UserError(
                     f"arm {name!r} of study {self.name} is not one of {_names(self)}"
-                    f"{nearest(name, names)}"
+                    f"{suggest(name, names)}"
                 )
         if not only:
             return tuple(arm for arm in self.arms if arm.supervised is None)

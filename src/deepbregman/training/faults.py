@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from deepbregman.config import Config
-from deepbregman.errors import UserError, explanation, is_out_of_memory
+from deepbregman.errors import UserError, explain_error, is_out_of_memory
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def explained(config: Config, folder: Path) -> Iterator[None]:
                 f"the run folder {folder} is gone: it was removed or moved while the run was "
                 f"training; put it back, then {go_on}"
             ) from error
-        told = explanation(error)
+        told = explain_error(error)
         if told is None or not (folder / "config.toml").is_file():
             raise
         raise UserError(f"{told[0]}; then {go_on}") from error

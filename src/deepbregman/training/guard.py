@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deepbregman.config import Config
-from deepbregman.errors import Diverged, SaidElsewhere
+from deepbregman.errors import Diverged, ReportedElsewhere
 
 
 class Guard:
@@ -103,7 +103,7 @@ class Guard:
     def _said_once(self, words: str) -> Exception:
         """Make the error of what all processes find at the same step: the first of them says it."""
         error = Diverged(f"{words}: {self._advice()}")
-        return error if self.fabric.is_global_zero else SaidElsewhere(2)
+        return error if self.fabric.is_global_zero else ReportedElsewhere(2)
 
     def _advice(self) -> str:
         more = "" if self.allowed else ", or let single batches pass with training.skip_nonfinite"

@@ -13,7 +13,7 @@ from torch import nn
 
 from deepbregman.config import Config
 from deepbregman.data import Batch, Images, channel_statistics
-from deepbregman.errors import SaidElsewhere
+from deepbregman.errors import ReportedElsewhere
 from deepbregman.method.losses import Losses
 from deepbregman.method.model import Model
 from deepbregman.runs import Record, Run, now, provenance
@@ -212,7 +212,7 @@ class Pretraining:
         together(self.fabric, partial(self.save, "last.pt", again=False))
         if self.fabric.is_global_zero:
             raise Interrupted(self.run.path, number)
-        raise SaidElsewhere(128 + number)
+        raise ReportedElsewhere(128 + number)
 
     def feed(self, epoch: int, offset: int) -> Iterator[Batch]:
         """Iterate over this process's share of the batches, from a step on to the end of training.

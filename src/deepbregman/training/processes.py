@@ -23,7 +23,7 @@ from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 
 from deepbregman.config import Config
-from deepbregman.errors import SaidElsewhere, UserError, explanation
+from deepbregman.errors import ReportedElsewhere, UserError, explain_error
 from deepbregman.launching import LAUNCHER, current_process, under_torchrun, when_launcher_ends
 
 STEP_TIMEOUT = timedelta(minutes=10)
@@ -36,13 +36,18 @@ T = TypeVar("T")
 
 
 def pick_device(accelerator: str = "auto") -> torch.device:
-    """Return the device for work of one process: ``cpu``, ``cuda``, or a GPU if there is one."""
-    if accelerator not in ("auto", "cpu", "cuda"):
-        raise UserError(f"accelerator {accelerator!r} is not one of auto, cpu, cuda")
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        raise UserError("accelerator 'cuda': this machine has no CUDA device; use auto or cpu")
-    on_gpu = accelerator != "cpu" and torch.cuda.is_available()
-    return torch.device("cuda" if on_gpu else "cpu")
+    """Return the device for work of one process; ``auto`` is a CUDA device if there is one."""
+    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if accelerator == "auto":
+        return torch.device("cuda" if has["cuda"] else "cpu")
+    if accelerator not in has:
+        raise UserError(f"accelerator {accelerator!r} is not one of auto, {', '.join(has)}")
+    if not has[accelerator]:
+        name = accelerator.upper()
+        raise UserError(
+            f"accelerator {accelerator!r}: this machine has no {name} device; use auto or cpu"
+        )
+    return torch.device(accelerator)
 
 
 def launch(accelerator: str = "auto") -> Fabric:
@@ -52,7 +57,7 @@ def launch(accelerator: str = "auto") -> Fabric:
     random numbers among them, to bfloat16.
 
     Args:
-        accelerator: ``auto``, ``cpu`` or ``cuda``.
+        accelerator: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
     kind = pick_device(accelerator).type
     here = current_process()
@@ -61,6 +66,10 @@ def launch(accelerator: str = "auto") -> Fabric:
             f"{here.local_processes} processes on a machine with {torch.cuda.device_count()} "
             "visible GPUs: every process needs one; start fewer (--devices), or use "
             "--accelerator cpu"
+        )
+    if kind == "mps" and here.processes > 1:
+        raise UserError(
+            "accelerator 'mps': such a machine trains in one process; leave out --devices"
         )
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -126,8 +135,8 @@ def _host_group() -> dist.ProcessGroup:
 def together(fabric: Fabric, work: Callable[[], T]) -> T:
     """Do something that may fail in one process only, and let all of them fail if it does.
 
-    The first process that failed raises its error, the others :class:`SaidElsewhere`; none is left
-    waiting for another. The work itself must not wait for other processes.
+    The first process that failed raises its error, the others :class:`ReportedElsewhere`; none is
+    left waiting for another. The work itself must not wait for other processes.
     """
     if fabric.world_size == 1:
         return work()
@@ -136,7 +145,7 @@ def together(fabric: Fabric, work: Callable[[], T]) -> T:
         result = work()
     except Exception as error:
         mine = error
-    code = 0 if mine is None else (explanation(mine) or ("", 1))[1]
+    code = 0 if mine is None else (explain_error(mine) or ("", 1))[1]
     codes: list[Any] = [0] * fabric.world_size
     dist.all_gather_object(codes, code, group=_host_group())
     failed = [rank for rank, other in enumerate(codes) if other]
@@ -144,7 +153,7 @@ def together(fabric: Fabric, work: Callable[[], T]) -> T:
         return result
     if mine is not None and failed[0] == fabric.global_rank:
         raise mine
-    raise SaidElsewhere(codes[failed[0]]) from mine
+    raise ReportedElsewhere(codes[failed[0]]) from mine
 
 
 def first_then_others(fabric: Fabric, work: Callable[[], T]) -> T:

@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable
 
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 from deepbregman.studies.definition import Entry
 
 
@@ -27,5 +27,5 @@ def find_study(name: str, also: Iterable[str] = ()) -> Entry:
         raise UserError(f"study {name!r} has options of its own: write its name before them")
     if name not in known:
         names = [*known, *also]
-        raise UserError(f"study {name!r} is not one of {', '.join(names)}{nearest(name, names)}")
+        raise UserError(f"study {name!r} is not one of {', '.join(names)}{suggest(name, names)}")
     return known[name]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from deepbregman.config import Config, override
-from deepbregman.errors import UserError, nearest
+from deepbregman.errors import UserError, suggest
 from deepbregman.studies.fields import literal, value_of
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def _kind(name: str, base: Config) -> Any:
         known = [
             f"{s}.{f}" for s, hint in hints.items() if s != "seed" for f in get_type_hints(hint)
         ]
-        raise UserError(f"--space {name}: there is no such field{nearest(name, known)}")
+        raise UserError(f"--space {name}: there is no such field{suggest(name, known)}")
     hint = fields[key]
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
