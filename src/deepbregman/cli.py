@@ -259,6 +259,5 @@ def _is_joined() -> bool:
 _UNCONVERTED = {
     "study": "Run an ablation or a claim of the paper, with error bars: deepbregman study [NAME].",
     "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
-    "report": "Write a page of runs and studies: deepbregman report RUNS... --out FOLDER.",
 }
 """Verbs that are still in old_cli/; delete an entry when its verb moves to commands/."""

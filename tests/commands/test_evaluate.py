@@ -13,7 +13,7 @@ from rich.console import Console
 
 from deepbregman.evaluation.detection.average_precision import METRICS as AP
 from deepbregman.evaluation.features import SplitFeatures
-from deepbregman.reporting.tables import evaluation_table
+from deepbregman.reporting.screen import evaluation_table
 from deepbregman.runs import Run
 
 from ..conftest import Command

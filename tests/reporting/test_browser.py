@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepbregman.reporting.page.writing import Written, report
+from deepbregman.commands.report import Report, report
 
 _spec = importlib.util.spec_from_file_location(
     "report_chromium", Path(__file__).with_name("chromium.py")
@@ -54,7 +54,7 @@ def colour_of(tab: "chromium.Tab", selector: str, name: str) -> str:
 @pytest.mark.parametrize("scheme", THEMES)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_loads_cleanly(
-    tab: "chromium.Tab", sample_page: Written, width: int, scheme: str
+    tab: "chromium.Tab", sample_page: Report, width: int, scheme: str
 ) -> None:
     tab.messages.clear()
     tab.requests.clear()
@@ -82,7 +82,7 @@ def test_the_page_loads_cleanly(
 
 
 def test_the_toggle_turns_the_theme_and_charts_stay(
-    tab: "chromium.Tab", sample_page: Written
+    tab: "chromium.Tab", sample_page: Report
 ) -> None:
     tab.open(sample_page.page, 1280, 900, "light")
     tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
@@ -96,7 +96,7 @@ def test_the_toggle_turns_the_theme_and_charts_stay(
 
 
 def test_the_legend_highlights_an_arm_in_every_chart(
-    tab: "chromium.Tab", sample_page: Written
+    tab: "chromium.Tab", sample_page: Report
 ) -> None:
     tab.open(sample_page.page, 1280, 900, "light")
     tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
@@ -110,7 +110,7 @@ def test_the_legend_highlights_an_arm_in_every_chart(
     tab.wait_for(f"{faint} === 0")
 
 
-def test_pointing_at_a_curve_shows_its_value(tab: "chromium.Tab", sample_page: Written) -> None:
+def test_pointing_at_a_curve_shows_its_value(tab: "chromium.Tab", sample_page: Report) -> None:
     tab.open(sample_page.page, 1280, 900, "light")
     tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
     tab.ask("document.querySelector('#curves .plot').scrollIntoView({block: 'center'})")
@@ -121,8 +121,8 @@ def test_pointing_at_a_curve_shows_its_value(tab: "chromium.Tab", sample_page: W
     shown = "document.querySelector('#vg-tooltip-element.visible')?.textContent ?? ''"
     tab.wait_for(f"({shown}).includes('epoch')")
     words = str(tab.ask(shown))
-    assert re.search(r"arm(ours|simclr)", words)
-    assert re.search(r"Total loss\d", words)
+    assert re.search(r"arm(bregman|simclr)", words)
+    assert re.search(r"value\d", words)
     assert "undefined" not in words
 
 

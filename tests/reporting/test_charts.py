@@ -6,84 +6,101 @@ from pathlib import Path
 import numpy as np
 import pytest
 import vl_convert
+from PIL import Image
 
-from deepbregman.reporting.page.arms import Arm, Subject, grouped
-from deepbregman.reporting.page.charts import (
-    CURVES,
-    DIAGNOSTICS,
+from deepbregman.reporting.charts import (
     MAX_POINTS,
     PALETTE,
+    Figure,
+    colour,
     curve_figures,
-    on_page,
-    on_paper,
+    dash,
+    evaluation_figure,
+    for_file,
+    for_page,
+    save_chart,
+    stack,
 )
-from deepbregman.reporting.page.dots import evaluation_figure
-from deepbregman.reporting.page.measures import measures
-from deepbregman.reporting.page.scopes import duration, scope_of
+from deepbregman.reporting.records import RunGroup, RunRecord, group_runs, measures
+from deepbregman.reporting.tables import format_duration
 from deepbregman.runs import Record
 
 MakeRun = Callable[..., Path]
 
 
-def arms_of(paths: list[Path]) -> list[Arm]:
-    return grouped(Subject.read(path) for path in paths)
+def groups_of(paths: list[Path]) -> list[RunGroup]:
+    return group_runs(RunRecord.read(path) for path in paths)
 
 
 def points_of(spec: Record) -> list[Record]:
     return list(spec["data"]["values"])
 
 
+def curves_of(paths: list[Path]) -> dict[str, Figure]:
+    curves, diagnostics = curve_figures(groups_of(paths))
+    return {figure.key: figure for figure in [*curves, *diagnostics]}
+
+
 def test_curves_are_the_metrics(sample_runs: list[Path]) -> None:
-    arms = arms_of(sample_runs)
-    figures = {figure.key: figure for figure in curve_figures(arms, CURVES | DIAGNOSTICS)}
+    groups, figures = groups_of(sample_runs), curves_of(sample_runs)
     assert set(figures) == {
         *("total", "contrastive", "divergence", "knn", "learning-rate", "active-subnetworks"),
         *("usage-entropy", "divergences", "effective-rank", "alignment", "uniformity", "spread"),
         "images-per-second",
     }
-    for layer in figures["total"].spec["layer"]:
-        assert layer["encoding"]["x"]["axis"]["values"] == [1, 2]  # there is no epoch 1.5
     for key, metric in (("total", "total"), ("effective-rank", "effective_rank")):
         points = points_of(figures[key].spec)
-        for arm in arms:
+        for group in groups:
             kept = []
-            for run in arm.runs:
-                mine = [p for p in points if (p["arm"], p["run"]) == (arm.name, run.name)]
-                assert [p["epoch"] for p in mine] == [1, 2]
+            for run in group.runs:
+                mine = [p for p in points if (p["arm"], p["run"]) == (group.name, run.name)]
+                assert [p["epoch"] for p in mine] == list(range(1, 31))
                 values = [p["value"] for p in mine]
                 assert values == pytest.approx([row[metric] for row in run.metrics], rel=1e-5)
                 kept.append([row[metric] for row in run.metrics])
-            mean = [
-                p["value"] for p in points if (p["arm"], p["run"]) == (arm.name, "mean of runs")
-            ]
+            mean = [p["value"] for p in points if (p["arm"], p["run"]) == (group.name, MEAN)]
             assert mean == pytest.approx(np.mean(kept, axis=0), rel=1e-5)
     # A loss whose weight is 0 is recorded as 0; that is no curve.
-    assert {p["arm"] for p in points_of(figures["divergence"].spec)} == {"ours"}
+    assert {p["arm"] for p in points_of(figures["divergence"].spec)} == {"bregman"}
     assert {p["kind"] for p in points_of(figures["divergences"].spec)} == {"positives", "negatives"}
+
+
+MEAN = "mean of runs"
+
+
+def test_every_loss_term_is_drawn_whatever_its_name(make_run: MakeRun) -> None:
+    metrics = [
+        {"epoch": epoch, "total": 3.0, "it's \\ odd": 1.0 / epoch, "usage": 0.0, "alignment": 0.0}
+        for epoch in (1, 2)
+    ]
+    curves, diagnostics = curve_figures(groups_of([make_run("a", metrics=metrics)]))
+    assert [figure.title for figure in curves] == ["Total loss", "It's \\ odd"]
+    assert [figure.title for figure in diagnostics] == ["Alignment"]  # 0 is a value of it
+    for figure in curves:
+        assert figure.spec["layer"][0]["encoding"]["x"]["axis"]["values"] == [1, 2]  # no epoch 1.5
+        assert "<path" in vl_convert.vegalite_to_svg(figure.spec)
 
 
 def test_long_curves_are_thinned_and_keep_their_end(make_run: MakeRun) -> None:
     metrics = [{"epoch": epoch, "total": 1.0 / epoch} for epoch in range(1, 4001)]
-    paths = [make_run(f"long-{seed}", {"seed": seed}, metrics=metrics) for seed in (0, 1)]
-    (figure,) = curve_figures(arms_of(paths), CURVES)
-    points = points_of(figure.spec)
+    paths = [make_run(f"long-{seed}", {"seed": seed}, metrics=metrics[seed:]) for seed in (0, 1)]
+    points = points_of(curves_of(paths)["total"].spec)
     assert 0.8 * MAX_POINTS < len(points) <= MAX_POINTS + 3
-    assert {p["run"] for p in points if p["epoch"] == 4000} == {"long-0", "long-1", "mean of runs"}
+    assert {p["run"] for p in points if p["epoch"] == 4000} == {"long-0", "long-1", MEAN}
 
 
 def test_what_is_no_number_is_left_out(make_run: MakeRun) -> None:
-    values = [1.0, float("nan"), None, "x", float("inf"), 2.0]
+    values = [1.0, float("nan"), None, float("inf"), 2.0]
     metrics = [{"epoch": epoch, "total": value} for epoch, value in enumerate(values, 1)]
-    (figure,) = curve_figures(arms_of([make_run("odd", metrics=metrics)]), CURVES)
-    assert [(p["epoch"], p["value"]) for p in points_of(figure.spec)] == [(1, 1.0), (6, 2.0)]
+    points = points_of(curves_of([make_run("odd", metrics=metrics)])["total"].spec)
+    assert [(p["epoch"], p["value"]) for p in points] == [(1, 1.0), (5, 2.0)]
 
 
 def test_the_mean_is_of_epochs_that_all_runs_have(make_run: MakeRun) -> None:
     long = [{"epoch": epoch, "total": 4.0} for epoch in (1, 2, 3)]
     short = [{"epoch": 1, "total": 2.0}]
     paths = [make_run("a-0", metrics=long), make_run("a-1", {"seed": 1}, metrics=short)]
-    (figure,) = curve_figures(arms_of(paths), CURVES)
-    mean = [p for p in points_of(figure.spec) if p["run"] == "mean of runs"]
+    mean = [p for p in points_of(curves_of(paths)["total"].spec) if p["run"] == MEAN]
     assert [(p["epoch"], p["value"]) for p in mean] == [(1, 3.0)]
 
 
@@ -92,39 +109,50 @@ def test_many_arms_have_other_strokes(make_run: MakeRun) -> None:
     paths = [
         make_run(f"k{k}", {"divergence.num_subnetworks": k}, metrics=metrics) for k in range(1, 10)
     ]
-    scope = scope_of(arms_of(paths), "")
-    looks = {(arm.colour, arm.dash) for arm in scope.legend}
+    looks = {(colour(place), tuple(dash(place))) for place in range(len(paths))}
     assert len(looks) == 9
-    assert len({colour for colour, _ in looks}) == len(PALETTE)
-    svg = vl_convert.vegalite_to_svg(on_paper(scope.curves[0].spec))
+    assert len({look[0] for look in looks}) == len(PALETTE)
+    svg = vl_convert.vegalite_to_svg(for_file(curves_of(paths)["total"].spec))
     assert "stroke-dasharray" in svg
 
 
-def test_files_hold_no_invisible_marks(sample_runs: list[Path]) -> None:
-    figure = curve_figures(arms_of(sample_runs), CURVES)[0]
+def test_files_hold_no_invisible_marks(sample_runs: list[Path], tmp_path: Path) -> None:
+    figure = curves_of(sample_runs)["total"]
     whole = vl_convert.vegalite_to_svg(figure.spec)
-    drawn = vl_convert.vegalite_to_svg(on_paper(figure.spec))
+    paths = [tmp_path / f"total.{kind}" for kind in ("svg", "png", "pdf")]
+    save_chart(paths, figure.spec)
+    drawn = paths[0].read_text()
     assert whole.count("<path") > drawn.count("<path") >= 6
-    assert ">ours<" in drawn
+    assert ">bregman<" in drawn
     assert ">simclr<" in drawn
-    shown = vl_convert.vegalite_to_svg({**on_page(figure.spec, legend=False), "width": 300})
-    assert ">ours<" not in shown
+    shown = vl_convert.vegalite_to_svg({**for_page(figure.spec, legend=False), "width": 300})
+    assert ">bregman<" not in shown
+    with Image.open(paths[1]) as image:
+        assert (image.format, image.mode) == ("PNG", "RGB")
+    assert paths[2].read_bytes().startswith(b"%PDF")
+
+
+def test_charts_are_put_together_with_their_words(sample_runs: list[Path]) -> None:
+    figures = [curves_of(sample_runs)[name] for name in ("total", "knn", "spread")]
+    svg = vl_convert.vegalite_to_svg(stack(figures, "The title", ["A note."], columns=2))
+    for words in ("The title", "A note.", "Total loss", "kNN monitor", "Spread"):
+        assert f">{words}<" in svg
 
 
 def test_evaluations_show_means_and_deviations(sample_runs: list[Path]) -> None:
-    arms = arms_of(sample_runs)
-    figure = evaluation_figure(arms, "digits", "key", "Title")
+    groups = groups_of(sample_runs)
+    figure = evaluation_figure(groups, "digits", "key", "Title")
     datasets = [layer["data"]["values"] for layer in figure.spec["layer"]]
     means = next(d for d in datasets if "low" in d[0])
     assert len(means) == sum(
-        any(row["variant"] == m.variant for run in arm.runs for row in run.evaluations)
-        for m in measures(arms)
-        for arm in arms
+        any(row["variant"] == m.variant for run in group.runs for row in run.evaluations)
+        for m in measures(groups)
+        for group in groups
     )
     point = next(p for p in means if p["arm"] == "simclr" and p["measure"].startswith("linear"))
     values = [
         row["value"]
-        for run in arms[1].runs
+        for run in groups[1].runs
         for row in run.evaluations
         if row["protocol"] == "linear" and row["metric"] == "top1"
     ]
@@ -136,4 +164,4 @@ def test_evaluations_show_means_and_deviations(sample_runs: list[Path]) -> None:
     ("seconds", "words"), [(33.2, "33 s"), (240.0, "4 min"), (7500.0, "2 h 5 min")]
 )
 def test_duration(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words

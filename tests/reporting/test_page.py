@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from deepbregman.cli import main
-from deepbregman.reporting.page import writing
-from deepbregman.reporting.page.writing import Written, report
+from deepbregman.commands.report import Report, report
+from deepbregman.reporting import page as page_module
 
 MakeRun = Callable[..., Path]
 METRICS = [{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}]
@@ -57,11 +57,11 @@ class Page(HTMLParser):
         return [json.loads(text) for kind, text in self.scripts if kind == "application/json"]
 
 
-def folder_of(written: Written) -> Path:
+def folder_of(written: Report) -> Path:
     return written.page.parent
 
 
-def test_the_page_holds_what_was_measured(sample_page: Written, sample_runs: list[Path]) -> None:
+def test_the_page_holds_what_was_measured(sample_page: Report, sample_runs: list[Path]) -> None:
     page = Page(sample_page.page)
     assert sample_page.num_bytes == sample_page.page.stat().st_size < 2_000_000
     assert "4 runs in 2 arms" in page.words
@@ -74,7 +74,7 @@ def test_the_page_holds_what_was_measured(sample_page: Written, sample_runs: lis
     assert "temperature =" in page.words  # in the whole configuration, which is folded away
 
 
-def test_figures_and_tables_lie_beside_the_page(sample_page: Written) -> None:
+def test_figures_and_tables_lie_beside_the_page(sample_page: Report) -> None:
     folder = folder_of(sample_page)
     page = Page(sample_page.page)
     links = {value for name, value in page.attributes if name == "href" and value[0] != "#"}
@@ -90,7 +90,7 @@ def test_figures_and_tables_lie_beside_the_page(sample_page: Written) -> None:
     }
 
 
-def test_the_page_needs_nothing_from_outside(sample_page: Written) -> None:
+def test_the_page_needs_nothing_from_outside(sample_page: Report) -> None:
     page = Page(sample_page.page)
     for name, value in page.attributes:
         if name in ("src", "href"):
@@ -108,7 +108,7 @@ def test_the_page_needs_nothing_from_outside(sample_page: Written) -> None:
 
 def test_names_are_words_and_never_markup(make_run: MakeRun, tmp_path: Path) -> None:
     evil = "<script>alert(1)<img src=x onerror=alert(2)>&amp;'\"{{ 7 * 7 }}"
-    row = {"protocol": "<b>p", "variant": "</script>", "data": "<i>d", "metric": "top1"}
+    row = {"protocol": "<b>p", "variant": "</script>", "data": "<i>d", "metric": "top1", "epoch": 1}
     path = make_run(evil, metrics=METRICS, result={"evaluations": [{**row, "value": 12.5}]})
     page = Page(report([path], tmp_path / "out", title="</title><h6>").page)
     assert "onerror" not in [name for name, _ in page.attributes]
@@ -297,7 +297,7 @@ def test_refusals(
     (broken / "results.json").write_text('{"study": {}, "arms": [{}]}')
     assert "not a study's" in refused([str(broken), "--out", str(out)], capsys)
     (broken / "results.json").write_text("{")
-    assert "cannot be read" in refused([str(broken), "--out", str(out)], capsys)
+    assert "cannot be used" in refused([str(broken), "--out", str(out)], capsys)
     twice = [str(make_study("a/same")), str(make_study("b/same"))]
     assert "another study of the name same" in refused([*twice, "--out", str(out)], capsys)
     assert not out.exists()
@@ -313,7 +313,7 @@ def test_whole_or_nothing(
     def fail(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(writing, "_write_tables", fail)
+    monkeypatch.setattr(page_module, "to_latex", fail)
     with pytest.raises(KeyboardInterrupt):
         report([make_run("a", metrics=METRICS)], tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
@@ -331,4 +331,4 @@ def test_an_empty_folder_is_filled_and_a_run_given_twice_counts_once(
 
 @pytest.mark.parametrize("script", ["a='</script>'", "b='<!-- x'", "c='</SCRIPT >'"])
 def test_a_script_cannot_end_the_page_s_own(script: str) -> None:
-    assert not re.search(r"</script|<!--", writing._inline(script), flags=re.IGNORECASE)
+    assert not re.search(r"</script|<!--", page_module.make_inline(script), flags=re.IGNORECASE)

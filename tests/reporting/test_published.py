@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from deepbregman.reporting.page.published import beside, published
+from deepbregman.reporting.published import (
+    published,
+    published_for,
+    published_series,
+    series_value,
+)
+from deepbregman.reporting.records import Measure
+from deepbregman.runs import Record
 
 ROOT = Path(__file__).parents[2]
 PAPER = (
@@ -29,7 +36,9 @@ def test_values_that_everybody_quotes() -> None:
     assert known[kappa, "Deep Divergence", "cifar10", None, "top1", 1000] == 70.8
     semi = "table:semisupervised"
     assert known[semi, "Our method", "imagenet", "1 % labels", "top1", None] == 53.5
-    assert known["table:transferlearning", "Our method", "voc", None, "AP75", None] == 64.1
+    assert known["table:transferlearning", "Our method", "voc", None, "AP75-07", None] == 64.1
+    assert known[baseline, "SimCLR", "isic2018", None, "top1", None] == 82.6
+    assert known[kappa, "Our method", "cifar10", None, "top1", 100] == 92.6
 
 
 @pytest.mark.skipif(not PAPER.is_file(), reason=f"the paper's source is not at {PAPER}")
@@ -68,8 +77,44 @@ def test_every_value_stands_in_the_table_that_is_named() -> None:
         (("imagenet", "semi", "finetuned, 1 % labels", "top1"), (), [25.4, 48.3, 49.1, 53.2]),
     ],
 )
-def test_beside(
+def test_what_stands_beside_a_quantity(
     asked: tuple[str, str, str, str], kappas: tuple[int, ...], values: list[float]
 ) -> None:
-    found = [entry.value for entry in beside(*asked, num_subnetworks=kappas)]
+    data, protocol, variant, metric = asked
+    measure = Measure(data, protocol, variant, metric, "", 1, 1)
+    found = [entry.value for entry in published_for(measure, kappas)]
     assert found[:4] == values
+
+
+def series(name: str, values: Record, **conditions: object) -> Record:
+    return {"series": name, "values": values, "data": "cifar10", "source": "a table", **conditions}
+
+
+def test_a_value_of_a_study_stands_beside_its_own_method() -> None:
+    parts = [series("the paper", {"5": 85.2}, beside=["ours"]), series("others", {"5": 71.9})]
+    results: Record = {"study": {"published": parts}, "data": "images/CIFAR10.npz"}
+    assert published_series(results) == parts
+    ours, theirs = ({"series": name, "x": 5} for name in ("ours", "theirs"))
+    assert [series_value(part, ours) for part in parts] == ["85.2", "71.9"]
+    assert [series_value(part, theirs) for part in parts] == ["", "71.9"]
+    assert [series_value(part, ours | {"x": 6}) for part in parts] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_there"),
+    [
+        ({}, True),
+        ({"data": "cifar10-mine.npz"}, False),
+        ({"judge": "holdout"}, False),  # those were published of the test images
+        ({"arms": [{"cost": {"encoder": "resnet50"}}]}, False),
+    ],
+)
+def test_a_series_stands_beside_the_same_images_and_encoder(
+    changes: Record, is_there: bool
+) -> None:
+    part = series("SimCLR", {"simclr": 84.8}, encoder="resnet18")
+    arm = {"series": "SimCLR", "x": "simclr", "cost": {"encoder": "resnet18"}}
+    results: Record = {"study": {"published": [part]}, "data": "cifar10", "arms": [arm]}
+    assert published_series(results | changes) == [part] * is_there
+    other = arm | {"cost": {"encoder": "resnet50"}}
+    assert [series_value(part, each) for each in (arm, other)] == ["84.8", ""]

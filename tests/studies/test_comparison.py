@@ -15,9 +15,9 @@ from PIL import Image
 from scipy import stats
 
 from deepbregman.cli import main
+from deepbregman.commands.report import report
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
-from deepbregman.reporting.page.writing import report
 from deepbregman.studies import cells
 from deepbregman.studies.catalogue.comparison import STUDY
 from deepbregman.studies.comparison import check_budget, compared, unequal_budget

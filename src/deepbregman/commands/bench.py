@@ -94,11 +94,12 @@ def bench(
 
 def keep_group(record: Record, group: Record, out: Path | None, console: Console) -> None:
     """Show a group and write what there is: a later group may be cut off."""
-    from deepbregman.reporting.speed import speed_figure, speed_table
+    from deepbregman.reporting.figures import save_speed_figure
+    from deepbregman.reporting.screen import speed_table
 
     record["groups"].append(group)
     console.print(speed_table(group))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "bench.json", record)
-        speed_figure(out / "bench.png", record)
+        save_speed_figure(out / "bench.png", record)

@@ -8,7 +8,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.applications import cluster_table, metric_table
+from deepbregman.reporting.screen import cluster_table, metric_table
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import ReportProgress, say
 

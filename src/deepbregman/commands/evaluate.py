@@ -8,7 +8,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.evaluation.options import Detect, Options, Protocol, Semi, Tuning
-from deepbregman.reporting.tables import evaluation_table
+from deepbregman.reporting.screen import evaluation_table
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import ReportProgress, say
 

@@ -60,9 +60,9 @@ def quickstart(
 
 def show(run: Run, console: Console) -> None:
     """Print the table, and where the figure and the run are."""
-    from deepbregman.reporting.tables import comparison_table
+    from deepbregman.reporting.screen import quickstart_table
 
-    console.print(comparison_table(run.result()["quickstart"], "Accuracy on 500 test digits, %"))
+    console.print(quickstart_table(run.result()["quickstart"], "Accuracy on 500 test digits, %"))
     say(console, f"figure: {_figure(run)}")
     say(console, f"run:    {run.path}")
 
@@ -135,12 +135,12 @@ def _draw(run: Run, features: dict[str, tuple[Labelled, Labelled]]) -> None:
     import numpy as np
     from sklearn.manifold import TSNE
 
-    from deepbregman.reporting.figures import quickstart_figure
+    from deepbregman.reporting.figures import FeatureMap, save_quickstart_figure
 
     maps = []
     for kind in ("raw pixels", "pretrained encoder"):
         points, labels = features[kind][1]
         plane = TSNE(random_state=0, init="pca", perplexity=30).fit_transform(points.numpy())
-        maps.append((f"t-SNE of test digits: {kind}", np.asarray(plane)))
+        maps.append(FeatureMap(f"t-SNE of test digits: {kind}", np.asarray(plane)))
     classes = [str(index) for index in range(1 + int(labels.max()))]
-    quickstart_figure(_figure(run), run.metrics(), maps, labels.numpy(), classes)
+    save_quickstart_figure(_figure(run), run.metrics(), maps, labels.numpy(), classes)

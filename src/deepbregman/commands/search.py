@@ -8,7 +8,12 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.applications import Found, metric_table, search_table, shown_value
+from deepbregman.reporting.screen import (
+    SearchHit,
+    format_distance,
+    metric_table,
+    search_table,
+)
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import ReportProgress, say
 
@@ -101,7 +106,8 @@ def show(result: "SearchResult", console: Console) -> None:
     for answer in result.answers:
         found = {
             measure: [
-                Found(image.name, image.class_name, shown_value(value)) for image, value in hits
+                SearchHit(image.name, image.class_name, format_distance(value))
+                for image, value in hits
             ]
             for measure, hits in answer.hits.items()
         }
@@ -129,7 +135,9 @@ def _make_panel(answer: "Answer") -> "Panel":
         for rank, (image, value) in enumerate(hits, start=1):
             judged = image.class_name is not None and query.class_name is not None
             same = image.class_name == query.class_name if judged else None
-            tiles.append(Tile(image.pixels, str(rank), shown_value(value), _caption(image), same))
+            tiles.append(
+                Tile(image.pixels, str(rank), format_distance(value), _caption(image), same)
+            )
         strips.append(Strip(TITLES[measure], tuple(tiles)))
     title, *lines = _caption(query)
     return Panel(Tile(query.pixels, title, lines=tuple(lines)), tuple(strips))

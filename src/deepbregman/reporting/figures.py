@@ -1,97 +1,385 @@
-"""Run folders to figures."""
+"""Figures that a command draws once: the quickstart's, maps of features, planes, rings, speeds."""
 
+import base64
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from deepbregman.runs import Record, replacing
+from deepbregman.runs import Record
 
-STYLE: dict[Any, Any] = {
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "figure.constrained_layout.use": True,
-    "font.size": 9.0,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-}
-PALETTE = mpl.colormaps["tab10"]
+from .charts import (
+    GREY,
+    PALETTE,
+    STAR,
+    Figure,
+    chart_of,
+    rounded,
+    save_chart,
+    specify,
+    stack,
+)
+from .screen import bare_speed, speed_title
 
-
-def draw_losses(axes: Axes, metrics: list[Record]) -> None:
-    """Draw the two losses by epoch."""
-    epochs = [row["epoch"] for row in metrics]
-    for index, name in enumerate(("contrastive", "divergence")):
-        values = [row[name] for row in metrics]
-        if any(values):
-            axes.plot(epochs, values, color=PALETTE(index), label=name)
-    axes.set(xlabel="epoch", ylabel="loss", title="Losses")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend()
+TEN_COLOURS = (*PALETTE[:6], "#000000", "#a6761d", "#7570b3", GREY)
+"""For ten classes; more repeat."""
+SHAPES = ("circle", "triangle-up", "square", "diamond", "triangle-down", "cross")
+"""Of classes, where colours have another meaning."""
+VIRIDIS = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")
+ZERO = "#c9c9c9"
+"""Where a divergence is exactly zero over a region."""
+LEVELS = 16
+"""Steps of colour of a map, whose edges are its contours."""
 
 
-def draw_monitor(axes: Axes, metrics: list[Record]) -> None:
-    """Draw the kNN monitor and, where there are any, the active subnetworks by epoch."""
-    judged = [row for row in metrics if "knn" in row]
-    axes.plot(
-        [row["epoch"] for row in judged],
-        [row["knn"] for row in judged],
-        marker="o",
-        markersize=3.0,
-        color=PALETTE(2),
-    )
-    axes.set(xlabel="epoch", ylabel="accuracy, %", title="kNN on held-out training images")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+class FeatureMap(NamedTuple):
+    """Features of a run, mapped to the plane."""
+
+    title: str
+    points: np.ndarray  # (N, 2)
+    words: tuple[str, ...] = ()
+    """Lines below the map's title."""
 
 
-def draw_map(
-    axes: Axes, points: np.ndarray, labels: np.ndarray, classes: list[str], title: str
-) -> None:
-    """Draw a two-dimensional map of features, (N, 2), coloured by label."""
+class PlaneMap(NamedTuple):
+    """A value for every point of a grid in the plane."""
+
+    title: str
+    values: np.ndarray  # (G, G), of the points (x[j], y[i])
+    is_partition: bool = False
+    """Whole numbers, regions rather than heights."""
+
+
+def _figure(chart: Any, title: str, caption: str = "") -> Figure:
+    return Figure("", title, caption, specify(chart, title, caption))
+
+
+def _plane_axis(channel: Any, field: str, values: np.ndarray, *, is_bare: bool) -> Any:
+    """Return an axis that holds all values and a margin; without numbers where they say nothing."""
+    import altair as alt
+
+    low, high = float(values.min()), float(values.max())
+    margin = 0.04 * (high - low or 1.0)
+    scale = alt.Scale(domain=[low - margin, high + margin], nice=False, zero=False)
+    axis = None if is_bare else alt.Axis(grid=False)
+    return channel(f"{field}:Q", title=None, scale=scale, axis=axis)
+
+
+def _class_colour(field: str, names: Sequence[str]) -> Any:
+    import altair as alt
+
+    colours = [TEN_COLOURS[index % len(TEN_COLOURS)] for index in range(len(names))]
+    scale = alt.Scale(domain=list(names), range=colours)
+    return alt.Color(f"{field}:N", scale=scale, legend=None)
+
+
+def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> Figure:
+    """Draw a map of features, coloured by label, with the name of each class in its middle."""
+    import altair as alt
+
+    points, names = [], []
     for index, name in enumerate(classes):
-        chosen = points[labels == index]
-        axes.scatter(chosen[:, 0], chosen[:, 1], s=7.0, color=PALETTE(index % 10), linewidths=0)
+        chosen = one.points[labels == index]
+        points += [{"x": rounded(x), "y": rounded(y), "class": name} for x, y in chosen]
         if len(chosen):
             middle = np.median(chosen, axis=0)
-            axes.annotate(
-                name,
-                (float(middle[0]), float(middle[1])),
-                ha="center",
-                va="center",
-                weight="bold",
-                bbox={"boxstyle": "round,pad=0.15", "color": "white", "alpha": 0.75},
-            )
-    axes.set(title=title, xticks=[], yticks=[])
-    axes.grid(False)
+            names.append({"x": rounded(middle[0]), "y": rounded(middle[1]), "class": name})
+    x = _plane_axis(alt.X, "x", one.points[:, 0], is_bare=True)
+    y = _plane_axis(alt.Y, "y", one.points[:, 1], is_bare=True)
+    dots = chart_of(points).mark_circle(size=12, opacity=0.8)
+    words = chart_of(names).encode(x=x, y=y, text="class:N")
+    halo = words.mark_text(fontSize=13, fontWeight="bold", stroke="white", strokeWidth=4)
+    layers = [
+        dots.encode(x=x, y=y, color=_class_colour("class", classes)),
+        halo,
+        words.mark_text(fontSize=13, fontWeight="bold", color="#1c2026"),
+    ]
+    return _figure(alt.layer(*layers).properties(width=400, height=400), one.title)
 
 
-def quickstart_figure(
+def save_map_figure(
+    paths: Sequence[Path], maps: Sequence[FeatureMap], labels: np.ndarray, classes: Sequence[str]
+) -> None:
+    """Write maps side by side, of the same images.
+
+    Args:
+        paths: of the files.
+        maps: one for each run.
+        labels: (N,)
+        classes: their names.
+    """
+    figures = [feature_map(one, labels, classes) for one in maps]
+    notes = [f"{one.title}: {'; '.join(one.words)}" for one in maps if one.words]
+    save_chart(paths, stack(figures, "Features, mapped to the plane", notes, columns=len(maps)))
+
+
+def save_quickstart_figure(
     path: Path,
-    metrics: list[Record],
-    maps: list[tuple[str, np.ndarray]],
+    metrics: Sequence[Record],
+    maps: Sequence[FeatureMap],
     labels: np.ndarray,
-    classes: list[str],
+    classes: Sequence[str],
 ) -> None:
     """Write the quickstart's figure: learning curves, and maps of features before and after.
 
     Args:
         path: of the PNG.
         metrics: of the run.
-        maps: title and points (N, 2) of each map.
+        maps: of features.
         labels: (N,)
         classes: their names.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.0, 7.0), dpi=120)
-        axes = figure.subplots(2, 2)
-        draw_losses(axes[0, 0], metrics)
-        draw_monitor(axes[0, 1], metrics)
-        for axis, (title, points) in zip(axes[1], maps, strict=True):
-            draw_map(axis, points, labels, classes, title)
-        with replacing(path) as file:
-            figure.savefig(file, format="png")
+    import altair as alt
+
+    x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    losses = [
+        {"epoch": row["epoch"], "value": rounded(row[name]), "term": name}
+        for name in ("contrastive", "divergence")
+        for row in metrics
+        if row.get(name)
+    ]
+    judged = [
+        {"epoch": row["epoch"], "value": rounded(row["knn"])} for row in metrics if "knn" in row
+    ]
+    scale = alt.Scale(domain=["contrastive", "divergence"], range=list(PALETTE[:2]))
+    legend = alt.Legend(title=None, orient="top-right")
+    lines = chart_of(losses).mark_line(strokeWidth=2)
+    lines = lines.encode(x=x, y=y, color=alt.Color("term:N", scale=scale, legend=legend))
+    line = chart_of(judged).mark_line(strokeWidth=2, point={"color": PALETTE[2]}, color=PALETTE[2])
+    size = {"width": 400, "height": 220}
+    figures = [
+        _figure(alt.layer(lines).properties(**size), "Losses"),
+        _figure(
+            alt.layer(line.encode(x=x, y=y)).properties(**size),
+            "kNN on held-out training images, %",
+        ),
+        *(feature_map(one, labels, classes) for one in maps),
+    ]
+    save_chart([path], stack(figures, "Quickstart: digits", [], columns=2))
+
+
+def save_plane_figure(
+    paths: Sequence[Path],
+    maps: Sequence[PlaneMap],
+    *,
+    x: np.ndarray,
+    y: np.ndarray,
+    points: np.ndarray,
+    labels: np.ndarray,
+    chosen: int,
+) -> None:
+    """Write maps of divergences to a chosen sample, the samples over them.
+
+    Args:
+        paths: of the files.
+        maps: three in a row.
+        x: (G,) abscissae of the maps.
+        y: (G,) ordinates.
+        points: (N, 2) samples.
+        labels: (N,) their classes.
+        chosen: index of the sample x0.
+    """
+    figures = [_plane_panel(one, x, y, points, labels, chosen) for one in maps]
+    title = "Divergence from every point of the plane to a sample x0"
+    save_chart(paths, stack(figures, title, [], columns=3))
+
+
+def _plane_panel(
+    one: PlaneMap,
+    x: np.ndarray,
+    y: np.ndarray,
+    points: np.ndarray,
+    labels: np.ndarray,
+    chosen: int,
+) -> Figure:
+    import altair as alt
+
+    # An image: a rectangle for every point of the grid would be megabytes of SVG.
+    top = float(np.quantile(one.values, 0.98)) or 1.0
+    pixels = _colour_regions(one.values) if one.is_partition else _colour_heights(one.values, top)
+    corners = {"x": float(x[0]), "x2": float(x[-1]), "y": float(y[0]), "y2": float(y[-1])}
+    across = alt.X("x:Q", title=None, axis=alt.Axis(grid=False), scale=_exact(x))
+    up = alt.Y("y:Q", title=None, axis=alt.Axis(grid=False), scale=_exact(y))
+    image = chart_of([{**corners, "url": _png_address(pixels)}]).mark_image(aspect=False)
+    layers: list[Any] = [image.encode(x=across, x2="x2:Q", y=up, y2="y2:Q", url="url:N")]
+    if not one.is_partition:  # of no size, for its legend
+        ends = [{"x": float(x[0]), "y": float(y[0]), "value": value} for value in (0.0, top)]
+        scale = alt.Scale(domain=[0.0, top], range=list(VIRIDIS))
+        legend = alt.Legend(title=None, format=".2~g", gradientLength=200)
+        colour = alt.Color("value:Q", scale=scale, legend=legend)
+        layers.append(chart_of(ends).mark_point(opacity=0).encode(x=across, y=up, color=colour))
+    samples = [
+        {"x": rounded(a), "y": rounded(b), "class": str(label)}
+        for (a, b), label in zip(points, labels, strict=True)
+    ]
+    names = [str(label) for label in np.unique(labels)]
+    shapes = alt.Scale(domain=names, range=[SHAPES[i % len(SHAPES)] for i in range(len(names))])
+    marks = chart_of(samples).mark_point(
+        filled=True, size=18, fill="white", stroke="#1c2026", strokeWidth=0.5, opacity=0.9
+    )
+    shape = alt.Shape("class:N", scale=shapes, legend=None)
+    layers.append(marks.encode(x=across, y=up, shape=shape))
+    target = chart_of([{"x": float(points[chosen, 0]), "y": float(points[chosen, 1])}])
+    target = target.encode(x=across, y=up)
+    layers.append(target.mark_point(size=160, filled=True, color="red", opacity=1, shape=STAR))
+    words: dict[str, Any] = {
+        "text": "x0",
+        "dx": 14,
+        "dy": -12,
+        "fontWeight": "bold",
+        "fontSize": 14,
+    }
+    layers.append(target.mark_text(**words, stroke="white", strokeWidth=3))
+    layers.append(target.mark_text(**words, color="red"))
+    return _figure(alt.layer(*layers).properties(width=260, height=260), one.title)
+
+
+def _exact(values: np.ndarray) -> Any:
+    import altair as alt
+
+    return alt.Scale(domain=[float(values[0]), float(values[-1])], nice=False, zero=False)
+
+
+def _colour_heights(values: np.ndarray, top: float) -> np.ndarray:
+    """Colour heights (G, G) in steps; a region of zeros is grey."""
+    steps = np.floor(np.clip(values / top, 0.0, 1.0) * LEVELS).clip(max=LEVELS - 1) / (LEVELS - 1)
+    stops = np.linspace(0.0, 1.0, len(VIRIDIS))
+    channels = [[int(colour[i : i + 2], 16) for colour in VIRIDIS] for i in (1, 3, 5)]
+    pixels = np.stack([np.interp(steps, stops, channel) for channel in channels], axis=-1)
+    zero = values <= 1e-6 * top
+    if zero.mean() > 0.002:  # a region, not the point x0 alone
+        pixels[zero] = [int(ZERO[i : i + 2], 16) for i in (1, 3, 5)]
+    return pixels.astype(np.uint8)
+
+
+def _colour_regions(values: np.ndarray) -> np.ndarray:
+    """Colour whole numbers (G, G), each lightly."""
+    _, regions = np.unique(values, return_inverse=True)
+    colours = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in TEN_COLOURS]
+    light = 255 - (255 - np.array(colours)) * 0.45
+    return light[regions.reshape(values.shape) % len(light)].astype(np.uint8)
+
+
+def _png_address(pixels: np.ndarray) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    large = np.repeat(np.repeat(pixels[::-1], 4, axis=0), 4, axis=1)  # a row is a line upwards
+    Image.fromarray(large).save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def save_ring_figure(
+    paths: Sequence[Path],
+    *,
+    points: np.ndarray,
+    labels: np.ndarray,
+    clusters: Mapping[str, np.ndarray],
+    rows: Sequence[Record],
+) -> None:
+    """Write the figure of the rings: the distributions, two clusterings, and every arm's ARI.
+
+    Args:
+        paths: of the files.
+        points: (N, S, 2), the held-out distributions of the first seed.
+        labels: (N,), their rings.
+        clusters: arm -> (N,) clusters found, for the arms to show.
+        rows: arms with mean, deviation and n of the ARI, and whether each is a baseline; grey.
+    """
+    import altair as alt
+
+    means = points.mean(axis=1)
+    rings = [int(index) for index in np.unique(labels)]
+    every = np.concatenate([means, *(points[labels == ring][0] for ring in rings)])
+    x = _plane_axis(alt.X, "x", every[:, 0], is_bare=False)
+    y = _plane_axis(alt.Y, "y", every[:, 1], is_bare=False)
+    names = [str(ring) for ring in rings]
+    shapes = alt.Scale(domain=names, range=list(SHAPES[: len(rings)]))
+    size = {"width": 230, "height": 230}
+
+    def dots(found: np.ndarray, marks: np.ndarray, shape: np.ndarray) -> list[Record]:
+        return [
+            {"x": rounded(a), "y": rounded(b), "cluster": str(mark), "ring": str(ring)}
+            for (a, b), mark, ring in zip(found, marks, shape, strict=True)
+        ]
+
+    whole = []  # every point of one distribution of each ring
+    for ring in rings:
+        same = np.full(points.shape[1], ring)
+        whole += dots(points[labels == ring][0], same, same)
+    colour = _class_colour("cluster", names)
+    first = alt.layer(
+        chart_of(whole)
+        .mark_point(size=14, strokeWidth=0.7, filled=False)
+        .encode(x=x, y=y, color=colour),
+        chart_of(dots(means, labels, labels))
+        .mark_circle(size=14, opacity=1)
+        .encode(x=x, y=y, color=colour),
+    )
+    title = "Means by ring; hollow: one distribution of each"
+    figures = [_figure(first.properties(**size), title)]
+    for arm, found in clusters.items():
+        marks = chart_of(dots(means, found, labels)).mark_point(filled=True, size=24, opacity=0.9)
+        marks = marks.encode(
+            x=x,
+            y=y,
+            color=_class_colour("cluster", [str(index) for index in np.unique(found)]),
+            shape=alt.Shape("ring:N", scale=shapes, legend=None),
+        )
+        figures.append(_figure(alt.layer(marks).properties(**size), f"Clusters by {arm}"))
+    bars = [
+        {
+            **{"name": row["arm"], "value": rounded(row["mean"]), "baseline": row["is_baseline"]},
+            "low": rounded(row["mean"] - (row["deviation"] or 0.0)),
+            "high": rounded(row["mean"] + (row["deviation"] or 0.0)),
+            "words": f"{row['mean']:.3f} ± {row['deviation'] or 0.0:.3f}",
+        }
+        for row in rows
+    ]
+    chart = _bar_layers(bars, "adjusted Rand index", [min(0.0, *(b["low"] for b in bars)), 1.2])
+    figures.append(_figure(chart.properties(width=560), "Agreement with the rings"))
+    notes = [f"colour: cluster, shape: ring; bars: mean and deviation, runs: {rows[0]['n']}"]
+    save_chart(paths, stack(figures, "Rings of distributions", notes, columns=3))
+
+
+def _bar_layers(bars: Sequence[Record], unit: str, ends: Sequence[float]) -> Any:
+    """Draw a bar for each name, its words behind it, and its deviation where it has ends."""
+    import altair as alt
+
+    scale = alt.Scale(domain=list(ends), nice=False)
+    ticks = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=True, labelOverlap=False)
+    x = alt.X("value:Q", title=unit, scale=scale, axis=ticks)
+    y = alt.Y("name:N", title=None, sort=[bar["name"] for bar in bars])
+    fill = alt.condition("datum.baseline", alt.value(GREY), alt.value(PALETTE[0]))
+    base = chart_of(bars).encode(y=y)
+    layers: list[Any] = [base.mark_bar(height=13).encode(x=x, color=fill)]
+    if "low" in bars[0]:
+        rule = base.mark_rule(strokeWidth=1.5, color="#1c2026")
+        layers.append(rule.encode(x=alt.X("low:Q", title=unit), x2="high:Q"))
+    words = base.mark_text(align="left", dx=6, fontSize=11, color="#333333").encode(text="words:N")
+    end = "high" if "low" in bars[0] else "value"
+    layers.append(words.encode(x=alt.X(f"{end}:Q", title=unit)))
+    return alt.layer(*layers).properties(height=22 * len(bars))
+
+
+def save_speed_figure(path: Path, record: Record) -> None:
+    """Write bars of every arm of a benchmark over the bare encoder, a panel for each group."""
+    figures = []
+    for group in record["groups"]:
+        floor = bare_speed(group)
+        bars = []
+        for arm in group["arms"]:
+            if "views" in arm["name"]:
+                continue
+            speed = arm["images_per_second"]
+            words = f"{speed / floor:.2f}  ({speed:,.0f} / s)"
+            bars.append(
+                {"name": arm["name"], "value": rounded(speed / floor), "words": words}
+                | {"baseline": arm["name"] == "bare encoder"}
+            )
+        chart = _bar_layers(bars, "share of the bare encoder's images per second", [0.0, 1.35])
+        figures.append(_figure(chart.properties(width=560), speed_title(group)))
+    save_chart([path], stack(figures, record["device"], [], columns=1))

@@ -5,7 +5,6 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
@@ -89,11 +88,11 @@ def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
 
 
 def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top: int) -> None:
-    draw.text((MARGIN, top), "query", font=_font(TEXT, bold=True), fill=INK)
+    draw.text((MARGIN, top), "query", font=_font(TEXT), fill=INK)
     _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING, _tile_height([panel.query]))
     left = MARGIN + CELL + 3 * GAP
     for strip in panel.strips:
-        draw.text((left, top), strip.title, font=_font(TEXT, bold=True), fill=INK)
+        draw.text((left, top), strip.title, font=_font(TEXT), fill=INK)
         top += HEADING
         row_height = _tile_height(strip.tiles)
         for start in range(0, len(strip.tiles), COLUMNS):
@@ -110,9 +109,8 @@ def _draw_tile(
     inner = (left + FRAME, top + FRAME)
     sheet.paste(_thumbnail(tile.pixels), inner)
     below = top + CELL + 4
-    bold = _font(TEXT, bold=True)
-    draw.text((left, below), _fitted(tile.title, bold=True), font=bold, fill=INK)
-    draw.text((left + CELL, below), tile.value, font=bold, fill=INK, anchor="ra")
+    draw.text((left, below), _fitted(tile.title), font=_font(TEXT), fill=INK)
+    draw.text((left + CELL, below), tile.value, font=_font(TEXT), fill=INK, anchor="ra")
     for line in tile.lines:
         below += LINE
         draw.text((left, below), _fitted(line), font=_font(TEXT), fill=FAINT)
@@ -151,9 +149,9 @@ def _thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
     return square
 
 
-def _fitted(words: str, *, bold: bool = False) -> str:
+def _fitted(words: str) -> str:
     """Shorten words from the left until they fit a tile: the end of a path says most."""
-    font = _font(TEXT, bold=bold)
+    font = _font(TEXT)
     words = " ".join(words.encode(errors="replace").decode().split())
     if font.getlength(words) <= CELL:
         return words
@@ -163,7 +161,8 @@ def _fitted(words: str, *, bold: bool = False) -> str:
 
 
 @cache
-def _font(size: int, *, bold: bool = False) -> ImageFont.FreeTypeFont:
-    """Return matplotlib's own DejaVu, which is there on every machine and the same on all."""
-    name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
-    return ImageFont.truetype(Path(mpl.get_data_path()) / "fonts" / "ttf" / name, size)
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """Return the font that Pillow carries, which is the same on every machine."""
+    font = ImageFont.load_default(size)
+    assert isinstance(font, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
+    return font

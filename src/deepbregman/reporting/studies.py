@@ -1,285 +1,670 @@
-"""The results of a study to a table and a figure; published values stand apart from measured."""
+"""Records of studies and searches to charts and tables, for the page and for the study's folder."""
 
-import math
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
-from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
+from deepbregman.runs import Record
+from deepbregman.statistics import format_difference
 
-from deepbregman.runs import Record, replacing
-
-from .figures import PALETTE, STYLE
-from .pairs import pairs_figure, pairs_table
-from .printed import of_metric, printed_series, printed_title, printed_value
-from .summaries import caption, change, diverged_words, reference_words, spread
-
-GREY = "0.45"
-COLOURS = {"SimCLR": PALETTE(3), "with divergence": PALETTE(0)}
-"""Of series that several studies have; the others take what is left."""
-OTHER_COLOURS = [PALETTE(index) for index in (1, 2, 4, 5, 6, 8, 9)]
-PUBLISHED_MARKERS = "Ds^v"
-SHOWN = (
-    *("linear, cached features", "linear, crop and flip"),
-    *("knn, cosine, k=20", "knn, divergence, k=20"),
+from .charts import (
+    GREY,
+    PALETTE,
+    STAR,
+    WIDTH,
+    Figure,
+    arm_colour,
+    chart_of,
+    dot_spec,
+    mean_point,
+    published_layer,
+    rounded,
+    save_chart,
+    slug,
+    specify,
+    stack,
+    tooltip,
 )
-"""Metrics of the table; ``results.csv`` has them all."""
+from .published import published_series, series_of_metric, series_title, series_value
+from .records import is_finite
+from .tables import Cell, Row, Table, cell_of, format_value
+
+COMPARED = {
+    "linear, cached features": "linear classifier",
+    "linear, crop and flip": "linear classifier, crop and flip",
+    "knn, cosine, k=200": "kNN, k = 200",
+    "knn, cosine, k=20": "kNN, k = 20",
+}
+"""Metrics in which recipes are compared before the eye; ``results.json`` compares them in all."""
+COSTS = {
+    "epochs": "epochs",
+    "views_per_image": "views per image",
+    "view_size": "pixels of a side",
+    "samples_per_step": "samples per step",
+    "steps": "steps",
+}
+"""What is said of the cost of an arm."""
+SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
+"""Of series that several studies have; the others take what is left."""
 LONG_NAME = 26
-"""Letters of a series of which three do not fit side by side."""
+"""Letters of a series of which two do not fit side by side in half of a page."""
 LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
+BEST_TRIALS = 10
+LOST_TRIALS = {"pruned": "stroke", "diverged": "cross"}
+"""Marks of the trials that came to nothing, at the foot of a slice."""
 
 
-def study_table(results: Record) -> RenderableType:
-    """Draw the arms of a study, their metrics, and what was published."""
-    if results["study"]["figure"] == "pairs":
-        return pairs_table(results)
-    there = dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"])
-    metrics = [name for name in SHOWN if name in there]
-    printed = printed_series(results)
-    beyond = {arm["name"] for arm in results["study"]["arms"] if arm["beyond"]}
-    supervised = {arm["name"] for arm in results["study"]["arms"] if arm.get("supervised")}
-    table = Table(title=escape(caption(results)), title_justify="left")
-    table.add_column("arm", overflow="fold")  # cut short, two arms could look alike
-    for name in metrics:
-        table.add_column(name, justify="right")
-    reference = reference_words(results)
-    if reference is not None:
-        table.add_column(f"linear, difference to {escape(reference)} [95 %]", justify="right")
-    for part in printed:
-        table.add_column(
-            escape(printed_title(part, results["metric"])), justify="right", style="dim"
-        )
+def is_grid(record: Record) -> bool:
+    """Tell whether ``results.json`` is of a study of arms and seeds."""
+    return "arms" in record and "study" in record
+
+
+_SUMMARY = {"mean": float, "deviation": float, "n": int, "interval": [float]}
+_ARM = {
+    **{"arm": str, "series": str, "against": str, "num_diverged": int},
+    **{"metrics": {...: _SUMMARY}, "difference": {...: _SUMMARY}},
+    "cost": {"encoder": str, "seconds": _SUMMARY, ...: float},
+}
+_DEFINITION = {
+    **{"title": str, "note": str, "x_label": str, "figure": str, "reference": str},
+    "arms": [{"name": str}],
+    "published": [{"series": str, "source": str, "data": str, "values": {...: float}}],
+}
+GRID = {
+    **{"study": _DEFINITION, "recipe": str, "data": str, "judge": str, "metric": str},
+    **{"unequal_budget": [str], "arms": [_ARM]},
+    "cells": [{"arm": str, "run": str, "seed": int, "metrics": {...: float}}],
+}
+"""The shape of ``results.json`` of a study of arms and seeds."""
+_TRIAL = {"trial": int, "state": str, "value": float, "values": {}}
+SEARCH = {"space": [str], "importance": {...: float}, "trials": [_TRIAL]}
+"""The shape of ``trials.json``."""
+
+
+# Words about a study.
+
+
+def reference_name(results: Record) -> str | None:
+    """Name what the arms are compared with; None where nothing is."""
+    names = {arm["against"] for arm in results["arms"] if arm.get("difference")}
+    if not names:
+        return None
+    return str(names.pop()) if len(names) == 1 else "the first of its series"
+
+
+def describe_budget(results: Record) -> str:
+    """Say in which ways the arms do not spend alike; nothing where they do."""
+    found = results.get("unequal_budget")
+    return f"unequal budget: {'; '.join(map(str, found))}" if found else ""
+
+
+def describe_diverged(results: Record) -> str:
+    """Name the arms of which seeds diverged, which no mean holds; nothing where none did."""
+    found = []
     for arm in results["arms"]:
-        mark = " (supervised)" * (arm["arm"] in supervised) + " *" * (arm["arm"] in beyond)
-        diverged = arm["num_diverged"]
-        cells = [escape(arm["arm"]) + mark + f" ({diverged} diverged)" * bool(diverged)]
-        cells += [spread(arm["metrics"].get(name)) for name in metrics]
-        if reference is not None:
-            cells.append(change(arm["difference"].get(results["metric"])))
-        cells += [printed_value(part, arm) for part in printed]
-        table.add_row(*cells)
-    if beyond & {arm["arm"] for arm in results["arms"]}:
-        table.caption = "* not in the paper"
-    return table
+        if arm.get("num_diverged"):
+            begun = sum(row["arm"] == arm["arm"] for row in results["cells"])
+            found.append(f"{arm['arm']} ({arm['num_diverged']} of {begun} seeds)")
+    return f"diverged: {', '.join(found)}" if found else ""
 
 
-def study_figure(paths: Sequence[Path], results: Record) -> None:
-    """Write a study's figure.
+def format_epochs(results: Record) -> str:
+    """Say how many epochs the arms were trained, which may be different numbers."""
+    if results["epochs"] is not None:
+        return str(results["epochs"])
+    counts = sorted({arm["cost"]["epochs"] for arm in results["arms"] if arm.get("cost")})
+    return " or ".join(map(str, counts))
+
+
+def describe_conditions(results: Record) -> str:
+    """Say what was trained, on what, and how it was judged."""
+    split = "test" if results["judge"] == "test" else "held-out training"
+    epochs, data = format_epochs(results), Path(results["data"]).name
+    return f"{results['recipe']} on {data}, {epochs} epochs, {split} images, top-1 %"
+
+
+def format_seeds(counts: Iterable[int]) -> str:
+    """Say how many seeds there are: ``n = 3``, or ``n = 2-3`` where not all have the same."""
+    found = sorted(set(counts))
+    return f"n = {found[0]}" + f"-{found[-1]}" * (len(found) > 1)
+
+
+def as_sentence(words: str) -> str:
+    """Begin words with a capital, and leave the names within them as they are."""
+    return words[:1].upper() + words[1:]
+
+
+def known_costs(results: Record) -> dict[str, str]:
+    """Return those of ``COSTS`` that any arm has."""
+    costs = [arm["cost"] for arm in results["arms"] if arm.get("cost")]
+    return {
+        name: words
+        for name, words in COSTS.items()
+        if any(cost.get(name) is not None for cost in costs)
+    }
+
+
+# Charts of a grid.
+
+
+def study_figures(results: Record, key: str) -> list[Figure]:
+    """Draw a study of arms and seeds: what each arm came to, and its difference to a reference.
 
     Args:
-        paths: of the files; the ending names the format.
+        results: what ``results.json`` holds.
+        key: begins the names of files.
+    """
+    if results["study"]["figure"] == "pairs":
+        drawn = [_pair_figure(results, key), _difference_figure(results, key)]
+    else:
+        drawn = [_arm_figure(results, key), _difference_figure(results, key)]
+    return [figure for figure in drawn if figure is not None]
+
+
+def save_study_figure(paths: Sequence[Path], results: Record) -> None:
+    """Write a study's figure; the ending of a path names the format.
+
+    Args:
+        paths: of the files.
         results: what ``results.json`` holds.
     """
-    kind = results["study"]["figure"]
-    if kind == "pairs":
-        pairs_figure(paths, results)
-        return
-    measured = [arm for arm in results["arms"] if results["metric"] in arm["metrics"]]
-    rows = len(measured) + len({arm["series"] for arm in measured})
-    size = (6.4, 1.5 + 0.27 * rows) if kind == "bars" else (6.4, 4.0)
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=size, dpi=150)
-        axes = figure.subplots()
-        if measured:
-            {"line": _draw_line, "bars": _draw_bars, "drops": _draw_drops}[kind](
-                axes, measured, results
-            )
-        figure.suptitle(results["study"]["title"], fontsize=10.0, fontweight="bold")
-        axes.set_title(_conditions(measured, results), fontsize=7.5, color=GREY)
-        for path in paths:
-            with replacing(path) as file:
-                figure.savefig(file, format=path.suffix.removeprefix("."))
+    figures = study_figures(results, "study")
+    if results["study"]["figure"] != "pairs":
+        figures = figures[:1]
+    seeds = len({row["seed"] for row in results["cells"] if "seed" in row})
+    notes = [describe_conditions(results) + f"; {seeds} seed{'s' * (seeds != 1)}"]
+    notes += [as_sentence(describe_budget(results))] if describe_budget(results) else []
+    diverged = describe_diverged(results)
+    notes += [f"{as_sentence(diverged)}, which have no accuracy."] if diverged else []
+    notes += [figure.caption for figure in figures]
+    notes += [f"Published, {p['series']}: {p['source']}." for p in published_series(results)]
+    save_chart(paths, stack(figures, results["study"]["title"], notes, columns=2))
 
 
-def _conditions(measured: list[Record], results: Record) -> str:
-    counts = sorted({arm["metrics"][results["metric"]]["n"] for arm in measured})
-    seeds = (
-        "-".join(str(count) for count in dict.fromkeys((counts[0], counts[-1]))) if counts else "0"
+def _arm_figure(results: Record, key: str) -> Figure | None:
+    """Draw the arms of a grid over an axis; None when none has been judged."""
+    metric, kind = results["metric"], results["study"]["figure"]
+    printed = series_of_metric(published_series(results), metric)
+    part = "difference" if kind == "drops" else "metrics"
+    found = [arm for arm in results["arms"] if metric in (arm.get(part) or {})]
+    if not found:
+        return None
+    beyond = {arm["name"] for arm in results["study"]["arms"] if arm.get("beyond")}
+    points = []
+    for arm in found:
+        point = mean_point("", arm["series"], arm[part][metric])
+        is_beyond = arm["arm"] in beyond
+        points.append({**point, "name": arm["arm"], "x": arm["x"], "beyond": is_beyond})
+    marks = [
+        {"x": x, "value": value, "method": f"published: {p['series']}", "where": p["source"]}
+        for p in printed
+        for x, value in p["values"].items()
+    ]
+    unit = "change of linear accuracy, points" if kind == "drops" else f"{metric}, %"
+    seeds = format_seeds(point["n"] for point in points)
+    caption = f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(printed)
+    if kind == "bars" and any(point["beyond"] for point in points):
+        caption += "; * not in the paper"
+    draw = {"line": _line_chart, "bars": _bar_chart, "drops": _drop_chart}[kind]
+    study = results["study"]
+    chart = draw(points, marks, study.get("reference"), study["x_label"])
+    spec = specify(chart, study["title"], f"{unit}; {caption}")
+    return Figure(f"{key}-arms", as_sentence(unit), caption, spec)
+
+
+_TOOLTIP = {"name:N": "arm", "arm:N": "series", "shown:N": "mean ± deviation"}
+
+
+def _series_colour(points: Sequence[Record]) -> Any:
+    """Encode the series as colour: SimCLR and ours alike in every study."""
+    import altair as alt
+
+    names = list(dict.fromkeys(point["arm"] for point in points))
+    others = [name for name in names if name not in SERIES_COLOURS]
+    rest = {name: PALETTE[2 + index % (len(PALETTE) - 2)] for index, name in enumerate(others)}
+    scale = alt.Scale(domain=names, range=[(SERIES_COLOURS | rest)[name] for name in names])
+    columns = 1 if max(map(len, names)) > LONG_NAME else 0  # 0 is one line
+    legend = alt.Legend(
+        title=None, orient="bottom", labelLimit=300, symbolOpacity=1, columns=columns
     )
-    what = "one seed" if seeds == "1" else f"mean and deviation of {seeds} seeds"
-    words = caption(results).removeprefix(results["study"]["title"]).strip() + f"; {what}"
-    lines = [words, *textwrap.wrap(diverged_words(results), 110)]  # what is not drawn is said
-    return "\n".join(lines)
+    return alt.Color("arm:N", scale=scale, legend=legend)
 
 
-def _value(arm: Record, results: Record) -> tuple[float, float]:
-    summary = arm["metrics"][results["metric"]]
-    return summary["mean"], summary["deviation"] or 0.0
+def _line_chart(
+    points: list[Record], printed: list[Record], reference: str | None, x_label: str
+) -> Any:
+    """Draw series over an axis of numbers or words; the reference is a level line."""
+    import altair as alt
+
+    level = [point for point in points if point["name"] == reference]
+    others = [point for point in points if point["name"] != reference] or points
+    if all(is_finite(point["x"]) for point in others):
+        ends = [float(point["x"]) for point in others]
+        is_log = min(ends) > 0 and max(ends) / min(ends) > LOG_RATIO
+        kind: Any = {"type": "log"} if is_log else {"zero": False}
+        scale = alt.Scale(nice=False, padding=14, **kind)
+        ticks = sorted(set(ends))
+        axis = alt.Axis(values=ticks, grid=False, format="~g", labelOverlap=len(ticks) > 8)
+        x: Any = alt.X("x:Q", title=x_label, scale=scale, axis=axis)
+        printed = [{**point, "x": float(point["x"])} for point in printed]
+    else:
+        order = list(dict.fromkeys(str(point["x"]) for point in others))
+        axis = alt.Axis(labelAngle=0)
+        x = alt.X("x:N", title=x_label, sort=order, scale=alt.Scale(domain=order), axis=axis)
+        printed = [point for point in printed if point["x"] in order]
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    ends_of_bar = {"y": alt.Y("low:Q", title=None), "y2": "high:Q"}
+    colour = _series_colour(points)
+    layers: list[Any] = []
+    if level:
+        flat = chart_of(level).encode(color=colour)
+        layers.append(flat.mark_rect(opacity=0.15).encode(**ends_of_bar))
+        layers.append(flat.mark_rule(strokeWidth=1.6).encode(y=y, tooltip=tooltip(_TOOLTIP)))
+    if printed:
+        shapes = alt.Scale(range=["diamond", "square", "triangle-up"])
+        legend = alt.Legend(title=None, orient="bottom", labelLimit=300, columns=1)
+        shape = alt.Shape("method:N", scale=shapes, legend=legend)
+        lines = chart_of(printed).mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY)
+        layers.append(lines.encode(x=x, y=y, detail="method:N"))
+        layers.append(published_layer(printed).encode(x=x, y=y, shape=shape))
+    base = chart_of(others).encode(x=x, color=colour)
+    layers += [
+        base.mark_line(strokeWidth=2).encode(y=y),
+        base.mark_rule(strokeWidth=2).encode(**ends_of_bar),
+        base.mark_point(filled=True, size=70, opacity=1).encode(y=y, tooltip=tooltip(_TOOLTIP)),
+    ]
+    return alt.layer(*layers).properties(width=WIDTH, height=260)
 
 
-def _colour(series: str, index: int) -> tuple[float, float, float, float]:
-    return COLOURS.get(series, OTHER_COLOURS[index % len(OTHER_COLOURS)])
+def _bar_chart(
+    points: list[Record], printed: list[Record], reference: str | None, x_label: str
+) -> Any:
+    """Draw a dot with its deviation for each arm; the reference's mean goes through all."""
+    import altair as alt
+
+    groups = dict.fromkeys(point["arm"] for point in points if point["name"] != reference)
+    for point in points:
+        prefix = f"{point['arm']}: " if len(groups) > 1 and point["name"] != reference else ""
+        point["label"] = f"{prefix}{point['x']}" + " *" * point["beyond"]
+    known = {str(point["x"]): point["label"] for point in points}
+    printed = [{**p, "label": known[p["x"]]} for p in printed if p["x"] in known]
+    y = alt.Y("label:N", title=None, sort=[p["label"] for p in points], axis=alt.Axis(grid=True))
+    x = alt.X("value:Q", title="%", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+    colour = _series_colour(points)
+    level = [
+        {"value": point["value"], "arm": point["arm"]}
+        for point in points
+        if point["name"] == reference
+    ]
+    layers: list[Any] = []
+    if level:
+        flat = chart_of(level).encode(x=x, color=colour)
+        layers.append(flat.mark_rule(strokeDash=[4, 3], opacity=0.6))
+    base = chart_of(points).encode(y=y, color=colour)
+    layers += [
+        base.mark_rule(strokeWidth=2, opacity=0.55).encode(
+            x=alt.X("low:Q", title="%"), x2="high:Q"
+        ),
+        base.mark_point(filled=True, size=75, opacity=1).encode(x=x, tooltip=tooltip(_TOOLTIP)),
+    ]
+    layers += [published_layer(printed).encode(x=x, y=y)] if printed else []
+    return alt.layer(*layers).properties(width=WIDTH, height=24 * len(points))
 
 
-def _reference(measured: list[Record], results: Record) -> Record | None:
-    name = results["study"]["reference"]
-    return next((arm for arm in measured if arm["arm"] == name), None)
+def _drop_chart(
+    points: list[Record], printed: list[Record], reference: str | None, x_label: str
+) -> Any:
+    """Draw what each series loses, step by step, as bars side by side."""
+    import altair as alt
+
+    order = list(dict.fromkeys(str(point["x"]) for point in points))
+    x = alt.X("x:N", title=None, sort=order, axis=alt.Axis(labelAngle=0))
+    series = list(dict.fromkeys(point["arm"] for point in points))
+    base = chart_of(points).encode(x=x, xOffset=alt.XOffset("arm:N", sort=series))
+    value = alt.Y("value:Q", title=None)
+    layers = [
+        base.mark_bar().encode(y=value, color=_series_colour(points), tooltip=tooltip(_TOOLTIP)),
+        base.mark_rule(strokeWidth=1.4, color=GREY).encode(y=alt.Y("low:Q"), y2="high:Q"),
+        # A bar of no height is not seen, and would look like one that is missing.
+        base.mark_tick(thickness=1.4, size=12, color=GREY).encode(y=alt.Y("value:Q")),
+    ]
+    return alt.layer(*layers).properties(width=WIDTH, height=260)
 
 
-def _positions(values: list[float | str]) -> dict[str, float]:
-    """Place the points of an axis: numbers where they are, words side by side."""
-    if all(isinstance(value, int | float) for value in values):
-        return {str(value): float(value) for value in values}
-    return {str(value): float(index) for index, value in enumerate(dict.fromkeys(values))}
+def _pair_figure(results: Record, key: str) -> Figure | None:
+    """Draw every seed, mean and deviation of whole recipes; None when none has been judged."""
+    printed = published_series(results)
+    means: list[Record] = []
+    runs, marks = [], []
+    for metric, name in COMPARED.items():
+        for arm in results["arms"]:
+            summary = arm["metrics"].get(metric)
+            if summary is None:
+                continue
+            means.append(mean_point(name, arm["arm"], summary))
+            marks += [
+                {"measure": name, "value": part["values"][str(arm["x"])]}
+                | {"method": part["series"], "where": part["source"]}
+                for part in series_of_metric(printed, metric)
+                if series_value(part, arm)
+            ]
+        runs += [
+            {"measure": name, "arm": row["arm"], "run": row.get("run") or f"seed {row['seed']}"}
+            | {"value": rounded(row["metrics"][metric])}
+            for row in results["cells"]
+            if is_finite((row.get("metrics") or {}).get(metric))
+        ]
+    if not means:
+        return None
+    seeds = format_seeds(point["n"] for point in means)
+    caption = f"top-1, %; mean, deviation over seeds (bar) and every seed (small), {seeds}"
+    caption += "; diamonds: published, other settings" * bool(marks)
+    title = results["study"]["title"]
+    spec = dot_spec(means, runs, marks, _places(results), title, caption)
+    return Figure(f"{key}-arms", "Arms", caption, spec)
 
 
-def _draw_line(axes: Axes, measured: list[Record], results: Record) -> None:
-    reference = _reference(measured, results)
-    points = [arm for arm in measured if arm is not reference]
-    places = _positions([arm["x"] for arm in points])
-    numeric = all(isinstance(arm["x"], int | float) for arm in points)
-    names = list(dict.fromkeys(arm["series"] for arm in points))
-    supervised = {arm["series"] for arm in results["study"]["arms"] if arm.get("supervised")}
-    for index, name in enumerate(names):
-        # Words have room beside them, so that bars at the same place need not hide each other.
-        shift = 0.0 if numeric else 0.08 * (index - (len(names) - 1) / 2)
-        mine = [arm for arm in points if arm["series"] == name]
-        means, deviations = zip(*(_value(arm, results) for arm in mine), strict=True)
-        x = [places[str(arm["x"])] + shift for arm in mine]
-        axes.errorbar(
-            x,
-            means,
-            deviations,
-            marker="o",
-            markersize=4,
-            capsize=3,
-            color=_colour(name, index),
-            linestyle="--" if name in supervised else "-",
-            label=name,
+def _places(results: Record) -> dict[str, int]:
+    """Return the place of every arm's colour."""
+    return {arm["arm"]: place for place, arm in enumerate(results["arms"])}
+
+
+def _difference_figure(results: Record, key: str) -> Figure | None:
+    """Draw the differences to the reference with their intervals; None when there are none."""
+    import altair as alt
+
+    reference, main, kind = reference_name(results), results["metric"], results["study"]["figure"]
+    if reference is None or kind == "drops":  # those are drawn as drops
+        return None
+    shown = COMPARED if kind == "pairs" else {main: COMPARED.get(main, main)}
+    points: list[Record] = []
+    for metric, name in shown.items():
+        for arm in results["arms"]:
+            summary = (arm.get("difference") or {}).get(metric)
+            if summary is not None:
+                low, high = summary["interval"] or (summary["mean"], summary["mean"])
+                point = {"measure": name, "arm": arm["arm"], "value": rounded(summary["mean"])}
+                point |= {"low": rounded(low), "high": rounded(high), "n": summary["n"]}
+                points.append(point | {"shown": format_difference(summary)})
+    if not points:
+        return None
+    several = len({point["measure"] for point in points}) > 1
+    field = "measure" if several else "arm"
+    order = list(dict.fromkeys(point[field] for point in points))
+    names = list(dict.fromkeys(point["arm"] for point in points))
+    place: dict[str, Any] = {
+        "y": alt.Y(f"{field}:N", sort=order, title=None, axis=alt.Axis(grid=True)),
+        "color": alt.value(PALETTE[0]),  # black would not be seen on a dark page
+    }
+    if several:
+        place["yOffset"] = alt.YOffset("arm:N", sort=names, scale=alt.Scale(domain=names))
+        place["color"] = arm_colour({n: p for n, p in _places(results).items() if n in names})
+    words = {"arm:N": "arm", "measure:N": "measure", "shown:N": "difference"}
+    base = chart_of(points).encode(**place)
+    zero = chart_of([{"value": 0}]).mark_rule(strokeWidth=1.2, color=GREY)
+    value = alt.X("value:Q", title="points", axis=alt.Axis(grid=True))
+    layers: list[Any] = [
+        zero.encode(x=alt.X("value:Q")),
+        base.mark_rule(strokeWidth=2, opacity=0.55).encode(x=alt.X("low:Q"), x2="high:Q"),
+        base.mark_point(filled=True, size=75, opacity=1, shape="diamond").encode(
+            x=value, tooltip=tooltip(words)
+        ),
+    ]
+    height = len(order) * (max(34, 15 * len(names)) if several else 24)
+    title = f"Difference to {reference}"
+    caption = "points of top-1; mean of the differences seed by seed, bar: 95 % interval of it, "
+    caption += format_seeds(point["n"] for point in points)
+    chart = alt.layer(*layers).properties(width=WIDTH, height=height)
+    return Figure(f"{key}-differences", title, caption, specify(chart, title, caption))
+
+
+# Tables of a grid.
+
+
+def study_tables(results: Record, key: str) -> list[Table]:
+    """Make the tables of a study of arms and seeds: metrics, differences, costs."""
+    tables = [_arm_table(results, key)]
+    if reference_name(results) is not None:
+        tables.append(_difference_table(results, key))
+    if results["study"]["figure"] == "pairs":
+        tables.append(_cost_table(results, key))
+    return tables
+
+
+def marked_arms(results: Record, mark: str) -> set[str]:
+    """Return the arms that the study's definition marks as ``beyond`` or ``supervised``."""
+    return {arm["name"] for arm in results["study"]["arms"] if arm.get(mark)}
+
+
+def _arm_table(results: Record, key: str) -> Table:
+    columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
+    printed = published_series(results)
+    beyond, supervised = marked_arms(results, "beyond"), marked_arms(results, "supervised")
+    rows = []
+    for arm in results["arms"]:
+        cells = [cell_of(arm["metrics"].get(name)) for name in columns]
+        words = _count_words(cells)
+        words += [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
+        words += ["supervised"] if arm["arm"] in supervised else []
+        words += ["not in the paper"] if arm["arm"] in beyond else []
+        cells += [
+            Cell(text=series_value(part, arm), note=part["source"], is_published=True)
+            for part in printed
+        ]
+        rows.append(Row(arm["arm"], tuple(cells), note=", ".join(words)))
+    columns += [series_title(part, results["metric"]) for part in printed]
+    caption = "Top-1, per cent; mean ± sample deviation over seeds"
+    title = results["study"]["title"]
+    return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
+
+
+def _count_words(cells: Sequence[Cell]) -> list[str]:
+    counts = sorted({cell.summary["n"] for cell in cells if cell.summary is not None})
+    return [f"n = {'-'.join(map(str, counts))}"] if counts else []
+
+
+def _difference_table(results: Record, key: str) -> Table:
+    arms = [arm for arm in results["arms"] if arm.get("difference")]
+    columns = list(dict.fromkeys(name for arm in arms for name in arm["difference"]))
+    rows = []
+    for arm in arms:
+        cells = [cell_of(arm["difference"].get(name)) for name in columns]
+        note = ", ".join([f"to {arm['against']}", *_count_words(cells)])
+        rows.append(Row(arm["arm"], tuple(cells), note=note))
+    caption = (
+        "Points of top-1; mean ± sample deviation of the differences seed by seed, with "
+        "the 95 % interval of the mean by Student's t with n - 1 degrees of freedom"
+    )
+    title = f"Difference to {reference_name(results)}"
+    return Table(f"{key}-differences", title, "arm", tuple(columns), tuple(rows), caption)
+
+
+def _cost_table(results: Record, key: str) -> Table:
+    known = known_costs(results)
+    rows = [
+        Row(
+            arm["arm"],
+            (
+                *(Cell(text=format_value(arm["cost"].get(name))) for name in known),
+                cell_of(arm["cost"].get("seconds")),
+            ),
         )
-    if reference is not None:
-        mean, deviation = _value(reference, results)
-        colour = _colour(reference["series"], 0)
-        axes.axhline(mean, color=colour, linewidth=1.2, label=reference["series"])
-        axes.axhspan(mean - deviation, mean + deviation, color=colour, alpha=0.12, linewidth=0)
-    printed = of_metric(printed_series(results), results["metric"])
-    for part, marker in zip(printed, PUBLISHED_MARKERS, strict=False):
-        known = {x: y for x, y in part["values"].items() if numeric or x in places}
-        x = [float(word) if numeric else places[word] for word in known]
-        style: Record = {"color": GREY, "markerfacecolor": "white", "markersize": 4.5}
-        axes.plot(
-            x,
-            list(known.values()),
-            linestyle=":" if len(x) > 1 else "none",
-            linewidth=0.9,
-            marker=marker,
-            label=f"published: {part['series']}",
-            **style,
-        )
-    _scale(axes, places, numeric)
-    axes.set(xlabel=results["study"]["x_label"], ylabel="linear accuracy, %")
-    _legend(axes)
+        for arm in results["arms"]
+        if arm.get("cost")
+    ]
+    caption = "Samples are views; seconds are the wall time of training"
+    columns = (*known.values(), "seconds")
+    return Table(f"{key}-costs", "What training took", "arm", columns, tuple(rows), caption)
 
 
-def _legend(axes: Axes) -> None:
-    """Explain the marks below the figure, where they hide nothing; each once."""
-    handles, names = axes.get_legend_handles_labels()
-    unique = dict(zip(names, handles, strict=True))
-    if unique:
-        is_long = max(map(len, unique)) > LONG_NAME
-        axes.figure.legend(
-            list(unique.values()),
-            list(unique),
-            loc="outside lower center",
-            ncols=2 if is_long else 3,
-            fontsize=6.5 if is_long else 7.5,
-        )
+# Searches.
 
 
-def _scale(axes: Axes, places: dict[str, float], numeric: bool) -> None:
-    """Tick the values that were trained, on a logarithmic axis where they span it."""
-    ends = min(places.values(), default=0.0), max(places.values(), default=0.0)
-    if numeric and ends[0] > 0 and ends[1] / ends[0] > LOG_RATIO:
-        axes.set_xscale("log")
-    elif not numeric:
-        axes.set_xlim(ends[0] - 0.4, ends[1] + 0.4)
-    axes.xaxis.set_major_locator(FixedLocator(list(places.values())))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticklabels(list(places))
+class Dimension(NamedTuple):
+    """What one field of a search could be."""
+
+    field: str
+    bounds: tuple[float, float] | None
+    """Of an interval; None of a choice."""
+    choices: list[str]
+    is_log: bool
 
 
-def _draw_bars(axes: Axes, measured: list[Record], results: Record) -> None:
-    """Draw a point for each arm, from top to bottom, groups apart and named."""
-    reference = _reference(measured, results)
-    beyond = {arm["name"] for arm in results["study"]["arms"] if arm["beyond"]}
-    groups = list(dict.fromkeys(arm["series"] for arm in measured if arm is not reference))
-    labels: list[str] = []
-    heights: list[float] = []
-    place = 0.0
-    for index, group in enumerate(groups):
-        for arm in [arm for arm in measured if arm["series"] == group and arm is not reference]:
-            mean, deviation = _value(arm, results)
-            axes.errorbar(
-                mean,
-                place,
-                xerr=deviation,
-                marker="o",
-                markersize=5,
-                capsize=3,
-                color=_colour(group, index),
-                linestyle="none",
+def search_space(record: Record) -> list[Dimension]:
+    """Read the space of a search: ``field=LOW:HIGH:log`` or ``field=A,B`` for each field."""
+    space = []
+    for words in record["space"]:
+        field, _, written = words.partition("=")
+        choices = written.split(",")
+        if len(choices) > 1:
+            space.append(Dimension(field, None, choices, is_log=False))
+        else:
+            low, high = map(float, written.split(":")[:2])
+            space.append(Dimension(field, (low, high), [], written.endswith(":log")))
+    return space
+
+
+def completed_trials(record: Record) -> list[Record]:
+    """Return the trials that have a value of their own, best first.
+
+    One that diverged was told to the sampler as a guess at chance, which it never reached.
+    """
+    done = [row for row in record["trials"] if is_finite(row["value"]) and not row["diverged"]]
+    return sorted(done, key=lambda row: (-row["value"], row["trial"]))
+
+
+def trial_state(trial: Record) -> str:
+    """Say in a word what became of a trial."""
+    return "diverged" if trial["diverged"] else str(trial["state"])
+
+
+def count_trials(record: Record) -> str:
+    """Count the trials by what became of them."""
+    found = [trial_state(trial) for trial in record["trials"]]
+    return ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found)) or "none"
+
+
+def search_figures(
+    record: Record, key: str, published: Mapping[str, float] | None = None
+) -> list[Figure]:
+    """Draw the trials of a search over each field, and how much each field mattered.
+
+    Args:
+        record: what ``trials.json`` holds.
+        key: begins the names of files.
+        published: field -> the best value that somebody else found.
+    """
+    slices = [_slice_figure(record, key, part, published or {}) for part in search_space(record)]
+    figures = [figure for figure in slices if figure is not None]
+    if record.get("importance"):
+        figures.append(_importance_figure(record["importance"], key))
+    return figures
+
+
+def save_search_figure(
+    paths: Sequence[Path], record: Record, published: Mapping[str, float]
+) -> None:
+    """Write the figure of a search; see :func:`search_figures`."""
+    title = f"Search: {record['recipe']} on {Path(str(record['data'])).name}"
+    trials = f"{len(record['trials'])} trials by {record['sampler']} ({count_trials(record)})"
+    objective = f"{record['objective']} on held-out images, %"
+    notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {_SLICE_CAPTION}"]
+    figures = search_figures(record, "search", published)
+    save_chart(paths, stack(figures, title, notes, columns=2))
+
+
+_SLICE_CAPTION = (
+    "a dot is a trial, later ones darker, the star the best; at the foot, those without a value"
+)
+
+
+def _slice_figure(
+    record: Record, key: str, space: Dimension, published: Mapping[str, float]
+) -> Figure | None:
+    """Draw the value of every completed trial over one field."""
+    import altair as alt
+
+    field, bounds, choices, is_log = space
+
+    def point(row: Record, **more: Any) -> Record:
+        x = row["values"][field]
+        if bounds is None:
+            x = str(x).lower() if isinstance(x, bool) else str(x)
+        return {"trial": row["trial"], "x": x, "state": trial_state(row), **more}
+
+    done = [row for row in completed_trials(record) if field in row["values"]]
+    points = [point(row, value=rounded(row["value"])) for row in done]
+    if not points:
+        return None
+    if bounds is None:
+        kind, axis = "x:N", alt.Axis(labelAngle=0)
+        x: Any = alt.X(kind, title=field, scale=alt.Scale(domain=choices), axis=axis)
+    else:  # all of the space: a best value at its edge asks for a wider one
+        kind = "x:Q"
+        log: Any = {"type": "log"} if is_log else {}
+        x = alt.X(kind, title=field, scale=alt.Scale(domain=bounds, nice=False, padding=8, **log))
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    words = tooltip({"trial:Q": "trial", kind: field, "value:Q": "value"})
+    height = 210
+    age = alt.Color("trial:Q", scale=alt.Scale(range=["#a6cee8", "#00456b"]), legend=None)
+    best = chart_of(points[:1]).mark_point(filled=True, size=170, shape=STAR, opacity=1)
+    layers: list[Any] = [
+        chart_of(points)
+        .mark_point(filled=True, size=45, opacity=0.85)
+        .encode(x=x, y=y, color=age, tooltip=words),
+        best.encode(x=x, y=y, color=alt.value(PALETTE[1]), tooltip=words),
+    ]
+    for state, shape in LOST_TRIALS.items():
+        lost = [
+            point(row)
+            for row in record["trials"]
+            if trial_state(row) == state and field in row["values"]
+        ]
+        if lost:
+            mark = chart_of(lost).mark_point(shape=shape, angle=90, size=45, strokeWidth=1.3)
+            names = tooltip({"trial:Q": "trial", kind: field, "state:N": "state"})
+            layers.append(
+                mark.encode(x=x, y=alt.value(height - 7), color=alt.value(GREY), tooltip=names)
             )
-            prefix = f"{group}: " if len(groups) > 1 else ""
-            labels.append(f"{prefix}{arm['x']}" + " *" * (arm["arm"] in beyond))
-            heights.append(place)
-            for part in of_metric(printed_series(results), results["metric"]):
-                if str(arm["x"]) in part["values"]:
-                    axes.plot(
-                        part["values"][str(arm["x"])],
-                        place,
-                        "D",
-                        color=GREY,
-                        markersize=5,
-                        markerfacecolor="white",
-                        label=f"published: {part['series']}",
-                    )
-            place += 1.0
-        place += 0.5
-    if reference is not None:
-        mean, deviation = _value(reference, results)
-        style: Record = {"color": COLOURS["SimCLR"], "zorder": 0}
-        axes.axvline(mean, linewidth=1.2, label=reference["series"], **style)
-        axes.axvspan(mean - deviation, mean + deviation, alpha=0.12, linewidth=0, **style)
-    axes.set(yticks=heights, yticklabels=labels, xlabel="linear accuracy, %")
-    axes.set_ylim(place - 0.5, -1.0)
-    if any(label.endswith("*") for label in labels):
-        axes.annotate(
-            "* not in the paper",
-            (1.0, 0.0),
-            (0.0, -22.0),
-            xycoords="axes fraction",
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=7.0,
-            color=GREY,
+    if field in published and bounds is not None:
+        line = chart_of([{"x": published[field], "words": "published best for these images"}])
+        rule = line.mark_rule(strokeDash=[2, 3], color=GREY)
+        layers.append(rule.encode(x=x, tooltip=tooltip({"words:N": "line", kind: field})))
+    caption = f"{record['objective']} on held-out images, %; {_SLICE_CAPTION}"
+    caption += "; dotted: published" * bool(field in published)
+    chart = alt.layer(*layers).properties(width=WIDTH, height=height)
+    return Figure(f"{key}-{slug(field)}", field, caption, specify(chart, field, caption))
+
+
+def _importance_figure(importance: Mapping[str, float], key: str) -> Figure:
+    import altair as alt
+
+    points = [{"field": field, "value": rounded(share)} for field, share in importance.items()]
+    x = alt.X("value:Q", title="share of variance", scale=alt.Scale(domain=[0, 1]))
+    y = alt.Y("field:N", title=None, sort=list(importance))
+    bars = chart_of(points).mark_bar(color=GREY, height=14).encode(x=x, y=y)
+    bars = bars.encode(tooltip=tooltip({"field:N": "field", "value:Q": "share"}))
+    caption = "share of the variance of the trials that a field explains (fANOVA)"
+    chart = alt.layer(bars).properties(width=WIDTH, height=max(60, 26 * len(points)))
+    return Figure(f"{key}-importance", "Importance", caption, specify(chart, "Importance", caption))
+
+
+def trial_table(record: Record, key: str) -> Table:
+    """Make a table of the best trials and, where it is known, how much each field mattered."""
+    fields = [space.field for space in search_space(record)]
+    rows = [
+        Row(
+            f"trial {row['trial']}",
+            (
+                Cell(text=f"{row['value']:.2f}"),
+                *(Cell(text=format_value(row["values"].get(field))) for field in fields),
+            ),
         )
-    _legend(axes)
-
-
-def _draw_drops(axes: Axes, measured: list[Record], results: Record) -> None:
-    """Draw what each series loses, step after step, as bars side by side."""
-    shown = [arm for arm in measured if results["metric"] in arm["difference"]]
-    steps = list(dict.fromkeys(arm["x"] for arm in shown))
-    series = list(dict.fromkeys(arm["series"] for arm in shown))
-    width = 0.8 / max(1, len(series))
-    for index, name in enumerate(series):
-        mine = [arm for arm in shown if arm["series"] == name]
-        x = [steps.index(arm["x"]) + (index - (len(series) - 1) / 2) * width for arm in mine]
-        lost = [arm["difference"][results["metric"]] for arm in mine]
-        means = [part["mean"] for part in lost]
-        deviations = [math.nan if (d := part["deviation"]) is None else d for part in lost]
-        axes.bar(x, means, width * 0.92, label=name, color=_colour(name, index))
-        axes.errorbar(x, means, deviations, linestyle="none", color="black", capsize=2, linewidth=1)
-    axes.axhline(0.0, color="black", linewidth=0.8)
-    axes.set(ylabel="change of linear accuracy, points")
-    axes.set_xticks(range(len(steps)), steps)
-    axes.grid(axis="x", visible=False)
-    _legend(axes)
+        for row in completed_trials(record)[:BEST_TRIALS]
+    ]
+    if record.get("importance"):
+        shares = [Cell(text=format_value(record["importance"].get(field))) for field in fields]
+        rows.append(Row("share of the variance (fANOVA)", (Cell(), *shares)))
+    columns = (f"{record['objective']}, held out, %", *fields)
+    return Table(f"{key}-trials", "Best trials", "trial", columns, tuple(rows))

@@ -1,69 +1,356 @@
-"""Rows to tables on the screen."""
+"""Tables of the page as data, written three ways: cells for HTML, CSV and LaTeX."""
 
+import shlex
 from collections.abc import Sequence
+from pathlib import PurePath
+from typing import NamedTuple
 
-from rich.markup import escape
-from rich.table import Table
-
-from deepbregman.errors import make_printable
+from deepbregman.files import csv_text
 from deepbregman.runs import Record
+from deepbregman.statistics import Summary, format_signed, summarise
+
+from .published import CAVEAT, published_beside
+from .records import Measure, RunGroup, differences, is_finite, measured, measures
+
+ASCENDING = ("top1", "top5", "balanced", "AP", "mAP", "recall", "precision", "nmi", "ari", "purity")
+"""Beginnings of the metrics of which more is better; of others none is called best."""
+LEAST_SEEDS = 3
+"""With fewer, a deviation is luck and no arm is called best."""
+QUICKSTART = ("linear", "few_labels", "few_labels_deviation", "few_labels_draws", "knn")
+"""Fields of a line of the quickstart's comparison."""
+_LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "κ": r"$\kappa$",
+    "—": "---",
+}
 
 
-def percent(value: float, deviation: float | None = None) -> str:
-    """Write an accuracy in per cent, with its deviation where there is one."""
-    return f"{value:.1f}" if deviation is None else f"{value:.1f} ± {deviation:.1f}"
+class Cell(NamedTuple):
+    """What stands in a table: a mean with what is known about it, or words."""
+
+    summary: Summary | None = None
+    """Mean, deviation and n; with ``interval`` it is a difference of two arms, seed by seed."""
+    text: str = ""
+    note: str = ""
+    """Shown when the pointer rests on the cell."""
+    is_best: bool = False
+    """Better than every other by more than the deviations."""
+    over: str = ""
+    """What the deviation is over, where it is not over seeds."""
+    of_runs: int = 0
+    """How many runs there are, where not all of them were measured."""
+    is_published: bool = False
+    """Whether somebody else printed it."""
+
+    @property
+    def mean(self) -> str:
+        """The mean, with its sign if it is a difference."""
+        assert self.summary is not None
+        value = self.summary["mean"]
+        return format_signed(value) if "interval" in self.summary else f"{value:.2f}"
+
+    @property
+    def deviation(self) -> str:
+        """The deviation; nothing of a single value."""
+        deviation = None if self.summary is None else self.summary["deviation"]
+        return "" if deviation is None else f"± {deviation:.2f}"
+
+    @property
+    def bounds(self) -> str:
+        """The interval in brackets; nothing without one."""
+        ends = None if self.summary is None else self.summary.get("interval")
+        return "" if not ends else f"[{', '.join(map(format_signed, ends))}]"
+
+    @property
+    def latex(self) -> str:
+        """The cell for LaTeX."""
+        if self.summary is None:
+            return escape_latex(self.text)
+        mean = rf"\mathbf{{{self.mean}}}" if self.is_best else self.mean
+        deviation = self.deviation.replace("±", r" \pm")
+        bounds = rf"\ {self.bounds}" if self.bounds else ""
+        return f"${mean}{deviation}{bounds}$"
 
 
-METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
-"""Titles of metrics; any other is titled by its name."""
+class Row(NamedTuple):
+    """A line of a table."""
+
+    name: str
+    cells: tuple[Cell, ...]
+    place: int | None = None
+    """Of the arm's colour; None of what is no arm of ours."""
+    is_published: bool = False
+    note: str = ""
 
 
-def evaluation_table(rows: Sequence[Record], title: str) -> Table:
-    """Draw the rows of evaluations: a line for each variant, a column for each metric.
+class Table(NamedTuple):
+    """A table with a name for its files."""
 
-    A mean over several seeds is written with the sample's deviation.
+    key: str
+    title: str
+    corner: str
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    caption: str = ""
+    details: tuple[str, ...] = ()
+    """A smaller line below each column's name."""
+
+
+def escape_latex(words: str) -> str:
+    """Write words so that LaTeX prints them as they are."""
+    return "".join(_LATEX.get(character, character) for character in " ".join(words.split()))
+
+
+def to_latex(table: Table) -> str:
+    """Write a table for ``booktabs``; published rows stand apart, in italics."""
+    caption = f"{table.title}. {table.caption}".rstrip(" .") + "."
+    lines = [
+        r"% needs \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{escape_latex(caption)}}}",
+        rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+        r"\toprule",
+        " & ".join(escape_latex(name) for name in (table.corner, *table.columns)) + r" \\",
+        r"\midrule",
+    ]
+    was_published = False
+    for row in table.rows:
+        if row.is_published and not was_published and row is not table.rows[0]:
+            lines.append(r"\midrule")
+        was_published = row.is_published
+        name = escape_latex(row.name)
+        name = rf"\emph{{{name} (published)}}" if row.is_published else name
+        lines.append(" & ".join([name, *(cell.latex for cell in row.cells)]) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def to_csv(table: Table) -> str:
+    """Write a table with a line for each cell: nothing has to be parsed out of ``a ± b``."""
+    cells = [cell for row in table.rows for cell in row.cells]
+    if not any(cell.summary for cell in cells):
+        texts = [
+            {table.corner: row.name, **_by_column(table, [cell.text for cell in row.cells])}
+            for row in table.rows
+        ]
+        return csv_text(texts)
+    has_intervals = any("interval" in cell.summary for cell in cells if cell.summary)
+    lines: list[Record] = []
+    for row in table.rows:
+        for column, cell in zip(table.columns, row.cells, strict=True):
+            if cell.summary is None and not cell.text:
+                continue
+            found: Summary = cell.summary or {"mean": cell.text, "deviation": None, "n": ""}
+            low, high = found.get("interval") or ("", "")
+            lines.append(
+                {
+                    **{table.corner: row.name, "measure": column, "value": found["mean"]},
+                    **{"deviation": found["deviation"], "n": found["n"]},
+                    "deviation over": "" if found["deviation"] is None else cell.over or "seeds",
+                    "published": "yes" if row.is_published or cell.is_published else "no",
+                    "clearly best": "yes" if cell.is_best else "no",
+                    "note": row.note if row.is_published else cell.note,
+                    **({"95 % from": low, "95 % to": high} if has_intervals else {}),
+                }
+            )
+    return csv_text(lines)
+
+
+def _by_column(table: Table, texts: list[str]) -> dict[str, str]:
+    """Pair columns with texts; two columns of one name, or of the corner's, keep both."""
+    named: dict[str, str] = {}
+    for column, text in zip(table.columns, texts, strict=True):
+        while column in named or column == table.corner:
+            column += " "
+        named[column] = text
+    return named
+
+
+def cell_of(summary: Summary | None) -> Cell:
+    """Return the cell of a summary in a study's record; a dash where nothing was measured."""
+    return Cell(summary) if summary else Cell(text="—", note="not measured")
+
+
+def format_value(value: object) -> str:
+    """Write any value of a record in a few words."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def format_duration(seconds: float) -> str:
+    """Write a time for people."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def titles(columns: Sequence[Measure]) -> list[str]:
+    """Name quantities, those of one name by the numbers of images as well."""
+    names = [measure.title for measure in columns]
+    return [
+        name if names.count(name) == 1 else f"{name} [{measure.sizes}]"
+        for name, measure in zip(names, columns, strict=True)
+    ]
+
+
+def summarise_measure(group: RunGroup, measure: Measure) -> Cell:
+    """Summarise one quantity over the runs of a group."""
+    found = measured(group, measure)
+    if not found:
+        return cell_of(None)
+    notes = [f"{run.name}: {row['value']:.2f}" for run, row in found]
+    early = [row for _, row in found if (row.get("epoch") or 0) < (row.get("epochs") or 0)]
+    if early:
+        notes.append(f"of an encoder saved at epoch {early[0]['epoch']} of {early[0]['epochs']}")
+    over, summary = "", summarise([row["value"] for _, row in found])
+    only = found[0][1]
+    if len(found) == 1 and is_finite(only.get("deviation")):
+        deviation, n = only["deviation"], int(only.get("n") or 1)
+        summary = {"mean": only["value"], "deviation": deviation, "n": n}
+        over = "repetitions of the evaluation of one run"
+    missing = len(group.runs) if len(found) < len(group.runs) else 0
+    return Cell(summary, note="; ".join(notes), over=over, of_runs=missing)
+
+
+def mark_best(cells: Sequence[Cell], num_seeds: Sequence[int]) -> list[Cell]:
+    """Mark the best cell, if it leads every other by more than the two deviations together.
+
+    Args:
+        cells: of one quantity of which more is better, an arm each.
+        num_seeds: of each arm.
     """
-    lines: dict[tuple[str, ...], dict[str, Record]] = {}
-    for row in rows:
-        kind = (row["protocol"], row["variant"], row["data"])
-        lines.setdefault(kind, {})[row["metric"]] = row
-    found: set[str] = {row["metric"] for row in rows}
-    metrics = [name for name in METRICS if name in found] + sorted(found - set(METRICS))
-    several = any(row["n"] > 1 for row in rows)
-    table = Table(title=escape(make_printable(title)), title_justify="left")
-    table.add_column("protocol", no_wrap=True)
-    # On a narrow screen cells are folded: a least width would be held at the cost of the last
-    # column, and with an ellipsis AP50-07 and AP50-10 would look the same.
-    table.add_column("variant", overflow="fold")
-    titles = [METRICS.get(metric, metric) for metric in metrics]
-    for title_of_column in [*titles, *(["seeds"] if several else []), "train / test"]:
-        table.add_column(title_of_column, justify="right", overflow="fold")
-    for (protocol, variant, _), measured in lines.items():
-        one = next(iter(measured.values()))
-        cells = [_mean(measured[name]) if name in measured else "" for name in metrics]
-        cells += [str(one["n"])] if several else []
-        sizes = f"{one['num_train']:,} / {one['num_test']:,}"
-        table.add_row(protocol, escape(variant), *cells, sizes)
-    return table
+    known = [(index, cell.summary) for index, cell in enumerate(cells) if cell.summary is not None]
+    if len(known) < 2:
+        return list(cells)
+    best, ahead = max(known, key=lambda pair: pair[1]["mean"])
+
+    def is_clear(index: int, behind: Summary) -> bool:
+        if min(num_seeds[index], num_seeds[best]) < LEAST_SEEDS:
+            return False
+        if ahead["deviation"] is None or behind["deviation"] is None:
+            return False
+        return bool(ahead["mean"] - behind["mean"] > ahead["deviation"] + behind["deviation"])
+
+    is_best = all(is_clear(index, behind) for index, behind in known if index != best)
+    return [cell._replace(is_best=is_best and i == best) for i, cell in enumerate(cells)]
 
 
-def _mean(row: Record) -> str:
-    spread = "" if row["deviation"] is None else f" ± {row['deviation']:.2f}"
-    return f"{row['value']:.2f}{spread}"
+def is_ascending(metric: str) -> bool:
+    """Tell whether more of a metric is known to be better."""
+    return metric.lower().startswith(tuple(word.lower() for word in ASCENDING))
 
 
-def comparison_table(rows: Sequence[Record], title: str) -> Table:
-    """Draw the quickstart's comparison: one line per kind of feature."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("features")
-    table.add_column("linear, all labels", justify="right")
-    table.add_column("linear, 5 labels per class", justify="right")
-    table.add_column("kNN (k=20)", justify="right")
-    for row in rows:
-        table.add_row(
-            row["features"],
-            percent(row["linear"]),
-            percent(row["few_labels"], row["few_labels_deviation"]),
-            percent(row["knn"]),
+def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Table]:
+    """Make a table for each source of data: arms in rows, quantities in columns."""
+    tables = []
+    found = measures(groups)
+    num_seeds = [len(group.seeds) for group in groups]
+    for data in dict.fromkeys(measure.data for measure in found):
+        columns = [measure for measure in found if measure.data == data]
+        by_column = []
+        for measure in columns:
+            cells = [summarise_measure(group, measure) for group in groups]
+            by_column.append(mark_best(cells, num_seeds) if is_ascending(measure.metric) else cells)
+        rows = [
+            Row(group.name, tuple(cells), group.place, note=group.size)
+            for group, cells in zip(groups, zip(*by_column, strict=True), strict=True)
+        ]
+        printed = [
+            Row(
+                row.method,
+                tuple(Cell(text="" if v is None else f"{v:.1f}") for v in row.values),
+                is_published=True,
+                note=row.where,
+            )
+            for row in published_beside(groups, columns)
+        ]
+        name = PurePath(data).name or data
+        tables.append(
+            Table(
+                key=f"{prefix}evaluations-{name}",
+                title=f"Evaluations on {name}",
+                corner="arm",
+                columns=tuple(titles(columns)),
+                rows=(*rows, *printed),
+                caption="Per cent; mean ± sample deviation over seeds"
+                + f". {CAVEAT}" * bool(printed),
+                details=tuple(measure.sizes for measure in columns),
+            )
         )
-    return table
+    return tables
+
+
+def quickstart_tables(groups: Sequence[RunGroup]) -> list[Table]:
+    """Make a table of every run of the quickstart, which has a comparison of its own."""
+    tables = []
+    for run in (run for group in groups for run in group.runs if "quickstart" in run.result):
+        rows = []
+        for line in run.result["quickstart"] or []:
+            if not all(is_finite(line.get(name)) for name in QUICKSTART):
+                continue
+            few = {"mean": line["few_labels"], "deviation": line["few_labels_deviation"]}
+            cells = (
+                Cell(summarise([line["linear"]])),
+                Cell({**few, "n": line["few_labels_draws"]}, over="draws of the labels"),
+                Cell(summarise([line["knn"]])),
+            )
+            rows.append(Row(str(line.get("features")), cells))
+        columns = ("linear, all labels", "linear, 5 labels per class", "kNN (k=20)")
+        caption = "Per cent of the test digits; the deviation is over draws of the labels"
+        title = f"{run.name}: features compared"
+        tables.append(
+            Table(f"quickstart-{run.name}", title, "features", columns, tuple(rows), caption)
+        )
+    return tables
+
+
+def field_table(groups: Sequence[RunGroup], prefix: str) -> Table | None:
+    """Make a table of the fields in which arms differ; None where there are none."""
+    rows = [
+        Row(field, tuple(Cell(text=value) for value in values))
+        for field, values in differences(groups).items()
+    ]
+    columns = tuple(group.name for group in groups)
+    caption = "Only fields that differ; everything else is the same in all arms"
+    table = Table(f"{prefix}fields", "Fields that differ", "field", columns, tuple(rows), caption)
+    return table if rows else None
+
+
+def provenance_table(groups: Sequence[RunGroup], prefix: str) -> Table:
+    """Say where every run came from."""
+    names = ("arm", "seed", "state", "started", "training took", "device", "commit")
+    columns = (*names, "versions", "resumed", "command")
+    rows = []
+    runs = {run.path: (group, run) for group in reversed(groups) for run in reversed(group.runs)}
+    for group, run in reversed(runs.values()):
+        record = run.provenance
+        versions = record.get("versions") or {}
+        resumed = record.get("resumed") or []
+        commit = str(record.get("commit") or "unknown")
+        cells = (
+            Cell(text=group.name),
+            Cell(text=str(run.config.seed)),
+            Cell(text=run.state),
+            Cell(text=str(record.get("started") or "unknown")),
+            Cell(text="—" if run.seconds is None else format_duration(run.seconds)),
+            Cell(text=str(record.get("device") or "unknown"), note=str(record.get("platform", ""))),
+            Cell(text=commit[:10] + "-dirty" * commit.endswith("-dirty"), note=commit),
+            Cell(text=", ".join(f"{name} {version}" for name, version in versions.items())),
+            Cell(
+                text=f"{len(resumed)} times" if resumed else "no",
+                note="; ".join(f"{r.get('started')} on {r.get('device')}" for r in resumed),
+            ),
+            Cell(text=shlex.join(str(word) for word in record.get("command") or [])),
+        )
+        rows.append(Row(run.name, cells, group.place))
+    title = "Where the numbers come from"
+    return Table(f"{prefix}provenance", title, "run", columns, tuple(rows))

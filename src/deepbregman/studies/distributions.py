@@ -14,8 +14,8 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import run_protocols
-from deepbregman.reporting.divergences import ring_figure
-from deepbregman.reporting.outcomes import outcome_table
+from deepbregman.reporting.figures import save_ring_figure
+from deepbregman.reporting.screen import outcome_table
 from deepbregman.runs import Record, provenance
 from deepbregman.training.processes import device_name, pick_device
 from deepbregman.training.seeds import derived
@@ -140,7 +140,7 @@ def _rings(out: Path, settings: rings.Rings, seeds: int, console: Console) -> li
                 progress.advance(bar)
     assert first is not None
     rows = rows_of(values, part="rings")
-    ring_figure(
+    save_ring_figure(
         [out / f"rings.{kind}" for kind in ("png", "svg")],
         points=first.points.numpy(),
         labels=first.labels.numpy(),

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from deepbregman.errors import UserError
 from deepbregman.method import bregman
-from deepbregman.reporting.divergences import Panel, plane_figure
-from deepbregman.reporting.outcomes import outcome_table
+from deepbregman.reporting.figures import PlaneMap, save_plane_figure
+from deepbregman.reporting.screen import outcome_table
 from deepbregman.runs import Record, provenance
 from deepbregman.training.processes import device_name
 from deepbregman.training.seeds import derived
@@ -207,20 +207,20 @@ def _draw(
     chosen = int(away.masked_fill(labels != target, torch.inf).argmin())
     one = points[chosen : chosen + 1]
 
-    def panel(name: str, measure: Divergence) -> Panel:
+    def panel(name: str, measure: Divergence) -> PlaneMap:
         is_shifted = name in CLASSICAL and CLASSICAL[name][1]
         shifted = "\n(plane shifted into the positive quadrant)" * is_shifted
         heights = measure(grid, one).view(resolution, resolution).numpy()
-        hatched = "\n(hatched: exactly zero)" * (name == "learned, max form")
-        return Panel(f"D(x, x0), {name}{shifted}{hatched}", heights)
+        zero = "\n(grey: exactly zero)" * (name == "learned, max form")
+        return PlaneMap(f"D(x, x0), {name}{shifted}{zero}", heights)
 
     panels = [panel(name, measure) for name, measure in measures.items()]
     with torch.no_grad():
         winner = network(grid).argmax(dim=1).view(resolution, resolution).numpy()
     won = len(np.unique(winner))
     title = f"winning subnetwork, max form\n({won} of {network.num_outputs} win somewhere)"
-    panels.insert(1, Panel(title, winner, is_partition=True))
-    plane_figure(
+    panels.insert(1, PlaneMap(title, winner, is_partition=True))
+    save_plane_figure(
         [out / f"divergence-2d.{kind}" for kind in ("png", "svg")],
         panels,
         x=axes[0].numpy(),

@@ -17,7 +17,8 @@ from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import open_labelled
-from deepbregman.reporting.studies import study_figure, study_table
+from deepbregman.reporting.screen import study_table
+from deepbregman.reporting.studies import save_study_figure
 from deepbregman.runs import Record
 from deepbregman.training.interruption import Interrupted
 
@@ -102,7 +103,7 @@ def run_study(study: Study, settings: Settings, console: Console) -> Path:
         _work(task, source, console)
     results = refresh(task)
     figures = [task.folder / f"{study.name}.{kind}" for kind in ("png", "svg")]
-    study_figure(figures, results)
+    save_study_figure(figures, results)
     console.print(study_table(results))
     say(f"figure: {figures[0]}")
     return task.folder

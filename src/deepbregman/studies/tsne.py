@@ -18,10 +18,10 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_accuracy
-from deepbregman.reporting.maps import Map, map_figure
-from deepbregman.reporting.outcomes import outcome_table
-from deepbregman.reporting.summaries import spread
+from deepbregman.reporting.figures import FeatureMap, save_map_figure
+from deepbregman.reporting.screen import outcome_table
 from deepbregman.runs import Record, Run, provenance, replacing, write_csv
+from deepbregman.statistics import format_summary
 from deepbregman.training.assembly import batches_of
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
@@ -111,11 +111,14 @@ def run_tsne(
             values[name, f"silhouette of class {label}"] = [value]
         words = [f"silhouette {judged.silhouette:.3f}, kNN {judged.knn:.1f} %"]
         summary = [(metric, summarise(each)) for metric, each in found.items()]
-        words.append(", ".join(f"{metric} {spread(each, digits=3)}" for metric, each in summary))
-        pictures.append(Map(name, maps[name][0], tuple(words)))
+        words.append(
+            ", ".join(f"{metric} {format_summary(each, digits=3)}" for metric, each in summary)
+        )
+        pictures.append(FeatureMap(name, maps[name][0], tuple(words)))
     _save(out, maps, labels.numpy())
     rows = rows_of(values)
-    map_figure([out / f"tsne.{kind}" for kind in ("png", "svg")], pictures, labels.numpy(), classes)
+    paths = [out / f"tsne.{kind}" for kind in ("png", "svg")]
+    save_map_figure(paths, pictures, labels.numpy(), classes)
     settings = {
         "runs": names,
         "data": Path(data or opened[0].config.data.source).name,

@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.printed import are_images_of
-from deepbregman.reporting.search import search_figure, search_table
+from deepbregman.reporting.published import is_dataset
+from deepbregman.reporting.screen import trial_table
+from deepbregman.reporting.studies import save_search_figure
 from deepbregman.studies.cells import labelled_training
 from deepbregman.studies.claims import exclusively
 from deepbregman.studies.definition import Search, Settings
@@ -107,9 +108,9 @@ def tune(request: Request, console: Console | None = None) -> Path:
         work(study, total, job.objective, after=job.after, waiting=job.wait)
     record = job.after()
     figures = [folder / f"search.{kind}" for kind in ("png", "svg")]
-    is_yardstick = are_images_of(record["data"], request.published_data)
-    search_figure(figures, record, request.published if is_yardstick else {})
-    console.print(search_table(record))
+    is_yardstick = is_dataset(record["data"], request.published_data)
+    save_search_figure(figures, record, request.published if is_yardstick else {})
+    console.print(trial_table(record))
     best = write_best(folder, plan.recipe, record)
     say(console, f"figure: {figures[0]}")
     if best is not None:

@@ -3,27 +3,19 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.page.arms import (
-    Spread,
-    Subject,
+from deepbregman.reporting.records import (
+    RunRecord,
     differences,
-    grouped,
-    spread,
+    group_runs,
+    measures,
     unequal_budget,
 )
-from deepbregman.reporting.page.measures import (
-    evaluation_tables,
-    measures,
-    summary,
-    with_best,
-)
-from deepbregman.reporting.page.tables import Cell
+from deepbregman.reporting.tables import Cell, evaluation_tables, mark_best, summarise_measure
 from deepbregman.runs import Record
 
 MakeRun = Callable[..., Path]
@@ -42,14 +34,14 @@ def test_arms_are_runs_that_differ_only_by_seed(make_run: MakeRun) -> None:
         make_run("ours-seed1", {"seed": 1}),
         make_run("other", {"training.epochs": 7, "seed": 1}),
     ]
-    arms = grouped([Subject.read(path) for path in paths])
+    arms = group_runs([RunRecord.read(path) for path in paths])
     assert [(arm.name, [run.name for run in arm.runs]) for arm in arms] == [
         ("ours", ["ours-seed0", "ours-seed1"]),
         ("plain", ["plain"]),
         ("other", ["other"]),
     ]
     found = differences(arms)
-    assert [(part.field, part.values) for part in found] == [
+    assert list(found.items()) == [
         ("divergence.weight", ("1", "0", "1")),
         ("training.epochs", ("100", "100", "7")),
     ]
@@ -71,12 +63,12 @@ def test_an_arm_is_named_by_what_its_runs_share(
     make_run: MakeRun, names: tuple[str, str], arm: str
 ) -> None:
     paths = [make_run(name, {"seed": seed}) for seed, name in enumerate(names)]
-    assert [part.name for part in grouped(map(Subject.read, paths))] == [arm]
+    assert [part.name for part in group_runs(map(RunRecord.read, paths))] == [arm]
 
 
 def test_runs_of_one_name_are_told_apart(make_run: MakeRun) -> None:
     paths = [make_run("a/run"), make_run("b/run", {"seed": 1}), make_run("c")]
-    names = [run.name for arm in grouped(map(Subject.read, paths)) for run in arm.runs]
+    names = [run.name for arm in group_runs(map(RunRecord.read, paths)) for run in arm.runs]
     assert names == ["a/run", "b/run", "c"]
 
 
@@ -84,7 +76,7 @@ def test_states(make_run: MakeRun) -> None:
     metrics = [{"epoch": 1, "total": 3.0}, {"epoch": 2, "total": 2.0}]
     done = {"pretrain": {"seconds": 1.5}}
     states = [
-        Subject.read(path).state
+        RunRecord.read(path).state
         for path in (
             make_run("new"),
             make_run("begun", metrics=metrics),
@@ -104,18 +96,10 @@ def test_states(make_run: MakeRun) -> None:
 
 def test_a_damaged_evaluation_is_named(make_run: MakeRun) -> None:
     broken = {"evaluations": [{"protocol": "knn", "value": 3.0}]}
-    with pytest.raises(UserError, match=r"result\.json holds an evaluation without a usable var"):
-        Subject.read(make_run("a", result=broken))
-    with pytest.raises(UserError, match="without a usable value"):
-        Subject.read(make_run("b", result={"evaluations": [row(float("nan"))]}))
-
-
-@given(st.lists(st.floats(-100.0, 100.0), min_size=2, max_size=6))
-def test_spread_is_the_sample_deviation(values: list[float]) -> None:
-    found = spread(values)
-    assert found.mean == pytest.approx(np.mean(values), abs=1e-9)
-    assert found.deviation == pytest.approx(np.std(values, ddof=1), abs=1e-7)
-    assert found.n == len(values)
+    with pytest.raises(UserError, match=r"result\.json cannot be used \(an evaluation lacks"):
+        RunRecord.read(make_run("a", result=broken))
+    with pytest.raises(UserError, match="without a usable metric or value"):
+        RunRecord.read(make_run("b", result={"evaluations": [row(float("nan"))]}))
 
 
 def test_a_summary_is_over_runs_and_says_how_many(make_run: MakeRun) -> None:
@@ -124,10 +108,10 @@ def test_a_summary_is_over_runs_and_says_how_many(make_run: MakeRun) -> None:
         make_run("a-seed1", {"seed": 1}, result={"evaluations": [row(92.0)]}),
         make_run("a-seed2", {"seed": 2}),
     ]
-    (arm,) = grouped(map(Subject.read, paths))
+    (arm,) = group_runs(map(RunRecord.read, paths))
     (measure,) = measures([arm])
-    cell = summary(arm, measure)
-    assert cell.spread == Spread(91.0, pytest.approx(2**0.5), 2)
+    cell = summarise_measure(arm, measure)
+    assert cell.summary == {"mean": 91.0, "deviation": pytest.approx(2**0.5), "n": 2}
     assert cell.of_runs == 3
     assert "a-seed1: 92.00" in cell.note
 
@@ -137,10 +121,10 @@ def test_what_was_judged_on_other_images_is_not_pooled(make_run: MakeRun) -> Non
         make_run("a-seed0", result={"evaluations": [row(90.0)]}),
         make_run("a-seed1", {"seed": 1}, result={"evaluations": [row(92.0, num_test=10)]}),
     ]
-    arms = grouped(map(Subject.read, paths))
-    assert [summary(arms[0], measure).spread for measure in measures(arms)] == [
-        Spread(90.0, None, 1),
-        Spread(92.0, None, 1),
+    arms = group_runs(map(RunRecord.read, paths))
+    assert [summarise_measure(arms[0], measure).summary for measure in measures(arms)] == [
+        {"mean": 90.0, "deviation": None, "n": 1},
+        {"mean": 92.0, "deviation": None, "n": 1},
     ]
     (table,) = evaluation_tables(arms)
     assert table.columns == (
@@ -151,8 +135,8 @@ def test_what_was_judged_on_other_images_is_not_pooled(make_run: MakeRun) -> Non
 
 def test_an_early_encoder_is_noted(make_run: MakeRun) -> None:
     path = make_run("a", result={"evaluations": [row(90.0, epoch=2)]})
-    arms = grouped([Subject.read(path)])
-    assert "saved at epoch 2 of 3" in summary(arms[0], measures(arms)[0]).note
+    arms = group_runs([RunRecord.read(path)])
+    assert "saved at epoch 2 of 3" in summarise_measure(arms[0], measures(arms)[0]).note
 
 
 cells = st.lists(
@@ -166,8 +150,8 @@ cells = st.lists(
 def test_best_only_where_the_difference_exceeds_the_deviations(
     drawn: list[tuple[float, float | None, int]],
 ) -> None:
-    made = [Cell(Spread(mean, deviation, n)) for mean, deviation, n in drawn]
-    marked = with_best(made, [n for _, _, n in drawn], True)
+    made = [Cell({"mean": m, "deviation": d, "n": n}) for m, d, n in drawn]
+    marked = mark_best(made, [n for _, _, n in drawn])
     for index, cell in enumerate(marked):
         mean, deviation, n = drawn[index]
         others = [other for place, other in enumerate(drawn) if place != index]
@@ -177,14 +161,16 @@ def test_best_only_where_the_difference_exceeds_the_deviations(
             and n > 2
             and all(d is not None and m_n > 2 and mean - m > deviation + d for m, d, m_n in others)
         )
-        assert cell.best is expected
-    assert not any(cell.best for cell in with_best(made, [3] * len(made), False))
+        assert cell.is_best is expected
 
 
 @pytest.mark.parametrize(("lead", "is_best"), [(0.79, False), (0.81, True)])
 def test_the_lead_is_held_against_both_deviations_together(lead: float, is_best: bool) -> None:
-    made = [Cell(Spread(90.0 + lead, 0.5, 3)), Cell(Spread(90.0, 0.3, 3))]
-    assert [cell.best for cell in with_best(made, [3, 3], True)] == [is_best, False]
+    made = [
+        Cell({"mean": 90.0 + lead, "deviation": 0.5, "n": 3}),
+        Cell({"mean": 90.0, "deviation": 0.3, "n": 3}),
+    ]
+    assert [cell.is_best for cell in mark_best(made, [3, 3])] == [is_best, False]
 
 
 def test_published_figures_stand_apart_and_are_never_best(make_run: MakeRun) -> None:
@@ -197,17 +183,17 @@ def test_published_figures_stand_apart_and_are_never_best(make_run: MakeRun) -> 
             changes = {"divergence.weight": weight, "divergence.num_subnetworks": 100}
             result = {"evaluations": [row(value, data="cifar10")]}
             paths.append(make_run(f"{arm}-seed{seed}", {**changes, "seed": seed}, result=result))
-    (table,) = evaluation_tables(grouped(map(Subject.read, paths)))
-    names = [(line.name, line.is_published, line.cells[0].shown) for line in table.rows]
+    (table,) = evaluation_tables(group_runs(map(RunRecord.read, paths)))
+    names = [(line.name, line.is_published, line.cells[0].latex) for line in table.rows]
     assert names == [
-        ("ours", False, "94.10 ± 0.10"),
-        ("plain", False, "90.10 ± 0.10"),
+        ("ours", False, r"$\mathbf{94.10} \pm 0.10$"),
+        ("plain", False, r"$90.10 \pm 0.10$"),
         ("SimCLR", True, "91.8"),
         ("Our method", True, "93.2"),
         ("Deep Divergence, κ = 100", True, "80.0"),
         ("Our method, κ = 100", True, "92.6"),
     ]
-    assert [line.cells[0].best for line in table.rows] == [True] + 5 * [False]
+    assert [line.cells[0].is_best for line in table.rows] == [True] + 5 * [False]
     assert "table:lineareval:smalldatasets" in table.rows[2].note
     assert "not an arm" in table.caption
 
@@ -224,7 +210,7 @@ def test_supervised_baselines_are_arms_of_their_own(make_run: MakeRun) -> None:
         for loss in ("contrastive", "triplet")
         for seed in (0, 1)
     ]
-    arms = grouped([Subject.read(path) for path in paths])
+    arms = group_runs([RunRecord.read(path) for path in paths])
     assert [(arm.name, len(arm.runs)) for arm in arms] == [
         ("deep-contrastive", 2),
         ("deep-triplet", 2),

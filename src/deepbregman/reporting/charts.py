@@ -1,0 +1,458 @@
+"""Records to Vega-Lite: one specification is the page's interactive chart, its PNG and its SVG.
+
+Charts of the page have no colours for text and grid: its style sheet gives them, for light, dark
+and paper alike. Altair is imported where it is used, since that takes half a second.
+"""
+
+import io
+import math
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deepbregman.runs import Record, replacing
+from deepbregman.statistics import Summary, format_summary
+
+from .published import published_beside
+from .records import RunGroup, measured, measures, metric_frame
+from .tables import summarise_measure, titles
+
+if TYPE_CHECKING:
+    import altair as alt
+    import pandas as pd
+
+PALETTE: tuple[str, ...] = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
+    *("#e69f00", "#56b4e9", "#8a8a8a"),
+)
+"""Okabe and Ito's, told apart with every kind of colour vision; less what white or black hides."""
+GREY = PALETTE[-1]
+DASHES: tuple[list[int], ...] = ([1, 0], [6, 3], [2, 2])
+"""Of arms that have a colour for the second and the third time."""
+WIDTH = 460
+"""Of a chart in a file, in pixels before scaling; on the page it is as wide as its place."""
+PNG_SCALE = 2.0
+MAX_POINTS = 2500
+"""Of a chart; longer curves are thinned, so that a page of long runs stays small."""
+FEW_EPOCHS = 12
+"""Up to so many, every value is marked; a line through one would not be seen at all."""
+MEAN_OF_RUNS = "mean of runs"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+TERMS = {
+    "total": ("Total loss", "all terms, weighted"),
+    "contrastive": ("Contrastive loss", "unweighted mean of the epoch"),
+    "divergence": ("Divergence loss", "unweighted mean of the epoch"),
+    "usage": ("Usage bonus", "entropy of the subnetworks' use, unweighted"),
+}
+"""Titles and captions of the loss terms that have plain names; others are titled by theirs."""
+MONITORS = {
+    "knn": ("kNN monitor", "accuracy on held-out training images, %"),
+    "learning_rate": ("Learning rate", "at the end of the epoch"),
+}
+DIAGNOSTICS = {
+    "active_subnetworks": ("Active subnetworks", "that win for some sample of the last batch"),
+    "usage_entropy": ("Usage entropy", "of the winners, as a share of log K"),
+    "divergences": ("D of positives and negatives", "mean; positives solid, negatives dashed"),
+    "effective_rank": ("Effective rank", "of the representations of the last batch"),
+    "alignment": ("Alignment", "squared distance of positives; less is closer"),
+    "uniformity": ("Uniformity", "log of the mean potential; less is more even"),
+    "spread": ("Spread", "about 1 even on the sphere, 0 collapsed"),
+    "sigma": ("Sigma", "of the Gaussian kernel, learned"),
+    "images_per_second": ("Throughput", "views per second of the training loop"),
+}
+PARTS = {"divergences": {"divergence_positives": "positives", "divergence_negatives": "negatives"}}
+NO_CURVES = ("epoch", "step", "arm", "run", *(name for parts in PARTS.values() for name in parts))
+STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
+"""A shape that Vega lacks."""
+HOVER = "hover"
+"""The parameter of a curve's last layer: dots that show under the pointer."""
+HIGHLIGHTED = "highlight == '' || datum.arm == highlight"
+CONFIG: Record = {
+    "font": FONT,
+    "view": {"stroke": None},
+    "title": {
+        **{"anchor": "start", "fontSize": 14, "fontWeight": 600, "offset": 12},
+        **{"subtitleColor": "#666666", "subtitleFontSize": 11},
+    },
+    "axis": {
+        **{"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 400, "tickCount": 5},
+        **{"labelColor": "#555555", "titleColor": "#555555", "gridColor": "#dddddd"},
+        **{"domainColor": "#bbbbbb", "tickColor": "#bbbbbb", "labelLimit": 260, "tickSize": 4},
+    },
+    "axisX": {"grid": False},
+    "legend": {
+        **{"labelFontSize": 11, "titleFontSize": 11},
+        "layout": {"bottom": {"direction": "vertical", "anchor": "start"}},  # one below the other
+    },
+}
+
+
+class Figure(NamedTuple):
+    """A chart with a name for its files."""
+
+    key: str
+    title: str
+    caption: str
+    spec: Record
+
+
+def colour(place: int) -> str:
+    """Return an arm's colour."""
+    return PALETTE[place % len(PALETTE)]
+
+
+def dash(place: int) -> list[int]:
+    """Return an arm's pattern of strokes."""
+    return DASHES[place // len(PALETTE) % len(DASHES)]
+
+
+def slug(words: str) -> str:
+    """Make the name of a file out of words."""
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "unnamed"
+
+
+def rounded(value: float) -> float:
+    """Keep six digits: more are not seen, and the page carries every one."""
+    return float(f"{value:.6g}")
+
+
+def chart_of(points: Sequence[Record]) -> "alt.Chart":
+    """Begin a chart of points, which go into its specification."""
+    import altair as alt
+
+    data: Any = alt.Data  # has no types of its own
+    return alt.Chart(data(values=list(points)))
+
+
+def tooltip(names: Mapping[str, str]) -> list[Any]:
+    """Name the fields that show under the pointer, with their titles."""
+    import altair as alt
+
+    return [alt.Tooltip(name, title=words) for name, words in names.items()]
+
+
+def arm_colour(places: Mapping[str, int]) -> "alt.Color":
+    """Encode the arm as colour, the same in every chart."""
+    import altair as alt
+
+    scale = alt.Scale(domain=list(places), range=[colour(place) for place in places.values()])
+    legend = alt.Legend(title=None, orient="bottom", columns=3, labelLimit=240, symbolOpacity=1)
+    return alt.Color("arm:N", scale=scale, legend=legend)
+
+
+def opacity(shown: float = 1.0, hidden: float = 0.07) -> Any:
+    """Let the arm that is chosen in the legend stand out."""
+    import altair as alt
+
+    return alt.condition(HIGHLIGHTED, alt.value(shown), alt.value(hidden))
+
+
+def specify(chart: Any, title: str, subtitle: str) -> Record:
+    """Make the specification of a chart as it is written to a file; see :func:`for_page`."""
+    import altair as alt
+
+    chart = chart.add_params(alt.param(name="highlight", value=""))
+    spec: Record = chart.properties(background="white").to_dict()
+    spec.pop("$schema", None)  # of Altair; the bundle's Vega-Lite may be another
+    return spec | {"title": make_title(title, subtitle), "config": CONFIG}
+
+
+def make_title(title: str, subtitle: str) -> Record:
+    """Return the title of a chart in a file, in lines that fit."""
+    return {"text": textwrap.wrap(title, 66), "subtitle": textwrap.wrap(subtitle, 88)}
+
+
+def for_page(spec: Record, *, legend: bool = True) -> Record:
+    """Fit a specification to its container; the title is the page's.
+
+    Args:
+        spec: of a :class:`Figure`.
+        legend: with the chart's own; without, the page has one for all charts of some arms.
+    """
+    shown = {key: value for key, value in spec.items() if key != "title"}
+    if not legend:
+        shown["layer"] = [
+            layer | {"encoding": {n: _without_legend(e) for n, e in layer["encoding"].items()}}
+            for layer in shown["layer"]
+        ]
+    return shown | {"width": "container", "background": None}
+
+
+def _without_legend(encoding: Any) -> Any:
+    has_legend = isinstance(encoding, dict) and "legend" in encoding
+    return encoding | {"legend": None} if has_legend else encoding
+
+
+def for_file(spec: Record) -> Record:
+    """Leave out what only answers to a pointer: invisible marks, which are most of a file."""
+    params = [param for param in spec["params"] if param["name"] != HOVER]
+    if len(params) == len(spec["params"]):
+        return spec
+    return spec | {"params": params, "layer": spec["layer"][:-1]}
+
+
+def stack(figures: Sequence[Figure], title: str, notes: Sequence[str], columns: int) -> Record:
+    """Put charts together into one specification, so many beside each other."""
+    parts = []
+    for figure in figures:
+        part = for_file(figure.spec)
+        kept = {key: part[key] for key in part if key not in ("params", "config", "background")}
+        words = {"text": figure.title.split("\n"), "fontSize": 12, "subtitle": []}
+        parts.append(kept | {"title": words})
+    rows = [parts[start : start + columns] for start in range(0, len(parts), columns)]
+    width = 66 * min(columns, len(parts))
+    lines = [line for words in notes for line in textwrap.wrap(words, round(width * 1.3))]
+    return {
+        "title": {"text": textwrap.wrap(title, width), "subtitle": lines, "offset": 16},
+        "vconcat": [{"hconcat": row, "spacing": 24} for row in rows],
+        **{"spacing": 24, "background": "white", "config": CONFIG},
+        "params": [{"name": "highlight", "value": ""}],
+    }
+
+
+def save_chart(paths: Sequence[Path], spec: Record) -> None:
+    """Write a chart once for each path, as SVG, PNG or PDF by the ending."""
+    import vl_convert
+    from PIL import Image
+
+    svg = vl_convert.vegalite_to_svg(for_file(spec))
+    for path in paths:
+        with replacing(path) as file:
+            if path.suffix == ".png":
+                png = vl_convert.svg_to_png(svg, scale=PNG_SCALE)
+                Image.open(io.BytesIO(png)).convert("RGB").save(file, "PNG", optimize=True)
+            else:
+                file.write(vl_convert.svg_to_pdf(svg) if path.suffix == ".pdf" else svg.encode())
+
+
+def curve_figures(
+    groups: Sequence[RunGroup], prefix: str = ""
+) -> tuple[list[Figure], list[Figure]]:
+    """Draw every metric that any run has by epoch: the loss terms and monitors, the diagnostics.
+
+    Thin lines are runs, the thick one is the mean of an arm's runs.
+
+    Args:
+        groups: with a colour each.
+        prefix: of the files' names.
+    """
+    frame = metric_frame(groups)
+    known = {*MONITORS, *DIAGNOSTICS, *NO_CURVES}
+    found = [name for name in frame.columns if name not in known]
+    terms = {n: TERMS.get(n, (_as_title(n), "unweighted mean of the epoch")) for n in found}
+    for name in found:  # a term of weight 0 is recorded as 0, and is no curve
+        never = frame.groupby(["arm", "run"])[name].transform(lambda values: not values.any())
+        frame.loc[never, name] = float("nan")
+    first = {name: terms.pop(name) for name in TERMS if name in terms}
+
+    def draw(names: Mapping[str, tuple[str, str]]) -> list[Figure]:
+        drawn = (_curve(frame, groups, name, *words, prefix) for name, words in names.items())
+        return [figure for figure in drawn if figure is not None]
+
+    return draw(first | terms | MONITORS), draw(DIAGNOSTICS)
+
+
+def _as_title(name: str) -> str:
+    words = name.replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def _curve(
+    frame: "pd.DataFrame",
+    groups: Sequence[RunGroup],
+    name: str,
+    title: str,
+    caption: str,
+    prefix: str,
+) -> Figure | None:
+    parts = PARTS.get(name, {name: ""})
+    points = [
+        point | ({"kind": kind} if kind else {})
+        for metric, kind in parts.items()
+        if metric in frame.columns
+        for point in _curve_points(frame, groups, metric)
+    ]
+    if not points:
+        return None
+    arms = {point["arm"] for point in points}
+    places = tuple((group.name, group.place) for group in groups if group.name in arms)
+    epochs = tuple(sorted({point["epoch"] for point in points}))
+    is_short = len(epochs) <= FEW_EPOCHS
+    spec = _curve_template(places, epochs if is_short else (), has_kinds=len(parts) > 1)
+    spec = spec | {"data": {"values": points}, "title": make_title(title, caption)}
+    return Figure(f"{prefix}{slug(name)}", title, caption, spec)
+
+
+def _curve_points(
+    frame: "pd.DataFrame", groups: Sequence[RunGroup], metric: str
+) -> list[dict[str, Any]]:
+    """Return a metric of every run by epoch, and the mean of arms that have several runs."""
+    import pandas as pd
+
+    runs = frame[["arm", "run", "epoch", metric]].dropna()
+    sizes = runs["arm"].map({group.name: len(group.runs) for group in groups})
+    several = runs[sizes > 1]
+    means = several.groupby(["arm", "epoch"], sort=False)[metric].agg(["mean", "count"])
+    means = means.reset_index().rename(columns={"mean": metric}).assign(run=MEAN_OF_RUNS)
+    whole = means["arm"].map({group.name: len(group.runs) for group in groups})
+    means = means[means["count"] == whole].drop(columns="count")  # of epochs that all runs have
+    curves = pd.concat([runs.assign(faint=sizes > 1), means.assign(faint=False)])
+    series = curves.groupby(["arm", "run"], sort=False)
+    step = max(1, math.ceil(series.size().max() * series.ngroups / MAX_POINTS)) if len(runs) else 1
+    kept = curves[series.cumcount(ascending=False) % step == 0]  # the last epoch among them
+    return [
+        {"arm": row.arm, "run": row.run, "epoch": int(row.epoch), "value": rounded(value)}
+        | ({"faint": 1} if row.faint else {})
+        for row, value in zip(kept.itertuples(), kept[metric], strict=True)
+    ]
+
+
+@cache
+def _curve_template(
+    arms: tuple[tuple[str, int], ...], epochs: tuple[int, ...], *, has_kinds: bool
+) -> Record:
+    """Return the specification of curves without their points; Altair takes long to make one.
+
+    Args:
+        arms: names with the places of their colours.
+        epochs: to mark, where they are few.
+        has_kinds: with solid and dashed lines, for positives and negatives.
+    """
+    import altair as alt
+
+    places = dict(arms)
+    value = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True))
+    ticks: Any = {"values": epochs, "format": "d"} if epochs else {"tickMinStep": 1}
+    epoch = alt.X("epoch:Q", title="epoch", axis=alt.Axis(**ticks))
+    base = chart_of([]).encode(x=epoch, y=value, color=arm_colour(places))
+    if has_kinds:
+        kinds = alt.Scale(domain=["positives", "negatives"], range=[[1, 0], [5, 3]])
+        legend = alt.Legend(title=None, orient="bottom")
+        base = base.encode(strokeDash=alt.StrokeDash("kind:N", scale=kinds, legend=legend))
+    elif any(place >= len(PALETTE) for place in places.values()):
+        strokes = alt.Scale(domain=list(places), range=[dash(place) for place in places.values()])
+        base = base.encode(strokeDash=alt.StrokeDash("arm:N", scale=strokes, legend=None))
+    shown: Any = (
+        alt.when(f"!({HIGHLIGHTED})")
+        .then(alt.value(0.05))
+        .when("datum.faint")
+        .then(alt.value(0.5))
+        .otherwise(alt.value(1.0))
+    )
+    width = alt.condition("datum.faint", alt.value(1.0), alt.value(2.2))
+    layers = [base.mark_line().encode(detail=["run:N"], strokeWidth=width, opacity=shown)]
+    if epochs:
+        size = alt.condition("datum.faint", alt.value(12), alt.value(30))
+        marks = base.mark_point(filled=True).encode(size=size, opacity=shown)
+        layers.append(marks.encode(strokeDash=alt.value([1, 0])))
+    hover = alt.selection_point(
+        name=HOVER,
+        fields=["run", "arm", "epoch"],
+        nearest=True,
+        on="pointerover",
+        clear="pointerout",
+        empty=False,
+    )
+    # Vega-Lite looks for the words of a tooltip in the wrong place where the nearest point is
+    # chosen: there, a datum is the mark whose datum is the point.
+    point = "(datum.datum || datum)"
+    words = [f"'{name}': {point}.{name}" for name in ("arm", "run", "epoch")]
+    words += [f"'of': {point}.kind"] if has_kinds else []
+    words += [f"'value': format({point}.value, '.5~g')"]
+    dots = (
+        base.mark_point(filled=True, size=55, tooltip=alt.ExprRef(f"{{{', '.join(words)}}}"))
+        .encode(
+            opacity=alt.condition(hover, alt.value(1.0), alt.value(0.0)),
+            strokeDash=alt.value([1, 0]),
+        )
+        .add_params(hover)
+    )
+    return specify(alt.layer(*layers, dots).properties(width=WIDTH, height=210), "", "")
+
+
+def evaluation_figure(groups: Sequence[RunGroup], data: str, key: str, title: str) -> Figure:
+    """Draw what arms were judged by on one source: means, deviations, runs and published values."""
+    columns = [measure for measure in measures(groups) if measure.data == data]
+    names = dict(zip(columns, titles(columns), strict=True))
+    means, runs = [], []
+    for measure in columns:
+        for group in groups:
+            summary = summarise_measure(group, measure).summary
+            if summary is None:
+                continue
+            means.append(mean_point(names[measure], group.name, summary))
+            runs += [
+                {"measure": names[measure], "arm": group.name, "run": run.name}
+                | {"value": rounded(row["value"])}
+                for run, row in measured(group, measure)
+                if len(group.runs) > 1
+            ]
+    printed = [
+        {"measure": names[measure], "value": value, "method": row.method, "where": row.where}
+        for row in published_beside(groups, columns)
+        for measure, value in zip(columns, row.values, strict=True)
+        if value is not None
+    ]
+    caption = "mean, deviation over seeds (bar) and every run (small)" + (
+        "; diamonds: published, other settings" if printed else ""
+    )
+    places = {group.name: group.place for group in groups}
+    spec = dot_spec(means, runs, printed, places, title, caption)
+    return Figure(key, title, caption, spec)
+
+
+def mean_point(measure: str, arm: str, summary: Summary) -> Record:
+    """Return the point of a mean with the ends of its deviation."""
+    mean, deviation = summary["mean"], summary["deviation"] or 0.0
+    return {
+        **{"measure": measure, "arm": arm, "value": rounded(mean), "n": summary["n"]},
+        **{"low": rounded(mean - deviation), "high": rounded(mean + deviation)},
+        "shown": format_summary(summary),
+    }
+
+
+def dot_spec(
+    means: list[Record],
+    runs: list[Record],
+    printed: list[Record],
+    places: Mapping[str, int],
+    title: str,
+    subtitle: str,
+) -> Record:
+    """Draw a line for each measure, with a dot, a bar and small dots for each arm."""
+    import altair as alt
+
+    order = list(dict.fromkeys(point["measure"] for point in means))
+    y = alt.Y("measure:N", sort=order, title=None, axis=alt.Axis(grid=True, tickBand="extent"))
+    names = list(places)
+    offset = alt.YOffset("arm:N", sort=names, scale=alt.Scale(domain=names))
+    x = alt.X("value:Q", title="%", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+    shared: dict[str, Any] = {"y": y, "yOffset": offset, "color": arm_colour(places)}
+    base = chart_of(means).encode(**shared)
+    words = {"arm:N": "arm", "measure:N": "measure", "shown:N": "mean ± deviation"}
+    layers: list[Any] = [
+        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", opacity=opacity(0.55)),
+        base.mark_point(filled=True, size=70).encode(
+            x=x, opacity=opacity(), tooltip=tooltip(words)
+        ),
+    ]
+    if runs:
+        words = {"run:N": "run", "measure:N": "measure", "value:Q": "value"}
+        small = chart_of(runs).encode(**shared).mark_tick(thickness=1.5, size=9)
+        layers.append(small.encode(x=x, opacity=opacity(0.6), tooltip=tooltip(words)))
+    if printed:
+        layers.append(published_layer(printed).encode(x=x, y=y))
+    height = len(order) * max(34, 11 * len(places))
+    return specify(alt.layer(*layers).properties(width=WIDTH, height=height), title, subtitle)
+
+
+def published_layer(printed: Sequence[Record]) -> "alt.Chart":
+    """Mark published values, hollow and grey: they are no arm."""
+    names = {"method:N": "published", "value:Q": "value", "where:N": "in"}
+    mark = chart_of(printed).mark_point(shape="diamond", size=75, strokeWidth=1.6, filled=False)
+    chart: alt.Chart = mark.encode(tooltip=tooltip(names))
+    chart.mark.color = GREY
+    return chart

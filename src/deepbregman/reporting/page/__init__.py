@@ -1,1 +1,0 @@
-"""A page of runs and studies: one HTML file, its figures and its tables."""

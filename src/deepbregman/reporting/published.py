@@ -1,0 +1,152 @@
+"""Published values, to stand beside ours and never to be mixed with them.
+
+``published.toml`` holds the paper's tables. A study carries published series of its own, in
+``results.json``, that stand beside its arms.
+"""
+
+import importlib.resources
+import re
+import tomllib
+from collections.abc import Collection, Sequence
+from functools import cache
+from pathlib import PurePath
+from typing import NamedTuple
+
+from deepbregman.runs import Record
+
+from .records import Measure, RunGroup
+
+_OURS = re.compile(r" of \d+ crops|, \d+ px$")
+"""In the name of a variant: judged as no publication here does, on crops or at another size."""
+CAVEAT = (
+    "Published figures are transcribed: other code, epochs and choices than the runs here, perhaps "
+    "another encoder, mostly one run and no deviation. They are a mark on the wall, not an arm."
+)
+
+
+class Published(NamedTuple):
+    """One printed value, and what it was printed for."""
+
+    method: str
+    value: float
+    data: str
+    protocol: str
+    metric: str
+    variant: str | None
+    """One of the parts of a variant's name, such as ``1 % labels``; None is any."""
+    num_subnetworks: int | None
+    table: str
+    """The label of the table in the paper's source."""
+    conditions: str
+
+
+class PublishedRow(NamedTuple):
+    """What one table says of one method."""
+
+    method: str
+    where: str
+    values: tuple[float | None, ...]
+
+
+@cache
+def published() -> tuple[Published, ...]:
+    """Return every value, table by table."""
+    text = (importlib.resources.files(__package__) / "published.toml").read_text(encoding="utf-8")
+    return tuple(
+        Published(
+            row["method"],
+            value,
+            column["data"],
+            table["protocol"],
+            column.get("metric") or table["metric"],
+            column.get("variant"),
+            column.get("num_subnetworks"),
+            table["label"],
+            table["conditions"],
+        )
+        for table in tomllib.loads(text)["tables"]
+        for row in table["rows"]
+        for column, value in zip(table["columns"], row["values"], strict=True)
+    )
+
+
+def published_for(measure: Measure, num_subnetworks: Collection[int] = ()) -> list[Published]:
+    """Return what was printed for the same quantity.
+
+    Args:
+        measure: the quantity.
+        num_subnetworks: of the runs; the table of subnetworks is shown for these only.
+    """
+    if _OURS.search(measure.variant):
+        return []
+    parts = measure.variant.split(", ")
+    return [
+        entry
+        for entry in published()
+        if (measure.protocol, measure.metric) == (entry.protocol, entry.metric)
+        if is_dataset(measure.data, entry.data)
+        if entry.variant is None or entry.variant in parts
+        if entry.num_subnetworks is None or entry.num_subnetworks in num_subnetworks
+    ]
+
+
+def published_beside(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> list[PublishedRow]:
+    """Return what the paper printed for these quantities, a row for each method and table."""
+    counts = {
+        group.config.divergence.num_subnetworks
+        for group in groups
+        if group.config.divergence.weight
+    }
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for index, measure in enumerate(columns):
+        for entry in published_for(measure, counts):
+            count = entry.num_subnetworks
+            method = entry.method if count is None else f"{entry.method}, κ = {count}"
+            where = f"the paper's {entry.table} ({entry.conditions})"
+            found.setdefault((method, where), {})[index] = entry.value
+    return [
+        PublishedRow(method, where, tuple(values.get(index) for index in range(len(columns))))
+        for (method, where), values in found.items()
+    ]
+
+
+def is_dataset(data: str, name: str) -> bool:
+    """Tell whether images are a dataset: by its name, or as a file of it, such as cifar10.npz."""
+    return PurePath(data).stem.lower() == name
+
+
+def published_series(results: Record) -> list[Record]:
+    """Return a study's published series of the same images and networks; others say nothing."""
+    series: list[Record] = results["study"].get("published") or []
+    if results.get("judge", "test") != "test":
+        return []  # nobody has published of the images that are held out here
+    arms = results.get("arms", [])
+    return [
+        part
+        for part in series
+        if is_dataset(results["data"], part["data"])
+        if part.get("encoder") is None or any(_same_encoder(part, arm) for arm in arms)
+    ]
+
+
+def series_of_metric(series: Sequence[Record], metric: str) -> list[Record]:
+    """Keep the published series of one quantity, which alone belong on its axis."""
+    return [part for part in series if part.get("metric", metric) == metric]
+
+
+def series_title(part: Record, metric: str) -> str:
+    """Name a published series, and its quantity where that is not the study's own metric."""
+    other = part.get("metric", metric)
+    return f"published: {part['series']}" + f", {other}" * bool(other != metric)
+
+
+def series_value(part: Record, arm: Record) -> str:
+    """Write what a published series has for the method and place of an arm; nothing otherwise."""
+    value = part["values"].get(str(arm["x"]))
+    if value is None or arm["series"] not in part.get("beside", [arm["series"]]):
+        return ""
+    return f"{value:.1f}" if _same_encoder(part, arm) else ""
+
+
+def _same_encoder(part: Record, arm: Record) -> bool:
+    return part.get("encoder") in (None, (arm.get("cost") or {}).get("encoder"))

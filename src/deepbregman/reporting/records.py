@@ -1,0 +1,264 @@
+"""Folders of runs, as they were left: read, grouped by configuration, and as data frames.
+
+A folder may come from a stranger: no link inside it is followed.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from deepbregman.config import Config, differing_fields, to_toml
+from deepbregman.errors import UserError
+from deepbregman.files import is_number
+from deepbregman.runs import Record, Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RUN_FILES = ("config.toml", "metrics.jsonl", "result.json", "provenance.json")
+BUDGET = ("data.", "views.", "encoder.name", "encoder.stem", "training.epochs", "training.batch")
+"""Beginnings of the fields in which groups must agree for a fair comparison."""
+
+
+def is_finite(value: Any) -> bool:
+    """Tell a finite number from everything else that a record may hold."""
+    return is_number(value) and math.isfinite(value)
+
+
+def refuse_links(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder in which one of its own files is a link: it may lead to anybody's file."""
+    for name in names:
+        if (folder / name).is_symlink():
+            raise UserError(
+                f"{folder / name} is a link, and a report follows none: put the file itself there"
+            )
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What one run folder says."""
+
+    name: str
+    path: Path
+    config: Config
+    metrics: list[Record]
+    result: Record
+    provenance: Record
+    evaluations: list[Record]
+
+    @classmethod
+    def read(cls, path: Path) -> "RunRecord":
+        """Read a run folder; nothing in it is computed again."""
+        refuse_links(path, RUN_FILES)
+        run = Run.open(path)
+        metrics = [row for row in run.metrics() if is_finite(row["epoch"])]
+        evaluations = run.evaluations()
+        for row in evaluations:
+            if row.get("metric") is None or not is_finite(row.get("value")):
+                raise UserError(
+                    f"{path / 'result.json'} holds an evaluation ({row['protocol']}, "
+                    f"{row['variant']}) without a usable metric or value: evaluate the run anew"
+                )
+        name = path.name or path.resolve().name
+        return cls(name, path, run.config, metrics, run.result(), run.provenance(), evaluations)
+
+    @property
+    def epochs_done(self) -> int:
+        """The last epoch that has metrics."""
+        return int(self.metrics[-1]["epoch"]) if self.metrics else 0
+
+    @property
+    def supervised(self) -> str | None:
+        """Name the baseline that was trained with labels; None of pretraining."""
+        outcome = self.result.get("study") or {}
+        if not outcome.get("supervised"):
+            return None
+        return f"Deep Divergence, {outcome.get('form')}, {outcome.get('loss')} (supervised)"
+
+    @property
+    def state(self) -> str:
+        """Say how far the run came."""
+        if (self.result.get("study") or {}).get("state") == "diverged":
+            return f"diverged after epoch {self.epochs_done}"
+        if "pretrain" not in self.result and self.supervised is None:
+            return f"unfinished: epoch {self.epochs_done} of {self.config.training.epochs}"
+        is_judged = self.evaluations or "quickstart" in self.result or self.supervised
+        return "finished" if is_judged else "not evaluated"
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time of pretraining; None of a run that has not ended."""
+        value = (self.result.get("pretrain") or {}).get("seconds")
+        return value if is_finite(value) else None
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs of one configuration that differ only by seed: what the page calls an arm."""
+
+    name: str
+    runs: tuple[RunRecord, ...]
+    place: int = 0
+    """Of its colour."""
+
+    @property
+    def config(self) -> Config:
+        """What the runs have in common; the seed is the first one's."""
+        return self.runs[0].config
+
+    @cached_property
+    def toml(self) -> str:
+        """The whole configuration."""
+        return to_toml(self.config)
+
+    @property
+    def seeds(self) -> list[int]:
+        """The different seeds."""
+        return sorted({run.config.seed for run in self.runs})
+
+    @property
+    def size(self) -> str:
+        """Say how many runs there are, and if they share seeds."""
+        runs, seeds = len(self.runs), len(self.seeds)
+        return f"n = {runs}" + (f", of {seeds} different seeds" if seeds < runs else "")
+
+    @property
+    def method(self) -> str:
+        """Say what is trained, in a few words."""
+        divergence, supervised = self.config.divergence, self.runs[0].supervised
+        subnetworks = f"{divergence.num_subnetworks} subnetworks"
+        if supervised is not None:
+            return f"{supervised}, {subnetworks}"
+        if divergence.weight == 0.0:
+            return "SimCLR: no divergence term"
+        if self.config.contrastive.weight == 0.0:
+            return f"divergence only, {subnetworks}"
+        return f"with divergence, {subnetworks}"
+
+
+def group_runs(runs: Iterable[RunRecord]) -> list[RunGroup]:
+    """Group runs that differ only by seed, in the order of their first run."""
+    groups: dict[str, list[RunRecord]] = {}
+    for run in name_apart(list(runs)):
+        kind = (replace(run.config, seed=0), run.supervised)  # that loss is in no field
+        groups.setdefault(repr(kind), []).append(run)
+    names = [_common_name([run.name for run in members]) for members in groups.values()]
+    return [
+        RunGroup(name if names.count(name) == 1 else f"{name} ({place + 1})", tuple(runs), place)
+        for place, (name, runs) in enumerate(zip(names, groups.values(), strict=True))
+    ]
+
+
+def name_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Name runs of one name by as much of the end of their path as tells them apart."""
+    names = [run.name for run in runs]
+    named = []
+    for run in runs:
+        parts = run.path.resolve().parts
+        length = 1
+        if names.count(run.name) > 1:
+            others = [other.path.resolve().parts for other in runs if other is not run]
+            while length < len(parts) and any(o[-length:] == parts[-length:] for o in others):
+                length += 1
+        named.append(replace(run, name="/".join(parts[-length:])) if length > 1 else run)
+    return named
+
+
+def _common_name(names: list[str]) -> str:
+    """Name a group by what its runs' names begin with, less what the seed adds."""
+    if len(names) == 1:
+        return names[0]
+    first, last = min(names), max(names)  # whatever these share, all share
+    length = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), None)
+    common = re.sub(r"([-_. ]+(seed|s)?[-_. ]*\d*|seed\d*)$", "", first[:length])
+    return common if len(common) > 2 else f"{names[0]} and {len(names) - 1} more"
+
+
+def differences(groups: Sequence[RunGroup]) -> dict[str, tuple[str, ...]]:
+    """Return the fields in which the groups are not all alike, with the value of each group."""
+    found = differing_fields(*(replace(group.config, seed=0) for group in groups)) if groups else {}
+    return {name: tuple(map(_format_field, values)) for name, values in found.items()}
+
+
+def unequal_budget(fields: Iterable[str]) -> list[str]:
+    """Return those of the differing fields that make a comparison unfair."""
+    return [field for field in fields if field.startswith(BUDGET)]
+
+
+def _format_field(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_format_field, value)) or "none"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def metric_frame(groups: Sequence[RunGroup]) -> "pd.DataFrame":
+    """Return a row for each run and epoch: ``arm``, ``run``, ``epoch`` and every metric there is.
+
+    What is no finite number is missing.
+    """
+    import pandas as pd
+
+    rows = [
+        {name: value for name, value in row.items() if is_finite(value)}
+        | {"arm": group.name, "run": run.name}
+        for group in groups
+        for run in group.runs
+        for row in run.metrics
+    ]
+    columns = dict.fromkeys(["arm", "run", "epoch", *(key for row in rows for key in row)])
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+class Measure(NamedTuple):
+    """One quantity: rows are pooled over runs only if all of this is the same."""
+
+    data: str
+    protocol: str
+    variant: str
+    metric: str
+    split: str
+    num_train: int
+    num_test: int
+
+    @classmethod
+    def of(cls, row: Record) -> "Measure":
+        """Return the quantity that a row of an evaluation is of."""
+        return cls(
+            data=row["data"],
+            protocol=row["protocol"],
+            variant=row["variant"],
+            metric=row["metric"],
+            split=str(row.get("split") or ""),
+            num_train=int(row.get("num_train") or 0),
+            num_test=int(row.get("num_test") or 0),
+        )
+
+    @property
+    def title(self) -> str:
+        """What it is, in words."""
+        details = [part for part in (self.metric, self.split) if part and part != "top1"]
+        return f"{self.protocol}: {self.variant}" + f" ({', '.join(details)})" * bool(details)
+
+    @property
+    def sizes(self) -> str:
+        """The numbers of images behind it."""
+        return f"{self.num_train:,} / {self.num_test:,}"
+
+
+def measures(groups: Sequence[RunGroup]) -> list[Measure]:
+    """Return all quantities that any run was judged by, in the order of the records."""
+    rows = (row for group in groups for run in group.runs for row in run.evaluations)
+    return list(dict.fromkeys(Measure.of(row) for row in rows))
+
+
+def measured(group: RunGroup, measure: Measure) -> list[tuple[RunRecord, Record]]:
+    """Return the rows of a group's runs for one quantity."""
+    return [
+        (run, row) for run in group.runs for row in run.evaluations if Measure.of(row) == measure
+    ]

@@ -1,0 +1,275 @@
+"""Records to tables on the terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from deepbregman.errors import make_printable
+from deepbregman.runs import Record
+from deepbregman.statistics import format_difference, format_spread, format_summary
+
+from .published import published_series, series_of_metric, series_title, series_value
+from .studies import (
+    COMPARED,
+    completed_trials,
+    count_trials,
+    describe_budget,
+    describe_conditions,
+    known_costs,
+    marked_arms,
+    reference_name,
+    search_space,
+)
+
+METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
+"""Titles of metrics; any other is titled by its name."""
+STUDY_METRICS = (
+    *("linear, cached features", "linear, crop and flip"),
+    *("knn, cosine, k=20", "knn, divergence, k=20"),
+)
+"""Metrics of a study's table; ``results.csv`` has them all."""
+BEST_TRIALS = 5
+
+
+class SearchHit(NamedTuple):
+    """An image that a search found."""
+
+    name: str
+    class_name: str | None
+    value: str
+
+
+def _table(title: str, *columns: str) -> Table:
+    """Begin a table whose title may hold any names; the first column is left-aligned.
+
+    Columns fold instead of being cut, since with an ellipsis two names could look the same.
+    """
+    table = Table(title=_words(title), title_justify="left")
+    for index, name in enumerate(columns):
+        table.add_column(_words(name), justify="right" if index else "left", overflow="fold")
+    return table
+
+
+def _words(text: str) -> str:
+    """Show a name as it is, whoever gave it."""
+    return escape(make_printable(text))
+
+
+def evaluation_table(rows: Sequence[Record], title: str) -> Table:
+    """Draw the rows of evaluations: a line for each variant, a column for each metric.
+
+    A mean over several seeds is written with the sample's deviation.
+    """
+    lines: dict[tuple[str, ...], dict[str, Record]] = {}
+    for row in rows:
+        kind = (row["protocol"], row["variant"], row["data"])
+        lines.setdefault(kind, {})[row["metric"]] = row
+    found: set[str] = {row["metric"] for row in rows}
+    metrics = [name for name in METRICS if name in found] + sorted(found - set(METRICS))
+    several = any(row["n"] > 1 for row in rows)
+    names = [METRICS.get(metric, metric) for metric in metrics] + ["seeds"] * several
+    table = _table(title, "protocol", "variant", *names, "train / test")
+    table.columns[0].no_wrap = True
+    table.columns[1].justify = "left"
+    for (protocol, variant, _), found_of in lines.items():
+        one = next(iter(found_of.values()))
+        cells = [_mean(found_of[name]) if name in found_of else "" for name in metrics]
+        cells += [str(one["n"])] * several
+        sizes = f"{one['num_train']:,} / {one['num_test']:,}"
+        table.add_row(protocol, escape(variant), *cells, sizes)
+    return table
+
+
+def _mean(row: Record) -> str:
+    return format_spread(row["value"], row["deviation"])
+
+
+def metric_table(rows: Sequence[Record], title: str) -> Table:
+    """Draw rows with a line for each variant and a column for each metric, in per cent."""
+    metrics = list(dict.fromkeys(row["metric"] for row in rows))
+    table = _table(title, "variant", *(f"{metric} %" for metric in metrics))
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        cells = {row["metric"]: row for row in rows if row["variant"] == variant}
+        table.add_row(variant, *(_mean(cells[metric]) for metric in metrics))
+    return table
+
+
+def quickstart_table(rows: Sequence[Record], title: str) -> Table:
+    """Draw the quickstart's comparison: one line per kind of feature."""
+    columns = ("linear, all labels", "linear, 5 labels per class", "kNN (k=20)")
+    table = _table(title, "features", *columns)
+    for row in rows:
+        few = format_spread(row["few_labels"], row["few_labels_deviation"], 1)
+        table.add_row(row["features"], f"{row['linear']:.1f}", few, f"{row['knn']:.1f}")
+    return table
+
+
+def format_distance(value: float) -> str:
+    """Write a cosine or a divergence; the latter has no scale, and may be small throughout."""
+    return f"{value:.2e}" if 0.0 < value < 1e-3 else f"{value:.4f}"
+
+
+def search_table(title: str, found: Mapping[str, Sequence[SearchHit]]) -> Table:
+    """Draw what was found for one query, a group of columns for each measure."""
+    labelled = any(hit.class_name is not None for hits in found.values() for hit in hits)
+    table = Table(title=_words(title), title_justify="left")
+    table.add_column("rank", justify="right")
+    for measure in found:
+        table.add_column(measure, justify="right")
+        if labelled:
+            table.add_column("class", overflow="fold")
+        table.add_column("image", overflow="fold")
+    for rank, hits in enumerate(zip(*found.values(), strict=True), start=1):
+        cells = [str(rank)]
+        for hit in hits:
+            known = [_words(hit.class_name or "")] if labelled else []
+            cells += [hit.value, *known, _words(hit.name)]
+        table.add_row(*cells)
+    return table
+
+
+def cluster_table(
+    partitions: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str
+) -> Table:
+    """Draw the sizes and the objective of clusters.
+
+    Args:
+        partitions: for each variant the sizes of its clusters, and its objective for each seed.
+        title: of the table.
+    """
+    table = _table(title, "variant", "objective (best seed)", "sizes, largest first")
+    table.columns[2].justify = "left"
+    for variant, (sizes, objectives) in partitions.items():
+        words = " ".join(str(size) for size in sorted(sizes, reverse=True))
+        table.add_row(variant, format_distance(min(objectives)), words)
+    return table
+
+
+def study_table(results: Record) -> RenderableType:
+    """Draw the arms of a study, their metrics, and what was published."""
+    if results["study"]["figure"] == "pairs":
+        return Group(_pair_table(results), _cost_table(results))
+    there = dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"])
+    metrics = [name for name in STUDY_METRICS if name in there]
+    printed = published_series(results)
+    beyond, supervised = marked_arms(results, "beyond"), marked_arms(results, "supervised")
+    reference = reference_name(results)
+    compared = [f"linear, difference to {reference} [95 %]"] if reference is not None else []
+    names = [series_title(part, results["metric"]) for part in printed]
+    table = _table(_caption(results), "arm", *metrics, *compared, *names)
+    for column in table.columns[len(table.columns) - len(names) :]:
+        column.style = "dim"
+    for arm in results["arms"]:
+        diverged = arm["num_diverged"]
+        mark = " (supervised)" * (arm["arm"] in supervised) + " *" * (arm["arm"] in beyond)
+        cells = [escape(arm["arm"]) + mark + f" ({diverged} diverged)" * bool(diverged)]
+        cells += [format_summary(arm["metrics"].get(name)) for name in metrics]
+        if compared:
+            cells.append(format_difference(arm["difference"].get(results["metric"])))
+        table.add_row(*cells, *(series_value(part, arm) for part in printed))
+    if beyond & {arm["arm"] for arm in results["arms"]}:
+        table.caption = "* not in the paper"
+    return table
+
+
+def _caption(results: Record) -> str:
+    budget = describe_budget(results)
+    words = f"{results['study']['title']} {describe_conditions(results)}"
+    return words + f"; {budget}" * bool(budget)
+
+
+def _pair_table(results: Record) -> Table:
+    """Draw every metric of every arm with its difference to the reference."""
+    reference, printed = results["study"]["reference"], published_series(results)
+    columns = ("mean ± deviation", f"difference to {reference} [95 %]")
+    published = ["published"] if printed else []
+    table = _table(_caption(results), "metric", "arm", *columns, *published)
+    table.columns[1].justify = "left"
+    there = {name for arm in results["arms"] for name in arm["metrics"]}
+    for metric in [name for name in COMPARED if name in there]:
+        for index, arm in enumerate(results["arms"]):
+            values = [(part, series_value(part, arm)) for part in series_of_metric(printed, metric)]
+            words = [f"{value} ({part['series']})" for part, value in values if value]
+            table.add_row(
+                COMPARED[metric] if index == 0 else "",
+                escape(arm["arm"]),
+                format_summary(arm["metrics"].get(metric)),
+                format_difference(arm["difference"].get(metric)),
+                *([escape(", ".join(words))] if printed else []),
+                end_section=index == len(results["arms"]) - 1,
+            )
+    return table
+
+
+def _cost_table(results: Record) -> Table:
+    known = known_costs(results)
+    table = _table("What training took", "arm", *known.values(), "seconds", "diverged")
+    for arm in results["arms"]:
+        cost = arm["cost"]
+        counts = ["" if cost.get(name) is None else f"{cost[name]:,}" for name in known]
+        seconds = format_summary(cost["seconds"], digits=1)
+        table.add_row(escape(arm["arm"]), *counts, seconds, str(arm["num_diverged"]))
+    return table
+
+
+def outcome_table(results: Record) -> Table:
+    """Draw the rows of a study that is no grid: an arm, a metric, and its mean with deviation."""
+    table = _table(f"Study {results['study']}", "arm", "metric", "mean ± deviation")
+    table.columns[1].justify = "left"
+    before = None
+    for row in results["rows"]:
+        arm = escape(row["arm"]) if row["arm"] != before else ""
+        if before is not None and arm:
+            table.add_section()
+        table.add_row(arm, escape(row["metric"]), format_summary(row, digits=3))
+        before = row["arm"]
+    return table
+
+
+def trial_table(record: Record) -> Table:
+    """Draw the best trials of a hyperparameter search and, where known, each field's importance."""
+    fields = [space.field for space in search_space(record)]
+    number = len(record["trials"])
+    states = count_trials(record)
+    title = f"{record['recipe']} on {record['data']}: best of {number} trials ({states})"
+    table = _table(title, "trial", f"{record['objective']}, held out, %", *fields)
+    table.columns[0].justify = "right"
+    for row in completed_trials(record)[:BEST_TRIALS]:
+        values = [row["values"][name] for name in fields]
+        words = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+        table.add_row(str(row["trial"]), f"{row['value']:.2f}", *words)
+    if record["importance"]:
+        shares = [f"{record['importance'].get(name, 0.0):.2f}" for name in fields]
+        table.add_section()
+        table.add_row("", "importance", *shares, style="dim")
+    return table
+
+
+def bare_speed(group: Record) -> float:
+    """Return the images per second of a benchmark group's bare encoder."""
+    return float(next(a["images_per_second"] for a in group["arms"] if a["name"] == "bare encoder"))
+
+
+def speed_title(group: Record) -> str:
+    """Name a group of a benchmark."""
+    return f"{group['encoder']}, batch {group['batch_size']}, {group['image_size']} px"
+
+
+def speed_table(group: Record) -> Table:
+    """Draw the arms of a benchmark with one encoder and batch size."""
+    columns = ("images/s", "ms/step", "over bare", "spread", "first step", "memory")
+    table = _table(speed_title(group), "arm", *columns)
+    for arm in group["arms"]:
+        table.add_row(
+            arm["name"],
+            f"{arm['images_per_second']:,.0f}",
+            f"{arm['milliseconds']:.2f}",
+            f"{arm['images_per_second'] / bare_speed(group):.3f}",
+            f"{arm['spread']:.2f}x",
+            f"{arm['first_step_seconds']:.1f} s",
+            f"{arm['peak_gigabytes']:.2f} GB",
+        )
+    return table

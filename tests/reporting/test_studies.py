@@ -1,0 +1,170 @@
+"""Figures and tables of studies and searches: what was measured stands where it belongs."""
+
+import io
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console, RenderableType
+
+from deepbregman.reporting import screen, studies
+from deepbregman.reporting.page import read_study
+from deepbregman.runs import Record, write_json
+
+ROOT = Path(__file__).parents[2]
+MakeStudy = Callable[..., Path]
+FIELDS = ("divergence.num_subnetworks", "divergence.normalise_input", "optimiser.learning_rate")
+
+
+def printed(table: RenderableType, width: int = 400) -> str:
+    text = io.StringIO()
+    Console(file=text, width=width).print(table)
+    return text.getvalue()
+
+
+def layers_of(figure: Any) -> list[list[Record]]:
+    shared = figure.spec.get("data")
+    return [layer.get("data", shared)["values"] for layer in figure.spec["layer"]]
+
+
+@pytest.fixture
+def results(make_study: MakeStudy) -> Record:
+    record: Record = json.loads((make_study("kappa") / "results.json").read_text())
+    return record
+
+
+def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results: Record) -> None:
+    series = results["study"]["published"]
+    series.append({**series[0], "series": "another", "metric": "kNN"})
+    figure = studies.study_figures(results, "kappa")[0]
+    names = {point["method"] for part in layers_of(figure) for point in part if "method" in point}
+    assert names == {"published: the paper"}
+    assert "published: another, kNN" in printed(screen.study_table(results))
+
+
+@pytest.mark.parametrize("kind", ["line", "bars", "drops"])
+def test_arms_stand_at_their_means_and_published_values_apart(kind: str, results: Record) -> None:
+    results["study"]["figure"] = kind
+    if kind == "drops":
+        results["arms"][2]["difference"][results["metric"]] |= {"mean": 0.0, "deviation": 0.0}
+    figure = studies.study_figures(results, "kappa")[0]
+    means = {
+        p["name"]: (p["low"], p["value"], p["high"])
+        for part in layers_of(figure)
+        for p in part
+        if "name" in p
+    }
+    if kind == "drops":  # a drop of nothing is not an arm that is missing
+        assert means == {"5": (1.0, 1.25, 1.5), "200": (0.0, 0.0, 0.0)}
+    else:
+        assert means["5"] == (90.75, 91.25, 91.75)
+        values = {p["value"] for part in layers_of(figure) for p in part if "method" in p}
+        assert values == {85.2, 92.8}
+
+
+def test_the_figure_says_under_which_conditions_and_what_diverged(
+    results: Record, tmp_path: Path
+) -> None:
+    results["arms"][1] |= {"num_diverged": 1}
+    results["arms"][2] |= {"num_diverged": 3, "metrics": {}}
+    results["unequal_budget"] = ["epochs of 5"]
+    studies.save_study_figure([tmp_path / "kappa.svg"], results)
+    words = " ".join("".join(part.itertext()) for part in ET.parse(tmp_path / "kappa.svg").iter())
+    for sentence in (
+        "How many subnetworks?",
+        "paper on cifar10, 4 epochs, test images, top-1 %; 3 seeds",
+        "Diverged: 5 (1 of 3 seeds), 200 (3 of 3 seeds), which have no accuracy.",
+        "Unequal budget: epochs of 5",
+    ):
+        assert sentence in words
+
+
+def test_pairs_show_every_seed_and_the_differences() -> None:
+    path = ROOT / "results" / "studies" / "comparison-cpu" / "results.json"
+    results = json.loads(path.read_text())
+    arms, differences = studies.study_figures(results, "comparison")
+    means, _, seeds = layers_of(arms)[:3]
+    linear = [point for point in seeds if point["measure"] == "linear classifier"]
+    assert [(point["arm"], point["value"]) for point in linear] == [
+        (row["arm"], pytest.approx(row["metrics"]["linear, cached features"]))
+        for row in results["cells"]
+    ]
+    assert len(means) == 6  # three measures of two arms
+    zero, bars, _ = layers_of(differences)
+    assert zero == [{"value": 0}]
+    point = next(point for point in bars if point["measure"] == "linear classifier")
+    assert (point["arm"], round(point["value"], 2)) == ("best", -0.47)
+    assert (round(point["low"], 2), round(point["high"], 2)) == (-1.83, 0.90)
+    words = printed(screen.study_table(results))
+    assert "-0.47 ± 0.55 [-1.83, +0.90] (n=3)" in words
+    assert "What training took" in words
+
+
+def test_the_names_of_arms_are_whole_on_a_narrow_screen(results: Record) -> None:
+    names = [f"deep-moment-contrastive-and-a-very-long-name-{index}" for index in range(3)]
+    for arm, name in zip(results["arms"], names, strict=True):
+        arm["arm"] = name
+    lines = printed(screen.study_table(results), width=80).splitlines()
+    first = "".join(line[1:].split("│")[0].strip() for line in lines)
+    for name in names:
+        assert name in first
+
+
+def test_costs_that_no_arm_has_get_no_column() -> None:
+    old: Record = {"arms": [{"cost": {"epochs": 3, "steps": None}}, {"cost": {}}, {}]}
+    assert list(studies.known_costs(old)) == ["epochs"]
+    new: Record = {"arms": [{"cost": {"epochs": 3, "view_size": 24}}, {"cost": {"epochs": 3}}]}
+    assert list(studies.known_costs(new)) == ["epochs", "view_size"]
+
+
+@pytest.fixture
+def search() -> Record:
+    """Three trials completed, one pruned, two diverged, which were worth a guess at chance."""
+    outcomes = [(95.0, False), (90.0, False), (97.0, False), (None, False), (10.0, True)]
+    trials = [
+        {
+            **{"trial": number, "state": "pruned" if value is None else "complete"},
+            **{"value": value, "diverged": diverged},
+            "values": dict(zip(FIELDS, (10 + number, number % 2 == 0, 10.0**number), strict=True)),
+        }
+        for number, (value, diverged) in enumerate([*outcomes, (10.0, True)])
+    ]
+    known = {"recipe": "paper", "data": "digits", "epochs": 3, "objective": "knn", "sampler": "gp"}
+    space = [f"{FIELDS[0]}=10:20", f"{FIELDS[1]}=true,false", f"{FIELDS[2]}=1:100000:log"]
+    return {**known, "space": space, "importance": {FIELDS[0]: 0.75}, "trials": trials}
+
+
+def test_trials_are_counted_by_what_became_of_them(search: Record, tmp_path: Path) -> None:
+    words = printed(screen.trial_table(search), width=80)
+    assert "best of 6 trials (3 complete, 1 pruned, 2 diverged)" in words
+    assert "…" not in words  # the names of fields are whole
+    write_json(tmp_path / "trials.json", search)
+    assert read_study(tmp_path).facts["trials"] == "3 complete, 1 pruned, 2 diverged"
+
+
+def test_slices_show_all_of_the_space_and_trials_without_a_value(
+    search: Record, tmp_path: Path
+) -> None:
+    *slices, importance = studies.search_figures(search, "search", {FIELDS[0]: 15.0})
+    axes = [figure.spec["layer"][0]["encoding"]["x"]["scale"] for figure in slices]
+    assert axes[0]["domain"] == [10, 20]  # 12 is the largest that came to a value
+    assert axes[1]["domain"] == ["true", "false"]
+    assert (axes[2]["domain"], axes[2]["type"]) == ([1, 100000], "log")
+    trials, best, pruned, diverged, published = layers_of(slices[0])
+    assert [(point["x"], point["value"]) for point in trials] == [
+        (12, 97.0),
+        (10, 95.0),
+        (11, 90.0),
+    ]
+    assert [point["x"] for point in best] == [12]
+    assert [point["x"] for point in pruned] == [13]
+    assert [point["x"] for point in diverged] == [14, 15]
+    assert [point["x"] for point in published] == [15.0]
+    assert layers_of(importance) == [[{"field": FIELDS[0], "value": 0.75}]]
+    studies.save_search_figure([tmp_path / "search.svg"], search, {})
+    assert (
+        "6 trials by gp (3 complete, 1 pruned, 2 diverged)" in (tmp_path / "search.svg").read_text()
+    )
