@@ -12,6 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.stats import t
+from sklearn.datasets import load_digits
 
 import deepbregman
 from deepbregman.cli import main
@@ -20,7 +21,6 @@ from deepbregman.training.assembly import build_views
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-SHORT = "--training.epochs 1 --training.batch-size 8 --training.no-tensorboard --accelerator cpu"
 
 
 def blocks(language: str) -> list[str]:
@@ -34,26 +34,46 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("cats", "dogs"):
         (tmp_path / "my_photos" / name).mkdir(parents=True)
         for index in range(10):
-            pixels = random.integers(0, 256, (40, 50, 3), dtype=np.uint8)
+            pixels = random.integers(0, 256, (20, 25, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(tmp_path / "my_photos" / name / f"{index}.jpg")
+    digits = load_digits()
+    pixels = (digits.images * 15.9).astype(np.uint8)
+    np.savez(
+        tmp_path / "few.npz",
+        train_images=pixels[:300],
+        train_labels=digits.target[:300],
+        test_images=pixels[300:400],
+        test_labels=digits.target[300:400],
+    )
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def shortened(words: list[str]) -> list[str]:
+    """Add options that make a command of the README small; of two equal options the last counts."""
+    short = {
+        "pretrain": "--training.epochs 1 --training.batch-size 8 --training.no-tensorboard "
+        "--data.image-size 16 --accelerator cpu",
+        "evaluate": "--epochs 1 --seeds 1 --accelerator cpu",
+        "search": "--accelerator cpu",
+        "cluster": "--accelerator cpu",
+        "study": "--data few.npz --epochs 1 --seeds 1",
+        "tune": "--data few.npz --epochs 1",
+        "bench": "--only SimCLR",
+    }
+    if "--resume" in words or words == ["study"]:
+        return words
+    return [*words, *shlex.split(short.get(words[0], ""))]
 
 
 def test_commands_and_python_blocks(workplace: Path) -> None:
     for line in "".join(blocks("sh")).splitlines():
         program, *words = shlex.split(line)
         assert program == "deepbregman"
-        if words[0] == "pretrain" and "--resume" not in words:
-            words += shlex.split(SHORT)
-        if words[0] in ("evaluate", "search", "cluster"):
-            words += ["--accelerator", "cpu"]
-        if words[0] == "evaluate":
-            words += ["--epochs", "1"]
-        main(words)
+        main(shortened(words))
     with np.load(workplace / "features.npz") as arrays:
         assert arrays["train_features"].shape == (16, 512)
-    short = {'"training.epochs": 100': '"training.epochs": 1'}
+    short = {'{"training.epochs": 100}': '{"training.epochs": 1}, data="few.npz"'}
     for code in blocks("python"):
         for long, brief in short.items():
             code = code.replace(long, brief)
