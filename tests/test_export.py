@@ -469,7 +469,7 @@ class TestCommand:
         assert "torchscript" in wrong
         assert "torchvision" in wrong
         wrong = self.fails(capsys, run.path, "--format", "onnx", "--out", out)
-        assert "onnx is written as .onnx" in wrong
+        assert "it is written as .onnx" in wrong
         wrong = self.fails(capsys, run.path, "--format", "timm", "--out", tmp_path / "no" / "e.pth")
         assert "does not exist; make it first" in wrong
         wrong = self.fails(capsys, run.path, "--format", "torchvision", "--out", out)
@@ -489,7 +489,7 @@ class TestCommand:
         words = self.fails(
             capsys, tmp_path / "run", "--format", "timm", "--out", tmp_path / "e.pth"
         )
-        assert f"{name} exists; name another file" in words
+        assert f"{name} exists: name another file" in words
         assert (tmp_path / name).read_text() == "mine"
 
     def test_without_the_extra(
@@ -509,10 +509,30 @@ class TestCommand:
             raise OSError(28, "No space left on device", str(path))
 
         run = make_run("resnet18")
-        monkeypatch.setattr(module, "replacing", full)
+        monkeypatch.setattr(module, "creating", full)
         with pytest.raises(OSError, match="No space"):
             export(run, tmp_path / "e.pth", format="torchvision")
         assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("format", ["torchvision", "safetensors"])
+    def test_of_two_at_a_time_one_succeeds(
+        self, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+    ) -> None:
+        run, make = make_run("resnet18"), formats.MAKERS[format]
+        out = tmp_path / ("e.pth" if format == "torchvision" else "e.safetensors")
+        first: list[dict[str, bytes]] = []
+
+        def make_slowly(source: formats.Source) -> formats.Content:
+            """Be overtaken by another export."""
+            monkeypatch.setitem(formats.MAKERS, format, make)
+            export(run, out, format=format)
+            first.append({path.name: path.read_bytes() for path in tmp_path.iterdir()})
+            return make(source)._replace(data=b"of the second")
+
+        monkeypatch.setitem(formats.MAKERS, format, make_slowly)
+        with pytest.raises(UserError, match="another process has written it"):
+            export(run, out, format=format)
+        assert [{path.name: path.read_bytes() for path in tmp_path.iterdir()}] == first
 
     def test_an_unknown_format_in_python(self, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"'onxx' is not one of .*; did you mean 'onnx'"):

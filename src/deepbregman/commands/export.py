@@ -1,6 +1,7 @@
 """deepbregman export: a run's encoder for another program."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -8,8 +9,8 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError, suggest
-from deepbregman.files import replacing, write_json
-from deepbregman.runs import Run
+from deepbregman.files import creating
+from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import say
 
 from .parameters import PythonOnly, RunFolder
@@ -92,13 +93,8 @@ def _check(out: Path, sidecar: Path, format: str) -> None:
         known = ", ".join(FORMATS)
         raise UserError(f"format {format!r} is not one of {known}{suggest(format, FORMATS)}")
     suffix, needs = FORMATS[format]
-    if out.suffix != suffix:
-        raise UserError(f"--out {out}: {format} is written as {suffix}; name a file that ends so")
-    for path in (out, sidecar):
-        if path.exists():
-            raise UserError(f"--out {out}: {path} exists; name another file, or remove it")
-    if not out.parent.is_dir():
-        raise UserError(f"--out {out}: the folder {out.parent} does not exist; make it first")
+    check_new_file(out, suffix)
+    check_new_file(sidecar, ".json")
     missing = [package for package in needs if importlib.util.find_spec(package) is None]
     if missing:
         raise UserError(
@@ -108,13 +104,16 @@ def _check(out: Path, sidecar: Path, format: str) -> None:
 
 def _write(out: Path, sidecar: Path, content: "Content") -> tuple[Path, ...]:
     """Write the sidecar, if there is one, and then the file; both or neither."""
-    if content.sidecar is not None:
-        write_json(sidecar, content.sidecar)
+    if content.sidecar is None:
+        with creating(out) as file:
+            file.write(content.data)
+        return (out,)
+    with creating(sidecar) as file:
+        file.write(json.dumps(content.sidecar, indent=2).encode())
     try:
-        with replacing(out) as file:
+        with creating(out) as file:
             file.write(content.data)
     except BaseException:
-        if content.sidecar is not None:
-            sidecar.unlink(missing_ok=True)
+        sidecar.unlink(missing_ok=True)
         raise
-    return (out,) if content.sidecar is None else (out, sidecar)
+    return out, sidecar
