@@ -230,8 +230,8 @@ class TestCheck:
         ("name", "part"),
         [
             ("imagnet", "did you mean 'imagenet'?"),
-            ("gone.npz", "'gone.npz' is neither one of"),
-            ("", "'' is neither one of"),
+            ("gone.npz", "'gone.npz': no such file"),
+            ("", "'': no such folder"),
         ],
     )
     def test_unknown_names(self, command: Command, verb: str, name: str, part: str) -> None:

@@ -43,7 +43,7 @@ class Data(Section):
     resident: Literal["auto", "yes", "no"] = "auto"
     """Keep all images on the device, stream them, or decide by the memory that is free."""
     workers: Whole = 2
-    """Processes that decode when images are streamed."""
+    """Most processes that decode when images are streamed; never more than a process has CPUs."""
     skip_unreadable: Annotated[bool, tyro.conf.arg(aliases=["--skip-unreadable"])] = False
     """Leave out images that cannot be read, and count them, instead of stopping."""
 

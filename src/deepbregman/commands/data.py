@@ -9,9 +9,9 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_path
+from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.errors import UserError
-from deepbregman.files import Record, now, parse_json, replacing, write_json
+from deepbregman.files import Record, creating, now, parse_json, write_json
 from deepbregman.terminal import ReportProgress, say
 
 from .parameters import PythonOnly
@@ -63,8 +63,7 @@ def check(
     Returns:
         What was found and the problems; without problems it is complete.
     """
-    if name not in DATASETS:
-        find_path(name)
+    find_source(name, with_boxes=True)  # before torch is loaded
     from deepbregman.data.checking import check_data
 
     return check_data(name, root, progress or _ignore)
@@ -99,8 +98,8 @@ def prepare(
         progress: Hears what is done.
     """
     progress, root = progress or _ignore, expand_home(root)
-    dataset = DATASETS.get(name)
-    path = root / name if dataset is not None else find_path(name).resolve()
+    dataset, path = find_source(name, with_boxes=True)
+    path = path.resolve() if dataset is None else root / name
     file = path.with_name(f"{path.name}.json")
     _check_outputs(file, cache)
     if name == "voc":
@@ -116,7 +115,7 @@ def prepare(
             from deepbregman.data.archives import write_archive
 
             report = partial(progress, f"writing {cache.name}")
-            with replacing(cache) as stream:
+            with creating(cache) as stream:
                 record["num_replaced"] = write_archive(
                     source, stream, skip_unreadable=skip_unreadable, progress=report
                 )
@@ -246,7 +245,7 @@ def _open_verified(
     if dataset is not None and not dataset.downloadable:
         check_data(name, root, progress).require_complete()
     source = open_source(
-        name if dataset is not None else str(find_path(name)),
+        name,
         root=root,
         image_size=image_size,
         download=download,

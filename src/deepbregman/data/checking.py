@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from deepbregman.data.archives import open_archive, verify_checksums
-from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_path
+from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.data.downloads import list_checksums, open_download
 from deepbregman.data.folders import Files, Listing, list_folder, quote_some
 from deepbregman.data.frames import UnreadableImage, decode_frame, map_files, read_size
@@ -63,12 +63,12 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
     Counts and labels are compared with what was published for datasets of image files, checksums
     for the others, and for archives that lie in the root.
     """
-    if name not in DATASETS:
-        path = find_path(name)
+    dataset, path = find_source(name, with_boxes=True)
+    root = expand_home(root)
+    if dataset is None:
         report = Report(name, root)
         (_check_folder if path.is_dir() else _check_archive)(path, report, progress)
         return report
-    dataset, root = DATASETS[name], expand_home(root)
     report = Report(name, root, [("what", dataset.title), ("terms", dataset.terms)])
     if dataset.list_files is not None:
         try:

@@ -234,14 +234,32 @@ def expand_home(path: Path) -> Path:
         ) from None
 
 
-def find_path(name: str) -> Path:
-    """Return the folder or .npz file of that name, which must exist."""
-    path = expand_home(Path(name))
-    if name.strip() and (path.is_dir() or (path.is_file() and path.suffix.lower() == ".npz")):
-        return path
+def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None, Path]:
+    """Return the dataset of that name, or else the path of a folder or an .npz file.
+
+    Args:
+        spec: A name or a path.
+        with_boxes: Whether a dataset for detection will do.
+    """
+    names = [name for name in DATASETS if with_boxes or name != "voc"]
+    if spec in names:
+        return DATASETS[spec], Path()
+    if spec == "voc":
+        raise UserError(
+            "data.source 'voc': Pascal VOC has boxes, not one class an image, and is for "
+            "`deepbregman evaluate RUN --protocol detect`; pretrain on another source"
+        )
+    path = expand_home(Path(spec))
+    if (spec.strip() and path.is_dir()) or path.suffix.lower() == ".npz":
+        return None, path
+    if path.is_file():
+        raise UserError(
+            f"data.source {spec!r}: a file, but not an .npz file; give a folder of images or an "
+            ".npz file with train_images"
+        )
     raise UserError(
-        f"{name!r} is neither one of {', '.join(DATASETS)} nor a folder or an .npz file that exists"
-        f"{suggest(name, DATASETS)}"
+        f"data.source {spec!r}: no such folder or .npz file, and not one of "
+        f"{', '.join(names)}{suggest(spec, names)}"
     )
 
 
@@ -254,7 +272,7 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
     Raises:
         UserError: As :func:`open_source` would.
     """
-    dataset, path = _find_source(spec)
+    dataset, path = find_source(spec)
     if dataset is not None:
         if not dataset.downloadable:
             dataset.find(expand_home(root))
@@ -299,7 +317,7 @@ def open_source(
 
     if image_size < 1:
         raise UserError(f"data.image_size {image_size}: must be at least 1 pixel, e.g. 32")
-    dataset, path = _find_source(spec)
+    dataset, path = find_source(spec)
     if dataset is None and not path.is_dir():
         return open_archive(path)
     if dataset is not None and dataset.list_files is None:
@@ -318,28 +336,4 @@ def open_source(
         progress=progress,
         read_headers=read_headers,
         imbalanced=imbalanced,
-    )
-
-
-def _find_source(spec: str) -> tuple[Dataset | None, Path]:
-    """Return the dataset of that name, or else the path of a folder or an .npz file."""
-    names = [name for name in DATASETS if name != "voc"]
-    if spec in names:
-        return DATASETS[spec], Path()
-    if spec == "voc":
-        raise UserError(
-            "data.source 'voc': Pascal VOC has boxes, not one class an image, and is for "
-            "`deepbregman evaluate RUN --protocol detect`; pretrain on another source"
-        )
-    path = expand_home(Path(spec))
-    if (spec.strip() and path.is_dir()) or path.suffix.lower() == ".npz":
-        return None, path
-    if path.is_file():
-        raise UserError(
-            f"data.source {spec!r}: a file, but not an .npz file; give a folder of images or an "
-            ".npz file with train_images"
-        )
-    raise UserError(
-        f"data.source {spec!r}: no such folder or .npz file, and not one of "
-        f"{', '.join(names)}{suggest(spec, names)}"
     )
