@@ -53,6 +53,20 @@ def test_several_seeds_share_their_test_split(short_config: Config, photos: Path
     assert splits[0].names == splits[1].names
 
 
+def test_of_two_processes_that_write_one_file_the_second_says_so(
+    short_run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "f.npz"
+
+    def other_process(*_: object) -> None:
+        out.write_text("theirs")
+
+    with pytest.raises(UserError, match="another process has written it"):
+        embed(short_run, out, accelerator="cpu", progress=other_process)
+    assert out.read_text() == "theirs"
+    assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("f.csv", "ends so"), ("nowhere/f.npz", "does not exist"), ("old.npz", "exists")],

@@ -278,11 +278,11 @@ def test_detection_needs_a_folder_to_write_to(
 def refuse_writing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Make a folder read-only, also for an administrator, who may write anywhere."""
 
-    def refuse(*_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     folder.chmod(0o555)
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
+    monkeypatch.setattr(Path, "touch", refuse)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

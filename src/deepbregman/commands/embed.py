@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from deepbregman.runs import Run, check_new_file, replacing
+from deepbregman.files import creating
+from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import ReportProgress
 
 from .parameters import Accelerator, PythonOnly, RunFolder
@@ -64,7 +65,7 @@ def embed(
         arrays |= {f"{name}_{k}": v.cpu().numpy() for k, v in parts.items() if v is not None}
         if split.names is not None:
             arrays[f"{name}_names"] = np.array(split.names)
-    with replacing(out) as file:
+    with creating(out) as file:
         np.savez(file, **arrays)
     return {name: array.shape for name, array in arrays.items()}
 

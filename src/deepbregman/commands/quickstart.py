@@ -71,16 +71,23 @@ def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
     """Measure one kind of features: linear accuracy, accuracy with few labels, kNN."""
     from deepbregman.data import labelled_subset, stratified_split
     from deepbregman.evaluation.knn import knn_accuracy
-    from deepbregman.evaluation.linear import CHOICE_SHARE, few_label_accuracies, fit_chosen
+    from deepbregman.evaluation.linear import CHOICE_SHARE, fit_chosen, fit_linear
     from deepbregman.evaluation.results import top_k_accuracy
 
     num_classes = 1 + int(train[1].max())
     _, held_out = stratified_split(train[1], len(train[1]), CHOICE_SHARE, seed)
     subsets = [labelled_subset(train[1], LABELS_PER_CLASS, draw) for draw in range(DRAWS)]
-    few = summarise(
-        few_label_accuracies(*train, *test, subsets, num_classes=num_classes, l2=FEW_LABEL_L2)
-    )
     classifier = fit_chosen(*train, held_out, num_classes=num_classes).classifier
+    few_labels = (
+        fit_linear(
+            *(part[rows] for part in train),
+            num_classes=num_classes,
+            l2=FEW_LABEL_L2,
+            one_scale=True,
+        )
+        for rows in subsets
+    )
+    few = summarise([top_k_accuracy(fit.predict(test[0]), test[1]) for fit in few_labels])
     return {
         "features": name,
         "linear": top_k_accuracy(classifier.predict(test[0]), test[1]),

@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.errors import UserError
+from deepbregman.files import creating, csv_text
 from deepbregman.method.bregman import learned_divergence
-from deepbregman.runs import Record, write_csv
+from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
 from deepbregman.training.seeds import derived
 
@@ -331,4 +332,5 @@ def _write_clusters(
         known = {"class": opened.class_name(labels[index])} if labels else {}
         found = {method: column[index] for method, column in clusters.items()}
         rows.append({"image": name, **known, **found})
-    write_csv(path, rows)
+    with creating(path) as file:
+        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes

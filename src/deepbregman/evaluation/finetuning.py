@@ -63,13 +63,9 @@ class Budget:
 
 
 class Classifier(nn.Module):
-    """A feature extractor and a linear layer on it.
+    """A feature extractor, images (N, 3, H, W) to features (N, d), and a linear layer on it.
 
-    Args:
-        extractor: maps images (N, 3, H, W) to features (N, d).
-        num_features: d.
-        num_classes: C.
-        seed: of the linear layer's weights, which are small: at first no class is preferred.
+    The linear layer's first weights are small, so that no class is preferred.
     """
 
     def __init__(
@@ -114,14 +110,11 @@ def finetune(
         labels: int64 (N,) of all images in ``batches``.
         views: one view of an image is trained on.
         budget: epochs, batch and rates.
-        seed: of the order and the views.
+        seed: of the order, the views and dropout.
         indices: int64 (M,) on the CPU, the images to train on; all when None.
         mixed: run the network in bfloat16 where it is safe to.
         progress: called after each step.
         title: of the progress and of errors.
-
-    Raises:
-        Diverged: When the loss of an epoch is not finite.
     """
     rows = torch.arange(batches.num_images) if indices is None else indices
     if len(rows) < 2:
@@ -175,14 +168,7 @@ def finetune(
 def predict(
     network: nn.Module, batches: Batches, image_size: int, indices: Tensor | None = None
 ) -> Tensor:
-    """Return the logits (M, C) of whole images, resized and centre-cropped, in float32.
-
-    Args:
-        network: of a finished training; it is frozen meanwhile.
-        batches: the images.
-        image_size: side of the view.
-        indices: int64 (M,) on the CPU, the images; all when None.
-    """
+    """Return the logits (M, C) of whole images, resized and centre-cropped; of all by default."""
     rows = torch.arange(batches.num_images) if indices is None else indices
     with frozen(network):
         logits = torch.cat(
@@ -460,11 +446,6 @@ def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
     that of the whole set; below a share of 1 a class always keeps an image back. A class whose part
     is below one image is an error: rounding it up would quietly give more labels than asked for.
 
-    Args:
-        source: with labels.
-        share: above 0, up to 1.
-        seed: the same seed draws the same images.
-
     Returns:
         Indices into the training split, int64 and ascending.
     """
@@ -492,10 +473,6 @@ def read_labelled(source: Source, file: Path) -> Tensor:
 
     A name is a path in the data folder or the end of one, such as the bare file name, and must fit
     exactly one training image. Empty lines are passed over; a name twice counts once.
-
-    Args:
-        source: with labels and file names.
-        file: the list.
 
     Returns:
         Indices into the training split, int64 and ascending.
@@ -530,7 +507,15 @@ def read_labelled(source: Source, file: Path) -> Tensor:
             f"as {_quote_some(twice)}; write them with their folders"
         )
     chosen = torch.tensor(sorted({places[0] for places in found.values()}), dtype=torch.int64)
-    _require_every_class(source, chosen, file)
+    labels = source.train.labels
+    assert labels is not None
+    absent = sorted(set(labels.tolist()) - set(labels[chosen].tolist()))
+    if absent:
+        names = ", ".join(class_name(source, label) for label in absent[:5])
+        raise UserError(
+            f"--labelled-list {file} names no image of {len(absent)} classes ({names}): a "
+            "classifier cannot learn a class that it never sees; list at least one of each"
+        )
     return chosen
 
 
@@ -548,18 +533,6 @@ def _find_names(wanted: Sequence[str], names: Sequence[str]) -> dict[str, list[i
             elif path.endswith(f"/{name}"):
                 ends[name].append(position)
     return ends | whole
-
-
-def _require_every_class(source: Source, chosen: Tensor, file: Path) -> None:
-    labels = source.train.labels
-    assert labels is not None
-    absent = sorted(set(labels.tolist()) - set(labels[chosen].tolist()))
-    if absent:
-        names = ", ".join(class_name(source, label) for label in absent[:5])
-        raise UserError(
-            f"--labelled-list {file} names no image of {len(absent)} classes ({names}): a "
-            "classifier cannot learn a class that it never sees; list at least one of each"
-        )
 
 
 def _round_up(value: Fraction) -> float:

@@ -42,15 +42,10 @@ _VOTE_UNIT = 2.0**40
 
 
 class Neighbours(NamedTuple):
-    """The k most similar bank entries of every query, the most similar first.
+    """The k most similar bank entries of every query, the most similar first."""
 
-    Attributes:
-        similarities: (Q, k), float32, descending.
-        indices: (Q, k), int64, into the bank; the lower index first where similarities are equal.
-    """
-
-    similarities: Tensor
-    indices: Tensor
+    similarities: Tensor  # (Q, k), float32, descending
+    indices: Tensor  # (Q, k), int64, into the bank; the lower index first among equals
 
 
 def nearest_by(
@@ -107,11 +102,11 @@ def vote(
     """Let the neighbours vote with weight ``exp(similarity / temperature)`` (Wu et al., 2018).
 
     Args:
-        neighbours: What a search returned, with K columns.
+        neighbours: What a search returned.
         bank_labels: (B,), integers in [0, num_classes).
-        num_classes: Number of classes, C.
+        num_classes: Number of classes.
         temperature: The smaller, the more the nearest neighbour decides; positive.
-        k: Only the first k of the K neighbours vote; all of them by default.
+        k: Only the first k neighbours vote; all of them by default.
 
     Returns:
         The winning class of every query, (Q,) int64; the lowest class where several win.
@@ -147,15 +142,6 @@ def knn_accuracy(
     """Return the accuracy, in per cent, of the weighted cosine kNN classifier.
 
     For several k, search once with `cosine_neighbours` and call `vote` for each.
-
-    Args:
-        queries: (Q, d).
-        query_labels: (Q,).
-        bank: (B, d).
-        bank_labels: (B,).
-        k: Neighbours per query, 1 to B.
-        temperature: Of the vote.
-        num_classes: Number of classes; by default one more than the largest label.
     """
     if num_classes is None:
         num_classes = 1 + int(max(query_labels.max(), bank_labels.max()))
@@ -214,7 +200,7 @@ def rank_bank(
         queries: (Q, d) features, or (Q, K) scores.
         bank: (B, d) or (B, K).
         k: from 1 to B.
-        smoothing: of the divergence; 0 is the hard form.
+        smoothing: of ``divergence``; 0 is the hard form.
         seed: of the shuffle.
     """
     order = epoch_order(len(bank), seed, 0).to(bank.device)

@@ -46,19 +46,12 @@ _ROWS_AT_ONCE = 2**16
 
 
 class LinearClassifier(NamedTuple):
-    """An affine map of standardised features.
+    """An affine map of standardised features."""
 
-    Attributes:
-        weight: (C, d); zero for a class that the training labels lack.
-        bias: (C,); minus infinity for a class that the training labels lack.
-        mean: (d,), of the training features.
-        deviation: (d,), of the training features; 1 for a constant one.
-    """
-
-    weight: Tensor
-    bias: Tensor
-    mean: Tensor
-    deviation: Tensor
+    weight: Tensor  # (C, d); zero for a class that the training labels lack
+    bias: Tensor  # (C,); minus infinity for a class that the training labels lack
+    mean: Tensor  # (d,), of the training features
+    deviation: Tensor  # (d,), of the training features; 1 for a constant one
 
     def predict(self, features: Tensor) -> Tensor:
         """Return the logits (n, C) of features (n, d)."""
@@ -94,7 +87,7 @@ def fit_linear(
     start: LinearClassifier | None = None,
     one_scale: bool = False,
 ) -> LinearClassifier:
-    """Fit multinomial logistic regression by full-batch L-BFGS, on the features' device.
+    """Fit multinomial logistic regression by full-batch L-BFGS, in float64 where affordable.
 
     Args:
         features: (n, d).
@@ -105,9 +98,6 @@ def fit_linear(
         start: Where to start, to save iterations; the optimum does not depend on it.
         one_scale: Divide all features by one deviation, so that a handful of rows cannot blow up
             the features that happen to be nearly constant among them.
-
-    Returns:
-        The classifier, in float64 unless the features are too many.
     """
     if not l2 > 0:
         raise ValueError(f"l2 is {l2}, but a unique optimum needs it positive: try 1e-6")
@@ -159,8 +149,7 @@ def choose_l2(
         grid: The penalties to try.
 
     Returns:
-        The best penalty (the strongest among equals) and the held-out accuracy in per cent of every
-        penalty that was tried, from the strongest to the weakest.
+        The best penalty (the strongest among equals), and the held-out accuracies by penalty.
     """
     held_out, labels = held_out.to(features.device), labels.to(features.device)
     kept = torch.ones(len(features), dtype=torch.bool, device=features.device)
@@ -193,46 +182,9 @@ def fit_chosen(
     num_classes: int,
     grid: Sequence[float] = L2_GRID,
 ) -> ChosenFit:
-    """Choose l2 on the held-out part, then fit again to all of the training set.
-
-    Args:
-        features: (n, d).
-        labels: (n,).
-        held_out: (m,), indices into the training set.
-        num_classes: Number of classes.
-        grid: The penalties to try.
-    """
+    """Choose l2 as `choose_l2` does, then fit again to all of the training set."""
     l2, validation = choose_l2(features, labels, held_out, num_classes=num_classes, grid=grid)
     return ChosenFit(fit_linear(features, labels, num_classes=num_classes, l2=l2), l2, validation)
-
-
-def few_label_accuracies(
-    train_features: Tensor,
-    train_labels: Tensor,
-    test_features: Tensor,
-    test_labels: Tensor,
-    subsets: Sequence[Tensor],
-    *,
-    num_classes: int,
-    l2: float,
-) -> list[float]:
-    """Fit to each small subset of the training set, and return the test accuracies in per cent.
-
-    Args:
-        train_features: (n, d).
-        train_labels: (n,).
-        test_features: (t, d).
-        test_labels: (t,).
-        subsets: Indices into the training set, (m,) each.
-        num_classes: Number of classes.
-        l2: The penalty of every fit; chosen elsewhere, since a small subset cannot be split.
-    """
-    train_labels, values = train_labels.to(train_features.device), []
-    for rows in (subset.to(train_features.device) for subset in subsets):
-        few = train_features[rows], train_labels[rows]
-        fit = fit_linear(*few, num_classes=num_classes, l2=l2, one_scale=True)
-        values.append(top_k_accuracy(fit.predict(test_features), test_labels))
-    return values
 
 
 def minimise(
@@ -250,7 +202,7 @@ def minimise(
         weight: (C, d), the start; changed in place.
         bias: (C,), the same.
         l2: The penalty.
-        max_iterations: A limit; stopping short of the optimum gives a RuntimeWarning.
+        max_iterations: A limit.
     """
     # The distance to the optimum is at most the slope over l2, so a small l2 asks for more.
     tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
@@ -359,9 +311,8 @@ def fit_linear_sgd(
 ) -> list[LinearClassifier]:
     """Fit one classifier for each setting, all on the same features in one pass over them.
 
-    Features of augmented images cost a pass through the encoder and classifiers next to nothing, so
-    a choice among settings is as cheap as one. The classifiers do not touch one another: one that
-    diverges leaves the others as they are. The host never waits inside an epoch.
+    Features of augmented images cost a pass through the encoder, classifiers next to nothing. A
+    classifier that diverges leaves the others as they are. The host never waits in an epoch.
 
     Args:
         batches: Maps an epoch to its rows, of augmented images.
@@ -371,9 +322,6 @@ def fit_linear_sgd(
         seed: Of the initial weights, the same for every classifier.
         mean: (d,), subtracted from the features; its device is trained on.
         deviation: (d,), divides the features; nowhere zero.
-
-    Returns:
-        The classifiers, in the order of the settings.
     """
     # Drawn on the host, so that every device starts from the same weights.
     initial = torch.randn(num_classes, len(mean), generator=torch.Generator().manual_seed(seed))

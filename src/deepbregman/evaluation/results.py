@@ -24,7 +24,6 @@ A row is one number: of a protocol, a variant of it, a source and a metric.
 ==================  ===================================================================
 """
 
-import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from deepbregman.errors import Notice
+from deepbregman.errors import Notice, UserError
+from deepbregman.files import check_writable
 from deepbregman.runs import Record, Run
 from deepbregman.statistics import summarise
 
@@ -120,12 +120,12 @@ def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
 def can_record(run: Run) -> bool:
     """Whether the run's folder can be written to; where not, a notice says so."""
     try:
-        with tempfile.TemporaryFile(dir=run.path):
-            return True
-    except OSError as error:
-        words = f"{run.path} cannot be written to ({error.strerror}): results are printed, not "
-        warnings.warn(f"{words}recorded", Notice, stacklevel=3)
+        check_writable(run.path)
+    except UserError:
+        words = f"{run.path} cannot be written to: results are printed, not recorded"
+        warnings.warn(words, Notice, stacklevel=3)
         return False
+    return True
 
 
 def record_rows(run: Run, rows: Sequence[Record]) -> None:
