@@ -30,10 +30,10 @@ from deepbregman.benchmarking import (
     standard_arms,
 )
 from deepbregman.commands.bench import SCALES, keep_group
-from deepbregman.config import Config
+from deepbregman.config import Config, fields_of
 from deepbregman.data import ArrayImages
+from deepbregman.objectives import build_run_encoder
 from deepbregman.runs import provenance
-from deepbregman.training.assembly import build_model
 from deepbregman.training.processes import device_name, launch
 
 WORKERS = 16
@@ -78,7 +78,7 @@ def lightly_step(config: Config, images: ArrayImages, device: torch.device) -> S
         pin_memory=True,
         persistent_workers=True,
     )
-    encoder = build_model(config).encoder
+    encoder = build_run_encoder(config)
     network = torch.nn.Sequential(
         encoder.trunk, SimCLRProjectionHead(encoder.num_features, encoder.num_features, 128)
     )
@@ -86,7 +86,7 @@ def lightly_step(config: Config, images: ArrayImages, device: torch.device) -> S
     network.to(device)
     network.train()
     network.compile()
-    criterion = NTXentLoss(temperature=config.contrastive.temperature)
+    criterion = NTXentLoss(temperature=fields_of(config)["objective.temperature"])
     optimiser = torch.optim.SGD(network.parameters(), lr=0.06, momentum=0.9, weight_decay=5e-4)
     feed = endless(loader)
 

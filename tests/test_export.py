@@ -18,10 +18,10 @@ from deepbregman.cli import main
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
 from deepbregman.exporting import formats
-from deepbregman.method.base_network import Encoder
+from deepbregman.method.networks import Encoder
+from deepbregman.objectives import build_step
 from deepbregman.runs import Run, provenance
 from deepbregman.training import checkpoints
-from deepbregman.training.assembly import build_model
 
 MEAN, DEVIATION = (0.41, 0.52, 0.33), (0.21, 0.32, 0.27)
 MakeRun = Callable[..., Run]
@@ -43,9 +43,9 @@ def run_of(folder: Path, config: Config, trunk: nn.Module | None = None) -> Run:
     """Make a run folder whose encoder has been through something, in no time."""
     run = Run.create(folder, config, provenance("cpu"))
     torch.manual_seed(1)
-    model = build_model(config, MEAN, DEVIATION, trunk)
-    scramble(model)
-    checkpoints.save(run.last_checkpoint, {"model": model.state_dict(), "epoch": 2.0})
+    step = build_step(config, MEAN, DEVIATION, trunk=trunk)
+    scramble(step)
+    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 2.0})
     return run
 
 
@@ -357,7 +357,7 @@ class TestDetectron2:
             "__author__": "deepbregman",
             "matching_heuristics": True,
         }
-        state = content["model"]
+        state = content["objective"]
         assert {name: tuple(tensor.shape) for name, tensor in state.items()} == r50_shapes()
         settings = json.loads(written.files[1].read_text())["detectron2"]
         assert settings["INPUT.FORMAT"] == "RGB"
@@ -380,7 +380,7 @@ class TestDetectron2:
 
     def test_the_thumbnail_stem_does_not_fit(self, short_config: Config) -> None:
         config = override(short_config, {"encoder.name": "resnet50"})
-        encoder = build_model(config).encoder
+        encoder = build_step(config).encoder
         with pytest.raises(UserError, match=r"thumbnail stem.* --encoder.stem standard"):
             formats.to_detectron2(formats.Source(encoder, config, {}))
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from deepbregman.cli import main
 from deepbregman.commands import data
-from deepbregman.config import Config, from_dict, from_toml, load_recipe, override, to_toml
+from deepbregman.config import Config, Section, from_dict, from_toml, load_recipe, override, to_toml
 from deepbregman.errors import UserError
-from deepbregman.rules import Section
 from deepbregman.runs import Run
 
 SECTIONS: dict[str, type[Any]] = {
@@ -175,7 +174,7 @@ def test_any_tables(tables: dict[str, Any]) -> None:
         "optimiser.milestones",
         "optimiser.name",
         "training.epochs",
-        "contrastive.weight",
+        "objective.weight",
         "encoder.name",
     ],
 )

@@ -8,32 +8,40 @@ import deepbregman
 
 ROOT = Path(deepbregman.__file__).parent
 FOUNDATION = {
-    *("errors", "statistics", "rules", "config", "files", "runs", "launching", "terminal"),
+    *("errors", "statistics", "config", "files", "runs", "launching", "terminal"),
 }
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "statistics": set(),
-    "rules": {"errors"},
-    "config": {"errors", "rules"},
+    "config": {"errors"},
     "files": {"errors"},
     "runs": {"errors", "config", "files"},
     "launching": {"errors"},
     "terminal": {"errors"},
     "method": set(),
     "data": FOUNDATION - {"runs"},
-    "training": FOUNDATION | {"method", "data"},
-    "evaluation": FOUNDATION | {"method", "data", "training"},
+    "objectives": {"errors", "config", "method"},
+    "training": FOUNDATION | {"method", "objectives", "data"},
+    "evaluation": FOUNDATION | {"method", "objectives", "data", "training"},
     "reporting": FOUNDATION,
-    "exporting": FOUNDATION | {"method", "data", "training"},
+    "exporting": FOUNDATION | {"method", "objectives", "data", "training"},
     "commands/parameters": {"runs"},
     # The main job: studies train their arms by it.
     "commands/pretrain": FOUNDATION
-    | {"commands/parameters", "method", "data", "training", "evaluation"},
+    | {"commands/parameters", "method", "objectives", "data", "training", "evaluation"},
     "studies": FOUNDATION
-    | {"method", "data", "training", "evaluation", "reporting", "commands/pretrain"},
-    "benchmarking": FOUNDATION | {"method", "data", "training"},
+    | {"method", "objectives", "data", "training", "evaluation", "reporting", "commands/pretrain"},
+    "benchmarking": FOUNDATION | {"method", "objectives", "data", "training"},
     "commands": FOUNDATION
-    | {"commands/parameters", "commands/pretrain", "method", "data", "training", "evaluation"}
+    | {
+        "commands/parameters",
+        "commands/pretrain",
+        "method",
+        "objectives",
+        "data",
+        "training",
+        "evaluation",
+    }
     | {"studies", "benchmarking", "reporting", "exporting"},
     "old_cli": FOUNDATION
     | {"data", "evaluation", "studies", "benchmarking", "reporting", "exporting"},

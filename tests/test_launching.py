@@ -179,7 +179,7 @@ def finished(words: list[str], **environment: str) -> tuple[int, str, str]:
 
 
 def parameters(run: Path) -> dict[str, torch.Tensor]:
-    model: dict[str, torch.Tensor] = load(run / "checkpoints/last.pt")["model"]
+    model: dict[str, torch.Tensor] = load(run / "checkpoints/last.pt")["objective"]
     return model
 
 

@@ -23,9 +23,9 @@ from deepbregman.cli import main
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
 from deepbregman.evaluation.options import Semi
+from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Run
 from deepbregman.training import loop
-from deepbregman.training.assembly import untrained_encoder
 from deepbregman.training.checkpoints import load_trained
 
 
@@ -83,7 +83,7 @@ def test_training_begins_with_its_weights(
     seen: list[dict[str, Tensor]] = []
 
     def fit(self: loop.Pretraining, *_: object) -> Run:
-        seen.append(state_of(self.objective.model.encoder.trunk))
+        seen.append(state_of(self.step_module.objective.encoder.trunk))
         return self.run
 
     monkeypatch.setattr(loop.Pretraining, "fit", fit)
@@ -126,7 +126,7 @@ def test_its_untrained_twin_draws_its_weights_anew(trained: Run) -> None:
     model, config, _ = load_trained(trained, encoder=own(seed=9))
     before, pixels = state_of(model.encoder), ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     first, again, other = (
-        untrained_encoder(model.encoder, config, *pixels, seed) for seed in (0, 0, 1)
+        build_untrained_encoder(model.encoder, config, *pixels, seed) for seed in (0, 0, 1)
     )
     assert same(state_of(model.encoder), before)
     assert same(state_of(first), state_of(again))

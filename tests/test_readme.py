@@ -17,7 +17,7 @@ from sklearn.datasets import load_digits
 import deepbregman
 from deepbregman.cli import main
 from deepbregman.config import load_recipe, override, recipes
-from deepbregman.training.assembly import build_views
+from deepbregman.objectives import build_views
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -118,7 +118,7 @@ def test_the_quickstart_table_is_the_committed_record() -> None:
 @pytest.mark.parametrize(("side", "larger"), [(32, "1.43"), (28, "1.25"), (24, "1.08")])
 def test_how_much_larger_things_are_in_views(side: int, larger: str) -> None:
     """By the boxes that are drawn, which the page says how to turn into a number."""
-    views = build_views(override(load_recipe("best"), {"views.relative_size": side / 32}))
+    views = build_views(override(load_recipe("best"), {"views.relative_size": side / 32}).views, 32)
     drawn = views.draw(40_000, device="cpu", generator=torch.Generator().manual_seed(0))
     boxes = views.parametrise(drawn, torch.full((40_000, 2), 32))
     scale = (32 * 32 / (boxes.height * boxes.width)).sqrt().mean() * side / 32

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from deepbregman.config import Range, Section, describe, has_type
 from deepbregman.errors import UserError
-from deepbregman.rules import Range, Section, described, matches
 
 Colour = Literal["red", "green"]
 
@@ -116,7 +116,7 @@ def test_range_refuses_whole_numbers_beyond_floats(rule: Range, value: Any) -> N
     ],
 )
 def test_matches_is_about_types(value: Any, hint: Any, expected: bool) -> None:
-    assert matches(value, hint) is expected
+    assert has_type(value, hint) is expected
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_matches_is_about_types(value: Any, hint: Any, expected: bool) -> None:
     ],
 )
 def test_described_is_for_people(hint: Any, words: str) -> None:
-    assert described(hint) == words
+    assert describe(hint) == words
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ from deepbregman.config import Config, override, to_toml
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
 from deepbregman.exporting.loading import load_encoder
+from deepbregman.objectives import build_run_encoder, build_step
 from deepbregman.runs import Run
-from deepbregman.training.assembly import build_model
-from deepbregman.training.checkpoints import save
+from deepbregman.training.checkpoints import network_states, save
 
 from .conftest import Command
 
@@ -58,7 +58,7 @@ class Bomb:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> Run:
     run = Run.create(tmp_path_factory.mktemp("made") / "run", short_config, {"versions": {}})
-    save(run.last_checkpoint, {"model": build_model(short_config).state_dict(), "epoch": 1})
+    save(run.last_checkpoint, {**network_states(build_step(short_config)), "epoch": 1})
     return run
 
 
@@ -78,9 +78,9 @@ def tensors(made: Run, tmp_path: Path) -> Path:
 @pytest.fixture
 def weights(made: Run, tmp_path: Path) -> Path:
     """An export as a .pth with its sidecar, by hand: the encoder is no ResNet."""
-    model, config = build_model(made.config), made.config
+    encoder, config = build_run_encoder(made.config), made.config
     path = tmp_path / "e.pth"
-    torch.save(model.encoder.trunk.state_dict(), path)
+    torch.save(encoder.trunk.state_dict(), path)
     record = {"version": 1, "format": "torchvision", "mean": [0.5] * 3, "std": [0.5] * 3}
     Path(f"{path}.json").write_text(json.dumps({**record, "config": to_toml(config)}))
     load_encoder(path)
@@ -119,16 +119,16 @@ class TestPickles:
         bomb = Bomb(tmp_path / "ran")
         content: Any = {
             "whole": bomb,
-            "value": {"format": 1, "model": bomb},
-            "nested": {"format": 1, "model": {"a": [(bomb,)]}, "epoch": 1},
-            "key's neighbour": {"format": 1, "model": {}, "epoch": bomb},
+            "value": {"format": 1, "objective": bomb},
+            "nested": {"format": 1, "objective": {"a": [(bomb,)]}, "epoch": 1},
+            "key's neighbour": {"format": 1, "objective": {}, "epoch": bomb},
         }[place]
         run.last_checkpoint.write_bytes(pickled(content, how))
         refusal(lambda: load_encoder(run.path), run.last_checkpoint)
         assert not (tmp_path / "ran").exists()
 
     def test_checkpoint_with_a_true_checksum(self, run: Run, tmp_path: Path) -> None:
-        save(run.last_checkpoint, {"model": Bomb(tmp_path / "ran"), "epoch": 1})
+        save(run.last_checkpoint, {"objective": Bomb(tmp_path / "ran"), "epoch": 1})
         refusal(lambda: load_encoder(run.path), run.last_checkpoint)
         assert not (tmp_path / "ran").exists()
 

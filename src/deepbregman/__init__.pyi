@@ -11,8 +11,6 @@ from .errors import Notice as Notice
 from .errors import UserError as UserError
 from .evaluation.clustering import bregman_clusters as bregman_clusters
 from .exporting.loading import load_encoder as load_encoder
-from .method.base_network import Encoder as Encoder
-from .method.base_network import build_encoder as build_encoder
 from .method.bregman import bregman as bregman
 from .method.bregman import divergence as divergence
 from .method.bregman import itakura_saito as itakura_saito
@@ -22,11 +20,13 @@ from .method.bregman import moment_divergence as moment_divergence
 from .method.bregman import similarity as similarity
 from .method.bregman import soft_divergence as soft_divergence
 from .method.bregman import squared_euclidean as squared_euclidean
-from .method.divergence_network import BregmanNetwork as BregmanNetwork
 from .method.losses import divergence_loss as divergence_loss
 from .method.losses import nt_logistic as nt_logistic
 from .method.losses import nt_xent as nt_xent
-from .method.transformation import Views as Views
+from .method.networks import BregmanNetwork as BregmanNetwork
+from .method.networks import Encoder as Encoder
+from .method.networks import build_encoder as build_encoder
+from .method.views import Views as Views
 from .runs import Run as Run
 
 __version__: str

@@ -15,8 +15,8 @@ from rich.console import Console
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Images
 from deepbregman.files import Record
+from deepbregman.objectives import Group, build_run_encoder, build_views
 from deepbregman.terminal import say
-from deepbregman.training.assembly import build_model, build_views
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.optimisers import build_optimiser
 from deepbregman.training.processes import compile_step, is_mixed
@@ -208,12 +208,12 @@ def bare_step(config: Config, fabric: Fabric) -> Step:
     count = config.training.batch_size * config.views.num_views
     shape = (count, 3, config.view_size, config.view_size)
     views = torch.rand(shape, device=device).contiguous(memory_format=torch.channels_last)
-    trunk = build_model(config).encoder.trunk
+    trunk = build_run_encoder(config).trunk
     trunk.to(memory_format=torch.channels_last)
     trunk.to(device)
     trunk.train()
     compile_step(trunk, config, fabric)
-    optimiser = build_optimiser(config.optimiser, trunk, device)
+    optimiser = build_optimiser(config.optimiser, [Group(trunk.named_parameters())], device)
     mixed = is_mixed(config, device)
 
     def step() -> None:
@@ -236,7 +236,7 @@ def training_step(config: Config, images: Images, fabric: Fabric, folder: Path) 
         folder: for a run folder that nobody will read.
     """
     job = Pretraining(config, images, fabric, folder / secrets.token_hex(8))
-    job.objective.train()
+    job.step_module.train()
     feed = job.feed(0, 0)  # of so many epochs that it does not end
     return lambda: job.advance(feed)
 
@@ -244,7 +244,7 @@ def training_step(config: Config, images: Images, fabric: Fabric, folder: Path) 
 def views_step(config: Config, images: ArrayImages, fabric: Fabric) -> Step:
     """Build the random views alone, compiled where the step is."""
     device = fabric.device
-    views = build_views(config)
+    views = build_views(config.views, config.data.image_size)
     compile_step(views, config, fabric)
     batch = images.pixels[: config.training.batch_size].to(device)
     generator = torch.Generator(device)

@@ -6,29 +6,174 @@ that exists is valid wherever it came from: a recipe, the command line or Python
 
 import dataclasses
 import importlib.resources
+import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
 import tyro
 
 from .errors import UserError, abbreviate, suggest
-from .rules import Name, Range, Section, matches
+
+
+@dataclass(frozen=True)
+class Range:
+    """The rule for a number, or for each number of a tuple."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf
+    increasing: bool = False
+    """A (low, high) pair must be in that order."""
+
+    def broken_by(self, value: Any) -> str | None:
+        """Say which part of the rule the value breaks, or None."""
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(_is_finite(number) for number in numbers):
+            return "it must be finite"
+        if any(number <= self.above or not self.low <= number <= self.high for number in numbers):
+            return f"it must be {self._words()}"
+        if self.increasing and list(numbers) != sorted(numbers):
+            return "it must go from low to high"
+        return None
+
+    def _words(self) -> str:
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            return f"between {self.low:g} and {self.high:g}"
+        bounds = [
+            f"above {self.above:g}" if math.isfinite(self.above) else "",
+            f"{self.low:g} or more" if math.isfinite(self.low) else "",
+            f"at most {self.high:g}" if math.isfinite(self.high) else "",
+        ]
+        return " and ".join(filter(None, bounds))
+
+
+@dataclass(frozen=True)
+class Name:
+    """The rule for a name: one of those known here, or one that another library knows."""
+
+    known: tuple[str, ...]
+    prefix: str
+    """What a name of the other library begins with."""
+
+    def broken_by(self, value: str) -> str | None:
+        """Say that the name is none, with the nearest one, or None."""
+        if value in self.known or (value.startswith(self.prefix) and value != self.prefix):
+            return None
+        foreign = f"{self.prefix}{value.rpartition(':')[2]}"  # a prefix misspelt, or left out
+        guess = suggest(value, (*self.known, foreign))
+        return f"it must be one of {', '.join(self.known)}, or {self.prefix}NAME{guess}"
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of its field; a whole number will do for a float."""
+    if get_origin(hint) is Annotated:
+        return has_type(value, get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        if not isinstance(value, tuple):
+            return False
+        if items[-1] is Ellipsis:
+            return all(has_type(item, items[0]) for item in value)
+        return len(value) == len(items) and all(map(has_type, value, items))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def describe(hint: Any) -> str:
+    """Name a type for the reader of an error."""
+    if get_origin(hint) is Annotated:
+        return describe(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        if items[-1] is Ellipsis:
+            return f"a list, each item {describe(items[0])}"
+        return f"a list of {len(items)} items, each {describe(items[0])}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+
+
+def find_broken_rule(value: Any, hint: Any) -> str | None:
+    """Say which rule of its annotation a value of the right type breaks, or None."""
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        hints = items[:1] * len(value) if items[-1] is Ellipsis else items
+        return next(filter(None, map(find_broken_rule, value, hints)), None)
+    if get_origin(hint) is Annotated:
+        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range | Name)]
+        words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
+        return words or find_broken_rule(value, get_args(hint)[0])
+    if hint is str:
+        if "\0" in value:
+            return "it must not hold a null character"
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
+            return "it must be valid Unicode; rename the file or folder"
+    return None
+
+
+class Section:
+    """A table of the configuration that checks its own fields by their annotations."""
+
+    table: ClassVar[str] = ""
+    """How the table is called in TOML and in errors."""
+
+    def __init_subclass__(cls, table: str | None = None) -> None:
+        """Name the table; by default after the class, without ``Settings``."""
+        words = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Settings")).lower()
+        cls.table = table or words
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            if get_origin(hint) is ClassVar:
+                continue
+            value, where = getattr(self, name), f"{self.table}.{name}"
+            if isinstance(value, list):  # as TOML has it, and JSON
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+            if not has_type(value, hint):
+                choices = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
+                guess = suggest(value, choices) if isinstance(value, str) else ""
+                raise UserError(
+                    f"{where} is {abbreviate(value)}: it must be {describe(hint)}{guess}"
+                )
+            words = find_broken_rule(value, hint)
+            if words:
+                raise UserError(f"{where} is {abbreviate(value)}: {words}")
+
 
 Count = Annotated[int, Range(low=1)]
 Whole = Annotated[int, Range(low=0)]
 Share = Annotated[float, Range(0.0, 1.0)]
-Positive = Annotated[float, Range(above=0.0)]
-NotNegative = Annotated[float, Range(low=0.0)]
+LARGEST = 1e30
+"""Of any number: float32 ends at 3e38, and numbers get multiplied."""
+Positive = Annotated[float, Range(above=0.0, high=LARGEST)]
+NotNegative = Annotated[float, Range(low=0.0, high=LARGEST)]
 Operator = Literal["crop", "rotation", "flip", "jitter", "greyscale", "blur"]
 Sets = Literal["none", "halves", "rest"]
 
 
 @dataclass(frozen=True)
-class Data(Section):
+class DataSettings(Section):
     """Where the images come from."""
 
     source: Annotated[str, tyro.conf.arg(aliases=["--data"])] = "cifar10"
@@ -49,10 +194,10 @@ class Data(Section):
 
 
 @dataclass(frozen=True)
-class Views(Section):
-    """Box 1, the transformation."""
+class ViewSettings(Section, table="views"):
+    """A group of random views of each image."""
 
-    num_views: Annotated[int, Range(low=2)] = 2
+    num_views: Count = 2
     """Views of each image in a batch."""
     relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 1.0
     """Side of a view as a share of data.image_size. A crop enlarges things: in views of 0.75
@@ -85,12 +230,37 @@ class Views(Section):
         """Check the fields, and the hue, whose circle ends at one half."""
         super().__post_init__()
         if self.jitter[3] > 0.5:
-            raise UserError(f"views.jitter is {self.jitter!r}: its hue must be 0.5 or less")
+            raise UserError(f"{self.table}.jitter is {self.jitter!r}: its hue must be 0.5 or less")
+
+    def side(self, image_size: int) -> int:
+        """Return the side of a view in pixels."""
+        return int(self.relative_size * image_size + 0.5)
 
 
 @dataclass(frozen=True)
-class Encoder(Section):
-    """Box 2, the base network and its projection."""
+class WeakViewSettings(ViewSettings, table="weak_views"):
+    """Views for a teacher: crop and flip only, unless said otherwise."""
+
+    num_views: Count = 1
+    jitter_probability: Share = 0.0
+    greyscale: Share = 0.0
+
+
+@dataclass(frozen=True)
+class SmallViewSettings(ViewSettings, table="small_views"):
+    """Small crops that see a part of the image (multi-crop)."""
+
+    num_views: Count = 6
+    relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 0.5
+    crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
+        0.05,
+        0.4,
+    )
+
+
+@dataclass(frozen=True)
+class EncoderSettings(Section):
+    """The base network and its projection."""
 
     name: Annotated[
         str, Name(("resnet18", "resnet34", "resnet50", "resnet101", "small", "custom"), "timm:")
@@ -119,26 +289,47 @@ class Encoder(Section):
 
 
 @dataclass(frozen=True)
-class Contrastive(Section):
-    """The contrastive loss on embeddings."""
+class ObjectiveSettings(Section, table="objective"):
+    """The method that trains the encoder; each method has a class of settings of its own."""
 
+    groups: ClassVar[tuple[str, ...]] = ()
+    """Optional groups of views that the method takes: ``weak_views``, ``small_views``."""
+    fewest_views: ClassVar[int] = 2
+    """Views of the main group that the method needs."""
+
+    name: str = ""
+    """Of the method."""
+    weight: NotNegative = 1.0
+    """Of the method's own loss in the total; lambda of the paper."""
+
+
+@dataclass(frozen=True)
+class SimCLRSettings(ObjectiveSettings, table="objective"):
+    """A contrastive loss on the embeddings of two or more views."""
+
+    name: Literal["simclr"] = "simclr"
+    """Of the method."""
+    weight: NotNegative = 5.0
+    """Of the contrastive loss; lambda of the paper."""
     loss: Literal["nt_xent", "nt_logistic"] = "nt_xent"
     """Which loss."""
     temperature: Positive = 0.1
     """tau."""
-    weight: NotNegative = 5.0
-    """lambda of the paper."""
     sets: Sets = "none"
     """What is compared of an image's views: each with each (none), the mean of one half with the
     mean of the other (halves), or each with the mean of all the others (rest)."""
 
 
+METHODS: dict[str, type[ObjectiveSettings]] = {"simclr": SimCLRSettings}
+"""``objective.name`` -> the class of its settings."""
+
+
 @dataclass(frozen=True)
-class Divergence(Section):
-    """Box 3 and the divergence loss."""
+class DivergenceSettings(Section):
+    """The divergence network and its loss, which any method can carry."""
 
     weight: NotNegative = 1.0
-    """Weight of the divergence loss; 0 turns it off, which leaves SimCLR."""
+    """Weight of the divergence loss; 0 turns it off."""
     num_subnetworks: Count = 100
     """K, the paper's kappa."""
     hidden: Count = 32
@@ -176,7 +367,7 @@ class Divergence(Section):
 
 
 @dataclass(frozen=True)
-class Optimiser(Section):
+class OptimiserSettings(Section):
     """How the parameters move."""
 
     name: Literal["adam", "adamw", "sgd", "lars"] = "adam"
@@ -211,7 +402,7 @@ class Optimiser(Section):
 
 
 @dataclass(frozen=True)
-class Training(Section):
+class TrainingSettings(Section):
     """The loop."""
 
     epochs: Count = 400
@@ -244,34 +435,32 @@ class Config:
 
     seed: Whole = 0
     """Of initial weights, order and transformation."""
-    data: Data = Data()
-    views: Views = Views()
-    encoder: Encoder = Encoder()
-    contrastive: Contrastive = Contrastive()
-    divergence: Divergence = Divergence()
-    optimiser: Optimiser = Optimiser()
-    training: Training = Training()
+    data: DataSettings = DataSettings()
+    views: ViewSettings = ViewSettings()
+    weak_views: WeakViewSettings | None = None
+    small_views: SmallViewSettings | None = None
+    encoder: EncoderSettings = EncoderSettings()
+    objective: ObjectiveSettings = SimCLRSettings()
+    divergence: DivergenceSettings = DivergenceSettings()
+    optimiser: OptimiserSettings = OptimiserSettings()
+    training: TrainingSettings = TrainingSettings()
 
     def __post_init__(self) -> None:
         """Check what spans sections."""
-        if not matches(self.seed, int) or not 0 <= self.seed < 2**32:
+        if not has_type(self.seed, int) or not 0 <= self.seed < 2**32:
             raise UserError(
                 f"seed is {abbreviate(self.seed)}: it must be a whole number from 0 to 2^32 - 1"
             )
-        for name, kind in get_type_hints(Config).items():
-            if not isinstance(getattr(self, name), kind):
-                raise UserError(f"{name} is {getattr(self, name)!r}: it must be a {kind.__name__}")
-        if self.contrastive.weight == 0.0 and self.divergence.weight == 0.0:
+        for name, kind in SECTIONS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (value is None and name in OPTIONAL):
+                raise UserError(f"{name} is {abbreviate(value)}: it must be a {kind.__name__}")
+        if self.objective.weight == 0.0 and self.divergence.weight == 0.0:
             raise UserError(
-                "contrastive.weight and divergence.weight are both 0: nothing would be trained; "
+                "objective.weight and divergence.weight are both 0: nothing would be trained; "
                 "raise one of them"
             )
-        if self.view_size < 4:
-            raise UserError(
-                f"views.relative_size is {self.views.relative_size} and data.image_size "
-                f"{self.data.image_size}: a view would have {self.view_size} pixels a side, and it "
-                "must have 4 or more; raise one of them"
-            )
+        self._check_views()
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:
             raise UserError(
@@ -279,62 +468,120 @@ class Config:
                 f"{self.training.epochs}; lower them or train longer"
             )
 
+    def _check_views(self) -> None:
+        objective = self.objective
+        if self.views.num_views < objective.fewest_views:
+            raise UserError(
+                f"views.num_views is {self.views.num_views}: the method {objective.name} needs "
+                f"{objective.fewest_views} or more"
+            )
+        for group in self.view_groups.values():
+            if group.table in OPTIONAL and group.table not in objective.groups:
+                raise UserError(
+                    f"[{group.table}] is given, but the method {objective.name} takes no such "
+                    "views: leave the table out, or choose another objective"
+                )
+            side = group.side(self.data.image_size)
+            if side < 4:
+                raise UserError(
+                    f"{group.table}.relative_size is {group.relative_size} and data.image_size "
+                    f"{self.data.image_size}: a view would have {side} pixels a side, and it must "
+                    "have 4 or more; raise one of them"
+                )
+
+    @property
+    def view_groups(self) -> dict[str, ViewSettings]:
+        """The groups of views that there are, by the name of their table."""
+        groups = (self.views, self.weak_views, self.small_views)
+        return {group.table: group for group in groups if group is not None}
+
     @property
     def view_size(self) -> int:
-        """Side of a view in pixels, while pretraining."""
-        return int(self.views.relative_size * self.data.image_size + 0.5)
+        """Side of a view of the main group in pixels, while pretraining."""
+        return self.views.side(self.data.image_size)
+
+
+OPTIONAL: dict[str, type[Section]] = {
+    "weak_views": WeakViewSettings,
+    "small_views": SmallViewSettings,
+}
+"""Tables that may be left out."""
+SECTIONS: dict[str, type[Section]] = {
+    name: hint
+    for name, hint in (get_type_hints(Config) | OPTIONAL).items()
+    if isinstance(hint, type) and issubclass(hint, Section)
+}
+"""Every table, and the class that it is made into; of the objective, the base of all."""
+
+
+def _section_class(name: str, values: dict[str, Any]) -> type[Section]:
+    """Return the class for a table; the objective's depends on its name."""
+    if name != ObjectiveSettings.table:
+        return SECTIONS[name]
+    method = values.get("name", SimCLRSettings.name)
+    if not isinstance(method, str) or method not in METHODS:
+        guess = suggest(method, METHODS) if isinstance(method, str) else ""
+        raise UserError(
+            f"objective.name is {abbreviate(method)}: it must be one of {', '.join(METHODS)}{guess}"
+        )
+    return METHODS[method]
 
 
 def from_dict(values: dict[str, Any]) -> Config:
     """Build a configuration from nested tables, as TOML gives them; the rest takes its default."""
-    hints: dict[str, type] = get_type_hints(Config)
-    sections: dict[str, type[Any]] = {
-        name: hint for name, hint in hints.items() if issubclass(hint, Section)
-    }
+    known = [field.name for field in dataclasses.fields(Config)]
     parts: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in hints:
-            raise UserError(f"unknown field {abbreviate(name)}{suggest(name, hints)}")
-        if name not in sections:
+        if name not in known:
+            raise UserError(f"unknown field {abbreviate(name)}{suggest(name, known)}")
+        if name not in SECTIONS or (value is None and name in OPTIONAL):
             parts[name] = value
             continue
         if not isinstance(value, dict):
             raise UserError(
                 f"{name} is {abbreviate(value)}: it is a table of fields, written [{name}]"
             )
-        known = [field.name for field in dataclasses.fields(sections[name])]
+        kind: type[Any] = _section_class(name, value)
+        fields = [field.name for field in dataclasses.fields(kind)]
         for key in value:
-            if key not in known:
-                raise UserError(f"unknown field {abbreviate(f'{name}.{key}')}{suggest(key, known)}")
-        parts[name] = sections[name](**value)
+            if key not in fields:
+                raise UserError(
+                    f"unknown field {abbreviate(f'{name}.{key}')}{suggest(key, fields)}"
+                )
+        parts[name] = kind(**value)
     return Config(**parts)
 
 
 def override(config: Config, changes: Mapping[str, Any]) -> Config:
     """Return a configuration with fields changed by their dotted names.
 
+    Another ``objective.name`` brings the defaults of that method.
+
     Args:
         config: to start from.
-        changes: such as ``{"training.epochs": 10, "seed": 1}``.
+        changes: such as ``{"training.epochs": 10, "seed": 1, "weak_views": None}``.
     """
     values = to_dict(config)
+    if changes.get("objective.name", config.objective.name) != config.objective.name:
+        values["objective"] = {}
     for name, value in changes.items():
         section, _, field = name.partition(".")
-        if field and isinstance(values.get(section), dict):
-            values[section][field] = value
+        if field and section in SECTIONS:
+            values.setdefault(section, {})[field] = value
         else:
             values[name] = value
     return from_dict(values)
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Turn a configuration into nested tables of plain values."""
+    """Turn a configuration into nested tables of plain values; a table that is off is left out."""
     values: dict[str, Any] = dataclasses.asdict(config)
     return {
         key: {k: list(v) if isinstance(v, tuple) else v for k, v in value.items()}
         if isinstance(value, dict)
         else value
         for key, value in values.items()
+        if value is not None
     }
 
 
@@ -348,9 +595,13 @@ def fields_of(config: Config) -> dict[str, Any]:
 
 
 def differing_fields(*configs: Config) -> dict[str, tuple[Any, ...]]:
-    """Return the fields in which configurations are not all equal, with the value of each."""
+    """Return the fields in which configurations are not all equal, with the value of each.
+
+    A field that a configuration does not have, such as another method's, is None there.
+    """
     flat = [fields_of(config) for config in configs]
-    columns = {name: tuple(each[name] for each in flat) for name in flat[0]}
+    names = dict.fromkeys(name for each in flat for name in each)
+    columns = {name: tuple(each.get(name) for each in flat) for name in names}
     return {
         name: values
         for name, values in columns.items()
@@ -366,24 +617,11 @@ def to_toml(config: Config) -> str:
 def from_toml(text: str, origin: str) -> Config:
     """Read a configuration; ``origin`` names the document in errors."""
     try:
-        return from_dict(_as_now(tomllib.loads(text)))
+        return from_dict(tomllib.loads(text))
     except UserError as error:
         raise UserError(f"{origin}: {error}") from None
     except (ValueError, RecursionError) as error:  # of the syntax, or of the reader's own limits
         raise UserError(f"{origin} is not valid TOML: {error}") from None
-
-
-def _as_now(values: dict[str, Any]) -> dict[str, Any]:
-    """Turn fields as earlier versions wrote them into those of today."""
-    divergence, views, data = (values.get(name, {}) for name in ("divergence", "views", "data"))
-    if isinstance(divergence, dict) and isinstance(divergence.get("sets"), bool):
-        divergence["sets"] = "halves" if divergence["sets"] else "none"
-    if isinstance(views, dict) and isinstance(data, dict) and "relative_size" not in views:
-        side, size = data.get("image_size", Data.image_size), views.get("image_size")
-        if type(side) is type(size) is int and 0 <= size <= side != 0:
-            # It was in pixels, and 0 was as large as the images.
-            views["relative_size"] = (views.pop("image_size") or side) / side
-    return values
 
 
 def recipes() -> dict[str, str]:

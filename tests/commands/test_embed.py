@@ -9,9 +9,9 @@ from PIL import Image
 from deepbregman.commands.embed import embed
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, override
+from deepbregman.data.opening import open_data
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
-from deepbregman.training.assembly import open_data
 
 
 @pytest.fixture

@@ -284,8 +284,8 @@ class TestSearch:
 
     def test_networks_that_diverged_are_named(self, command: Command, run: Run) -> None:
         state = checkpoints.load(run.last_checkpoint)
-        name = next(name for name in state["model"] if name.startswith("encoder"))
-        state["model"][name] = torch.full_like(state["model"][name], torch.nan)
+        name = next(name for name in state["objective"] if name.startswith("encoder"))
+        state["objective"][name] = torch.full_like(state["objective"][name], torch.nan)
         checkpoints.save(run.last_checkpoint, state)
         code, _, err = command("search", run.path, "--query", "test:0")
         assert code == 2

@@ -27,10 +27,10 @@ from deepbregman.evaluation.detection.detectors import (
 )
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.options import Architecture, Detect, Options
-from deepbregman.method.base_network import Encoder
+from deepbregman.method.networks import Encoder
+from deepbregman.objectives import build_step
 from deepbregman.runs import Record, Run, provenance
 from deepbregman.training import checkpoints
-from deepbregman.training.assembly import build_model
 
 SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "shared"))
 SAMPLE = SHARED / "data" / "voc_mini"
@@ -73,8 +73,8 @@ def make_run(path: Path, **changes: object) -> Run:
     config = override(Config(), settings)
     run = Run.create(path, config, provenance("cpu"))
     torch.manual_seed(1)
-    model = build_model(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2))
-    checkpoints.save(run.last_checkpoint, {"model": model.state_dict(), "epoch": 400.0})
+    step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2))
+    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 400.0})
     return run
 
 
@@ -174,7 +174,8 @@ def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:
             assert torch.equal(tensor, theirs[name]), name
         elif "conv" in name:
             assert not torch.equal(tensor, theirs[name]), name
-    saved = checkpoints.load(run.last_checkpoint)["model"]["encoder.trunk.layer1.0.conv1.weight"]
+    state = checkpoints.load(run.last_checkpoint)["objective"]
+    saved = state["encoder.trunk.layer1.0.conv1.weight"]
     assert torch.equal(pretrained.get_parameter("backbone.body.layer1.0.conv1.weight"), saved)
 
 
@@ -232,8 +233,8 @@ def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
     own.fc = nn.Identity()
     config = override(Config(), {"encoder.name": "custom"})
     run = Run.create(tmp_path / "run", config, provenance("cpu"))
-    model = build_model(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), own)
-    checkpoints.save(run.last_checkpoint, {"model": model.state_dict(), "epoch": 400.0})
+    step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), trunk=own)
+    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 400.0})
     options = Options(("detect",), str(devkit), detect=TINY)
     evaluation = Evaluation(run, options, "cpu", encoder=own)
     for trunk, loaded in zip(TINY.arms, (120, 0), strict=True):

@@ -24,8 +24,8 @@ from deepbregman.evaluation.detection.training import (
     settle_norms,
 )
 from deepbregman.evaluation.options import Detect
-from deepbregman.method.base_network import build_encoder
-from deepbregman.training.interruption import Interrupted
+from deepbregman.method.networks import build_encoder
+from deepbregman.training.faults import Interrupted
 
 CPU = torch.device("cpu")
 MOCO = Detect()

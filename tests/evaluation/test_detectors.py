@@ -14,7 +14,7 @@ from deepbregman.evaluation.detection.detectors import (
     trunk_names,
 )
 from deepbregman.evaluation.options import Architecture
-from deepbregman.method.base_network import Encoder, build_encoder
+from deepbregman.method.networks import Encoder, build_encoder
 
 ARCHITECTURES: tuple[Architecture, ...] = ("c4", "fpn")
 MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

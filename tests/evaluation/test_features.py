@@ -15,9 +15,9 @@ from deepbregman.evaluation.features import (
     crop_and_flip,
     frozen,
 )
-from deepbregman.method.model import Model
-from deepbregman.method.transformation import Views, centre_view
-from deepbregman.training.assembly import build_model
+from deepbregman.method.networks import Model
+from deepbregman.method.views import Views, centre_view
+from deepbregman.objectives import build_step
 
 CPU = torch.device("cpu")
 SIZE = 8
@@ -37,7 +37,7 @@ def build(divergence: float = 1.0) -> Model:
         "divergence.weight": divergence,
     }
     torch.manual_seed(0)
-    model = build_model(override(load_recipe("digits"), changes))
+    model = build_step(override(load_recipe("digits"), changes)).model
     with torch.no_grad():
         for _ in range(3):
             model(torch.rand(16, 3, SIZE, SIZE))

@@ -28,8 +28,8 @@ from deepbregman.evaluation.finetuning import (
 )
 from deepbregman.evaluation.options import Semi, Tuning
 from deepbregman.evaluation.protocols import PROTOCOLS
-from deepbregman.method.base_network import build_encoder
-from deepbregman.method.transformation import Views
+from deepbregman.method.networks import build_encoder
+from deepbregman.method.views import Views
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 
@@ -180,7 +180,7 @@ def images() -> Tensor:
 
 class TestStarts:
     def test_the_encoder_is_the_runs(self, few: LabelledFeatures, short_run: Run) -> None:
-        saved = checkpoints.load(short_run.last_checkpoint)["model"]
+        saved = checkpoints.load(short_run.last_checkpoint)["objective"]
         module, _ = from_encoder(few, 0)
         for name, value in module.state_dict().items():
             assert torch.equal(value, saved[f"encoder.{name}"])
@@ -189,7 +189,7 @@ class TestStarts:
         self, few: LabelledFeatures, short_run: Run, images: Tensor
     ) -> None:
         """Linear, batch norm with running statistics, ReLU, classifier: from the saved tensors."""
-        saved = checkpoints.load(short_run.last_checkpoint)["model"]
+        saved = checkpoints.load(short_run.last_checkpoint)["objective"]
         network = Classifier(*from_projection(few, 0), 10, seed=4).eval()
         h = few.model.encoder(images)
         hidden = h @ saved["projection.0.weight"].T

@@ -202,7 +202,7 @@ def test_nothing_is_taken_from_an_evaluation_that_differs(
         options["data"] = "digits"
     elif change == "retrained":
         state = checkpoints.load(run.last_checkpoint)
-        weights = state["model"]
+        weights = state["objective"]
         name = next(name for name in weights if name.startswith("projection"))
         weights[name].view(-1)[0] += 1e-3
         checkpoints.save(run.last_checkpoint, {k: v for k, v in state.items() if k != "format"})

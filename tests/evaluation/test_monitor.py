@@ -5,10 +5,11 @@ import torch
 
 from deepbregman.config import Config, override
 from deepbregman.data import Split, open_source
+from deepbregman.data.opening import batch_images
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.knn import knn_accuracy, knn_monitor, split_for_monitor
-from deepbregman.training.assembly import batches_of, build_model
+from deepbregman.objectives import build_step
 
 CPU = torch.device("cpu")
 
@@ -16,18 +17,18 @@ CPU = torch.device("cpu")
 def test_it_queries_what_was_held_out_in_a_bank_of_the_rest(short_config: Config) -> None:
     train = open_source("digits", image_size=8).train
     assert train.labels is not None
-    model = build_model(short_config).eval()
+    model = build_step(short_config).model.eval()
     monitor = knn_monitor(train, short_config, CPU)
     assert monitor is not None
     kept, held_out = split_for_monitor(train, short_config)
-    features = compute_features(model, batches_of(train.images, short_config, CPU), 8)
+    features = compute_features(model, batch_images(train.images, short_config, CPU), 8)
     h = features.representation
     expected = knn_accuracy(h[held_out], train.labels[held_out], h[kept], train.labels[kept], k=20)
     assert monitor(model)["knn"] == pytest.approx(expected, abs=1.6)  # two queries of 130
 
 
 def test_diverged_networks_are_named(short_config: Config) -> None:
-    model = build_model(short_config)
+    model = build_step(short_config).model
     with torch.no_grad():
         next(model.encoder.parameters()).fill_(torch.nan)
     monitor = knn_monitor(open_source("digits", image_size=8).train, short_config, CPU)

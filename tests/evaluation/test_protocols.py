@@ -27,7 +27,7 @@ from deepbregman.evaluation.linear import fit_linear, linear_on_cached, linear_o
 from deepbregman.evaluation.options import Options
 from deepbregman.method.bregman import divergence, soft_divergence
 from deepbregman.runs import Run
-from deepbregman.training.seeds import derived, epoch_order
+from deepbregman.training.randomness import derive_seed, epoch_order
 
 
 def of(
@@ -42,9 +42,9 @@ def of(
 
 def test_an_untrained_encoder_scores_less(short_run: Run, labelled: LabelledFeatures) -> None:
     """Loading is real: the run's weights do better than fresh ones of the same shape."""
-    from deepbregman.training.assembly import build_model
+    from deepbregman.objectives import build_step
 
-    fresh = build_model(labelled.config).eval()
+    fresh = build_step(labelled.config).eval()
     trained = knn_by_divergence(labelled, seed=0)[0]
     untrained = knn_by_divergence(replace(labelled, model=fresh), seed=0)[0]
     assert trained.values["top1"] > untrained.values["top1"]
@@ -242,7 +242,7 @@ class TestCrops:
         averaged = few.averaged(4, seed=2)
         views = crop_and_flip(few.config, 4)
         for split, found in (("train", averaged.train), ("test", averaged.test)):
-            seed = derived(2, f"crops of {split}")
+            seed = derive_seed(2, f"crops of {split}")
             side = few.train if split == "train" else few.test
             assert torch.equal(found, compute_crop_features(few.model, side.batches, views, seed))
         same = replace(few, source=replace(few.source, test=few.source.train)).averaged(4, seed=2)

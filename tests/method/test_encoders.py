@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import Encoder as EncoderSection
-from deepbregman.method.base_network import TRUNKS, build_encoder, create_timm, measure_width
-from deepbregman.rules import Name
+from deepbregman.config import EncoderSettings, Name
+from deepbregman.method.networks import TRUNKS, build_encoder, create_timm, measure_width
 
 timm = pytest.importorskip("timm")
 
 
 def test_the_configuration_knows_the_trunks_that_exist() -> None:
-    hint = get_type_hints(EncoderSection, include_extras=True)["name"]
+    hint = get_type_hints(EncoderSettings, include_extras=True)["name"]
     (rule,) = [part for part in hint.__metadata__ if isinstance(part, Name)]
     assert set(rule.known) == {*TRUNKS, "custom"}
 

@@ -1,6 +1,7 @@
 """The losses against naive loops and batches small enough to do by hand."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from deepbregman.method.bregman import divergence, similarity, soft_divergence
 from deepbregman.method.losses import (
-    Losses,
-    TotalLoss,
-    compared,
+    CONTRASTIVE_LOSSES,
+    contrast_sets,
     divergence_loss,
+    list_comparisons,
     nt_logistic,
     nt_xent,
     usage_entropy,
@@ -188,105 +189,45 @@ def test_usage_entropy_spans_zero_to_one() -> None:
     assert usage_entropy(torch.zeros(3, 1)).item() == 1.0
 
 
-class TestTotal:
-    def test_is_equation_9(self) -> None:
-        z, scores = normal(2, 4, 3), normal(2, 4, 6, seed=1)
-        found: Losses = TotalLoss(contrastive_weight=5.0, sigma=1.5)(z, scores)
-        contrastive = nt_xent(z[0], z[1], temperature=0.1)
-        divergent = divergence_loss(scores[0], scores[1], sigma=1.5)
-        torch.testing.assert_close(found.total, 5 * contrastive + divergent, rtol=1e-6, atol=0)
-        torch.testing.assert_close(found.divergence, divergent, rtol=1e-6, atol=0)
+def test_unknown_sets_are_refused() -> None:
+    with pytest.raises(ValueError, match="'all' is not one of none, halves, rest"):
+        list_comparisons(normal(3, 4, 2), "all")  # type: ignore[arg-type]  # what is tested
 
-    def test_weight_zero_is_simclr(self) -> None:
-        z = normal(2, 4, 3)
-        loss = TotalLoss(divergence_weight=0.0, contrastive_weight=1.0, temperature=0.5)
-        torch.testing.assert_close(
-            loss(z, None).total, nt_xent(z[0], z[1], temperature=0.5), rtol=1e-6, atol=0
-        )
 
-    def test_numbers_of_the_divergence_reach_it(self) -> None:
-        z, scores = normal(2, 4, 3), normal(2, 4, 6, seed=1)
-        loss = TotalLoss(
-            divergence_weight=0.5,
-            contrastive_weight=0.0,
-            kernel="arccot",
-            alpha=2.0,
-            pairs="all",
-            divergence_temperature=0.2,
-            smoothing=0.7,
-            usage_bonus=0.1,
-        )
-        expected = 0.5 * divergence_loss(
-            scores[0],
-            scores[1],
-            kernel="arccot",
-            alpha=2.0,
-            pairs="all",
-            temperature=0.2,
-            smoothing=0.7,
-        ) - 0.1 * usage_entropy(scores.flatten(0, 1))
-        torch.testing.assert_close(loss(z, scores).total, expected, rtol=1e-6, atol=0)
+@pytest.mark.parametrize("name", ["nt_xent", "nt_logistic"])
+def test_contrastive_loss_of_views_against_the_mean_direction_of_the_rest(name: str) -> None:
+    z = normal(3, 4, 2)
+    unit = z / z.square().sum(2, keepdim=True).sqrt()
+    means = [(unit[1] + unit[2]) / 2, (unit[0] + unit[2]) / 2, (unit[0] + unit[1]) / 2]
+    loss = CONTRASTIVE_LOSSES[name]
+    expected = sum(loss(z[a], means[a], temperature=0.3) for a in range(3)) / 3
+    torch.testing.assert_close(contrast_sets(loss, z, "rest", 0.3), expected, rtol=1e-6, atol=0)
 
-    def test_four_views_as_two_distributions(self) -> None:
-        z, scores = normal(4, 3, 2), normal(4, 3, 5, seed=1)
-        found = TotalLoss(sets="halves")(z, scores).divergence
-        expected = divergence_loss(scores[:2].mean(0), scores[2:].mean(0))
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
-    @pytest.mark.parametrize("num_views", [2, 3, 5])
-    def test_each_view_against_the_distribution_of_the_rest(self, num_views: int) -> None:
-        z, scores = normal(num_views, 4, 2), normal(num_views, 4, 5, seed=1)
-        expected = 0.0
-        for a in range(num_views):
-            rest = sum(scores[b] for b in range(num_views) if b != a) / (num_views - 1)
-            expected = expected + divergence_loss(scores[a], rest, smoothing=0.5) / num_views
-        found = TotalLoss(sets="rest", smoothing=0.5)(z, scores).divergence
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+def test_of_two_views_the_rest_is_the_other_one() -> None:
+    z = normal(2, 4, 3)
+    torch.testing.assert_close(contrast_sets(nt_xent, z, "rest"), contrast_sets(nt_xent, z, "none"))
 
-    @pytest.mark.parametrize("name", ["nt_xent", "nt_logistic"])
-    def test_contrastive_loss_of_views_against_the_mean_direction_of_the_rest(
-        self, name: str
-    ) -> None:
-        z = normal(3, 4, 2)
-        unit = z / z.square().sum(2, keepdim=True).sqrt()
-        means = [(unit[1] + unit[2]) / 2, (unit[0] + unit[2]) / 2, (unit[0] + unit[1]) / 2]
-        loss = {"nt_xent": nt_xent, "nt_logistic": nt_logistic}[name]
-        expected = sum(loss(z[a], means[a], temperature=0.3) for a in range(3)) / 3
-        total = TotalLoss(
-            contrastive=name, temperature=0.3, divergence_weight=0.0, contrastive_sets="rest"
-        )
-        torch.testing.assert_close(total(z, None).contrastive, expected, rtol=1e-6, atol=0)
 
-    def test_of_two_views_the_rest_is_the_other_one(self) -> None:
-        z, scores = normal(2, 4, 3), normal(2, 4, 5, seed=1)
-        points, rest = TotalLoss(), TotalLoss(contrastive_sets="rest", sets="rest")
-        torch.testing.assert_close(rest(z, scores).contrastive, points(z, scores).contrastive)
-        both = (divergence_loss(*scores) + divergence_loss(*scores.flip(0))) / 2
-        torch.testing.assert_close(rest(z, scores).divergence, both)
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, math.nan, math.inf])
+def test_numbers_that_mean_nothing_are_refused(value: float) -> None:
+    """0 and less would divide by 0 and give NaN in silence."""
+    o1, o2 = normal(2, 3, 4)
+    for name in ("sigma", "alpha", "temperature"):
+        with pytest.raises(ValueError, match=f"{name} is {value!r}: it must be a finite number"):
+            divergence_loss(o1, o2, **{name: value})  # type: ignore[arg-type]  # what is tested
+    if value != 0:
+        with pytest.raises(ValueError, match=r"temperature is .*above 0"):
+            divergence_loss(o1, o2, smoothing=value)
+    for loss in (nt_xent, nt_logistic):
+        with pytest.raises(ValueError, match=r"temperature is .*above 0"):
+            loss(o1, o2, temperature=value)
 
-    def test_unknown_sets_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="'all' is not one of none, halves, rest"):
-            compared(normal(3, 4, 2), "all")  # type: ignore[arg-type]  # what is tested
 
-    def test_a_share_of_the_divergences_weight(self) -> None:
-        z, scores = normal(2, 4, 3), normal(2, 4, 6, seed=1)
-        loss = TotalLoss(contrastive_weight=2.0, divergence_weight=3.0)
-        loss.weigh_divergence(0.25)
-        found = loss(z, scores)
-        torch.testing.assert_close(found.total, 2 * found.contrastive + 0.75 * found.divergence)
-
-    def test_three_views_as_points_average_over_pairs(self) -> None:
-        z, scores = normal(3, 4, 2), normal(3, 4, 5, seed=1)
-        pairs = [(0, 1), (0, 2), (1, 2)]
-        expected = sum(divergence_loss(scores[a], scores[b]) for a, b in pairs) / 3
-        torch.testing.assert_close(TotalLoss()(z, scores).divergence, expected, rtol=1e-6, atol=0)
-
-    def test_learnable_sigma_starts_at_its_value_and_gets_gradient(self) -> None:
-        z, scores = normal(2, 4, 3), normal(2, 4, 6, seed=1)
-        fixed, learnt = TotalLoss(sigma=0.8), TotalLoss(sigma=0.8, learn_sigma=True)
-        total = learnt(z, scores).total
-        torch.testing.assert_close(total, fixed(z, scores).total, rtol=1e-6, atol=0)
-        total.backward()
-        assert learnt.log_sigma is not None
-        assert learnt.log_sigma.grad is not None
-        assert learnt.log_sigma.grad.abs() > 0
+@pytest.mark.parametrize("shape", [(3, 4), (2, 5)])
+@pytest.mark.parametrize("pairs", ["views", "all"])
+def test_scores_of_other_images_or_other_subnetworks_are_refused(
+    shape: tuple[int, int], pairs: Literal["views", "all"]
+) -> None:
+    with pytest.raises(ValueError, match=r"\(2, 4\) and .*must have the same shape"):
+        divergence_loss(normal(2, 4), normal(*shape), pairs=pairs)

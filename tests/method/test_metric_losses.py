@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from deepbregman.method.metric_losses import contrastive_margin, triplet_margin
+from deepbregman.method.losses import contrastive_margin, triplet_margin
 
 
 def batch(num_samples: int, num_classes: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -4,9 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepbregman.method.base_network import TRUNKS, Encoder, build_encoder, build_projection
-from deepbregman.method.divergence_network import BregmanNetwork
-from deepbregman.method.model import Model
+from deepbregman.method.networks import (
+    TRUNKS,
+    BregmanNetwork,
+    Encoder,
+    Model,
+    build_encoder,
+    build_projection,
+)
 
 
 def one_by_one(network: BregmanNetwork, z: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def test_the_page_holds_what_was_measured(sample_page: Report, sample_runs: list
         assert any(f"{path.name}: {rows[0]['value']:.2f}" in value for _, value in page.attributes)
     assert len(page.specs()) == sample_page.num_figures == 14
     assert "divergence.weight" in page.words
-    assert "contrastive.temperature" not in page.words  # the same in all arms
+    assert "objective.temperature" not in page.words  # the same in all arms
     assert "temperature =" in page.words  # in the whole configuration, which is folded away
 
 

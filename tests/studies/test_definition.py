@@ -34,7 +34,7 @@ def test_a_study_is_a_short_file_that_is_found_by_being_there(
     assert all(len(path.read_text().splitlines()) <= 80 for path in folder.glob("*.py"))
     (tmp_path / "my_own.py").write_text(
         "from deepbregman.studies.definition import Study, over\n"
-        "STUDY = Study('my-own', 'Mine?', over('contrastive.temperature', (0.1, 0.2)),\n"
+        "STUDY = Study('my-own', 'Mine?', over('objective.temperature', (0.1, 0.2)),\n"
         "              'tau', 'line')\n"
     )
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
@@ -74,7 +74,7 @@ def test_what_the_paper_printed() -> None:
     assert kernels == {**paper, "negative": True}
     search = ENTRIES["sigma-lambda"]
     assert isinstance(search, Search)
-    assert search.published == {"divergence.sigma": 1.5, "contrastive.weight": 5.0}
+    assert search.published == {"divergence.sigma": 1.5, "objective.weight": 5.0}
 
 
 def test_published_values_belong_to_an_arm_or_a_number() -> None:

@@ -30,7 +30,7 @@ from deepbregman.studies.definition import Settings
 from deepbregman.studies.fields import assignments
 from deepbregman.studies.folder import open_task
 from deepbregman.studies.results import MAIN_METRIC, by_arm, differences, references, summarise
-from deepbregman.training.interruption import Interrupted
+from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 
 Record = dict[str, Any]

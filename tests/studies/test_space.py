@@ -73,7 +73,7 @@ def _study(seed: int) -> optuna.Study:
 
 
 def test_logarithmic_intervals_are_drawn_evenly_in_the_logarithm() -> None:
-    (dimension,) = parse_space(["contrastive.weight=0.01:100:log"], BASE)
+    (dimension,) = parse_space(["objective.weight=0.01:100:log"], BASE)
     study = _study(0)
     values = [dimension.suggest(study.ask()) for _ in range(400)]
     below = sum(float(value) < 1.0 for value in values) / len(values)
@@ -124,7 +124,7 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
         (["seed=0:99"], "keeps to one seed"),
         (["data.holdout=0.1:0.5"], "one set of images"),
         (["views.crop_area=0.1:0.5"], "is a list, and only single values"),
-        (["contrastive.weight=0:1", "divergence.weight=0:1"], "are both 0"),
+        (["objective.weight=0:1", "divergence.weight=0:1"], "are both 0"),
         (["nowhere.toml"], "cannot be read"),
     ],
 )

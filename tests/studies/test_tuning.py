@@ -34,7 +34,7 @@ from deepbregman.studies.tuning.plan import Request, build_sampler, locate, reme
 from deepbregman.studies.tuning.records import trial_rows
 from deepbregman.studies.tuning.search import to_go_on, tune
 from deepbregman.studies.tuning.workers import FirstCome, open_storage, queue_again, work
-from deepbregman.training.interruption import Interrupted
+from deepbregman.training.faults import Interrupted
 
 SPACE = ("divergence.sigma=0.5:3:log", "divergence.kernel=gaussian,inverse")
 

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deepbregman import objectives
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data.images import ArrayImages
-from deepbregman.method.model import Model
-from deepbregman.method.transformation import Views
-from deepbregman.training import assembly
+from deepbregman.method.networks import Model
+from deepbregman.method.views import Views
 from deepbregman.training.loop import Pretraining
-from deepbregman.training.processes import launch
-from deepbregman.training.synchronised_norm import synchronise
+from deepbregman.training.processes import launch, synchronise_norms
 
 BASE: Mapping[str, Any] = {
     "training.batch_size": 16,
@@ -37,7 +36,7 @@ BASE: Mapping[str, Any] = {
 }
 CASES: Mapping[str, Mapping[str, Any]] = {
     "NT-Xent alone": {"divergence.weight": 0.0},
-    "NT-Logistic, hard": {"contrastive.loss": "nt_logistic", "divergence.smoothing": 0.0},
+    "NT-Logistic, hard": {"objective.loss": "nt_logistic", "divergence.smoothing": 0.0},
     "pairs all, hard, learnt sigma": {
         "divergence.pairs": "all",
         "divergence.smoothing": 0.0,
@@ -53,7 +52,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "sets of four views": {"views.num_views": 4, "divergence.sets": "halves"},
     "each view against the rest": {
         "views.num_views": 3,
-        "contrastive.sets": "rest",
+        "objective.sets": "rest",
         "divergence.sets": "rest",
     },
     "learnt sigma without a use": {
@@ -89,13 +88,13 @@ def configured(changes: Mapping[str, Any]) -> Config:
 
 def state(job: Pretraining) -> dict[str, Tensor]:
     """Everything that is trained or tracked, running statistics among it."""
-    return {**job.objective.model.state_dict(), **job.objective.loss.state_dict()}
+    return dict(job.step_module.state_dict())
 
 
 def trained(fabric: Any, folder: Path, changes: Mapping[str, Any]) -> dict[str, Tensor]:
     job = Pretraining(configured(changes), images(), fabric, folder)
     feed = job.feed(0, 0)
-    job.objective.train()
+    job.step_module.train()
     for _ in range(STEPS):
         job.advance(feed)
     return state(job)
@@ -106,9 +105,8 @@ def views(fabric: Any, folder: Path) -> Tensor:
     job = Pretraining(configured({}), images(), fabric, folder)
     feed = job.feed(0, 1)
     batch = next(feed)
-    drawn: Tensor = job.objective.views(
-        batch.images, batch.sizes, job.share.uniforms(job.objective.views, 1)
-    )
+    uniforms = job.share.draw_uniforms(job.step_module.views, 1)
+    drawn: Tensor = job.step_module.views.main(batch.images, batch.sizes, uniforms.main)
     return drawn
 
 
@@ -149,7 +147,7 @@ def normalised(rank: int, processes: int) -> dict[str, Tensor]:
             nn.init.normal_(parameter, generator=generator)
         module = nn.Sequential(norm)
         if processes > 1:
-            synchronise(module, torch.device("cpu"))
+            synchronise_norms(module, torch.device("cpu"))
         sizes = [9 // processes] * processes
         sizes[0] += 9 - sum(sizes)
         mine = joint.split(sizes)[rank].clone().requires_grad_()
@@ -167,7 +165,7 @@ def normalised(rank: int, processes: int) -> dict[str, Tensor]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    assembly.Views = Float32Views  # type: ignore[misc]  # in its place
+    objectives.Views = Float32Views  # type: ignore[misc]  # in its place
     folder = Path(sys.argv[1])
     fabric = launch("cpu")
     found: dict[str, Any] = {

@@ -26,7 +26,7 @@ from deepbregman.data import Source, Split
 from deepbregman.data.images import FileImages
 from deepbregman.errors import explain_error
 from deepbregman.launching import current_process
-from deepbregman.method.transformation import Views
+from deepbregman.method.views import Views
 from deepbregman.runs import Record, Run
 from deepbregman.training import loop
 
@@ -62,7 +62,7 @@ FAULTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "signal while an epoch is closed": (mock.patch.object(Run, "append_metrics", stopped), {}),
     "full disk": (mock.patch.object(Run, "append_metrics", full), {}),
     "no events": (
-        mock.patch.object(loop, "event_writer", no_events),
+        mock.patch.object(loop, "open_events", no_events),
         {"training.tensorboard": True},
     ),
     "diverged": (NAN, {}),

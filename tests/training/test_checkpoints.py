@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from deepbregman import load_encoder
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.errors import UserError
-from deepbregman.method.base_network import Encoder
+from deepbregman.method.networks import Encoder
+from deepbregman.objectives import build_step
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.assembly import build_model
 from deepbregman.training.checkpoints import (
     FORMAT,
     DamagedCheckpoint,
     load,
-    load_model,
     load_strictly,
+    load_trained,
+    network_states,
     require,
 )
 from deepbregman.training.checkpoints import save as save_checkpoint
@@ -42,7 +43,7 @@ TINY = {
 @pytest.fixture
 def state() -> dict[str, Any]:
     return {
-        "model": {"weight": torch.arange(6.0).view(2, 3), "half": torch.ones(2).bfloat16()},
+        "objective": {"weight": torch.arange(6.0).view(2, 3), "half": torch.ones(2).bfloat16()},
         "optimiser": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1}]},
         "step": 7,
         "seconds": 1.5,
@@ -280,36 +281,6 @@ def test_any_change_is_found(written: tuple[Path, bytes], data: st.DataObject) -
 # Format 1, written by the first version
 
 
-@pytest.fixture
-def first_format(tmp_path: Path, state: dict[str, Any]) -> Path:
-    path = tmp_path / "last.pt"
-    torch.save({"format": 1, **state}, path)
-    return path
-
-
-def test_format_1_is_read_as_a_checkpoint_of_today(
-    first_format: Path, state: dict[str, Any]
-) -> None:
-    migrated = {**state, "format": FORMAT, "skipped": 0, "skipped_in_epoch": 0}
-    assert same(load(first_format), migrated)
-
-
-def test_damage_to_format_1_is_found_or_without_effect(tmp_path: Path) -> None:
-    """It has no checksum of the whole, only of its parts; what lies between them does not count."""
-    path = tmp_path / "last.pt"
-    torch.save({"format": 1, "step": 1, "model": {"weight": torch.arange(4.0)}}, path)
-    whole, expected, found = path.read_bytes(), load(path), 0
-    for place in (*range(0, len(whole) - 700, 9), *range(len(whole) - 700, len(whole), 2)):
-        content = bytearray(whole)
-        content[place] ^= 1 << (place % 8)
-        path.write_bytes(content)
-        try:
-            assert same(load(path), expected), place
-        except UserError:
-            found += 1
-    assert found > 0
-
-
 # What must be in it
 
 
@@ -378,17 +349,22 @@ def config() -> Config:
 def run(tmp_path: Path, config: Config) -> Run:
     run = Run.create(tmp_path / "run", config, {})
     torch.manual_seed(0)
-    model = build_model(config, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    save_checkpoint(run.last_checkpoint, {"model": model.state_dict(), "epoch": 2.5})
+    step = build_step(config, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    save_checkpoint(run.last_checkpoint, {**network_states(step), "epoch": 2.5})
     return run
 
 
 def test_load_model_is_what_was_saved(run: Run, config: Config) -> None:
-    saved = load(run.last_checkpoint)["model"]
+    saved = load(run.last_checkpoint)
     for source in (run, run.path, str(run.path)):
-        model, found = load_model(source)
-        assert found == config
-        assert same(dict(model.state_dict()), dict(saved))
+        model, found, epoch = load_trained(source)
+        assert (found, epoch) == (config, 2.5)
+        for name, part in (("encoder", model.encoder), ("projection", model.projection)):
+            of_part = {f"{name}.{key}": value for key, value in part.state_dict().items()}
+            assert same(of_part, {k: v for k, v in saved["objective"].items() if k in of_part})
+        assert model.divergence_network is not None
+        for key, value in model.divergence_network.state_dict().items():
+            assert same(value, saved["divergence"][f"network.{key}"])
         assert not any(part.training for part in model.modules())
 
 
@@ -400,24 +376,23 @@ def test_load_encoder_takes_bytes_and_floats(run: Run) -> None:
     with torch.no_grad():
         features = encoder(pixels)
         torch.testing.assert_close(encoder(pixels / 255), features)
-        torch.testing.assert_close(load_model(run)[0](pixels / 255).representation, features)
+        torch.testing.assert_close(load_trained(run)[0](pixels / 255).representation, features)
     assert features.shape == (3, encoder.num_features)
 
 
 def test_load_model_of_another_configuration(run: Run, config: Config) -> None:
     other = override(config, {"divergence.num_subnetworks": 6})
     torch.manual_seed(0)
-    state = build_model(other).state_dict()
-    save_checkpoint(run.last_checkpoint, {"model": state, "epoch": 1.0})
-    with pytest.raises(UserError, match=r"divergence_network\..*has shape") as caught:
-        load_model(run)
+    save_checkpoint(run.last_checkpoint, {**network_states(build_step(other)), "epoch": 1.0})
+    with pytest.raises(UserError, match=r"network\..*has shape") as caught:
+        load_trained(run)
     assert str(run.last_checkpoint) in str(caught.value)
 
 
 def test_load_model_of_a_checkpoint_without_one(run: Run) -> None:
     save_checkpoint(run.last_checkpoint, {"step": 3})
-    with pytest.raises(UserError, match="has no model") as caught:
-        load_model(run)
+    with pytest.raises(UserError, match="has no objective, divergence, epoch") as caught:
+        load_trained(run)
     assert str(run.last_checkpoint) in str(caught.value)
 
 
@@ -425,7 +400,7 @@ def test_a_damaged_run_is_not_judged_by_an_older_checkpoint(run: Run) -> None:
     """It is an error that names the others, and how to use them."""
     run.last_checkpoint.write_bytes(run.last_checkpoint.read_bytes()[:-1])
     with pytest.raises(UserError, match="this run has no other"):
-        load_model(run)
+        load_trained(run)
     run.previous_checkpoint.touch()
     (run.checkpoints / "epoch-0010.pt").touch()
     with pytest.raises(UserError) as caught:
@@ -441,6 +416,6 @@ def test_a_damaged_run_is_not_judged_by_an_older_checkpoint(run: Run) -> None:
 def test_load_model_before_there_is_a_checkpoint(run: Run) -> None:
     run.last_checkpoint.unlink()
     with pytest.raises(UserError, match=r"no checkpoint yet.*--keep-checkpoints"):
-        load_model(run.path)
+        load_trained(run.path)
     with pytest.raises(UserError, match="is not a run folder"):
-        load_model(run.path.parent)
+        load_trained(run.path.parent)

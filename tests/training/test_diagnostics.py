@@ -7,21 +7,41 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.training.assembly import build_model
+from deepbregman.objectives import Step, StepOutputs, build_step
+from deepbregman.objectives.divergence import count_usage
+from deepbregman.training import diagnostics
 from deepbregman.training.diagnostics import (
     alignment,
-    diagnose,
     effective_rank,
+    find_collapse,
     spread,
     uniformity,
-    usage,
-    warnings,
 )
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def make_step(smoothing: float = 0.0, num_subnetworks: int = 4, weight: float = 1.0) -> Step:
+    changes = {
+        "divergence.weight": weight,
+        "divergence.smoothing": smoothing,
+        "divergence.num_subnetworks": num_subnetworks,
+        "divergence.hidden": 2,
+    }
+    return build_step(override(load_recipe("digits"), changes))
+
+
+def diagnose(h: Tensor, z: Tensor, scores: Tensor | None, smoothing: float) -> dict[str, float]:
+    step = make_step(smoothing, weight=0.0 if scores is None else 1.0)
+    return diagnostics.diagnose(step, StepOutputs(z.new_zeros(()), {}, z, None, h, scores))
+
+
+def warnings(record: dict[str, float], num_subnetworks: int, num_samples: int) -> list[str]:
+    step = make_step(0.0, num_subnetworks, float("active_subnetworks" in record))
+    return find_collapse(record) + step.warn(record, num_samples)
 
 
 def unit(row: list[float]) -> list[float]:
@@ -153,12 +173,12 @@ def test_effective_rank_of_a_point_is_one(value: float) -> None:
 
 
 def test_usage_of_one_winner() -> None:
-    active, entropy = usage(torch.tensor([[0.0, 2.0, 1.0]]).expand(7, 3))
+    active, entropy = count_usage(torch.tensor([[0.0, 2.0, 1.0]]).expand(7, 3))
     assert (int(active), float(entropy)) == (1, 0.0)
 
 
 def test_usage_of_all_alike() -> None:
-    active, entropy = usage(torch.eye(5).repeat(3, 1))
+    active, entropy = count_usage(torch.eye(5).repeat(3, 1))
     assert int(active) == 5
     assert float(entropy) == pytest.approx(1.0)
 
@@ -169,14 +189,14 @@ def test_usage_agrees_with_a_naive_loop() -> None:
     for row in scores.tolist():
         wins[row.index(max(row))] += 1
     entropy = -math.fsum(w / 40 * math.log(w / 40) for w in wins if w) / math.log(6)
-    active, found = usage(scores)
+    active, found = count_usage(scores)
     assert int(active) == sum(w > 0 for w in wins)
     assert float(found) == pytest.approx(entropy, rel=1e-6)
     assert 0 < entropy < 1
 
 
 def test_usage_of_a_single_subnetwork() -> None:
-    active, entropy = usage(torch.zeros(4, 1))
+    active, entropy = count_usage(torch.zeros(4, 1))
     assert (int(active), float(entropy)) == (1, 0.0)
 
 
@@ -206,7 +226,7 @@ def test_diagnose_agrees_with_naive_loops(smoothing: float, num_views: int) -> N
     ]
     positives = [distance[i][i] for i in range(8)]
     negatives = [distance[i][j] for i in range(8) for j in range(8) if i != j]
-    active, entropy = usage(scores.reshape(-1, 4))
+    active, entropy = count_usage(scores.reshape(-1, 4))
     assert found == pytest.approx(
         {
             "alignment": naive_alignment(z[0], z[1]),
@@ -294,9 +314,7 @@ def test_warnings_advise_fields_that_exist() -> None:
     found = {"effective_rank": 1.0, "spread": 0.0, "active_subnetworks": 1.0}
     words = " ".join(warnings(found, 100, 1024)).replace(";", " ")
     fields = {
-        word.strip(",.")
-        for word in words.split()
-        if word.startswith(("contrastive.", "divergence."))
+        word.strip(",.") for word in words.split() if word.startswith(("objective.", "divergence."))
     }
     assert len(fields) == 4
     for field in fields:
@@ -316,7 +334,7 @@ def test_warnings_of_a_healthy_and_a_collapsed_batch() -> None:
 def test_collapse_to_a_point_and_a_little_noise_is_seen(recipe: str) -> None:
     """The rank of the noise is full, so the rank alone would not tell."""
     torch.manual_seed(0)
-    model = build_model(override(load_recipe(recipe), {"encoder.name": "small"}))
+    model = build_step(override(load_recipe(recipe), {"encoder.name": "small"})).model
     spread_out = normal(2, 64, model.encoder.num_features).float()
     point = spread_out[:1, :1]
     for h, is_collapsed in (

@@ -153,7 +153,7 @@ def test_the_folder_is_moved_while_training_and_put_back(
     assert f"continue with: deepbregman pretrain --resume {folder}" in said
     (tmp_path / "moved").rename(folder)
     found, expected = (
-        checkpoints.load(run.last_checkpoint)["model"]
+        checkpoints.load(run.last_checkpoint)["objective"]
         for run in (resume(folder, accelerator="cpu"), tiny_run)
     )
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -239,8 +239,8 @@ def test_a_disk_that_is_full_and_one_that_is_read_only(tiny_config: Config, tmp_
         assert said.count("\n") == 1
     longer = {"training.epochs": 5, **changes}
     whole = pretrain(tiny_config, run=tmp_path / "whole", changes=longer, accelerator="cpu")
-    found = checkpoints.load(tmp_path / "end.pt")["model"]
-    expected = checkpoints.load(whole.last_checkpoint)["model"]
+    found = checkpoints.load(tmp_path / "end.pt")["objective"]
+    expected = checkpoints.load(whole.last_checkpoint)["objective"]
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
@@ -310,7 +310,7 @@ def test_an_interrupt_before_there_is_a_run(
     def interrupt(*arguments: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deepbregman.training.assembly.open_data", interrupt)
+    monkeypatch.setattr("deepbregman.data.opening.open_data", interrupt)
     code, said = command(recipe, "--run", tmp_path / "run")
     assert (code, said) == (130, "error: stopped\n")
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from deepbregman.commands.pretrain import images_to_pretrain_on, pretrain, resume
 from deepbregman.config import Config, override
+from deepbregman.data.opening import open_data
 from deepbregman.errors import UserError
-from deepbregman.method.losses import Losses, TotalLoss
-from deepbregman.method.transformation import Views
+from deepbregman.method.views import Views
+from deepbregman.objectives import Step, StepOutputs, ViewGroups
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.assembly import open_data
 from deepbregman.training.display import Display
-from deepbregman.training.interruption import Interrupted
+from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
@@ -49,15 +49,18 @@ def poison_gradient(monkeypatch: pytest.MonkeyPatch) -> Poison:
     """Give these batches a gradient that is not a number, and the loss that they have."""
 
     def poison(*batches: int) -> None:
-        plain, calls = TotalLoss.forward, iter(range(1, 10**6))
+        plain, calls = Step.forward, iter(range(1, 10**6))
 
-        def forward(loss: TotalLoss, z: Tensor, scores: Tensor | None) -> Losses:
-            losses = plain(loss, z, scores)
+        def forward(
+            step: Step, images: Tensor, sizes: Tensor | None, uniforms: ViewGroups[Tensor]
+        ) -> StepOutputs:
+            outputs = plain(step, images, sizes, uniforms)
             if next(calls) in batches:
-                losses = losses._replace(total=losses.total + (z - z).sqrt().sum())  # inf * 0
-            return losses
+                weight = next(step.objective.projection.parameters())
+                outputs = outputs._replace(total=outputs.total + (weight - weight).sqrt().sum())
+            return outputs
 
-        monkeypatch.setattr(TotalLoss, "forward", forward)
+        monkeypatch.setattr(Step, "forward", forward)
 
     return poison
 
@@ -107,7 +110,7 @@ def test_a_gradient_of_an_epochs_last_step_is_found_before_the_save(
         pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
     assert saved_step(tmp_path / "run") == 2
     for path in (tmp_path / "run" / "checkpoints").iterdir():
-        assert all(v.isfinite().all() for v in checkpoints.load(path)["model"].values())
+        assert all(v.isfinite().all() for v in checkpoints.load(path)["objective"].values())
 
 
 def test_a_signal_does_not_save_what_has_diverged(
@@ -155,7 +158,7 @@ def skipping(config: Config, number: int) -> Config:
 
 
 def everything(job: Pretraining) -> Iterable[Tensor]:
-    yield from job.objective.state_dict().values()
+    yield from job.step_module.state_dict().values()
     for moments in job.guard.optimiser.state.values():
         yield from (value for value in moments.values() if isinstance(value, Tensor))
 
@@ -174,7 +177,7 @@ def test_a_skipped_batch_leaves_no_trace(
     (poison_views if kind == "views" else poison_gradient)(3)
     config = override(skipping(tiny_config, 1), {"optimiser.name": optimiser})
     job = start(config, tmp_path / "run")
-    job.objective.train()
+    job.step_module.train()
     feed = job.feed(0, 0)
     for _ in range(2):
         job.advance(feed)
@@ -215,7 +218,7 @@ def test_the_mean_loss_is_that_of_the_batches_that_count(
 ) -> None:
     poison_views(1)
     job = start(skipping(tiny_config, 1), tmp_path / "run")
-    job.objective.train()
+    job.step_module.train()
     feed = job.feed(0, 0)
     job.advance(feed)
     expected = job.advance(feed).losses.total.item()
@@ -265,7 +268,7 @@ def test_where_nothing_is_skipped_skipping_changes_nothing(
     tiny_config: Config, tiny_run: Run, tmp_path: Path
 ) -> None:
     run = pretrain(skipping(tiny_config, 3), run=tmp_path / "run", accelerator="cpu")
-    states = [checkpoints.load(r.last_checkpoint)["model"] for r in (run, tiny_run)]
+    states = [checkpoints.load(r.last_checkpoint)["objective"] for r in (run, tiny_run)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     for row, expected in zip(run.metrics(), tiny_run.metrics(), strict=True):
         assert row["skipped"] == 0

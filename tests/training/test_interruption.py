@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deepbregman.training.interruption import Interrupted, watch_signals
+from deepbregman.training.faults import Interrupted, watch_signals
 
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

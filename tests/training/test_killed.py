@@ -22,7 +22,7 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, to_toml
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display, event_writer, write_events
+from deepbregman.training.display import Display, open_events, write_events
 
 FORKING = """
 import json, os, pathlib, pydoc, signal, sys, time
@@ -283,7 +283,7 @@ def test_events_of_a_run_that_goes_on_within_a_second_come_after(tmp_path: Path)
     """TensorBoard reads files by name, which begin with the second and end with the process."""
     run = Run(tmp_path)
     for step in (0, 2, 4):
-        with closing(event_writer(run, step)) as writer:
+        with closing(open_events(run, step)) as writer:
             write_events(writer, {"step": step + 2, "total": 0.5})
     names = [path.name for path in (tmp_path / "tensorboard").iterdir()]
     seconds = {name.split(".")[3] for name in names}

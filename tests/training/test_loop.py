@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from deepbregman.evaluation.embedding import embed
 from torch import Tensor, nn
 
-from deepbregman.commands.embed import embed
-from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
+from deepbregman.evaluation.protocols import evaluate
+from deepbregman.objectives import build_step, build_views
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.assembly import build_objective, build_views
 from deepbregman.training.display import Display
-from deepbregman.training.interruption import Interrupted
+from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
-from deepbregman.training.shares import steps_in_epoch
+from deepbregman.training.randomness import count_steps
 
 CLOCK = {"images_per_second"}
 PLAIN_SGD = {
@@ -47,7 +47,7 @@ def states(run: Run) -> dict[str, Any]:
     saved = checkpoints.load(run.last_checkpoint)
     moments = saved["optimiser"]["state"]
     flat = {f"optimiser.{i}.{k}": v for i, part in moments.items() for k, v in part.items()}
-    return {**saved["model"], **flat}
+    return {**saved["objective"], **saved["divergence"], **flat}
 
 
 def assert_identical(run: Run, reference: Run) -> None:
@@ -76,18 +76,18 @@ class TestTraining:
             },
         )
         job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
-        before = {k: v.clone() for k, v in job.objective.model.state_dict().items()}
+        before = {k: v.clone() for k, v in job.step_module.state_dict().items()}
         (batch,) = list(job.feed(0, 0))
-        reference = build_objective(config, (0.0,) * 3, (1.0,) * 3)
-        reference.model.load_state_dict(before)
+        reference = build_step(config, (0.0,) * 3, (1.0,) * 3)
+        reference.load_state_dict(before)
         reference.train()
         reference(
-            batch.images, batch.sizes, job.share.uniforms(job.objective.views, 0)
-        ).losses.total.backward()
+            batch.images, batch.sizes, job.share.draw_uniforms(job.step_module.views, 0)
+        ).total.backward()
         job.fit()
-        for name, parameter in reference.model.named_parameters():
+        for name, parameter in reference.named_parameters():
             assert parameter.grad is not None
-            after = job.objective.model.get_parameter(name)
+            after = job.step_module.get_parameter(name)
             torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
 
     def test_accumulated_gradients_are_the_mean_over_their_batches(
@@ -103,19 +103,17 @@ class TestTraining:
             },
         )
         job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
-        reference = build_objective(config, (0.0,) * 3, (1.0,) * 3)
-        reference.model.load_state_dict(job.objective.model.state_dict())
+        reference = build_step(config, (0.0,) * 3, (1.0,) * 3)
+        reference.load_state_dict(job.step_module.state_dict())
         reference.train()
         for part, batch in enumerate(job.feed(0, 0)):
-            losses = reference(
-                batch.images, batch.sizes, job.share.uniforms(job.objective.views, part)
-            ).losses
-            (losses.total / 2).backward()
+            uniforms = job.share.draw_uniforms(job.step_module.views, part)
+            (reference(batch.images, batch.sizes, uniforms).total / 2).backward()
         job.fit()
         assert job.step == 1
-        for name, parameter in reference.model.named_parameters():
+        for name, parameter in reference.named_parameters():
             assert parameter.grad is not None
-            after = job.objective.model.get_parameter(name)
+            after = job.step_module.get_parameter(name)
             torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
 
     def test_an_epoch_visits_every_image_of_its_batches_once(
@@ -187,8 +185,8 @@ class TestTraining:
     def test_simclr_has_no_subnetworks(self, short_config: Config, tmp_path: Path) -> None:
         config = override(short_config, {"divergence.weight": 0.0})
         run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
-        assert not [name for name in states(run) if "divergence_network" in name]
-        assert run.metrics()[0]["divergence"] == 0.0
+        assert checkpoints.load(run.last_checkpoint)["divergence"] == {}
+        assert "divergence" not in run.metrics()[0]
 
     def test_four_views_as_distributions_train(self, short_config: Config, tmp_path: Path) -> None:
         changes = {"views.num_views": 4, "divergence.sets": "halves", "training.epochs": 1}
@@ -267,7 +265,7 @@ class TestSizeOfViews:
     ) -> None:
         config = override(tiny_config, {"views.relative_size": share})
         assert config.view_size == side
-        assert build_views(config).size == side
+        assert build_views(config.views, 8).size == side
         assert tiny_config.view_size == 8
 
     def test_an_encoder_of_one_size_only_is_refused_before_training(
@@ -286,16 +284,16 @@ class TestSizeOfViews:
 
 class TestSteps:
     def test_short_batches_are_left_out(self, short_config: Config) -> None:
-        assert steps_in_epoch(short_config, 300) == 2
-        assert steps_in_epoch(override(short_config, {"training.accumulate": 2}), 600) == 2
+        assert count_steps(short_config, 300) == 2
+        assert count_steps(override(short_config, {"training.accumulate": 2}), 600) == 2
 
     def test_a_batch_larger_than_the_data_is_refused(self, short_config: Config) -> None:
         with pytest.raises(UserError, match=r"batch_size 128.*there are 100"):
-            steps_in_epoch(short_config, 100)
+            count_steps(short_config, 100)
 
     def test_processes_must_share_the_batch_evenly(self, short_config: Config) -> None:
         with pytest.raises(UserError, match="multiple of their number"):
-            steps_in_epoch(short_config, 300, world_size=3)
+            count_steps(short_config, 300, world_size=3)
 
 
 class TestResume:
@@ -346,7 +344,7 @@ class TestResume:
         torch.manual_seed(6)
         assert_identical(resume(tmp_path / "run", accelerator="cpu"), reference)
 
-    @pytest.mark.parametrize("part", ["model", "loss", "optimiser", "step", "sums"])
+    @pytest.mark.parametrize("part", ["objective", "divergence", "optimiser", "step", "sums"])
     def test_a_checkpoint_that_lacks_a_part_is_refused(
         self, short_run: Run, tmp_path: Path, part: str
     ) -> None:

@@ -15,11 +15,11 @@ from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, channel_statistics
 from deepbregman.method.losses import divergence_loss, nt_xent
+from deepbregman.objectives import build_step
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.assembly import build_objective
 from deepbregman.training.display import Display
-from deepbregman.training.interruption import Interrupted
+from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
@@ -77,18 +77,18 @@ def test_a_step_never_waits_for_the_device(
     """Plain, and as CUDA graphs once they are recorded."""
     config = small({"training.compile": compiled})
     job = Pretraining(config, images, launch("cuda"), tmp_path / "run")
-    job.objective.train()
+    job.step_module.train()
     feed = job.feed(0, 0)
     for _ in range(warm_up):
         job.advance(feed)
-    before = {name: value.clone() for name, value in job.objective.model.named_parameters()}
+    before = {name: value.clone() for name, value in job.step_module.named_parameters()}
     with no_host_sync():
         for _ in range(3):
             outputs = job.advance(feed)
     assert job.step == warm_up + 3
     assert outputs.losses.total.device.type == "cuda"
     assert outputs.losses.total.isfinite()
-    after = dict(job.objective.model.named_parameters())
+    after = dict(job.step_module.named_parameters())
     assert not any(torch.equal(after[name], value) for name, value in before.items())
 
 
@@ -147,8 +147,8 @@ NUMBERS = {
     "divergence.temperature": 0.3,
     "divergence.smoothing": 0.5,
     "divergence.weight": 0.4,
-    "contrastive.temperature": 0.2,
-    "contrastive.weight": 3.0,
+    "objective.temperature": 0.2,
+    "objective.weight": 3.0,
     "optimiser.learning_rate": 0.01,
     "optimiser.momentum": 0.8,
     "optimiser.weight_decay": 1e-3,
@@ -165,7 +165,7 @@ def test_other_numbers_do_not_compile_again(images: ArrayImages, tmp_path: Path)
     def start(name: str, changes: Mapping[str, Any]) -> Pretraining:
         config = small({"training.precision": "32-true", **changes})
         job = Pretraining(config, images, fabric, tmp_path / name)
-        job.objective.train()
+        job.step_module.train()
         return job
 
     def graphs() -> int:
@@ -184,11 +184,11 @@ def test_other_numbers_do_not_compile_again(images: ArrayImages, tmp_path: Path)
             job.advance(feed)
         assert graphs() == compiled, name
     job = start("all", NUMBERS)
-    batch, uniforms = next(job.feed(0, 0)), job.share.uniforms(job.objective.views, 0)
-    reference = build_objective(job.config, *channel_statistics(images)).to(fabric.device).train()
-    reference.model.load_state_dict(job.objective.model.state_dict())
-    expected = torch.stack(reference(batch.images, batch.sizes, uniforms).losses).detach()
-    found = torch.stack(job.advance(job.feed(0, 0)).losses).detach()
+    batch, uniforms = next(job.feed(0, 0)), job.share.draw_uniforms(job.step_module.views, 0)
+    reference = build_step(job.config, *channel_statistics(images)).to(fabric.device).train()
+    reference.load_state_dict(job.step_module.state_dict())
+    outputs = reference(batch.images, batch.sizes, uniforms), job.advance(job.feed(0, 0))
+    expected, found = (torch.stack([o.total.detach(), *o.terms.values()]) for o in outputs)
     assert graphs() == compiled
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=0)  # TF32 in both
     assert abs(found[0].item() - totals[0]) > 0.1 * totals[0]

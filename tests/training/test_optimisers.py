@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from deepbregman.config import Config, Divergence, Optimiser
-from deepbregman.method.losses import TotalLoss
+from deepbregman.config import DivergenceSettings, OptimiserSettings, load_recipe, override
+from deepbregman.objectives import Group
+from deepbregman.objectives.divergence import DivergenceTerm
 from deepbregman.training.optimisers import (
     Lars,
     build_optimiser,
-    follow_schedules,
     learning_rate,
-    parameter_groups,
+    set_learning_rates,
+    split_by_decay,
 )
 
 CPU = torch.device("cpu")
@@ -176,8 +177,8 @@ def identities(parameters: Iterable[Tensor]) -> list[int]:
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars"])
 def test_every_parameter_is_in_one_group_with_its_decay(name: Any, decay_all: bool) -> None:
     network = Network()
-    config = Optimiser(name=name, weight_decay=0.25, decay_all=decay_all, learning_rate=0.5)
-    groups = build_optimiser(config, network, CPU).param_groups
+    config = OptimiserSettings(name=name, weight_decay=0.25, decay_all=decay_all, learning_rate=0.5)
+    groups = build_optimiser(config, [Group(network.named_parameters())], CPU).param_groups
     trained = [p for p in network.parameters() if p.requires_grad]
     assert identities([p for g in groups for p in g["params"]]) == identities(trained)
     decays = {id(p): g["weight_decay"] for g in groups for p in g["params"]}
@@ -189,9 +190,8 @@ def test_every_parameter_is_in_one_group_with_its_decay(name: Any, decay_all: bo
 
 
 def test_parameter_groups_without_biases() -> None:
-    groups = parameter_groups(nn.Linear(2, 2, bias=False), 0.1, decay_all=False)
+    groups = split_by_decay(nn.Linear(2, 2, bias=False).named_parameters(), 0.1, decay_all=False)
     assert [len(group["params"]) for group in groups] == [1]
-    build_optimiser(Optimiser(decay_all=False), nn.Linear(2, 2, bias=False), CPU)
 
 
 REFERENCES: dict[str, Any] = {
@@ -204,14 +204,17 @@ REFERENCES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", list(REFERENCES))
 def test_options_reach_the_optimiser(name: Any) -> None:
-    config = Optimiser(
+    config = OptimiserSettings(
         name=name, learning_rate=0.03, betas=(0.6, 0.7), momentum=0.7, weight_decay=0.2
     )
     networks: list[nn.Module] = []
-    for build in (lambda p: build_optimiser(config, p, CPU), lambda p: REFERENCES[name](p)):
+    for build in (
+        lambda p: build_optimiser(config, [Group(p)], CPU),
+        lambda p: REFERENCES[name](p),
+    ):
         torch.manual_seed(0)
         network = nn.Linear(4, 3)
-        optimiser = build(network if not networks else network.parameters())
+        optimiser = build(network.parameters() if networks else network.named_parameters())
         assert type(optimiser) is type(REFERENCES[name]([torch.zeros(1, requires_grad=True)]))
         for _ in range(3):
             optimiser.zero_grad()
@@ -227,7 +230,7 @@ def test_options_reach_the_optimiser(name: Any) -> None:
 # Learning rate
 
 
-def rates(config: Optimiser, steps_per_epoch: int, epochs: int) -> list[float]:
+def rates(config: OptimiserSettings, steps_per_epoch: int, epochs: int) -> list[float]:
     return [
         learning_rate(config, step, steps_per_epoch, epochs)
         for step in range(steps_per_epoch * epochs)
@@ -235,37 +238,37 @@ def rates(config: Optimiser, steps_per_epoch: int, epochs: int) -> list[float]:
 
 
 def test_constant_rate() -> None:
-    assert rates(Optimiser(learning_rate=0.3), 3, 4) == [0.3] * 12
+    assert rates(OptimiserSettings(learning_rate=0.3), 3, 4) == [0.3] * 12
 
 
 def test_warm_up_is_linear_and_reaches_the_full_rate() -> None:
-    config = Optimiser(learning_rate=0.8, warmup_epochs=1.0)
+    config = OptimiserSettings(learning_rate=0.8, warmup_epochs=1.0)
     assert rates(config, 4, 2) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8, 0.8])
 
 
 def test_warm_up_of_part_of_an_epoch() -> None:
-    config = Optimiser(learning_rate=1.0, warmup_epochs=0.5)
+    config = OptimiserSettings(learning_rate=1.0, warmup_epochs=0.5)
     assert rates(config, 4, 1) == pytest.approx([0.5, 1.0, 1.0, 1.0])
-    tiny = Optimiser(learning_rate=1.0, warmup_epochs=0.01)
+    tiny = OptimiserSettings(learning_rate=1.0, warmup_epochs=0.01)
     assert rates(tiny, 4, 1) == [1.0] * 4
 
 
 def test_cosine_by_hand() -> None:
-    config = Optimiser(learning_rate=2.0, schedule="cosine")
+    config = OptimiserSettings(learning_rate=2.0, schedule="cosine")
     half = math.sqrt(0.5)
     assert rates(config, 2, 2) == pytest.approx([2.0, 1 + half, 1.0, 1 - half])
     assert learning_rate(config, 4, 2, 2) == pytest.approx(0.0, abs=1e-15)
 
 
 def test_cosine_after_warm_up_by_hand() -> None:
-    config = Optimiser(learning_rate=2.0, schedule="cosine", warmup_epochs=1.0)
+    config = OptimiserSettings(learning_rate=2.0, schedule="cosine", warmup_epochs=1.0)
     assert rates(config, 2, 3) == pytest.approx(
         [1.0, 2.0, 2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)]
     )
 
 
 def test_cosine_ends_near_nothing() -> None:
-    config = Optimiser(learning_rate=1.0, schedule="cosine", warmup_epochs=10.0)
+    config = OptimiserSettings(learning_rate=1.0, schedule="cosine", warmup_epochs=10.0)
     last = rates(config, 100, 100)[-1]
     assert 0.0 < last < 1e-6
 
@@ -274,7 +277,7 @@ def test_cosine_ends_near_nothing() -> None:
 def test_cosine_rises_then_falls(
     steps_per_epoch: int, epochs: int, warmup_epochs: float, rate: float
 ) -> None:
-    config = Optimiser(learning_rate=rate, schedule="cosine", warmup_epochs=warmup_epochs)
+    config = OptimiserSettings(learning_rate=rate, schedule="cosine", warmup_epochs=warmup_epochs)
     found = rates(config, steps_per_epoch, epochs)
     warmup = min(round(warmup_epochs * steps_per_epoch), len(found))
     assert all(a < b for a, b in itertools.pairwise(found[:warmup]))
@@ -285,22 +288,24 @@ def test_cosine_rises_then_falls(
 
 
 def test_steps_fall_exactly_at_their_milestones() -> None:
-    config = Optimiser(learning_rate=1.0, schedule="step", milestones=(1, 3), step_factor=0.5)
+    config = OptimiserSettings(
+        learning_rate=1.0, schedule="step", milestones=(1, 3), step_factor=0.5
+    )
     assert rates(config, 2, 4) == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
 
 
 def test_steps_after_warm_up_and_in_any_order() -> None:
-    config = Optimiser(
+    config = OptimiserSettings(
         learning_rate=1.0, schedule="step", milestones=(3, 2), step_factor=0.1, warmup_epochs=1.0
     )
     assert rates(config, 2, 4) == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
 
 
 def test_biases_of_subnetworks_are_biases_though_they_have_two_dimensions() -> None:
-    from deepbregman.method.divergence_network import BregmanNetwork
+    from deepbregman.method.networks import BregmanNetwork
 
     network = BregmanNetwork(6, 5, 4)
-    weights, rest = parameter_groups(network, 0.1, decay_all=False)
+    weights, rest = split_by_decay(network.named_parameters(), 0.1, decay_all=False)
     assert {id(p) for p in weights["params"]} == {id(network.weight1), id(network.weight2)}
     assert id(network.bias1) in {id(p) for p in rest["params"]}
     assert (weights["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
@@ -316,15 +321,53 @@ def test_lars_does_not_adapt_a_group_of_biases() -> None:
 
 
 def test_the_divergences_weight_rises_over_its_warm_up() -> None:
-    config = Config(
-        divergence=Divergence(weight=3.0, warmup_epochs=0.75), optimiser=Optimiser(name="sgd")
+    term = DivergenceTerm(DivergenceSettings(weight=3.0, warmup_epochs=0.75), 3)
+    weights = [term.weight_at(step, 4) for step in range(5)]
+    assert weights == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0])
+    assert [term.is_warming_up(step, 4) for step in range(5)] == [True] * 4 + [False]
+
+
+def test_groups_of_one_treatment_are_merged() -> None:
+    first, second, third = (nn.Linear(2, 2) for _ in range(3))
+    groups = [
+        Group(first.named_parameters()),
+        Group(second.named_parameters()),
+        Group(third.named_parameters(), rate=10.0, scheduled=False, decayed=False),
+    ]
+    config = OptimiserSettings(name="sgd", learning_rate=0.1, decay_all=False, weight_decay=0.3)
+    built = build_optimiser(config, groups, CPU).param_groups
+    assert [(len(g["params"]), g["weight_decay"], g["rate"]) for g in built] == [
+        *((2, 0.3, 1.0), (2, 0.0, 1.0)),
+        *((1, 0.0, 10.0), (1, 0.0, 10.0)),
+    ]
+
+
+def test_a_group_may_have_a_rate_of_its_own_and_wait() -> None:
+    config = override(
+        load_recipe("digits"),
+        {
+            "optimiser.schedule": "cosine",
+            "optimiser.warmup_epochs": 0.0,
+            "optimiser.learning_rate": 2.0,
+            "training.epochs": 2,
+        },
     )
-    loss, module = TotalLoss(divergence_weight=3.0), nn.Linear(1, 1)
-    optimiser = build_optimiser(config.optimiser, module, torch.device("cpu"))
-    z, scores = torch.randn(2, 2, 4, 3, generator=torch.Generator().manual_seed(0))
-    weights = []
-    for step in range(5):
-        follow_schedules(config, step, 4, optimiser, loss)
-        found = loss(z, scores)
-        weights.append(float((found.total - 5.0 * found.contrastive) / found.divergence))
-    assert weights == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0], rel=1e-4)
+    layers = [nn.Linear(1, 1, bias=False) for _ in range(3)]
+    options: list[dict[str, Any]] = [{}, {"rate": 10.0, "scheduled": False}, {"frozen_until": 0.5}]
+    groups = [
+        Group(layer.named_parameters(), **option)
+        for layer, option in zip(layers, options, strict=True)
+    ]
+    optimiser = build_optimiser(config.optimiser, groups, CPU)
+    found = []
+    for step in range(4):
+        set_learning_rates(config, step, 2, optimiser)
+        found.append([group["lr"] for group in optimiser.param_groups])
+    half = math.sqrt(0.5)
+    expected = [
+        [2.0, 20.0, 0.0],
+        [1 + half, 20.0, 0.0],
+        [1.0, 20.0, 1.0],
+        [1 - half, 20.0, 1 - half],
+    ]
+    assert found == [pytest.approx(row) for row in expected]

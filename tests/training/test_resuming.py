@@ -10,11 +10,11 @@ import torch
 
 from deepbregman.cli import main
 from deepbregman.commands.pretrain import pretrain, resume
-from deepbregman.config import Config, override, to_toml
+from deepbregman.config import Config, differing_fields, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.resuming import changed_fields, find_checkpoint
+from deepbregman.training.checkpoints import find_checkpoint
 
 Damage = Callable[[Path], None]
 
@@ -40,7 +40,7 @@ def run(tiny_run: Run, tmp_path: Path) -> Run:
 
 
 def parameters(run: Run) -> dict[str, torch.Tensor]:
-    state: dict[str, torch.Tensor] = checkpoints.load(run.last_checkpoint)["model"]
+    state: dict[str, torch.Tensor] = checkpoints.load(run.last_checkpoint)["objective"]
     return state
 
 
@@ -146,8 +146,8 @@ def edit(run: Run, **changes: Any) -> None:
 def test_changed_fields() -> None:
     before = Config()
     after = override(before, {"seed": 1, "training.epochs": 3, "views.flip": 0.5})
-    assert changed_fields(before, after) == {"seed": [0, 1], "training.epochs": [400, 3]}
-    assert changed_fields(before, before) == {}
+    assert differing_fields(before, after) == {"seed": (0, 1), "training.epochs": (400, 3)}
+    assert differing_fields(before, before) == {}
 
 
 def test_safe_fields_may_change_and_that_is_said(
@@ -187,7 +187,7 @@ def test_safe_fields_may_change_and_that_is_said(
         ("data.skip_unreadable", True),
         ("views.flip", 0.3),
         ("encoder.embedding", 9),
-        ("contrastive.temperature", 0.3),
+        ("objective.temperature", 0.3),
         ("divergence.sigma", 0.9),
         ("optimiser.learning_rate", 0.1),
         ("training.epochs", 4),  # the schedule is a cosine over them

@@ -6,21 +6,19 @@ from torch import nn
 
 from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
-from deepbregman.training.assembly import build_model
-from deepbregman.training.synchronised_norm import SynchronisedNorm, synchronise
+from deepbregman.objectives import build_step
+from deepbregman.training.processes import SynchronisedNorm, synchronise_norms
 
 KINDS = {"cpu": SynchronisedNorm, "cuda": nn.SyncBatchNorm}
 
 
 @pytest.mark.parametrize("device", KINDS)
-@pytest.mark.parametrize("norm", ["output", "standard", "hidden"])
-def test_every_norm_is_replaced_and_nothing_else(device: str, norm: str) -> None:
-    changes = {"encoder.name": "resnet18", "divergence.norm": norm, "divergence.hidden": 2}
-    model = build_model(override(load_recipe("digits"), changes))
+def test_every_norm_is_replaced_and_nothing_else(device: str) -> None:
+    model = build_step(override(load_recipe("digits"), {"encoder.name": "resnet18"})).objective
     names = [n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
-    assert len(names) == 20 + 1 + 1  # the encoder's, the projection's, the subnetworks'
+    assert len(names) == 20 + 1  # the encoder's and the projection's
     before, parameters = model.state_dict(), list(model.parameters())
-    synchronise(model, torch.device(device))
+    synchronise_norms(model, torch.device(device))
     replaced = [n for n, m in model.named_modules() if isinstance(m, KINDS[device])]
     assert replaced == names
     assert not [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
@@ -34,7 +32,7 @@ def test_evaluation_needs_no_other_process() -> None:
     ordinary.eval()
     inputs = torch.randn(4, 3)
     expected = ordinary(inputs)
-    synchronise(ordinary, torch.device("cpu"))
+    synchronise_norms(ordinary, torch.device("cpu"))
     assert torch.equal(ordinary(inputs), expected)
 
 
@@ -51,4 +49,4 @@ class NormThenReLU(nn.BatchNorm2d):
 @pytest.mark.parametrize("device", KINDS)
 def test_a_norm_that_does_more_is_not_replaced(device: str) -> None:
     with pytest.raises(UserError, match=r"NormThenReLU does more.*sync_norm to false"):
-        synchronise(nn.Sequential(nn.Sequential(NormThenReLU(3))), torch.device(device))
+        synchronise_norms(nn.Sequential(nn.Sequential(NormThenReLU(3))), torch.device(device))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Images, Source
-    from deepbregman.method.model import Model
+    from deepbregman.method.networks import Model
     from deepbregman.training.loop import Monitor, Pretraining
 
 Watch = Callable[[int, Mapping[str, float]], None]
@@ -184,9 +184,9 @@ def _train(
     watch: Watch | None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
+    from deepbregman.data.opening import open_data
     from deepbregman.evaluation.knn import knn_monitor, split_for_monitor
-    from deepbregman.training.assembly import open_data
-    from deepbregman.training.faults import explained
+    from deepbregman.training.faults import explain_faults
     from deepbregman.training.loop import Pretraining
     from deepbregman.training.processes import (
         first_then_others,
@@ -201,7 +201,7 @@ def _train(
         console = Console(quiet=True)
     folder = from_first(fabric, folder)  # a default one is named by the clock
     together(fabric, lambda: _try_encoder(config, encoder))
-    with explained(config, folder), ExitStack() as held:
+    with explain_faults(config, folder), ExitStack() as held:
 
         def hold() -> None:
             """Keep other processes out of the run's folder."""
@@ -266,10 +266,10 @@ def _try_encoder(config: Config, encoder: "nn.Module | None") -> None:
     """Build the encoder on trial: an error should come before the images are read."""
     import torch
 
-    from deepbregman.training.assembly import build_encoder_of
+    from deepbregman.objectives import build_run_encoder
 
     with torch.random.fork_rng(devices=[]):
-        build_encoder_of(config, trunk=encoder)
+        build_run_encoder(config, trunk=encoder)
 
 
 def _describe_sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:

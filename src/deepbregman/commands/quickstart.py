@@ -103,18 +103,17 @@ def _compute_features(run: Run, config: Config) -> dict[str, tuple[Labelled, Lab
     import torch
 
     from deepbregman.data import ArrayImages, channel_statistics
+    from deepbregman.data.opening import batch_images
     from deepbregman.evaluation.features import compute_features
     from deepbregman.evaluation.inputs import open_labelled
-    from deepbregman.training.assembly import batches_of, build_objective
-    from deepbregman.training.checkpoints import load_model
+    from deepbregman.objectives import build_step
+    from deepbregman.training.checkpoints import load_trained
 
     source = open_labelled(config)
     device = torch.device("cpu")
     models = {
-        "untrained encoder": build_objective(
-            config, *channel_statistics(source.train.images)
-        ).model,
-        "pretrained encoder": load_model(run, device)[0],
+        "untrained encoder": build_step(config, *channel_statistics(source.train.images)).model,
+        "pretrained encoder": load_trained(run, device)[0],
     }
 
     def features_of(split: "Split | None", kind: str) -> Labelled:
@@ -123,7 +122,7 @@ def _compute_features(run: Run, config: Config) -> dict[str, tuple[Labelled, Lab
         assert isinstance(split.images, ArrayImages)
         if kind == "raw pixels":
             return split.images.pixels[:, 0].flatten(1).float() / 255.0, split.labels
-        batches = batches_of(split.images, config, device)
+        batches = batch_images(split.images, config, device)
         features = compute_features(models[kind], batches, config.data.image_size)
         return features.representation, split.labels
 

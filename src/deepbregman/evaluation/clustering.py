@@ -28,7 +28,7 @@ from deepbregman.files import creating, csv_text
 from deepbregman.method.bregman import learned_divergence
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
-from deepbregman.training.seeds import derived
+from deepbregman.training.randomness import derive_seed
 
 from .features import Features
 from .gallery import Gallery, OpenedRun, open_gallery
@@ -99,7 +99,7 @@ def bregman_clusters(
     points = scores.double()
     best: Clusters | None = None
     for start in range(restarts):
-        generator = torch.Generator().manual_seed(derived(seed, "clusters", start))
+        generator = torch.Generator().manual_seed(derive_seed(seed, "clusters", start))
         centroids = _scattered(points, num_clusters, smoothing, generator)
         found = _refine(points, centroids, smoothing)
         if best is None or found.objective[-1] < best.objective[-1]:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config
 from deepbregman.data import Batches, Progress, Source, Split, channel_statistics
+from deepbregman.data.opening import batch_images
 from deepbregman.errors import Diverged
-from deepbregman.method.model import Model
-from deepbregman.method.transformation import Views, centre_view
-from deepbregman.training.assembly import batches_of
-from deepbregman.training.seeds import derived
+from deepbregman.method.networks import Model
+from deepbregman.method.views import Views, centre_view
+from deepbregman.training.randomness import derive_seed
 
 from .results import accuracies
 
@@ -172,7 +172,7 @@ class SplitFeatures:
     @cached_property
     def batches(self) -> Batches:
         """The images on the device, or streamed to it."""
-        return batches_of(self.split.images, self.config, self.device)
+        return batch_images(self.split.images, self.config, self.device)
 
     @cached_property
     def features(self) -> Features:
@@ -244,8 +244,8 @@ class LabelledFeatures:
 
     def averaged(self, crops: int, seed: int, progress: Progress | None = None) -> AveragedFeatures:
         """Average the representation over random crops and flips of each image of both splits."""
-        train = self.train.averaged(crops, derived(seed, "crops of train"), progress)
-        test = self.test.averaged(crops, derived(seed, "crops of test"), progress)
+        train = self.train.averaged(crops, derive_seed(seed, "crops of train"), progress)
+        test = self.test.averaged(crops, derive_seed(seed, "crops of test"), progress)
         return AveragedFeatures(train, test, crops, seed)
 
     def representations(self, averaged: AveragedFeatures | None) -> tuple[Tensor, Tensor]:

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deepbregman.config import Optimiser
+from deepbregman.config import OptimiserSettings
 from deepbregman.data import Batches, Source, Split, stratified_split
 from deepbregman.data.datasets import expand_home
 from deepbregman.errors import Diverged, UserError
-from deepbregman.method.model import Model
-from deepbregman.method.transformation import Views, centre_view
+from deepbregman.method.networks import Model
+from deepbregman.method.views import Views, centre_view
+from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
-from deepbregman.training.assembly import untrained_encoder
-from deepbregman.training.optimisers import learning_rate, parameter_groups
+from deepbregman.training.optimisers import learning_rate, split_by_decay
 from deepbregman.training.processes import is_mixed
-from deepbregman.training.seeds import derived, epoch_order, seed_dropout
+from deepbregman.training.randomness import derive_seed, epoch_order, seed_dropout
 
 from .features import BATCH_SIZE, LabelledFeatures, SplitFeatures, crop_and_flip, frozen
 from .finished import describe_part
@@ -74,7 +74,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.extractor = extractor
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived(seed, "classifier"))
+            torch.manual_seed(derive_seed(seed, "classifier"))
             self.linear = nn.Linear(num_features, num_classes)
             nn.init.normal_(self.linear.weight, std=0.01)
             nn.init.zeros_(self.linear.bias)
@@ -120,11 +120,11 @@ def finetune(
     if len(rows) < 2:
         raise UserError(f"{len(rows)} labelled images: batch normalisation needs 2 to train on")
     device, size, steps = labels.device, budget.batch(len(rows)), budget.steps_per_epoch(len(rows))
-    schedule = Optimiser(
+    schedule = OptimiserSettings(
         name="sgd", learning_rate=budget.learning_rate, schedule="cosine", warmup_epochs=0.0
     )
     optimiser = torch.optim.SGD(
-        parameter_groups(network, budget.weight_decay, decay_all=False),
+        split_by_decay(network.named_parameters(), budget.weight_decay, decay_all=False),
         budget.learning_rate,
         momentum=0.9,
         nesterov=True,
@@ -148,10 +148,10 @@ def finetune(
                 for group in optimiser.param_groups:
                     group["lr"] = rate
                 batch = next(feed)
-                generator.manual_seed(derived(seed, "finetuning", position))
+                generator.manual_seed(derive_seed(seed, "finetuning", position))
                 uniforms = views.draw(size, device=device, generator=generator)
                 view = views(batch.images, batch.sizes, uniforms)[0]
-                seed_dropout(derived(seed, "finetuning dropout", position), device)
+                seed_dropout(derive_seed(seed, "finetuning dropout", position), device)
                 with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
                     logits = network(view)
                 loss = functional.cross_entropy(logits.float(), targets[step])
@@ -220,7 +220,7 @@ def from_projection(labelled: LabelledFeatures, seed: int) -> Extractor:
 
 def from_scratch(labelled: LabelledFeatures, seed: int) -> Extractor:
     """Start from random weights of the same architecture: what pretraining is compared with."""
-    encoder = untrained_encoder(
+    encoder = build_untrained_encoder(
         labelled.model.encoder, labelled.config, *labelled.pixel_statistics, seed
     )
     return Extractor(encoder, encoder.num_features)
@@ -239,7 +239,7 @@ def check_training(evaluation: Evaluation) -> None:
     """Refuse an encoder whose untrained twin cannot be made."""
     loaded = evaluation.loaded
     mean, deviation, seed = (0.0,) * 3, (1.0,) * 3, evaluation.options.seed
-    untrained_encoder(loaded.model.encoder, loaded.config, mean, deviation, seed)
+    build_untrained_encoder(loaded.model.encoder, loaded.config, mean, deviation, seed)
 
 
 def check_supervised(evaluation: Evaluation) -> None:

@@ -13,13 +13,12 @@ from torch import nn
 
 from deepbregman.config import Config, override
 from deepbregman.data import Source, without_unreadable
+from deepbregman.data.opening import open_data
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError
-from deepbregman.method.base_network import measure_width
-from deepbregman.method.model import Model
+from deepbregman.method.networks import Model, measure_width
 from deepbregman.runs import Record, Run, now
 from deepbregman.terminal import ReportProgress, say
-from deepbregman.training.assembly import open_data
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
 

@@ -14,13 +14,13 @@ from torch.nn import functional
 
 from deepbregman.config import Config
 from deepbregman.data import Split, stratified_split
+from deepbregman.data.opening import batch_images
 from deepbregman.errors import Diverged
 from deepbregman.method.bregman import learned_divergence, similarity
-from deepbregman.method.model import Model
+from deepbregman.method.networks import Model
 from deepbregman.runs import Record
-from deepbregman.training.assembly import batches_of
 from deepbregman.training.loop import Monitor
-from deepbregman.training.seeds import epoch_order
+from deepbregman.training.randomness import epoch_order
 
 from .features import AveragedFeatures, Features, LabelledFeatures, compute_features
 from .inputs import Evaluation
@@ -324,7 +324,7 @@ def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor |
             _, kept = stratified_split(split.labels, len(split), largest / len(split), config.seed)
             split = split.select(kept)
         assert split.labels is not None
-        sides.append((batches_of(split.images, config, device), split.labels.to(device)))
+        sides.append((batch_images(split.images, config, device), split.labels.to(device)))
     (bank_batches, bank_labels), (query_batches, query_labels) = sides
     neighbours = min(MONITOR_NEIGHBOURS, len(bank_labels))
 

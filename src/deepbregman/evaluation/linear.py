@@ -20,7 +20,7 @@ from deepbregman.data import stratified_split
 from deepbregman.errors import UserError
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
-from deepbregman.training.seeds import derived, epoch_order
+from deepbregman.training.randomness import derive_seed, epoch_order
 
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip, frozen
 from .inputs import Evaluation
@@ -441,7 +441,7 @@ def linear_on_crops(
 
     def epoch_features(epoch: int) -> Iterable[SgdRows]:
         order = epoch_order(len(train.labels), seed, epoch)
-        generator = torch.Generator(device).manual_seed(derived(seed, "linear", epoch))
+        generator = torch.Generator(device).manual_seed(derive_seed(seed, "linear", epoch))
         there = order.to(device)
         labels, is_kept = train.labels[there], kept[there]
         start = 0

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from deepbregman.config import Count, NotNegative, Positive, Whole
+from deepbregman.config import Count, NotNegative, Positive, Range, Section, Whole, has_type
 from deepbregman.errors import UserError, suggest
-from deepbregman.rules import Range, Section, matches
 
 Architecture = Literal["c4", "fpn"]
 Norm = Literal["train", "frozen"]
@@ -124,7 +123,7 @@ class Options(Section):
 
     def __post_init__(self) -> None:
         """Check the fields, and those whose rule an annotation cannot hold."""
-        if self.epochs is not None and not (matches(self.epochs, int) and self.epochs >= 0):
+        if self.epochs is not None and not (has_type(self.epochs, int) and self.epochs >= 0):
             raise UserError(f"epochs is {self.epochs!r}: it must be 0 or more")
         super().__post_init__()
         self._check_protocols()

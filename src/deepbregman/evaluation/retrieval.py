@@ -15,7 +15,7 @@ from deepbregman.data.datasets import expand_home
 from deepbregman.errors import UserError
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
-from deepbregman.training.seeds import epoch_order
+from deepbregman.training.randomness import epoch_order
 
 from .features import compute_features
 from .gallery import (

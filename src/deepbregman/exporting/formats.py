@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from deepbregman.config import Config, to_toml
 from deepbregman.errors import UserError
 from deepbregman.files import Record
-from deepbregman.method.base_network import TIMM, Encoder, ResNet, create_timm
+from deepbregman.method.networks import TIMM, Encoder, ResNet, create_timm
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load_trained
 

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from deepbregman.config import from_toml
 from deepbregman.errors import UserError
 from deepbregman.files import Record, parse_json
-from deepbregman.method.base_network import Encoder
-from deepbregman.training.assembly import build_encoder_of
-from deepbregman.training.checkpoints import load_model, load_strictly
-from deepbregman.training.tensor_files import read_tensors
+from deepbregman.method.networks import Encoder
+from deepbregman.objectives import build_run_encoder
+from deepbregman.training.checkpoints import load_strictly, load_trained_encoder, read_tensors
 
 from .formats import VERSION
 
@@ -36,7 +35,7 @@ def load_encoder(
     """
     path = Path(run)
     if not path.is_file():
-        return load_model(path, device, encoder)[0].encoder
+        return load_trained_encoder(path, device, encoder)
     readers = {".safetensors": _read_safetensors, ".pth": _read_state_dict}
     if path.suffix not in readers:
         raise UserError(
@@ -49,7 +48,7 @@ def load_encoder(
             f"{path} has export version {record.get('version')}, this version reads {VERSION}: "
             "export it again from its run"
         )
-    loaded = build_encoder_of(from_toml(record["config"], str(path)), trunk=encoder)
+    loaded = build_run_encoder(from_toml(record["config"], str(path)), trunk=encoder)
     load_strictly(loaded, state, str(path))
     loaded.to(memory_format=torch.channels_last)
     return loaded.to(device).eval()

@@ -6,6 +6,7 @@ of S samples; its scores are then the mean of its samples' scores, ``E_p[w_k] + 
 matrix below ``D[i, j]`` is D(p_i || q_j): the first argument is the row.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,12 @@ Generator = Callable[[Tensor], Tensor]
 """A convex function phi: (..., d) -> (...)."""
 
 Number = float | Tensor
+
+
+def require_positive(name: str, value: Number) -> None:
+    """Refuse a number that would divide by 0; a tensor is not read, which would make it wait."""
+    if not isinstance(value, Tensor) and not 0.0 < value < math.inf:
+        raise ValueError(f"{name} is {value!r}: it must be a finite number above 0")
 
 
 def of_distribution(samples: Tensor) -> Tensor:
@@ -73,6 +80,7 @@ def soft_divergence(p: Tensor, q: Tensor, temperature: Number = 1.0) -> Tensor:
     Returns:
         (N, M)
     """
+    require_positive("temperature", temperature)
     p, q = of_distribution(p), of_distribution(q)
     log_p = F.log_softmax(p / temperature, dim=1)  # (N, K)
     log_q = F.log_softmax(q / temperature, dim=1)  # (M, K)
@@ -184,4 +192,6 @@ def similarity(
     """
     if kernel not in KERNELS:
         raise ValueError(f"kernel {kernel!r} is not one of {', '.join(KERNELS)}")
+    require_positive("sigma", sigma)
+    require_positive("alpha", alpha)
     return KERNELS[kernel](distance, sigma, alpha)

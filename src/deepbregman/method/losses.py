@@ -1,18 +1,18 @@
-"""Box 4 of the figure: the contrastive loss, the divergence loss and their sum.
+"""Losses: contrastive, on divergences, and with labels; each takes tensors and a few numbers.
 
-Each takes its views as separate arguments: ``z1`` and ``z2`` hold the two views of the same N
-images in the same order, so row i of one is the positive of row i of the other.
+Views are separate arguments: ``z1`` and ``z2`` hold two views of the same N images in the same
+order, so row i of one is the positive of row i of the other.
 """
 
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from .bregman import Number, learned_divergence, of_distribution, similarity
+from .bregman import Number, learned_divergence, of_distribution, require_positive, similarity
 
 Pairs = Literal["views", "all"]
 Sets = Literal["none", "halves", "rest"]
@@ -55,6 +55,7 @@ def nt_xent(*views: Tensor, temperature: Number = 0.1) -> Tensor:
     Returns:
         A scalar.
     """
+    require_positive("temperature", temperature)
     cosines, positive, itself = _cosines(views)
     logits = (cosines / temperature).masked_fill(itself, -torch.inf)
     log_likelihood = cosines / temperature - torch.logsumexp(logits, dim=1, keepdim=True)
@@ -74,6 +75,7 @@ def nt_logistic(*views: Tensor, temperature: Number = 0.1) -> Tensor:
     Returns:
         A scalar.
     """
+    require_positive("temperature", temperature)
     cosines, positive, itself = _cosines(views)
     scaled = cosines / temperature
     negative = ~(positive | itself)
@@ -111,6 +113,11 @@ def divergence_loss(
         A scalar.
     """
     o1, o2 = of_distribution(o1), of_distribution(o2)
+    if o1.shape != o2.shape:
+        raise ValueError(
+            f"scores of shapes {tuple(o1.shape)} and {tuple(o2.shape)}: row i of both must be the "
+            "same image, so they must have the same shape"
+        )
     if pairs == "views":
         rows, columns = o1, o2
         target = torch.arange(len(o1), device=o1.device)
@@ -121,6 +128,7 @@ def divergence_loss(
         raise ValueError(f"pairs {pairs!r} is not one of views, all")
     logits = similarity(learned_divergence(rows, columns, smoothing), kernel, sigma, alpha)
     if temperature is not None:
+        require_positive("temperature", temperature)
         logits = logits / temperature
     if pairs == "all":
         itself = torch.eye(len(rows), dtype=torch.bool, device=o1.device)
@@ -148,7 +156,7 @@ def usage_entropy(scores: Tensor, temperature: Number = 1.0) -> Tensor:
     return entropy / math.log(scores.shape[1])
 
 
-def compared(views: Tensor, sets: Sets) -> list[tuple[Tensor, Tensor]]:
+def list_comparisons(views: Tensor, sets: Sets) -> list[tuple[Tensor, Tensor]]:
     """List what is compared of each image's M views: points, or empirical distributions of them.
 
     Args:
@@ -172,128 +180,103 @@ def compared(views: Tensor, sets: Sets) -> list[tuple[Tensor, Tensor]]:
     return [(views[a], views[b]) for a in range(num_views) for b in range(a + 1, num_views)]
 
 
-CONTRASTIVE: dict[str, Callable[..., Tensor]] = {"nt_xent": nt_xent, "nt_logistic": nt_logistic}
+ContrastiveLoss = Callable[..., Tensor]
+"""Of two or more views (N, d) and ``temperature=``."""
+CONTRASTIVE_LOSSES: dict[str, ContrastiveLoss] = {"nt_xent": nt_xent, "nt_logistic": nt_logistic}
 
 
-class Losses(NamedTuple):
-    """The total and its terms, each a scalar; terms that are off are zero."""
+def contrast_sets(
+    loss: ContrastiveLoss, z: Tensor, sets: Sets, temperature: Number = 0.1
+) -> Tensor:
+    """Apply a contrastive loss to views, or to sets of them; see :func:`list_comparisons`.
 
-    total: Tensor
-    contrastive: Tensor
-    divergence: Tensor
-    usage: Tensor
-
-
-class TotalLoss(nn.Module):
-    """``lambda * contrastive + weight * divergence - usage_bonus * usage`` (Eq. 9 and ours).
-
-    Every number is a buffer (sigma a parameter when learnable), so that a compiled step serves all
-    their values.
+    With ``none`` each sample meets all others in one comparison; otherwise a set is the mean of its
+    normalised embeddings, and the loss the mean over the comparisons.
 
     Args:
-        contrastive: ``nt_xent`` or ``nt_logistic``.
-        temperature: tau of the contrastive loss.
-        contrastive_weight: lambda, a constant: minimising over it would send it to 0.
-        divergence_weight: of the divergence loss; 0 leaves it out, which is SimCLR.
-        kernel: psi.
-        sigma: width of the Gaussian kernel.
-        alpha: slope of the arccot kernel.
-        learn_sigma: train sigma, as exp of a parameter so that it stays positive.
-        pairs: ``views`` or ``all``.
-        divergence_temperature: tau_div; 1 is the paper's none.
-        smoothing: T of the smooth form; 0 takes the hard form.
-        usage_bonus: weight of :func:`usage_entropy`; 0 leaves it out.
-        sets: what of an image's views the divergence loss compares, see :func:`compared`; the loss
-            is the mean over what there is.
-        contrastive_sets: the same of the contrastive loss, where a distribution is the mean of its
-            normalised embeddings; with ``none`` each sample meets all others in one comparison.
+        loss: such as :func:`nt_xent`.
+        z: (M, N, d) embeddings of M views.
+        sets: ``none``, ``halves`` or ``rest``.
+        temperature: tau.
     """
+    if sets == "none":
+        return loss(*z.unbind(), temperature=temperature)
+    wide = torch.promote_types(z.dtype, torch.float32)
+    units = torch.stack([F.normalize(view.to(wide), dim=1) for view in z.unbind()])  # (M, N, d)
+    values = [
+        loss(of_distribution(first), of_distribution(second), temperature=temperature)
+        for first, second in list_comparisons(units, sets)
+    ]
+    return torch.stack(values).mean()
 
-    numbers: Tensor
 
-    def __init__(
-        self,
-        *,
-        contrastive: str = "nt_xent",
-        temperature: float = 0.1,
-        contrastive_weight: float = 5.0,
-        divergence_weight: float = 1.0,
-        kernel: str = "gaussian",
-        sigma: float = 1.5,
-        alpha: float = 1.0,
-        learn_sigma: bool = False,
-        pairs: Pairs = "views",
-        divergence_temperature: float = 1.0,
-        smoothing: float = 0.0,
-        usage_bonus: float = 0.0,
-        sets: Sets = "none",
-        contrastive_sets: Sets = "none",
-    ) -> None:
-        super().__init__()
-        self.contrastive = CONTRASTIVE[contrastive]
-        self.kernel, self.pairs = kernel, pairs
-        self.sets, self.contrastive_sets = sets, contrastive_sets
-        self.is_smooth = smoothing > 0.0
-        self.has_divergence = divergence_weight > 0.0
-        self.has_usage = self.has_divergence and usage_bonus > 0.0
-        # Only where it is used: several processes wait for the gradient of every parameter.
-        learns = learn_sigma and self.has_divergence and kernel == "gaussian"
-        self.log_sigma = nn.Parameter(torch.tensor(sigma).log()) if learns else None
-        values = [
-            *(temperature, contrastive_weight, divergence_weight, sigma, alpha),
-            *(divergence_temperature, smoothing, usage_bonus),
-        ]
-        self.divergence_weight = divergence_weight
-        self.register_buffer("numbers", torch.tensor(values), persistent=False)
+# Supervised losses on a matrix of divergences, as Deep Divergence Learning trains (ICML 2020):
+# distance[i, j] is D(i || j), the anchor is the row, and the diagonal is never a pair. With a
+# divergence that is not symmetric both directions of a pair count, each with its own anchor.
 
-    def weigh_divergence(self, share: float) -> None:
-        """Set the divergence's weight to a share of its full one, as its warm-up does."""
-        self.numbers[2].fill_(share * self.divergence_weight)
 
-    def forward(self, z: Tensor, scores: Tensor | None) -> Losses:
-        """Compute the loss of a batch.
-
-        Args:
-            z: (M, N, d) embeddings of M views.
-            scores: (M, N, K), or None when the divergence is off.
-
-        Returns:
-            The total and its terms.
-        """
-        (tau, contrastive_weight, divergence_weight, sigma, alpha, tau_div, smoothing, bonus) = (
-            self.numbers.unbind()
+def _pairs(distance: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the masks (N, N) of pairs of one class, without the diagonal, and of two classes."""
+    if distance.ndim != 2 or distance.shape != (len(labels), len(labels)):
+        raise ValueError(
+            f"divergences of shape {tuple(distance.shape)} with {len(labels)} labels: expected "
+            "(N, N) and (N,), every sample against every sample"
         )
-        zero = torch.zeros((), device=z.device)
-        contrastive = self._contrast(z, tau)
-        total, divergent, usage = contrastive_weight * contrastive, zero, zero
-        if self.has_divergence and scores is not None:
-            terms = [
-                divergence_loss(
-                    first,
-                    second,
-                    kernel=self.kernel,
-                    sigma=sigma if self.log_sigma is None else self.log_sigma.exp(),
-                    alpha=alpha,
-                    pairs=self.pairs,
-                    temperature=tau_div,
-                    smoothing=smoothing if self.is_smooth else None,
-                )
-                for first, second in compared(scores, self.sets)
-            ]
-            divergent = torch.stack(terms).mean()
-            total = total + divergence_weight * divergent
-            if self.has_usage:
-                usage = usage_entropy(scores.flatten(0, 1))
-                total = total - bonus * usage
-        return Losses(total, contrastive, divergent, usage)
+    same = labels[:, None] == labels
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return same & ~itself, ~same
 
-    def _contrast(self, z: Tensor, temperature: Tensor) -> Tensor:
-        """Return the contrastive loss of embeddings (M, N, d)."""
-        if self.contrastive_sets == "none":
-            return self.contrastive(*z.unbind(), temperature=temperature)
-        z = F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=2)
-        terms = [
-            self.contrastive(of_distribution(a), of_distribution(b), temperature=temperature)
-            for a, b in compared(z, self.contrastive_sets)
-        ]
-        return torch.stack(terms).mean()
+
+def contrastive_margin(distance: Tensor, labels: Tensor, margin: Number = 1.0) -> Tensor:
+    """Pull pairs of one class together, push the others apart up to a margin.
+
+    ``1/2 (mean of d over pairs of one class + mean of max(margin - d, 0)^2 over the others)``. Each
+    kind is averaged by itself, so that the number of classes does not set their balance; a kind of
+    which the batch has none counts 0.
+
+    Args:
+        distance: (N, N) divergences >= 0.
+        labels: (N,) integers.
+        margin: beyond which pairs of two classes are left alone.
+
+    Returns:
+        A scalar.
+    """
+    same, different = _pairs(distance, labels)
+    attract = (distance * same).sum() / same.sum().clamp_min(1)
+    gap = (margin - distance).clamp_min(0.0).square()
+    repel = (gap * different).sum() / different.sum().clamp_min(1)
+    return 0.5 * (attract + repel)
+
+
+def triplet_margin(distance: Tensor, labels: Tensor, margin: Number = 1.0) -> Tensor:
+    """Mean over all triplets of a batch of ``max(d(a, p) - d(a, n) + margin, 0)``.
+
+    Every anchor a with every p of its class and every n of another. The cube of triplets is never
+    formed: with an anchor's negatives sorted, those nearer than ``d(a, p) + margin`` are a prefix,
+    whose size and sum are all that is needed. Memory is O(N^2), the value and the gradient exact.
+
+    Args:
+        distance: (N, N) divergences >= 0.
+        labels: (N,) integers.
+        margin: by which a negative is to be further than a positive.
+
+    Returns:
+        A scalar; 0 where the batch has no triplet.
+    """
+    same, different = _pairs(distance, labels)
+    negatives, order = distance.masked_fill(~different, torch.inf).sort(dim=1)
+    is_negative = different.gather(1, order)
+    sums = torch.where(is_negative, negatives, 0.0).cumsum(dim=1)  # (N, N), of the nearest ones
+    sums = torch.cat([sums.new_zeros(len(sums), 1), sums], dim=1)  # (N, N + 1)
+    reach = distance + margin  # (N, N)
+    count = torch.searchsorted(negatives.detach(), reach.detach().contiguous())  # (N, N)
+    hinge = count * reach - sums.gather(1, count)
+    triplets = (same.sum(dim=1) * different.sum(dim=1)).sum()
+    return (hinge * same).sum() / triplets.clamp_min(1)
+
+
+METRIC_LOSSES: dict[str, Callable[[Tensor, Tensor, Number], Tensor]] = {
+    "contrastive": contrastive_margin,
+    "triplet": triplet_margin,
+}

@@ -135,7 +135,7 @@ class RunGroup:
             return f"{supervised}, {subnetworks}"
         if divergence.weight == 0.0:
             return "SimCLR: no divergence term"
-        if self.config.contrastive.weight == 0.0:
+        if self.config.objective.weight == 0.0:
             return f"divergence only, {subnetworks}"
         return f"with divergence, {subnetworks}"
 

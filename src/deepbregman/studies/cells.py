@@ -10,13 +10,13 @@ from typing import Literal
 from deepbregman.commands.pretrain import Watch, pretrain, resume
 from deepbregman.config import Config, override
 from deepbregman.data import Source
+from deepbregman.data.opening import open_data
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.knn import split_for_monitor
 from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.runs import Record, Run
-from deepbregman.training.assembly import open_data
 
 from .deep_divergence import configured, deep_divergence_cell
 from .definition import Arm, Judge

@@ -15,20 +15,20 @@ import torch
 
 from deepbregman.config import Config, override, to_toml
 from deepbregman.data import Source, channel_statistics
+from deepbregman.data.opening import batch_images
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_by_cosine, knn_by_divergence
 from deepbregman.evaluation.linear import linear_on_cached
-from deepbregman.method.metric_losses import METRIC_LOSSES
-from deepbregman.method.model import Model
+from deepbregman.method.losses import METRIC_LOSSES
+from deepbregman.method.networks import Model
+from deepbregman.objectives import Group, Step, build_step
 from deepbregman.runs import Record, Run, now, provenance
 from deepbregman.training import checkpoints
-from deepbregman.training.assembly import batches_of, build_objective
 from deepbregman.training.optimisers import build_optimiser, learning_rate
 from deepbregman.training.processes import device_name, is_mixed, pick_device
-from deepbregman.training.seeds import derived, epoch_order
-from deepbregman.training.shares import steps_in_epoch
+from deepbregman.training.randomness import count_steps, derive_seed, epoch_order, seed_dropout
 
 from .definition import Form, Judge, MetricLoss
 from .divergence_learning import FORMS, SMOOTHING
@@ -39,6 +39,7 @@ Watch = Callable[[int, float], None]
 class DeepDivergence(NamedTuple):
     """A supervised network and what it was trained with."""
 
+    step: Step
     model: Model
     config: Config
     losses: tuple[float, ...]
@@ -86,14 +87,14 @@ def deep_divergence(
     device = device or torch.device("cpu")
     config = configured(config, form, num_subnetworks, epochs, seed)
     images, settings = source.train.images, config.training
-    batches = batches_of(images, config, device)
+    batches = batch_images(images, config, device)
     labels = source.train.labels.to(device)
     pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
-    objective = build_objective(config, *pixels).to(device)
-    objective.to(memory_format=torch.channels_last)
-    views, model = objective.views, objective.model.train()
-    optimiser = build_optimiser(config.optimiser, model, device)
-    steps = steps_in_epoch(config, len(images))
+    networks = build_step(config, *pixels).to(device)
+    networks.to(memory_format=torch.channels_last)
+    views, model = networks.views.main, networks.model.train()
+    optimiser = build_optimiser(config.optimiser, [Group(model.named_parameters())], device)
+    steps = count_steps(config, len(images))
     generator = torch.Generator(device)
     mixed = is_mixed(config, device)
     losses = []
@@ -106,8 +107,9 @@ def deep_divergence(
             step = epoch * steps + index
             for group in optimiser.param_groups:
                 group["lr"] = learning_rate(config.optimiser, step, steps, settings.epochs)
-            generator.manual_seed(derived(config.seed, "views", step))
+            generator.manual_seed(derive_seed(config.seed, "views", step))
             uniforms = views.draw(len(truth), device=device, generator=generator)
+            seed_dropout(derive_seed(config.seed, "dropout", step), device)
             samples = views(batch.images, batch.sizes, uniforms).flatten(0, 1)  # (MN, 3, S, S)
             with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
                 scores = model(samples).scores
@@ -125,7 +127,7 @@ def deep_divergence(
             )
         if watch is not None:
             watch(epoch + 1, losses[-1])
-    return DeepDivergence(model.eval(), config, tuple(losses))
+    return DeepDivergence(networks.eval(), model.eval(), config, tuple(losses))
 
 
 def configured(
@@ -226,7 +228,7 @@ def deep_divergence_cell(
     run = Run.create(folder, found.config, record)
     epochs = found.config.training.epochs
     state = {
-        "model": found.model.state_dict(),
+        **checkpoints.network_states(found.step),
         "epoch": float(epochs),
         "config": to_toml(found.config),
     }

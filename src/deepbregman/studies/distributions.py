@@ -18,7 +18,7 @@ from deepbregman.reporting.figures import save_ring_figure
 from deepbregman.reporting.screen import outcome_table
 from deepbregman.runs import Record, provenance
 from deepbregman.training.processes import device_name, pick_device
-from deepbregman.training.seeds import derived
+from deepbregman.training.randomness import derive_seed
 
 from . import rings
 from .outcome import check_seeds, claim_folder, rows_of, write_outcome
@@ -127,8 +127,8 @@ def _rings(out: Path, settings: rings.Rings, seeds: int, console: Console) -> li
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("rings", total=seeds * len(rings.ARMS))
         for seed in range(seeds):
-            train = rings.draw_rings(settings, settings.num_train, derived(seed, "rings", 0))
-            test = rings.draw_rings(settings, settings.num_test, derived(seed, "rings", 1))
+            train = rings.draw_rings(settings, settings.num_train, derive_seed(seed, "rings", 0))
+            test = rings.draw_rings(settings, settings.num_test, derive_seed(seed, "rings", 1))
             first = first or test
             for arm in rings.ARMS:
                 progress.update(bar, description=f"rings, seed {seed}: {arm}")

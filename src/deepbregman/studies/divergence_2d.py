@@ -24,7 +24,7 @@ from deepbregman.reporting.figures import PlaneMap, save_plane_figure
 from deepbregman.reporting.screen import outcome_table
 from deepbregman.runs import Record, provenance
 from deepbregman.training.processes import device_name
-from deepbregman.training.seeds import derived
+from deepbregman.training.randomness import derive_seed
 
 from .definition import Form
 from .divergence_learning import FORMS, PlaneNetwork, fit
@@ -49,7 +49,7 @@ CLASSICAL: dict[str, tuple[bregman.Generator, bool]] = {
 
 def draw_classes(num_samples: int, seed: int) -> tuple[Tensor, Tensor]:
     """Draw samples (N, 2) of the classes in turn, and their labels (N,)."""
-    generator = torch.Generator().manual_seed(derived(seed, "classes"))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "classes"))
     labels = torch.arange(num_samples) % len(CENTRES)
     noise = torch.randn(num_samples, 2, generator=generator)
     return torch.tensor(CENTRES)[labels] + torch.tensor(DEVIATION) * noise, labels
@@ -118,8 +118,8 @@ def run_divergence_2d(
     record = provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
     for seed in range(seeds):
-        points, labels = draw_classes(samples, derived(seed, "train"))
-        held_out, truth = draw_classes(samples, derived(seed, "test"))
+        points, labels = draw_classes(samples, derive_seed(seed, "train"))
+        held_out, truth = draw_classes(samples, derive_seed(seed, "test"))
         with console.status(f"divergence-2d, seed {seed}"):
             measures, network = learn(points, labels, num_subnetworks, steps, seed)
         low, high = _square(points)
@@ -156,7 +156,7 @@ def learn(
     networks: dict[Form, PlaneNetwork] = {}
     for name, form in LEARNED.items():
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived(seed, "weights"))
+            torch.manual_seed(derive_seed(seed, "weights"))
             network = PlaneNetwork((), num_subnetworks, subnetworks=True, activation=None)
         networks[form] = fit(
             network,

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.method.bregman import learned_divergence, moment_divergence
-from deepbregman.method.divergence_network import BregmanNetwork, Norm
-from deepbregman.method.metric_losses import METRIC_LOSSES
-from deepbregman.training.seeds import derived
+from deepbregman.method.losses import METRIC_LOSSES
+from deepbregman.method.networks import BregmanNetwork, Norm
+from deepbregman.training.randomness import derive_seed
 
 from .definition import Form, MetricLoss
 
@@ -100,7 +100,7 @@ def fit(
     Returns:
         The network, in evaluation mode.
     """
-    generator = torch.Generator().manual_seed(derived(seed, "order"))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "order"))
     optimiser = torch.optim.Adam(network.parameters(), learning_rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     batch_size = min(batch_size, len(points))

@@ -20,7 +20,7 @@ from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.reporting.screen import study_table
 from deepbregman.reporting.studies import save_study_figure
 from deepbregman.runs import Record
-from deepbregman.training.interruption import Interrupted
+from deepbregman.training.faults import Interrupted
 
 from .cells import Cell, labelled_training, run_cell
 from .claims import claim, exclusively

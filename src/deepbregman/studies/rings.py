@@ -11,7 +11,7 @@ from torch import Tensor
 
 from deepbregman.evaluation.clustering import bregman_clusters
 from deepbregman.method.bregman import of_distribution
-from deepbregman.training.seeds import derived
+from deepbregman.training.randomness import derive_seed
 
 from .definition import Form, MetricLoss
 from .divergence_learning import SMOOTHING, PlaneNetwork, fit
@@ -151,7 +151,7 @@ def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) 
         points, labels = points.flatten(0, 1), labels.repeat_interleave(settings.num_points)
         batch_size *= 8  # a point is far cheaper than a set of them
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived(seed, "weights"))
+        torch.manual_seed(derive_seed(seed, "weights"))
         outputs = settings.num_features if form == "moment" else settings.num_subnetworks
         network = PlaneNetwork(
             settings.widths,

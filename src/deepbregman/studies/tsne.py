@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from deepbregman.data import Source, Split, stratified_split
+from deepbregman.data.opening import batch_images
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.inputs import open_labelled
@@ -22,7 +23,6 @@ from deepbregman.reporting.figures import FeatureMap, save_map_figure
 from deepbregman.reporting.screen import outcome_table
 from deepbregman.runs import Record, Run, provenance, replacing, write_csv
 from deepbregman.statistics import format_summary
-from deepbregman.training.assembly import batches_of
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
 
@@ -153,7 +153,7 @@ def _judge(
     model, config, _ = load_trained(run, device)
     size = config.data.image_size
     parts = [
-        compute_features(model, batches_of(split.images, config, device), size).representation
+        compute_features(model, batch_images(split.images, config, device), size).representation
         for split in (chosen, source.train)
     ]
     assert chosen.labels is not None

@@ -1,11 +1,9 @@
-"""Checkpoints: written whole, checked to the byte, read without executing anything.
+"""Checkpoints: written whole, checked to the byte, read without executing anything; and resuming.
 
 A file is a line of text and then what ``torch.save`` wrote. The line ends with the SHA-256 of all
 that surrounds it, so that a byte that is wrong or missing anywhere is found before use::
 
-    deepbregman checkpoint 2 sha256 <64 digits>
-
-Format 1 was ``torch.save`` alone; it is still read, by the CRC-32 of its parts.
+    deepbregman checkpoint 3 sha256 <64 digits>
 """
 
 import hashlib
@@ -14,22 +12,41 @@ import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import Config
+from deepbregman.config import Config, differing_fields, from_toml, to_toml
 from deepbregman.errors import UserError
-from deepbregman.method.model import Model
-from deepbregman.runs import Run, replacing
+from deepbregman.method.networks import Encoder, Model
+from deepbregman.objectives import Step, build_run_encoder, build_step
+from deepbregman.runs import Record, Run, replacing
 
-from .assembly import build_model
-from .tensor_files import check_parts, read_tensors
+if TYPE_CHECKING:
+    from .loop import Pretraining
 
-FORMAT = 2
+FORMAT = 3
 _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
 State = dict[str, Any]
+NETWORKS = ("objective", "divergence")
+"""The parts of a checkpoint that hold networks."""
+RESUMED = (
+    *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "config"),
+    *("sums", "seconds", "skipped", "skipped_in_epoch"),
+)
+"""What a checkpoint must have for a run to go on from it."""
+SAFE = frozenset(
+    {
+        *("data.root", "data.resident", "data.workers"),
+        *("training.checkpoint_every", "training.save_seconds", "training.knn_every"),
+        *("training.tensorboard", "training.compile", "training.skip_nonfinite"),
+    }
+)
+"""Fields that say where, how often or how fast, and not what is trained.
+
+So does training.epochs, unless the schedule of the learning rate is stretched over them.
+"""
 
 
 class DamagedCheckpoint(UserError):
@@ -76,16 +93,15 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
     content = memoryview(path.read_bytes())
     header = _HEADER.match(content)
     if header is None:
-        return _load_format_1(path, content, device)
+        raise DamagedCheckpoint(path, "it begins as no checkpoint does")
     content = content[header.end() :]
     if _digest(header[1], content) != header[3]:
         raise DamagedCheckpoint(path, "its SHA-256 is not the one it was written with")
     if int(header[2]) != FORMAT:
-        raise _other_format(path, int(header[2]))
-    return _read(path, content, device)
-
-
-def _read(path: Path, content: memoryview, device: torch.device | str) -> State:
+        raise UserError(
+            f"{path} has checkpoint format {int(header[2])}, this version reads {FORMAT}: use the "
+            "version of deepbregman that wrote it"
+        )
     try:
         state: State = read_tensors(content, device)
         state["format"]  # another program's need not be a dictionary
@@ -95,35 +111,19 @@ def _read(path: Path, content: memoryview, device: torch.device | str) -> State:
     return state
 
 
-def _load_format_1(path: Path, content: memoryview, device: torch.device | str) -> State:
-    """Read a checkpoint of the first version, which had no checksum, as one of today.
+def read_tensors(content: bytes | memoryview, device: torch.device | str = "cpu") -> Any:
+    """Read what ``torch.save`` wrote; nothing in it is executed.
 
-    Its archive is written anew from parts whose CRC-32 is right: torch looks neither at those nor
-    at the rest of a directory that is wrong.
+    torch would unpack parts that are compressed, to whatever size they have, and read the format
+    of before 2020 as well. ``torch.save`` writes neither.
+
+    Raises:
+        Exception: Of a dozen kinds, on bytes that ``torch.save`` did not write.
     """
-    sound = io.BytesIO()
-    if bytes(content[:2]) != b"PK":
-        raise DamagedCheckpoint(path, "it begins as no checkpoint does")
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(sound, "w") as new:
-            check_parts(old, len(content))
-            for part in old.namelist():
-                new.writestr(part, old.read(part))
-    except Exception as why:  # as below: of any kind, on bytes that are no archive
-        raise DamagedCheckpoint(path, str(why) or type(why).__name__) from None
-    state = _read(path, sound.getbuffer(), device)
-    if state["format"] == FORMAT:
-        raise DamagedCheckpoint(path, "its first line is missing")
-    if type(state["format"]) is not int or state["format"] != 1:
-        raise _other_format(path, state["format"])
-    return {**state, "format": FORMAT, "skipped": 0, "skipped_in_epoch": 0}
-
-
-def _other_format(path: Path, number: Any) -> UserError:
-    return UserError(
-        f"{path} has checkpoint format {number}, this version reads 1 and {FORMAT}: use the "
-        "version of deepbregman that wrote it"
-    )
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if sum(part.file_size for part in archive.infolist()) > len(content):
+            raise ValueError("its parts are larger than the file")
+    return torch.load(io.BytesIO(content), map_location=device, weights_only=True)
 
 
 def require(state: State, parts: Iterable[str], origin: str) -> None:
@@ -166,7 +166,22 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> N
     module.load_state_dict(state)
 
 
-def alternatives(run: Run) -> str:
+def network_states(step: Step) -> State:
+    """Collect the networks of a step, as a checkpoint holds them."""
+    divergence = step.divergence
+    return {
+        "objective": step.objective.state_dict(),
+        "divergence": {} if divergence is None else divergence.state_dict(),
+    }
+
+
+def load_networks(step: Step, saved: State, origin: str) -> None:
+    """Put the networks of a checkpoint into a step."""
+    load_strictly(step.objective, saved["objective"], origin)
+    load_strictly(step.divergence or nn.Identity(), saved["divergence"], origin)
+
+
+def describe_alternatives(run: Run) -> str:
     """Say which other checkpoints a run has, for when its last one is damaged."""
     words = []
     if run.previous_checkpoint.is_file():
@@ -195,11 +210,14 @@ class Trained(NamedTuple):
     epoch: float
 
 
-def load_model(
-    run: Run | Path | str, device: torch.device | str = "cpu", encoder: nn.Module | None = None
-) -> tuple[Model, Config]:
-    """Load the networks of a run from its last checkpoint, in evaluation mode."""
-    return load_trained(run, device, encoder)[:2]
+def _load_last(run: Run, parts: Iterable[str]) -> State:
+    """Read the last checkpoint to judge it, and never another one in its place."""
+    try:
+        saved = load(run.last_checkpoint)
+    except DamagedCheckpoint as error:
+        raise UserError(f"{error}; {describe_alternatives(run)}") from None
+    require(saved, parts, str(run.last_checkpoint))
+    return saved
 
 
 def load_trained(
@@ -214,13 +232,154 @@ def load_trained(
             copied.
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
-    config = run.config
-    model = build_model(config, trunk=encoder)
-    try:
-        saved = load(run.last_checkpoint)
-    except DamagedCheckpoint as error:  # never judge another one instead
-        raise UserError(f"{error}; {alternatives(run)}") from None
-    require(saved, ("model", "epoch"), str(run.last_checkpoint))
-    load_strictly(model, saved["model"], str(run.last_checkpoint))
+    step = build_step(run.config, trunk=encoder)
+    saved = _load_last(run, (*NETWORKS, "epoch"))
+    load_networks(step, saved, str(run.last_checkpoint))
+    model = step.model
     model.to(memory_format=torch.channels_last)
-    return Trained(model.to(device).eval(), config, float(saved["epoch"]))
+    return Trained(model.to(device).eval(), run.config, float(saved["epoch"]))
+
+
+def load_trained_encoder(
+    run: Run | Path | str, device: torch.device | str = "cpu", encoder: nn.Module | None = None
+) -> Encoder:
+    """Load the encoder of a run alone, whatever method trained it; see :func:`load_trained`."""
+    run = run if isinstance(run, Run) else Run.open(Path(run))
+    loaded = build_run_encoder(run.config, trunk=encoder)
+    saved = _load_last(run, ("objective",))["objective"]
+    prefix = "encoder."
+    state = {
+        name.removeprefix(prefix): tensor
+        for name, tensor in saved.items()
+        if name.startswith(prefix)
+    }
+    load_strictly(loaded, state, str(run.last_checkpoint))
+    loaded.to(memory_format=torch.channels_last)
+    return loaded.to(device).eval()
+
+
+def take_snapshot(job: "Pretraining") -> State:
+    """Collect all that a run needs to go on to the bit; randomness is a function of the step."""
+    return {
+        **network_states(job.step_module),
+        "optimiser": job.optimiser.state_dict(),
+        "step": job.step,
+        "epoch": job.step / job.steps_per_epoch,
+        "num_images": job.batches.num_images,
+        "config": to_toml(job.config),
+        "sums": dict(zip(job.term_names, job.sums.unbind(), strict=True)),
+        "seconds": job.seconds(),
+        "skipped": job.guard.skipped,
+        "skipped_in_epoch": job.guard.skipped_in_epoch,
+    }
+
+
+class FoundCheckpoint(NamedTuple):
+    """The checkpoint that a run goes on from."""
+
+    state: State
+    origin: str
+    notes: list[str]
+    """What the user should know, a sentence each."""
+    record: Record
+    """The same for the provenance."""
+
+
+def restore(job: "Pretraining", found: FoundCheckpoint) -> None:
+    """Put a run back to where it was saved."""
+    saved = found.state
+    load_networks(job.step_module, saved, found.origin)
+    job.optimiser.load_state_dict(saved["optimiser"])
+    job.step = job.saved_step = saved["step"]
+    job.sums.copy_(torch.stack([saved["sums"][name] for name in job.term_names]))
+    job.seconds_before = saved["seconds"]
+    job.guard.start_counting(job.step)
+    job.guard.skipped = saved["skipped"]
+    job.guard.skipped_in_epoch = saved["skipped_in_epoch"]
+
+
+def find_checkpoint(run: Run) -> FoundCheckpoint | None:
+    """Read the last checkpoint, or the previous one where the last is damaged or gone.
+
+    Returns:
+        None before a run has saved for the first time.
+    """
+    last, previous = run.last_checkpoint, run.previous_checkpoint
+    reason = "it is missing"
+    if last.exists():
+        try:
+            return FoundCheckpoint(load(last), str(last), [], {})
+        except DamagedCheckpoint as error:
+            reason = error.reason
+            if not previous.exists():
+                raise UserError(f"{error}; {describe_alternatives(run)}") from None
+    elif not previous.exists():
+        return None
+    try:
+        state = load(previous)
+    except DamagedCheckpoint as error:
+        raise UserError(
+            f"neither {last} ({reason}) nor {previous} ({error.reason}) can be read; "
+            f"{describe_alternatives(run)}, or train the run again"
+        ) from None
+    note = (
+        f"{last} cannot be read ({reason}): going on from {previous}, step {state.get('step')}; "
+        "what came after is trained again"
+    )
+    return FoundCheckpoint(state, str(previous), [note], {"from": "previous.pt", "last.pt": reason})
+
+
+def replace_last_by_previous(run: Run) -> None:
+    """Make the previous checkpoint the last, as a run does that goes on from it.
+
+    The damaged one is set aside as damaged.pt: kept under its name it would next be taken for the
+    previous one.
+    """
+    if run.last_checkpoint.exists():
+        run.last_checkpoint.replace(run.checkpoints / "damaged.pt")
+    run.previous_checkpoint.replace(run.last_checkpoint)
+
+
+def check_resumable(found: FoundCheckpoint, config: Config, num_images: int) -> FoundCheckpoint:
+    """Refuse to go on with other images, or with a configuration that trains something else.
+
+    Args:
+        found: the checkpoint.
+        config: that the run folder holds now.
+        num_images: there are to pretrain on now.
+
+    Returns:
+        The same with a note on the fields that changed and may.
+    """
+    state, origin = found.state, found.origin
+    require(state, RESUMED, origin)
+    changes = differing_fields(from_toml(state["config"], origin), config)
+    refused = {name: pair for name, pair in changes.items() if not _is_safe(name, state, config)}
+    if refused:
+        raise UserError(
+            f"the config.toml beside {origin} was changed since in {_list_changes(refused)}: a run "
+            "goes on as it began; put that back, or start a new run from the changed file (may "
+            f"change: {', '.join(sorted(SAFE))}; and training.epochs to more than are done, unless "
+            "optimiser.schedule is cosine)"
+        )
+    if state["num_images"] != num_images:
+        raise UserError(
+            f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
+            f"{num_images} to pretrain on: a run goes on with the same images only; put them back, "
+            "or start a new run"
+        )
+    if not changes:
+        return found
+    note = f"config.toml was changed in {_list_changes(changes)}; the run goes on with that"
+    record = {**found.record, "changed": {name: list(pair) for name, pair in changes.items()}}
+    return found._replace(notes=[*found.notes, note], record=record)
+
+
+def _is_safe(name: str, state: State, config: Config) -> bool:
+    if name == "training.epochs":
+        return config.optimiser.schedule != "cosine" and config.training.epochs >= state["epoch"]
+    return name in SAFE
+
+
+def _list_changes(changes: dict[str, tuple[Any, ...]]) -> str:
+    return ", ".join(f"{name} ({before} -> {after})" for name, (before, after) in changes.items())

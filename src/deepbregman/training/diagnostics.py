@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.method.bregman import learned_divergence, of_distribution
+from deepbregman.objectives import Step, StepOutputs
 
 COLLAPSED_RANK = 2.0
 COLLAPSED_SPREAD = 0.05
-FEW_ACTIVE = 0.1
 
 
 def alignment(z1: Tensor, z2: Tensor) -> Tensor:
@@ -54,73 +53,38 @@ def spread(z: Tensor) -> Tensor:
     return F.normalize(z, dim=1).std(dim=0, correction=0).square().sum().sqrt()
 
 
-def usage(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the subnetworks that win somewhere, and the entropy of who wins.
-
-    Args:
-        scores: (N, K)
-
-    Returns:
-        The number of active subnetworks, and the entropy of the winners as a share of log K.
-    """
-    num_subnetworks = scores.shape[1]
-    wins = F.one_hot(scores.argmax(dim=1), num_subnetworks).sum(dim=0)  # (K,)
-    entropy = torch.special.entr(wins / wins.sum()).sum()
-    return (wins > 0).sum(), entropy / torch.tensor(max(num_subnetworks, 2)).log()
-
-
-def diagnose(
-    representation: Tensor, embedding: Tensor, scores: Tensor | None, smoothing: float
-) -> dict[str, float]:
+def diagnose(step: Step, outputs: StepOutputs) -> dict[str, float]:
     """Compute every diagnostic of a batch.
 
     Args:
-        representation: (M, N, d)
-        embedding: (M, N, 128)
-        scores: (M, N, K), or None when the divergence is off.
-        smoothing: T of the smooth form, 0 for the hard form.
+        step: that made the outputs.
+        outputs: of a batch; the representations of every process.
     """
-    z = embedding.float()
+    z, h = outputs.student.float(), outputs.representation[0].float()
+    others = z[1:] if outputs.teacher is None or len(z) > 1 else outputs.teacher.float()
     found = {
-        "alignment": alignment(z[0], z[1]),
+        "alignment": alignment(z[0], others[0]),
         "uniformity": uniformity(z[0]),
-        "spread": torch.minimum(spread(z[0]), spread(representation[0].float())),
-        "effective_rank": effective_rank(representation[0].float()),
+        "spread": torch.minimum(spread(z[0]), spread(h)),
+        "effective_rank": effective_rank(h),
+        **step.diagnose(outputs),
+        **step.metrics(),
     }
-    if scores is not None:
-        first, second = of_distribution(scores[0]), of_distribution(scores[1])
-        distance = learned_divergence(first, second, smoothing)  # (N, N)
-        positive = distance.diagonal().mean()
-        count = len(distance)
-        negative = (distance.sum() - distance.diagonal().sum()) / (count * max(1, count - 1))
-        active, entropy = usage(scores.flatten(0, 1))
-        found |= {
-            "divergence_positives": positive,
-            "divergence_negatives": negative,
-            "active_subnetworks": active,
-            "usage_entropy": entropy,
-        }
+    if shared := found.keys() & {"total", *outputs.terms}:
+        raise ValueError(f"loss terms may not be called {', '.join(shared)}: diagnostics are")
     return {name: float(value) for name, value in found.items()}
 
 
-def warnings(found: dict[str, float], num_subnetworks: int, num_samples: int) -> list[str]:
-    """Say what looks wrong in the diagnostics of a batch.
+def find_collapse(record: dict[str, float]) -> list[str]:
+    """Say whether the representations of a batch have collapsed.
 
     Args:
-        found: by :func:`diagnose`.
-        num_subnetworks: K.
-        num_samples: in the batch, all views counted; no more subnetworks than that can win.
+        record: with what :func:`diagnose` found.
     """
-    words = []
-    if found["effective_rank"] < COLLAPSED_RANK or found["spread"] < COLLAPSED_SPREAD:
-        words.append(
-            f"representations have collapsed (effective rank {found['effective_rank']:.1f}, spread "
-            f"{found['spread']:.3f}): lower the learning rate or raise contrastive.weight"
-        )
-    active = found.get("active_subnetworks")
-    if active is not None and active < FEW_ACTIVE * min(num_subnetworks, num_samples):
-        words.append(
-            f"only {active:.0f} of {num_subnetworks} subnetworks are in use; try divergence.norm "
-            "output, divergence.smoothing above 0, or a divergence.usage_bonus"
-        )
-    return words
+    rank, deviation = record["effective_rank"], record["spread"]
+    if rank >= COLLAPSED_RANK and deviation >= COLLAPSED_SPREAD:
+        return []
+    return [
+        f"representations have collapsed (effective rank {rank:.1f}, spread {deviation:.3f}): "
+        "lower the learning rate or raise objective.weight"
+    ]

@@ -1,6 +1,7 @@
 """What a user sees while a run trains."""
 
 import time
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 SHOWN = (
-    ("total", "loss", "{:.4f}"),
-    ("contrastive", "contrastive", "{:.4f}"),
-    ("divergence", "divergence", "{:.4f}"),
     ("learning_rate", "lr", "{:.2e}"),
     ("active_subnetworks", "active", "{:.0f}"),
     ("effective_rank", "rank", "{:.1f}"),
@@ -32,12 +30,20 @@ class Display:
         epochs: of the whole run.
         steps_per_epoch: optimiser steps.
         report_every: print a line every so many epochs, and for the last.
+        terms: names of the losses to show beside the total.
     """
 
     def __init__(
-        self, console: Console, epochs: int, steps_per_epoch: int, report_every: int
+        self,
+        console: Console,
+        epochs: int,
+        steps_per_epoch: int,
+        report_every: int,
+        terms: Iterable[str] = (),
     ) -> None:
         self.console = console
+        losses = [("total", "loss"), *((name, name) for name in terms)]
+        self.shown = [*((name, label, "{:.4f}") for name, label in losses), *SHOWN]
         self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
         self.report_every = max(1, report_every)
         self.progress = Progress(
@@ -74,7 +80,7 @@ class Display:
         """Show the metrics of an epoch."""
         words = "  ".join(
             f"{label} {pattern.format(record[name])}"
-            for name, label, pattern in SHOWN
+            for name, label, pattern in self.shown
             if name in record
         )
         self.progress.update(self.task, status=words)
@@ -87,7 +93,7 @@ class Display:
         self.console.print(f"warning: {message}", style="yellow", highlight=False, soft_wrap=True)
 
 
-def event_writer(run: Run, step: int) -> "SummaryWriter":
+def open_events(run: Run, step: int) -> "SummaryWriter":
     """Open a run's TensorBoard events; those after a step, left by a crash, are taken back."""
     from torch.utils.tensorboard import SummaryWriter  # two seconds to import
 

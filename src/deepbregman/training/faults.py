@@ -1,15 +1,65 @@
-"""What stops a run from outside, in words that say how to go on."""
+"""What can stop a run: a signal, the disk, the memory, numbers that are not finite."""
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from deepbregman.config import Config
-from deepbregman.errors import UserError, explain_error, is_out_of_memory
+from deepbregman.errors import (
+    Diverged,
+    ReportedElsewhere,
+    UserError,
+    explain_error,
+    is_out_of_memory,
+)
+from deepbregman.launching import stopping_signals
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop, and it has saved itself.
+
+    Args:
+        folder: of the run.
+        number: of the signal.
+        advice: how to go on; by default, how a pretraining run does.
+    """
+
+    def __init__(self, folder: Path, number: int, advice: str | None = None) -> None:
+        advice = advice or f"continue with: deepbregman pretrain --resume {folder}"
+        super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved, {advice}")
+        self.signal_number = number
 
 
 @contextmanager
-def explained(config: Config, folder: Path) -> Iterator[None]:
+def watch_signals() -> Iterator[list[int]]:
+    """Collect signals that ask for an end in a list; a second Ctrl-C stops at once."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received  # only the main thread may set handlers
+        return
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, receive) for number in stopping_signals()}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def explain_faults(config: Config, folder: Path) -> Iterator[None]:
     """Turn what the disk, the memory or a second Ctrl-C did to a run into words.
 
     Args:
@@ -37,10 +87,10 @@ def explained(config: Config, folder: Path) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(_memory(config, error)) from error
+        raise UserError(_explain_memory(config, error)) from error
 
 
-def _memory(config: Config, error: BaseException) -> str:
+def _explain_memory(config: Config, error: BaseException) -> str:
     training = config.training
     reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     return (
@@ -50,3 +100,108 @@ def _memory(config: Config, error: BaseException) -> str:
         f"({training.accumulate}) in proportion, lower views.relative_size, data.image_size or "
         "divergence.num_subnetworks, or keep the images off the device with --data.resident no"
     )
+
+
+class Guard:
+    """Watches losses, gradients and parameters for what is not finite.
+
+    Where no batch may be skipped, all is counted on the device and read at the end of an epoch, so
+    that the host never waits for a step. Otherwise it reads one number before each optimiser step.
+
+    Args:
+        step: what is trained.
+        optimiser: moves it.
+        fabric: of the run.
+        config: of the run.
+    """
+
+    def __init__(
+        self, step: nn.Module, optimiser: Optimizer, fabric: Fabric, config: Config
+    ) -> None:
+        self.module, self.optimiser, self.fabric = step, optimiser, fabric
+        self.allowed = config.training.skip_nonfinite
+        self.learning_rate = config.optimiser.learning_rate
+        self.skipped = 0
+        self.skipped_in_epoch = 0
+        self.skipped_last = False
+        self._first, self._sound_at = 0, -1
+        self._finite = torch.zeros((), dtype=torch.int64, device=fabric.device)
+        self._buffers: list[Tensor] = []
+
+    def start_counting(self, step: int) -> None:
+        """Count finite steps from this one on."""
+        self._first = step
+        self._finite.zero_()
+
+    def count(self, sums: Tensor) -> None:
+        """Count a step while the running sums of the losses are finite; waits for nothing."""
+        self._finite += sums.isfinite().all()
+
+    def remember(self) -> None:
+        """Before a step, keep what its forward pass changes: the statistics of batches."""
+        if self.allowed:
+            self._buffers = [buffer.clone() for buffer in self.module.buffers()]
+
+    def skips(self, losses: Tensor, step: int) -> bool:
+        """Whether to leave a step out, its loss or gradient not being finite.
+
+        Args:
+            losses: of the step.
+            step: counted from 0.
+        """
+        self.skipped_last = False
+        if not self.allowed:
+            return False
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        is_bad = (~(norm + losses.sum()).isfinite()).float()
+        # All processes must agree, or they would wait for each other for ever.
+        if not self.fabric.all_reduce(is_bad, reduce_op="sum"):
+            return False
+        if self.skipped == self.allowed:
+            raise self._error_of_all(
+                f"the loss or a gradient is not finite at step {step + 1}, and training."
+                f"skip_nonfinite lets no more than {self.allowed} batches pass"
+            )
+        self.skipped += 1
+        self.skipped_in_epoch += 1
+        self.skipped_last = True
+        for buffer, before in zip(self.module.buffers(), self._buffers, strict=True):
+            buffer.copy_(before)
+        return True
+
+    def check(self, step: int) -> None:
+        """Stop a run that has diverged by now, so many steps being done; waits for the device."""
+        if step == self._sound_at:
+            return
+        finite = self._first + int(self._finite)
+        if finite < step:
+            raise Diverged(f"the loss is not finite from step {finite + 1} on: {self._advice()}")
+        tensors = list(self.module.state_dict().values())
+        for moments in self.optimiser.state.values():
+            tensors += [value for value in moments.values() if isinstance(value, Tensor)]
+        floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+        if not torch.nn.utils.get_total_norm(floats).isfinite():  # one number of all, one wait
+            raise Diverged(f"the parameters are not finite after step {step}: {self._advice()}")
+        self._sound_at = step
+
+    def end_epoch(self, steps: int) -> int:
+        """Return how many of an epoch's steps were not skipped, and count the next one's anew."""
+        counted = steps - self.skipped_in_epoch
+        if counted == 0:
+            raise self._error_of_all("no batch of the epoch had a finite loss")
+        self.skipped_in_epoch = 0
+        return counted
+
+    def _error_of_all(self, words: str) -> Exception:
+        """Make the error of what all processes find at the same step; the first one prints it."""
+        error = Diverged(f"{words}: {self._advice()}")
+        return error if self.fabric.is_global_zero else ReportedElsewhere(2)
+
+    def _advice(self) -> str:
+        more = "" if self.allowed else ", or let single batches pass with training.skip_nonfinite"
+        return (
+            "training has diverged; the checkpoints from before are kept; lower "
+            f"optimiser.learning_rate ({self.learning_rate}) or lengthen optimiser.warmup_epochs"
+            f"{more}"
+        )

@@ -13,21 +13,27 @@ from torch import nn
 
 from deepbregman.config import Config
 from deepbregman.data import Batch, Images, channel_statistics
+from deepbregman.data.opening import batch_images
 from deepbregman.errors import ReportedElsewhere
-from deepbregman.method.losses import Losses
-from deepbregman.method.model import Model
+from deepbregman.method.networks import Model
+from deepbregman.objectives import Step, StepOutputs, build_step, gather_alone
 from deepbregman.runs import Record, Run, now, provenance
 
 from . import checkpoints, diagnostics
-from .assembly import StepOutputs, batches_of, build_objective
-from .display import Display, event_writer, write_events
-from .guard import Guard
-from .interruption import Interrupted, watch_signals
-from .optimisers import build_optimiser, follow_schedules
-from .processes import Vote, compile_step, device_name, gather, is_mixed, together
-from .resuming import Found, check_resumable, find_checkpoint, restore, settle, snapshot
-from .shares import Share, steps_in_epoch
-from .synchronised_norm import synchronise
+from .checkpoints import FoundCheckpoint
+from .display import Display, open_events, write_events
+from .faults import Guard, Interrupted, watch_signals
+from .optimisers import build_optimiser, set_learning_rates
+from .processes import (
+    Vote,
+    compile_step,
+    device_name,
+    gather,
+    is_mixed,
+    synchronise_norms,
+    together,
+)
+from .randomness import Share, count_steps
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -60,10 +66,11 @@ class Pretraining:
         self.config, self.fabric, self.run = config, fabric, Run(folder)
         optimiser, found = together(fabric, partial(self._assemble, images, resume, trunk))
         self.notes: list[str] = [] if found is None else found.notes
-        self.step_module, self.optimiser = fabric.setup(self.objective, optimiser)
-        self.guard = Guard(self.objective, optimiser, fabric, config)
+        self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
+        self.guard = Guard(self.step_module, optimiser, fabric, config)
         self.step = self.saved_step = 0
-        self.sums = torch.zeros(len(Losses._fields), device=fabric.device)  # of the epoch so far
+        self.term_names = ("total", *self.step_module.weights)
+        self.sums = torch.zeros(len(self.term_names), device=fabric.device)  # of the epoch so far
         self.seconds_before = 0.0
         self.started = self.last_saved = time.monotonic()
         self.vote = Vote(fabric)
@@ -71,31 +78,37 @@ class Pretraining:
 
     def _assemble(
         self, images: Images, resume: bool, trunk: nn.Module | None
-    ) -> tuple[torch.optim.Optimizer, Found | None]:
+    ) -> tuple[torch.optim.Optimizer, FoundCheckpoint | None]:
         """Build what is trained, and read where an interrupted run stood."""
         config, fabric = self.config, self.fabric
         several = fabric.world_size > 1
-        self.steps_per_epoch = steps_in_epoch(config, len(images), fabric.world_size)
+        self.steps_per_epoch = count_steps(config, len(images), fabric.world_size)
         self.share = Share(
             config, len(images), fabric.device, fabric.global_rank, fabric.world_size
         )
-        found = find_checkpoint(Run.open(self.run.path)) if resume else None
+        found = checkpoints.find_checkpoint(Run.open(self.run.path)) if resume else None
         if found is not None:  # else it was killed before it saved
-            found = check_resumable(found, config, len(images))
-        self.batches = batches_of(images, config, fabric.device)
+            found = checkpoints.check_resumable(found, config, len(images))
+        self.batches = batch_images(images, config, fabric.device)
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
-        mixed = is_mixed(config, fabric.device)
-        joining = gather if several else None
-        self.objective = build_objective(config, *pixels, joining, mixed, trunk)
+        self.step_module: Step = build_step(
+            config,
+            *pixels,
+            gather=gather if several else gather_alone,
+            mixed=is_mixed(config, fabric.device),
+            trunk=trunk,
+        )
         if several and config.training.sync_norm:
-            synchronise(self.objective.model, fabric.device)
-        self.objective.to(memory_format=torch.channels_last)
-        self.objective.to(fabric.device)
-        optimiser = build_optimiser(config.optimiser, self.objective, fabric.device)
-        compile_step(self.objective, config, fabric)
+            synchronise_norms(self.step_module.objective, fabric.device)
+        self.step_module.to(memory_format=torch.channels_last)
+        self.step_module.to(fabric.device)
+        optimiser = build_optimiser(
+            config.optimiser, self.step_module.parameter_groups(), fabric.device
+        )
+        compile_step(self.step_module, config, fabric)
         return optimiser, found
 
-    def _enter(self, resume: bool, found: Found | None) -> None:
+    def _enter(self, resume: bool, found: FoundCheckpoint | None) -> None:
         """Make the run folder, or go on in it."""
         if self.fabric.is_global_zero:
             record = provenance(device_name(self.fabric.device))
@@ -106,10 +119,10 @@ class Pretraining:
             else:
                 Run.create(self.run.path, self.config, record)
         if found is not None:
-            restore(self, found)
+            checkpoints.restore(self, found)
         if resume and self.fabric.is_global_zero:
             if found is not None and found.origin == str(self.run.previous_checkpoint):
-                settle(self.run)
+                checkpoints.replace_last_by_previous(self.run)
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
@@ -124,14 +137,20 @@ class Pretraining:
         """
         settings = self.config.training
         writes = settings.tensorboard and self.fabric.is_global_zero
-        events = partial(event_writer, self.run, self.step)
+        events = partial(open_events, self.run, self.step)
         writer = together(self.fabric, lambda: events() if writes else None)
         console = console or Console(quiet=True)
-        display = Display(console, settings.epochs, self.steps_per_epoch, settings.knn_every)
+        display = Display(
+            console,
+            settings.epochs,
+            self.steps_per_epoch,
+            settings.knn_every,
+            self.step_module.weights,
+        )
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         with display, watch_signals() as received:
-            while self.step < settings.epochs * self.steps_per_epoch:
+            while self.step < self.total_steps:
                 record = self._run_epoch(feed, display, received)
                 epoch = record["epoch"]
                 is_last = epoch == settings.epochs
@@ -152,34 +171,40 @@ class Pretraining:
     def advance(self, feed: Iterator[Batch]) -> StepOutputs:
         """Take one optimiser step on the next batches; nothing here waits for the device."""
         accumulate = self.config.training.accumulate
-        follow_schedules(
-            self.config, self.step, self.steps_per_epoch, self.optimiser, self.objective.loss
-        )
+        set_learning_rates(self.config, self.step, self.steps_per_epoch, self.optimiser)
+        self.step_module.follow_schedule(self.step, self.steps_per_epoch)
         self.guard.remember()
         losses = torch.zeros_like(self.sums)
         for part in range(accumulate):
             batch = next(feed)
             draw = self.step * accumulate + part
-            uniforms = self.share.uniforms(self.objective.views, draw)
+            uniforms = self.share.draw_uniforms(self.step_module.views, draw)
             self.share.seed_dropout(draw)
             more = part < accumulate - 1
-            with self.fabric.no_backward_sync(self.step_module, enabled=more):
-                outputs: StepOutputs = self.step_module(batch.images, batch.sizes, uniforms)
-                self.fabric.backward(outputs.losses.total / accumulate)
-            losses += torch.stack(outputs.losses).detach() / accumulate
+            with self.fabric.no_backward_sync(self.wrapped_step, enabled=more):
+                outputs: StepOutputs = self.wrapped_step(batch.images, batch.sizes, uniforms)
+                self.fabric.backward(outputs.total / accumulate)
+            values = [outputs.total.detach(), *outputs.terms.values()]
+            losses += torch.stack(values) / accumulate
         if not self.guard.skips(losses, self.step):
             self.sums += losses
             self.optimiser.step()
+            self.step_module.after_step((self.step + 1) / self.total_steps)
         self.optimiser.zero_grad()
         self.guard.count(self.sums)
         self.step += 1
         return outputs
 
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of the whole run."""
+        return self.config.training.epochs * self.steps_per_epoch
+
     def _run_epoch(self, feed: Iterator[Batch], display: Display, received: list[int]) -> Record:
         """Train until the end of the epoch; until then the host never waits for the device."""
         settings = self.config.training
         epoch, offset = divmod(self.step, self.steps_per_epoch)
-        self.objective.train()
+        self.step_module.train()
         self.guard.start_counting(self.step)
         started = time.monotonic()
         outputs: StepOutputs | None = None
@@ -198,14 +223,15 @@ class Pretraining:
         self.sums.zero_()
         seconds = time.monotonic() - started
         images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
+        views = sum(group.num_views for group in self.config.view_groups.values())
         return {
             "epoch": epoch + 1,
             "step": self.step,
-            **dict(zip(Losses._fields, means, strict=True)),
+            **dict(zip(self.term_names, means, strict=True)),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
             **together(self.fabric, partial(self._diagnose, outputs)),
             **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
-            "images_per_second": images * self.config.views.num_views / seconds,
+            "images_per_second": images * views / seconds,
         }
 
     def _stop(self, number: int) -> NoReturn:
@@ -229,12 +255,7 @@ class Pretraining:
         """Look at the epoch's last batch, unless it was one to skip."""
         if self.guard.skipped_last:
             return {}
-        return diagnostics.diagnose(
-            outputs.representation,
-            outputs.embedding,
-            outputs.scores,
-            self.config.divergence.smoothing,
-        )
+        return diagnostics.diagnose(self.step_module, outputs)
 
     def _warnings(self, record: Record) -> list[str]:
         words = []
@@ -242,8 +263,8 @@ class Pretraining:
             words.append(f"skipped {record['skipped']} batches of non-finite loss or gradient")
         if "effective_rank" in record:  # else its batch was skipped
             samples = self.config.training.batch_size * self.config.views.num_views
-            most = self.config.divergence.num_subnetworks
-            words += diagnostics.warnings(record, most, samples)
+            words += diagnostics.find_collapse(record)
+            words += self.step_module.warn(record, samples)
         return words
 
     def _close_epoch(
@@ -257,8 +278,8 @@ class Pretraining:
         if not self.fabric.is_global_zero:
             return
         if monitor is not None:
-            self.objective.eval()
-            record |= monitor(self.objective.model)
+            self.step_module.eval()
+            record |= monitor(self.step_module.model.eval())
         self._keep(record, record["epoch"] == self.config.training.epochs, writer)
         display.epoch(record)
         for words in self._warnings(record):
@@ -294,5 +315,5 @@ class Pretraining:
         self.guard.check(self.step)
         is_last = name == "last.pt"
         keep = self.run.previous_checkpoint if is_last else None
-        checkpoints.save(self.run.checkpoints / name, snapshot(self), keep)
+        checkpoints.save(self.run.checkpoints / name, checkpoints.take_snapshot(self), keep)
         self.saved_step = self.step if is_last else self.saved_step

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from deepbregman.config import Config, Optimiser
-from deepbregman.method.losses import TotalLoss
+from deepbregman.config import Config, OptimiserSettings
+from deepbregman.objectives import Group
+from deepbregman.objectives.divergence import rise
 
 
 class Lars(Optimizer):
@@ -66,19 +67,19 @@ class Lars(Optimizer):
         weight.add_(velocity, alpha=-group["lr"])
 
 
-def parameter_groups(
-    module: nn.Module, weight_decay: float, decay_all: bool
+def split_by_decay(
+    parameters: Iterable[tuple[str, nn.Parameter]], weight_decay: float, decay_all: bool
 ) -> list[dict[str, Any]]:
-    """Split parameters into weights and the rest: biases, normalisation, sigma.
+    """Split parameters into weights and the rest, biases and normalisation, for an optimiser.
 
     Args:
-        module: whose parameters.
+        parameters: with their names; those without gradient are left out.
         weight_decay: of the weights.
         decay_all: whether the rest decays as well.
     """
     weights: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    for name, parameter in module.named_parameters():
+    for name, parameter in parameters:
         if parameter.requires_grad:
             # The subnetworks' biases have two dimensions, one of them the subnetwork.
             is_bias = "bias" in name.rpartition(".")[2]
@@ -91,20 +92,39 @@ def parameter_groups(
     return [group for group in groups if group["params"]]
 
 
-def build_optimiser(config: Optimiser, module: nn.Module, device: torch.device) -> Optimizer:
+def merge_groups(config: OptimiserSettings, groups: Iterable[Group]) -> list[dict[str, Any]]:
+    """Turn a method's groups into as few groups of the optimiser as will do: each costs a launch.
+
+    Args:
+        config: of the optimiser.
+        groups: of parameters that the method treats alike.
+    """
+    merged: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for group in groups:
+        decay = config.weight_decay if group.decayed else 0.0
+        ways = {name: getattr(group, name) for name in ("rate", "scheduled", "frozen_until")}
+        for part in split_by_decay(group.parameters, decay, config.decay_all):
+            key = (part["weight_decay"], part["is_weight"], *ways.values())
+            merged.setdefault(key, {**part, **ways, "params": []})["params"] += part["params"]
+    return list(merged.values())
+
+
+def build_optimiser(
+    config: OptimiserSettings, groups: Iterable[Group], device: torch.device
+) -> Optimizer:
     """Build the optimiser; on a GPU its fused form."""
-    groups = parameter_groups(module, config.weight_decay, config.decay_all)
+    merged = merge_groups(config, groups)
     fused = device.type == "cuda"
     if config.name == "adam":
-        return torch.optim.Adam(groups, config.learning_rate, betas=config.betas, fused=fused)
+        return torch.optim.Adam(merged, config.learning_rate, betas=config.betas, fused=fused)
     if config.name == "adamw":
-        return torch.optim.AdamW(groups, config.learning_rate, betas=config.betas, fused=fused)
+        return torch.optim.AdamW(merged, config.learning_rate, betas=config.betas, fused=fused)
     if config.name == "sgd":
-        return torch.optim.SGD(groups, config.learning_rate, momentum=config.momentum, fused=fused)
-    return Lars(groups, config.learning_rate, momentum=config.momentum)
+        return torch.optim.SGD(merged, config.learning_rate, momentum=config.momentum, fused=fused)
+    return Lars(merged, config.learning_rate, momentum=config.momentum)
 
 
-def learning_rate(config: Optimiser, step: int, steps_per_epoch: int, epochs: int) -> float:
+def learning_rate(config: OptimiserSettings, step: int, steps_per_epoch: int, epochs: int) -> float:
     """Return the learning rate of a step, counted from 0.
 
     Warm-up rises linearly and reaches the full rate at its end; the cosine then falls from the full
@@ -112,7 +132,7 @@ def learning_rate(config: Optimiser, step: int, steps_per_epoch: int, epochs: in
     """
     warmup = round(config.warmup_epochs * steps_per_epoch)
     if step < warmup:
-        return config.learning_rate * warmed_up(config.warmup_epochs, step, steps_per_epoch)
+        return config.learning_rate * rise(config.warmup_epochs, step, steps_per_epoch)
     if config.schedule == "cosine":
         progress = (step - warmup) / max(1, epochs * steps_per_epoch - warmup)
         return config.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
@@ -122,19 +142,13 @@ def learning_rate(config: Optimiser, step: int, steps_per_epoch: int, epochs: in
     return config.learning_rate
 
 
-def warmed_up(warmup_epochs: float, step: int, steps_per_epoch: int) -> float:
-    """Return the share of its full value that something has risen to at a step, counted from 0."""
-    warmup = round(warmup_epochs * steps_per_epoch)
-    return (step + 1) / warmup if step < warmup else 1.0
-
-
-def follow_schedules(
-    config: Config, step: int, steps_per_epoch: int, optimiser: Optimizer, loss: TotalLoss
+def set_learning_rates(
+    config: Config, step: int, steps_per_epoch: int, optimiser: Optimizer
 ) -> None:
-    """Set what changes from step to step: the learning rate, and a weight that warms up."""
-    rate = learning_rate(config.optimiser, step, steps_per_epoch, config.training.epochs)
+    """Set the learning rate of every group for a step, counted from 0."""
+    epochs = config.training.epochs
+    current = learning_rate(config.optimiser, step, steps_per_epoch, epochs)
+    progress = step / (epochs * steps_per_epoch)
     for group in optimiser.param_groups:
-        group["lr"] = rate
-    warmup = config.divergence.warmup_epochs
-    if step <= round(warmup * steps_per_epoch):  # once more after it, at the full weight
-        loss.weigh_divergence(warmed_up(warmup, step, steps_per_epoch))
+        rate = current if group["scheduled"] else config.optimiser.learning_rate
+        group["lr"] = 0.0 if progress < group["frozen_until"] else rate * group["rate"]

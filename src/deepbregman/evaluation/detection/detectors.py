@@ -15,7 +15,7 @@ from torchvision.ops import MultiScaleRoIAlign
 from deepbregman.data.voc import CLASSES
 from deepbregman.errors import UserError
 from deepbregman.evaluation.options import Architecture, Norm
-from deepbregman.method.base_network import Encoder
+from deepbregman.method.networks import Encoder
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 ANCHOR_SIDES = (32, 64, 128, 256, 512)

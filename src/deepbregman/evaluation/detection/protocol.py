@@ -25,11 +25,11 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.options import Architecture, Trunk
 from deepbregman.evaluation.results import Measurement, make_rows
+from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record, now, parse_json, replacing, write_json
-from deepbregman.training.assembly import untrained_encoder
 from deepbregman.training.checkpoints import fingerprint
 from deepbregman.training.processes import device_name
-from deepbregman.training.seeds import derived
+from deepbregman.training.randomness import derive_seed
 
 from .average_precision import PredictedBoxes, score_detections
 from .detectors import Detector, build_detector, load_trunk, require_fitting
@@ -182,10 +182,10 @@ def assemble_detector(
     options, loaded = evaluation.options.detect, evaluation.loaded
     encoder = loaded.model.encoder
     mean, deviation = encoder.mean.flatten().tolist(), encoder.deviation.flatten().tolist()
-    trunk_seed = derived(seed, "detector's trunk")
-    fresh = untrained_encoder(encoder, loaded.config, mean, deviation, trunk_seed)
+    trunk_seed = derive_seed(seed, "detector's trunk")
+    fresh = build_untrained_encoder(encoder, loaded.config, mean, deviation, trunk_seed)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived(seed, "detector"))
+        torch.manual_seed(derive_seed(seed, "detector"))
         detector = build_detector(
             fresh,
             architecture,

@@ -19,8 +19,8 @@ from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.options import Detect
 from deepbregman.runs import Record
 from deepbregman.training import checkpoints
-from deepbregman.training.interruption import Interrupted, watch_signals
-from deepbregman.training.seeds import derived, epoch_order
+from deepbregman.training.faults import Interrupted, watch_signals
+from deepbregman.training.randomness import derive_seed, epoch_order
 
 from .average_precision import PredictedBoxes
 from .detectors import Detector
@@ -111,7 +111,7 @@ def load_batches(
 
 def flip_batch(batch: Photographs, seed: int, iteration: int) -> Photographs:
     """Mirror each photograph with probability one half, a function of seed and iteration."""
-    generator = torch.Generator().manual_seed(derived(seed, "detection flip", iteration))
+    generator = torch.Generator().manual_seed(derive_seed(seed, "detection flip", iteration))
     chosen = (torch.rand(len(batch.images), generator=generator) < 0.5).tolist()
     images, objects = list(batch.images), list(batch.objects)
     for position in (position for position, mirror in enumerate(chosen) if mirror):
@@ -207,7 +207,7 @@ def _losses(
 ) -> Tensor:
     # The size of the images and the sampled regions come from torch's global generator: seeded by
     # the iteration, they are the same whether a run was stopped before or not.
-    torch.manual_seed(derived(seed, "detection", iteration))
+    torch.manual_seed(derive_seed(seed, "detection", iteration))
     batch = flip_batch(batch, seed, iteration)
     losses: dict[str, Tensor] = detector(
         batch.images, make_targets(batch, options.train_on_difficult)

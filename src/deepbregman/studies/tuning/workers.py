@@ -16,7 +16,7 @@ from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from deepbregman.errors import UserError
-from deepbregman.training.interruption import Interrupted
+from deepbregman.training.faults import Interrupted
 
 HEARTBEAT_SECONDS = 30
 GRACE_SECONDS = 120

@@ -13,8 +13,8 @@ from torchvision import transforms as tv1
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
-from deepbregman.method import colour, geometry
-from deepbregman.method.transformation import OPERATORS, ViewParameters, Views, centre_view
+from deepbregman.method import views as operators
+from deepbregman.method.views import OPERATORS, ViewParameters, Views, centre_view
 
 BILINEAR = InterpolationMode.BILINEAR
 # Both sides compute in float32 in a different order: a few units in the last place of 1 (6e-8).
@@ -105,7 +105,7 @@ def test_crop_and_flip(size: int, height: int, width: int, channels: int) -> Non
 def test_crop_of_a_large_image() -> None:
     images = pictures(2, 3, 500, 375)
     box = [torch.tensor([[value, value + 3]]) for value in (11, 29, 410, 300)]
-    actual = geometry.resample(images, *box, 224)[0]
+    actual = operators.resample(images, *box, 224)[0]
     for n in range(2):
         ints = [int(value[0, n]) for value in box]
         expected = tv.resized_crop(
@@ -126,7 +126,7 @@ def test_whole_image_of_the_right_size_is_kept_exactly() -> None:
 def test_rotation(size: int) -> None:
     images = colours(10, 3, size)
     angles = torch.linspace(-180, 180, 10) + 0.5
-    actual = geometry.rotate(images, angles)
+    actual = operators.rotate_images(images, angles)
     for n in range(10):
         close(actual[n], tv.rotate(images[n], float(angles[n]), interpolation=BILINEAR), 3e-5)
 
@@ -139,7 +139,7 @@ def test_jitter_in_every_order(order: tuple[int, ...], channels: int) -> None:
     factors = 2 * torch.rand((8, 3), generator=generator)
     hue = torch.rand(8, generator=generator) - 0.5
     adjust = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
-    actual = colour.jitter(images.clone(), factors, hue, torch.tensor(order).expand(8, 4))
+    actual = operators.jitter_images(images.clone(), factors, hue, torch.tensor(order).expand(8, 4))
     for n in range(8):
         expected = images[n]
         for step in order:
@@ -158,14 +158,14 @@ def test_each_colour_operator_alone(operator: int) -> None:
     order = torch.arange(4).expand(9, 4)
     hue = strengths if operator == 3 else None
     adjust = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
-    actual = colour.jitter(images.clone(), factors, hue, order)
+    actual = operators.jitter_images(images.clone(), factors, hue, order)
     for n in range(9):
         close(actual[n], adjust[operator](images[n], float(strengths[n])))
 
 
 def test_greyscale() -> None:
     images = colours(4, 3, 16)
-    actual = colour.greyscale(images, torch.tensor([True, False, True, False]))
+    actual = operators.greyscale_images(images, torch.tensor([True, False, True, False]))
     close(actual[::2], tv.rgb_to_grayscale(images[::2], 3))
     assert torch.equal(actual[1::2], images[1::2])
 
@@ -176,7 +176,7 @@ def test_blur(size: int, kernel: int) -> None:
     sigma = torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
     radius = Views(size).blur_radius
     assert 2 * radius + 1 == kernel
-    actual = geometry.blur(images, sigma, radius)
+    actual = operators.blur_images(images, sigma, radius)
     close(actual[0], images[0], 1e-7)
     for n in range(1, 6):
         close(actual[n], tv.gaussian_blur(images[n], [kernel, kernel], [float(sigma[n])] * 2))

@@ -1,0 +1,177 @@
+"""The divergence as a loss term of its own, which any method can carry."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import DivergenceSettings
+from deepbregman.method.bregman import learned_divergence, of_distribution
+from deepbregman.method.losses import divergence_loss, list_comparisons, usage_entropy
+from deepbregman.method.networks import BregmanNetwork
+
+from .objective import Group
+
+FEW_ACTIVE = 0.1
+"""Share of the subnetworks below which those in use are few."""
+
+
+class Divergences(NamedTuple):
+    """Loss terms of a batch, and the scores that they come from."""
+
+    terms: dict[str, Tensor]
+    scores: Tensor  # (M, N, K), of the student's views
+
+
+class DivergenceTerm(nn.Module):
+    """K subnetworks score embeddings; the loss compares an image's scores (Eq. 6 to 8).
+
+    Views are compared with each other, or with the teacher's where the method has one. The
+    subnetworks see the joint batch, so that their batch normalisation needs no synchronising.
+
+    Every number is a buffer (sigma a parameter when learnable), so that a compiled step serves all
+    their values.
+    """
+
+    numbers: Tensor
+
+    def __init__(self, settings: DivergenceSettings, in_features: int) -> None:
+        super().__init__()
+        self.network = BregmanNetwork(
+            in_features,
+            settings.num_subnetworks,
+            settings.hidden,
+            norm=settings.norm,
+            activation="relu" if settings.activation == "relu" else None,
+            dropout=settings.dropout,
+            normalise_input=settings.normalise_input,
+        )
+        self.settings = settings
+        self.weights = {"divergence": settings.weight}
+        if settings.usage_bonus > 0.0:
+            self.weights["usage"] = -settings.usage_bonus
+        # Only where it is used: several processes wait for the gradient of every parameter.
+        learns = settings.learn_sigma and settings.kernel == "gaussian"
+        self.log_sigma = nn.Parameter(torch.tensor(settings.sigma).log()) if learns else None
+        values = (settings.sigma, settings.alpha, settings.temperature, settings.smoothing)
+        self.register_buffer("numbers", torch.tensor(values), persistent=False)
+
+    def forward(self, student: Tensor, teacher: Tensor | None) -> Divergences:
+        """Compute the loss terms.
+
+        Args:
+            student: (M, N, d) embeddings of every process.
+            teacher: (M', N, d) targets, or None.
+        """
+        sigma, alpha, temperature, smoothing = self.numbers.unbind()
+        settings = self.settings
+        is_smooth = settings.smoothing > 0.0
+        scores = self._score(student)  # (M, N, K)
+        losses = [
+            divergence_loss(
+                first,
+                second,
+                kernel=settings.kernel,
+                sigma=sigma if self.log_sigma is None else self.log_sigma.exp(),
+                alpha=alpha,
+                pairs=settings.pairs,
+                temperature=temperature,
+                smoothing=smoothing if is_smooth else None,
+            )
+            for first, second in self._comparisons(scores, teacher)
+        ]
+        terms = {"divergence": torch.stack(losses).mean()}
+        if "usage" in self.weights:
+            assigned_by = smoothing if is_smooth else 1.0
+            terms["usage"] = usage_entropy(scores.flatten(0, 1), assigned_by)
+        return Divergences(terms, scores.detach())
+
+    def _score(self, embeddings: Tensor) -> Tensor:
+        scores: Tensor = self.network(embeddings.flatten(0, 1))
+        return scores.view(*embeddings.shape[:2], -1)
+
+    def _comparisons(self, scores: Tensor, teacher: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        if teacher is None:
+            return list_comparisons(scores, self.settings.sets)
+        with torch.no_grad():
+            targets = self._score(teacher)  # (M', N, K)
+        if self.settings.sets != "none":  # the teacher's views as one distribution
+            return [(view, targets.transpose(0, 1)) for view in scores]
+        return [(view, target) for view in scores for target in targets]
+
+    def weight_at(self, step: int, steps_per_epoch: int) -> float:
+        """Return the weight of the divergence at a step, counted from 0, while it warms up."""
+        return self.settings.weight * rise(self.settings.warmup_epochs, step, steps_per_epoch)
+
+    def is_warming_up(self, step: int, steps_per_epoch: int) -> bool:
+        """Whether the weight changes at this step; once more at the end, to its full value."""
+        return step <= round(self.settings.warmup_epochs * steps_per_epoch)
+
+    def parameter_groups(self) -> list[Group]:
+        """Keep weight decay away from sigma: it would be pulled to 1."""
+        groups = [Group(self.network.named_parameters(prefix="network"))]
+        if self.log_sigma is not None:
+            groups.append(Group([("log_sigma", self.log_sigma)], decayed=False))
+        return groups
+
+    @property
+    def sigma(self) -> float:
+        """The width of the Gaussian kernel: as set, or as learnt so far."""
+        return self.settings.sigma if self.log_sigma is None else self.log_sigma.exp().item()
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Return the learnt sigma, if it is learnt."""
+        return {} if self.log_sigma is None else {"sigma": self.log_sigma.detach().exp()}
+
+    def diagnose(self, scores: Tensor) -> dict[str, Tensor]:
+        """Compute what tells whether the subnetworks are healthy.
+
+        Args:
+            scores: (M, N, K) of a batch.
+        """
+        first, last = of_distribution(scores[0]), of_distribution(scores[min(1, len(scores) - 1)])
+        distance = learned_divergence(first, last, self.settings.smoothing)  # (N, N)
+        count, own = len(distance), distance.diagonal().sum()
+        active, entropy = count_usage(scores.flatten(0, 1))
+        return {
+            "divergence_positives": own / count,
+            "divergence_negatives": (distance.sum() - own) / (count * max(1, count - 1)),
+            "active_subnetworks": active,
+            "usage_entropy": entropy,
+        }
+
+    def warn(self, record: dict[str, float], num_samples: int) -> list[str]:
+        """Say what looks wrong in the diagnostics of a batch.
+
+        Args:
+            record: with what :meth:`diagnose` found.
+            num_samples: in the batch, all views counted; no more subnetworks than that can win.
+        """
+        active, total = record["active_subnetworks"], self.settings.num_subnetworks
+        if active >= FEW_ACTIVE * min(total, num_samples):
+            return []
+        return [
+            f"only {active:.0f} of {total} subnetworks are in use; try divergence.norm output, "
+            "divergence.smoothing above 0, or a divergence.usage_bonus"
+        ]
+
+
+def count_usage(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the subnetworks that win somewhere, and the entropy of who wins.
+
+    Args:
+        scores: (N, K)
+
+    Returns:
+        The number of active subnetworks, and the entropy of the winners as a share of log K.
+    """
+    num_subnetworks = scores.shape[1]
+    wins = nn.functional.one_hot(scores.argmax(dim=1), num_subnetworks).sum(dim=0)  # (K,)
+    entropy = torch.special.entr(wins / wins.sum()).sum()
+    return (wins > 0).sum(), entropy / torch.tensor(max(num_subnetworks, 2)).log()
+
+
+def rise(epochs: float, step: int, steps_per_epoch: int) -> float:
+    """Return the share of its full value that something which warms up has at a step, from 0."""
+    steps = round(epochs * steps_per_epoch)
+    return (step + 1) / steps if step < steps else 1.0

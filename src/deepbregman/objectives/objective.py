@@ -1,0 +1,110 @@
+"""What a method of self-supervised learning is to the training loop."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.method.networks import Encoder
+
+Gather = Callable[[Tensor], Tensor]
+"""Joins (M, n, d) of every process to (M, N, d), with gradient; one process has nothing to join."""
+
+
+T = TypeVar("T")
+
+
+class ViewGroups(NamedTuple, Generic[T]):
+    """One thing for each group of views, such as the views themselves: (M, n, 3, S, S) each."""
+
+    main: T
+    weak: T | None = None  # for a teacher
+    small: T | None = None  # parts of the image (multi-crop)
+
+
+class Outputs(NamedTuple):
+    """What a method makes of a batch."""
+
+    terms: dict[str, Tensor]  # loss terms: scalars of the joint batch, named as in ``weights``
+    student: Tensor  # (M, N, d) embeddings of every process, with gradient
+    teacher: Tensor | None  # (M', N, d) targets of every process, detached; None without a teacher
+    representation: Tensor  # (M, n, h) of this process, detached, for diagnostics
+
+
+class Group(NamedTuple):
+    """Parameters that the optimiser treats alike."""
+
+    parameters: Iterable[tuple[str, nn.Parameter]]  # with their names
+    rate: float = 1.0  # times the learning rate
+    scheduled: bool = True  # whether the rate follows the schedule
+    decayed: bool = True  # whether weight decay may apply
+    frozen_until: float = 0.0  # share of training during which the rate is 0
+
+
+class Objective(nn.Module):
+    """A method: it owns the networks and turns views into loss terms.
+
+    All that it needs to go on is in its state: heads, teacher, queue. Networks see this process's
+    images, so that batch normalisation inside them can be synchronised; losses see the joint batch.
+
+    Args:
+        encoder: image -> h; what one keeps.
+        projection: h -> z.
+        weights: of each loss term in the total; ``forward`` returns terms of exactly these names.
+    """
+
+    mixed = False
+    """Whether networks run in bfloat16 where that is safe; the builder sets it."""
+
+    def __init__(
+        self, encoder: Encoder, projection: nn.Sequential, weights: dict[str, float]
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.projection = projection
+        self.weights = weights
+
+    def forward(self, views: ViewGroups[Tensor], gather: Gather) -> Outputs:
+        """Compute the loss terms of a batch.
+
+        Args:
+            views: of this process's images.
+            gather: joins embeddings of all processes.
+        """
+        raise NotImplementedError
+
+    def after_step(self, progress: float) -> None:
+        """Update what no gradient moves: a momentum teacher, a queue; equally on every process.
+
+        Args:
+            progress: share of the training steps that are done, up to 1.
+        """
+
+    def parameter_groups(self) -> list[Group]:
+        """List the parameters to train; one group unless some need a rate of their own."""
+        return [Group(self.named_parameters())]
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Return scalars to log after each epoch, such as a learnt temperature."""
+        return {}
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Return the context in which networks run, and losses do not."""
+        kind = self.encoder.mean.device.type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.mixed)
+
+    def embed(self, views: Tensor) -> tuple[Tensor, Tensor]:
+        """Pass views through encoder and projection, all at once.
+
+        Args:
+            views: (M, n, 3, S, S)
+
+        Returns:
+            h (M, n, h) and z (M, n, d).
+        """
+        with self.autocast():
+            h = self.encoder(views.flatten(0, 1))
+            z = self.projection(h)
+        return h.unflatten(0, views.shape[:2]), z.unflatten(0, views.shape[:2])

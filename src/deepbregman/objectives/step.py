@@ -1,0 +1,140 @@
+"""One training step: views, the method, the divergence, and the weighted sum of their losses."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.method.networks import Model
+from deepbregman.method.views import Views
+
+from .divergence import DivergenceTerm
+from .objective import Gather, Group, Objective, Outputs, ViewGroups
+
+
+def gather_alone(mine: Tensor) -> Tensor:
+    """Join the embeddings of one process: there is nothing to join."""
+    return mine
+
+
+class StepOutputs(NamedTuple):
+    """What a step hands to the loop: a loss to descend, and detached tensors to look at."""
+
+    total: Tensor
+    terms: dict[str, Tensor]
+    student: Tensor  # (M, N, d) of every process
+    teacher: Tensor | None  # (M', N, d) of every process
+    representation: Tensor  # (M, n, h) of this process
+    scores: Tensor | None  # (M, N, K) of every process, None without divergence
+
+
+class Step(nn.Module):
+    """Everything that is trained, and how its losses are weighed: compiled as one.
+
+    Args:
+        views: makes the views of each group.
+        objective: the method.
+        divergence: the term beside it, or None.
+        gather: joins embeddings of all processes, with gradient.
+    """
+
+    factors: Tensor
+
+    def __init__(
+        self,
+        views: ViewGroups[Views],
+        objective: Objective,
+        divergence: DivergenceTerm | None,
+        gather: Gather = gather_alone,
+    ) -> None:
+        super().__init__()
+        self.views = views
+        self.objective = objective
+        self.divergence = divergence
+        self.gather = gather
+        self.weights = {**objective.weights, **({} if divergence is None else divergence.weights)}
+        """Of each loss term in the total, by name."""
+        factors = torch.tensor(list(self.weights.values()))
+        self.register_buffer("factors", factors, persistent=False)
+
+    @property
+    def model(self) -> Model:
+        """The networks that evaluation looks at."""
+        networks = self.objective.encoder, self.objective.projection
+        term = self.divergence
+        return (
+            Model(*networks, None) if term is None else Model(*networks, term.network, term.sigma)
+        )
+
+    def forward(
+        self, images: Tensor, sizes: Tensor | None, uniforms: ViewGroups[Tensor]
+    ) -> StepOutputs:
+        """Compute the losses of a batch.
+
+        Args:
+            images: (n, 3, H, W) uint8 of this process.
+            sizes: (n, 2) true sizes of padded images, or None.
+            uniforms: the randomness of each group of views, (M, n, R).
+        """
+        main = self.views.main(images, sizes, uniforms.main)
+        weak, small = (
+            None if group is None else group(images, sizes, random)
+            for group, random in zip(self.views[1:], uniforms[1:], strict=True)
+        )
+        outputs: Outputs = self.objective(ViewGroups(main, weak, small), self.gather)
+        terms, scores = outputs.terms, None
+        if self.divergence is not None:
+            found = self.divergence(outputs.student, outputs.teacher)
+            terms, scores = {**terms, **found.terms}, found.scores
+        if terms.keys() != self.weights.keys():
+            raise ValueError(
+                f"the method returned the loss terms {', '.join(terms)}, and has weights for "
+                f"{', '.join(self.weights)}: they must be the same"
+            )
+        weighed = [
+            factor * terms[name]
+            for name, factor in zip(self.weights, self.factors.unbind(), strict=True)
+        ]
+        total = weighed[0]
+        for value in weighed[1:]:
+            total = total + value
+        return StepOutputs(
+            total,
+            {name: terms[name].detach() for name in self.weights},
+            outputs.student.detach(),
+            outputs.teacher,
+            outputs.representation,
+            scores,
+        )
+
+    def follow_schedule(self, step: int, steps_per_epoch: int) -> None:
+        """Set the weight of the divergence, which may warm up."""
+        term = self.divergence
+        if term is not None and term.is_warming_up(step, steps_per_epoch):
+            place = list(self.weights).index("divergence")
+            self.factors[place].fill_(term.weight_at(step, steps_per_epoch))
+
+    def after_step(self, progress: float) -> None:
+        """Let the method update what no gradient moves."""
+        self.objective.after_step(progress)
+
+    def parameter_groups(self) -> list[Group]:
+        """List the parameters to train."""
+        groups = self.objective.parameter_groups()
+        return groups if self.divergence is None else groups + self.divergence.parameter_groups()
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Return scalars to log after each epoch."""
+        return self.objective.metrics() | (
+            {} if self.divergence is None else self.divergence.metrics()
+        )
+
+    def diagnose(self, outputs: StepOutputs) -> dict[str, Tensor]:
+        """Compute what tells whether the divergence is healthy; nothing without one."""
+        if self.divergence is None or outputs.scores is None:
+            return {}
+        return self.divergence.diagnose(outputs.scores)
+
+    def warn(self, record: dict[str, float], num_samples: int) -> list[str]:
+        """Say what looks wrong in the diagnostics of a batch; see :class:`DivergenceTerm`."""
+        return [] if self.divergence is None else self.divergence.warn(record, num_samples)

@@ -1,0 +1,114 @@
+"""Randomness without state: every draw is a function of the seed, its purpose and its position.
+
+A run that is resumed draws what it would have drawn. The joint batch of all processes is decided
+first, by the configuration and the step alone; each process then takes its share. So a run takes
+the same steps in any number of processes.
+"""
+
+import hashlib
+
+import torch
+from torch import Tensor
+
+from deepbregman.config import Config
+from deepbregman.errors import UserError
+from deepbregman.method.views import Views
+from deepbregman.objectives import ViewGroups
+
+
+def derive_seed(seed: int, purpose: str, position: int = 0) -> int:
+    """Return an independent 63-bit seed for one purpose and position."""
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def epoch_order(num_images: int, seed: int, epoch: int) -> Tensor:
+    """Return the order (num_images,) in which an epoch visits its images, on the CPU."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
+    return torch.randperm(num_images, generator=generator)
+
+
+def seed_dropout(seed: int, device: torch.device) -> None:
+    """Seed torch's own generator, which only dropout draws from, for one forward pass."""
+    # torch.manual_seed would also go through every kind of device, at ten times the cost.
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
+    """Count the optimiser steps of an epoch; the images of a last, short batch are left out."""
+    settings = config.training
+    if settings.batch_size % world_size:
+        raise UserError(
+            f"training.batch_size is {settings.batch_size}: it is the batch of all {world_size} "
+            "processes together and must be a multiple of their number"
+        )
+    needed = settings.batch_size * settings.accumulate
+    if num_images < needed:
+        raise UserError(
+            f"training.batch_size {settings.batch_size} (times training.accumulate "
+            f"{settings.accumulate}) needs {needed} images for a step, but there are {num_images} "
+            "to pretrain on: lower it, or give more images"
+        )
+    return num_images // needed
+
+
+class Share:
+    """One process's share of the batches.
+
+    Args:
+        config: of the run.
+        num_images: there are to pretrain on.
+        device: of this process.
+        rank: of this process.
+        world_size: number of processes; the batch size is a multiple of it.
+    """
+
+    def __init__(
+        self, config: Config, num_images: int, device: torch.device, rank: int, world_size: int
+    ) -> None:
+        self.config, self.num_images, self.device = config, num_images, device
+        self.rank, self.world_size = rank, world_size
+        self.batch_size = config.training.batch_size // world_size
+        self.generator = torch.Generator(device)
+        self.steps_per_epoch = count_steps(config, num_images, world_size)
+
+    def order(self, epoch: int, offset: int) -> Tensor:
+        """Return the images (n,) of this process in an epoch from a step on, batch after batch."""
+        settings = self.config.training
+        order = epoch_order(self.num_images, self.config.seed, epoch)
+        chunks = self.steps_per_epoch * settings.accumulate
+        order = order[: chunks * settings.batch_size].view(chunks, self.world_size, self.batch_size)
+        return order[offset * settings.accumulate :, self.rank].flatten()
+
+    def draw_uniforms(self, views: ViewGroups[Views], draw: int) -> ViewGroups[Tensor]:
+        """Draw the views' randomness of the joint batch and take this process's share (M, n, R).
+
+        Each group draws from a seed of its own, so that one more leaves the others as they were.
+        """
+
+        def share(group: Views | None, purpose: str) -> Tensor | None:
+            if group is None:
+                return None
+            self.generator.manual_seed(derive_seed(self.config.seed, purpose, draw))
+            joint = group.draw(
+                self.config.training.batch_size, device=self.device, generator=self.generator
+            )
+            return joint.chunk(self.world_size, dim=1)[self.rank]
+
+        main = share(views.main, "views")
+        assert main is not None
+        return ViewGroups(main, share(views.weak, "weak_views"), share(views.small, "small_views"))
+
+    def seed_dropout(self, draw: int) -> None:
+        """Seed dropout for a forward pass.
+
+        Processes get masks of their own, so that with dropout, and with nothing else, a run in
+        another number of processes is another run.
+        """
+        position = draw * self.world_size + self.rank
+        seed_dropout(derive_seed(self.config.seed, "dropout", position), self.device)

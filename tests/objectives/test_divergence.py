@@ -1,0 +1,147 @@
+"""The divergence as a term: what it compares, its numbers, its learnt sigma, its weight."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import DivergenceSettings, load_recipe, override
+from deepbregman.method.losses import divergence_loss, nt_xent, usage_entropy
+from deepbregman.objectives import Step, ViewGroups, build_step
+from deepbregman.objectives.divergence import DivergenceTerm
+from deepbregman.training.optimisers import build_optimiser
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def term(**settings: Any) -> DivergenceTerm:
+    """A term whose subnetworks are the identity: embeddings are scores."""
+    found = DivergenceTerm(DivergenceSettings(**settings), 6)
+    found.network = nn.Identity()  # type: ignore[assignment]  # in place of the subnetworks
+    return found
+
+
+def test_it_compares_two_views() -> None:
+    scores = normal(2, 4, 6)
+    found = term(sigma=1.5)(scores, None)
+    torch.testing.assert_close(found.terms, {"divergence": divergence_loss(*scores, sigma=1.5)})
+    assert torch.equal(found.scores, scores)
+
+
+def test_its_numbers_reach_the_loss() -> None:
+    scores = normal(2, 4, 6)
+    numbers: dict[str, Any] = {"kernel": "arccot", "alpha": 2.0, "pairs": "all", "smoothing": 0.7}
+    found = term(**numbers, temperature=0.2)(scores, None).terms["divergence"]
+    torch.testing.assert_close(found, divergence_loss(*scores, **numbers, temperature=0.2))
+
+
+@pytest.mark.parametrize(("smoothing", "temperature"), [(0.0, 1.0), (0.3, 0.3)])
+def test_the_usage_bonus_assigns_by_the_smoothing(smoothing: float, temperature: float) -> None:
+    scores = normal(2, 4, 6)
+    with_bonus = term(usage_bonus=0.5, smoothing=smoothing)
+    assert with_bonus.weights["usage"] == -0.5
+    expected = usage_entropy(scores.flatten(0, 1), temperature)
+    torch.testing.assert_close(with_bonus(scores, None).terms["usage"], expected)
+
+
+def test_three_views_as_points_average_over_pairs() -> None:
+    scores = normal(3, 4, 6)
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    expected = sum(divergence_loss(scores[a], scores[b]) for a, b in pairs) / 3
+    torch.testing.assert_close(term()(scores, None).terms["divergence"], expected)
+
+
+def test_four_views_as_two_distributions() -> None:
+    scores = normal(4, 3, 6)
+    expected = divergence_loss(scores[:2].mean(0), scores[2:].mean(0))
+    torch.testing.assert_close(term(sets="halves")(scores, None).terms["divergence"], expected)
+
+
+@pytest.mark.parametrize("num_views", [2, 3, 5])
+def test_each_view_against_the_distribution_of_the_rest(num_views: int) -> None:
+    scores = normal(num_views, 4, 6)
+    expected = torch.zeros(())
+    for a in range(num_views):
+        rest = torch.stack([scores[b] for b in range(num_views) if b != a]).mean(0)
+        expected = expected + divergence_loss(scores[a], rest, smoothing=0.5) / num_views
+    found = term(sets="rest", smoothing=0.5)(scores, None).terms["divergence"]
+    torch.testing.assert_close(found, expected)
+
+
+def test_with_a_teacher_views_are_compared_with_its_targets() -> None:
+    scores, targets = normal(2, 4, 6).requires_grad_(), normal(3, 4, 6, seed=1).requires_grad_()
+    found = term(smoothing=0.5)(scores, targets).terms["divergence"]
+    pairs = [divergence_loss(s, t, smoothing=0.5) for s in scores for t in targets]
+    torch.testing.assert_close(found, torch.stack(pairs).mean())
+    found.backward()
+    assert scores.grad is not None
+    assert targets.grad is None
+    as_set = term(smoothing=0.5, sets="rest")(scores, targets).terms["divergence"]
+    mean = targets.mean(0)
+    expected = torch.stack([divergence_loss(s, mean, smoothing=0.5) for s in scores]).mean()
+    torch.testing.assert_close(as_set, expected)
+
+
+class TestLearntSigma:
+    def test_it_starts_at_its_value_gets_gradient_and_is_logged(self) -> None:
+        scores = normal(2, 4, 6)
+        fixed, learnt = term(sigma=0.8), term(sigma=0.8, learn_sigma=True)
+        found = learnt(scores, None).terms["divergence"]
+        torch.testing.assert_close(found, fixed(scores, None).terms["divergence"])
+        found.backward()
+        assert learnt.log_sigma is not None
+        assert learnt.log_sigma.grad is not None
+        assert learnt.log_sigma.grad.abs() > 0
+        assert learnt.sigma == pytest.approx(0.8)
+        assert learnt.metrics()["sigma"].item() == pytest.approx(0.8)
+        assert fixed.metrics() == {}
+
+    @pytest.mark.parametrize("kernel", ["inverse", "negative"])
+    def test_a_kernel_without_sigma_learns_none(self, kernel: Any) -> None:
+        assert term(kernel=kernel, learn_sigma=True).log_sigma is None
+
+    def test_weight_decay_leaves_it_alone(self) -> None:
+        config = override(
+            load_recipe("paper"),
+            {"divergence.learn_sigma": True, "encoder.name": "small", "optimiser.decay_all": True},
+        )
+        step = build_step(config)
+        groups = build_optimiser(
+            config.optimiser, step.parameter_groups(), torch.device("cpu")
+        ).param_groups
+        assert step.divergence is not None
+        decays = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+        assert decays.pop(id(step.divergence.log_sigma)) == 0.0
+        assert set(decays.values()) == {config.optimiser.weight_decay}
+        assert len(decays) == len([p for p in step.parameters() if p.requires_grad]) - 1
+
+
+def tiny_step(**changes: Any) -> Step:
+    small = {"encoder.projection_hidden": 8, "encoder.embedding": 6, "divergence.hidden": 4}
+    return build_step(override(load_recipe("digits"), {**small, **changes}))
+
+
+def test_the_total_is_equation_9_and_the_weight_can_rise() -> None:
+    step = tiny_step(
+        **{"objective.weight": 5.0, "divergence.weight": 3.0, "divergence.warmup_epochs": 2.0}
+    )
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    uniforms = ViewGroups(step.views.main.draw(4, device="cpu"))
+    for epoch, weight in ((0, 1.5), (1, 3.0), (2, 3.0)):
+        step.follow_schedule(epoch, 1)
+        outputs = step(images, None, uniforms)
+        terms = outputs.terms
+        torch.testing.assert_close(
+            outputs.total.detach(), 5.0 * terms["contrastive"] + weight * terms["divergence"]
+        )
+        expected = nt_xent(*outputs.student, temperature=step.objective.temperature)
+        torch.testing.assert_close(terms["contrastive"], expected)
+
+
+def test_without_weight_there_is_no_divergence() -> None:
+    step = tiny_step(**{"divergence.weight": 0.0})
+    assert step.divergence is None
+    assert list(step.weights) == ["contrastive"]

@@ -1,0 +1,185 @@
+"""What the interface promises to any method, shown by one that uses all of it."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepbregman import load_encoder
+from deepbregman.commands.pretrain import pretrain, resume
+from deepbregman.config import (
+    METHODS,
+    Config,
+    SimCLRSettings,
+    WeakViewSettings,
+    from_toml,
+    load_recipe,
+    override,
+    to_toml,
+)
+from deepbregman.errors import UserError
+from deepbregman.objectives import OBJECTIVES, ViewGroups, build_step
+from deepbregman.runs import Run
+from deepbregman.training import checkpoints
+from deepbregman.training.display import Display
+from deepbregman.training.faults import Interrupted
+from deepbregman.training.randomness import Share
+
+from . import toy
+
+SMALL = {
+    "objective.name": "toy",
+    "weak_views.crop_area": [0.6, 1.0],
+    "data.holdout": 0.0,
+    "training.epochs": 2,
+    "training.batch_size": 32,
+    "training.knn_every": 1,
+    "training.save_seconds": 0.0,
+    "training.tensorboard": False,
+    "encoder.projection_hidden": 12,
+    "encoder.embedding": 6,
+    "divergence.num_subnetworks": 5,
+    "divergence.hidden": 4,
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "toy", toy.ToySettings)
+    monkeypatch.setitem(OBJECTIVES, "toy", toy.Toy)
+
+
+def configure(**changes: Any) -> Config:
+    return override(load_recipe("digits"), {**SMALL, **changes})
+
+
+def states(run: Run) -> dict[str, torch.Tensor]:
+    saved = checkpoints.load(run.last_checkpoint)
+    return {**saved["objective"], **saved["divergence"]}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, few_digits: str) -> str:
+    return few_digits
+
+
+def test_a_configuration_of_it_survives_toml() -> None:
+    config = configure()
+    assert isinstance(config.objective, toy.ToySettings)
+    assert config.weak_views == WeakViewSettings(crop_area=(0.6, 1.0))
+    assert from_toml(to_toml(config), "here") == config
+    back = override(config, {"objective.name": "simclr", "weak_views": None})
+    assert back.objective == SimCLRSettings()
+    assert back.weak_views is None
+
+
+def test_a_method_that_takes_no_such_group_refuses_it_by_name() -> None:
+    with pytest.raises(UserError, match=r"\[weak_views\] is given, but the method simclr takes"):
+        override(load_recipe("digits"), {"weak_views.num_views": 1})
+    with pytest.raises(UserError, match=r"views.num_views is 1: the method simclr needs 2"):
+        override(load_recipe("digits"), {"views.num_views": 1})
+    with pytest.raises(UserError, match=r"weak_views.jitter is .*hue"):
+        configure(**{"weak_views.jitter": [0.0, 0.0, 0.0, 0.6]})
+
+
+def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were() -> None:
+    changes = {"small_views.num_views": 3, "views.relative_size": 0.75}
+    both, plain = configure(**changes), override(load_recipe("digits"), {"training.batch_size": 32})
+    shares = [Share(config, 64, torch.device("cpu"), 0, 1) for config in (both, plain)]
+    steps = [build_step(config) for config in (both, plain)]
+    drawn = [share.draw_uniforms(step.views, 5) for share, step in zip(shares, steps, strict=True)]
+    assert torch.equal(drawn[0].main, drawn[1].main)
+    assert drawn[0].weak is not None
+    assert not torch.equal(drawn[0].weak[0], drawn[0].main[0])
+    images = torch.randint(0, 256, (32, 3, 8, 8), dtype=torch.uint8)
+    made = [
+        group(images, None, uniforms)
+        for group, uniforms in zip(steps[0].views, drawn[0], strict=True)
+        if group is not None and uniforms is not None
+    ]
+    assert [(*views.shape[:2], views.shape[-1]) for views in made] == [
+        *((2, 32, 6), (1, 32, 8), (3, 32, 4)),
+    ]
+    assert steps[1].views.weak is None
+    assert drawn[1].weak is None
+
+
+def test_terms_without_a_weight_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = build_step(configure())
+    monkeypatch.setattr(step, "weights", {"match": 1.0})
+    uniforms = ViewGroups(
+        *(None if group is None else group.draw(4, device="cpu") for group in step.views)
+    )
+    with pytest.raises(ValueError, match="match, repel, divergence, and has weights for match"):
+        step(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), None, uniforms)
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory, few_digits: str) -> Run:
+    toy.register()
+    try:
+        config = override(load_recipe("digits"), {**SMALL, "data.source": few_digits})
+        return pretrain(config, run=tmp_path_factory.mktemp("toy") / "run", accelerator="cpu")
+    finally:
+        del METHODS["toy"], OBJECTIVES["toy"]
+
+
+def test_its_terms_and_metrics_travel_by_name(complete: Run) -> None:
+    for row in complete.metrics():
+        weight = complete.config.divergence.weight
+        total = row["match"] + 0.5 * row["repel"] + weight * row["divergence"]
+        assert row["total"] == pytest.approx(total, rel=1e-5)
+        assert row["queue_norm"] == pytest.approx(1.0, rel=1e-5)
+        assert {"knn", "alignment", "active_subnetworks"} <= row.keys()
+        assert "contrastive" not in row
+
+
+def test_teacher_queue_and_predictor_are_in_its_state(complete: Run) -> None:
+    state = states(complete)
+    fresh = build_step(complete.config)
+    assert not torch.equal(state["queue"], fresh.objective.state_dict()["queue"])
+    for name in ("teacher.1.3.weight", "predictor.0.weight", "network.weight1"):
+        assert name in state
+    student, teacher = state["projection.3.weight"], state["teacher.1.3.weight"]
+    start = fresh.objective.state_dict()["projection.3.weight"]
+    assert 0.0 < (teacher - start).norm() < (student - start).norm()  # it lags behind
+
+
+@pytest.mark.parametrize("stop_at", [2, 6])
+def test_it_goes_on_to_the_bit(
+    complete: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+) -> None:
+    plain = Display.step
+
+    def stop(display: Display, step: int) -> None:
+        plain(display, step)
+        if step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "step", stop)
+        with pytest.raises(Interrupted):
+            pretrain(complete.config, run=tmp_path / "run", accelerator="cpu")
+    run = resume(tmp_path / "run", accelerator="cpu")
+    found, expected = states(run), states(complete)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    keep = ("total", "match", "repel", "divergence", "knn")
+    rows = [[{k: row[k] for k in keep} for row in each.metrics()] for each in (run, complete)]
+    assert rows[0] == rows[1]
+
+
+def test_an_encoder_loads_without_the_heads(complete: Run) -> None:
+    encoder = load_encoder(complete.path)
+    saved = states(complete)
+    for name, tensor in encoder.state_dict().items():
+        assert torch.equal(tensor, saved[f"encoder.{name}"])
+    damaged = checkpoints.load(complete.last_checkpoint)
+    del damaged["objective"]["encoder.mean"]
+    other = Run.create(complete.path.parent / "other", complete.config, {})
+    checkpoints.save(other.last_checkpoint, damaged)
+    with pytest.raises(UserError, match=r"mean is missing"):
+        load_encoder(other.path)
