@@ -245,7 +245,10 @@ def _line_chart(
         kind: Any = {"type": "log"} if is_log else {"zero": False}
         scale = alt.Scale(nice=False, padding=14, **kind)
         ticks = sorted(set(ends))
-        axis = alt.Axis(values=ticks, grid=False, format="~g", labelOverlap=len(ticks) > 8)
+        crowded = len(ticks) > 8
+        axis = alt.Axis(
+            values=ticks, grid=False, labelExpr="'' + datum.value", labelOverlap=crowded
+        )
         x: Any = alt.X("x:Q", title=x_label, scale=scale, axis=axis)
         printed = [{**point, "x": float(point["x"])} for point in printed]
     else:
