@@ -193,7 +193,7 @@ def test_to_the_end_and_on_by_the_folder_alone(
     assert float(line["difference"]) == change["mean"]
     assert [float(line["difference_low"]), float(line["difference_high"])] == change["interval"]
     shown = " ".join(capsys.readouterr().out.split())
-    assert "difference to plain" in shown
+    assert "Difference to plain" in shown
     assert "1 or 2 epochs" in shown
     assert "What training took" in shown
     with Image.open(out / "comparison.png") as figure:

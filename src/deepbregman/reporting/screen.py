@@ -1,9 +1,9 @@
 """Records to tables on the terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
@@ -11,27 +11,12 @@ from deepbregman.errors import make_printable
 from deepbregman.runs import Record
 from deepbregman.statistics import format_difference, format_spread, format_summary
 
-from .published import published_series, series_of_metric, series_title, series_value
-from .studies import (
-    COMPARED,
-    completed_trials,
-    count_trials,
-    describe_budget,
-    describe_conditions,
-    known_costs,
-    marked_arms,
-    reference_name,
-    search_space,
-)
+from . import studies, tables
 
 METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
-STUDY_METRICS = (
-    *("linear, cached features", "linear, crop and flip"),
-    *("knn, cosine, k=20", "knn, divergence, k=20"),
-)
-"""Metrics of a study's table; ``results.csv`` has them all."""
-BEST_TRIALS = 5
+STUDY_METRICS = (*studies.COMPARED, "knn, divergence, k=20")
+"""Metrics of a study's table."""
 
 
 class SearchHit(NamedTuple):
@@ -148,71 +133,49 @@ def cluster_table(
     return table
 
 
-def study_table(results: Record) -> RenderableType:
-    """Draw the arms of a study, their metrics, and what was published."""
-    if results["study"]["figure"] == "pairs":
-        return Group(_pair_table(results), _cost_table(results))
-    there = dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"])
-    metrics = [name for name in STUDY_METRICS if name in there]
-    printed = published_series(results)
-    beyond, supervised = marked_arms(results, "beyond"), marked_arms(results, "supervised")
-    reference = reference_name(results)
-    compared = [f"linear, difference to {reference} [95 %]"] if reference is not None else []
-    names = [series_title(part, results["metric"]) for part in printed]
-    table = _table(_caption(results), "arm", *metrics, *compared, *names)
-    for column in table.columns[len(table.columns) - len(names) :]:
-        column.style = "dim"
-    for arm in results["arms"]:
-        diverged = arm["num_diverged"]
-        mark = " (supervised)" * (arm["arm"] in supervised) + " *" * (arm["arm"] in beyond)
-        cells = [escape(arm["arm"]) + mark + f" ({diverged} diverged)" * bool(diverged)]
-        cells += [format_summary(arm["metrics"].get(name)) for name in metrics]
-        if compared:
-            cells.append(format_difference(arm["difference"].get(results["metric"])))
-        table.add_row(*cells, *(series_value(part, arm) for part in printed))
-    if beyond & {arm["arm"] for arm in results["arms"]}:
-        table.caption = "* not in the paper"
-    return table
+def study_table(results: Record) -> Group:
+    """Draw the tables of a study of arms and seeds: metrics, differences, costs.
+
+    Of the metrics only those that one looks at first: ``results.csv`` has them all.
+    """
+    arms, *others = studies.study_tables(results, "")
+    budget = studies.describe_budget(results)
+    words = f"{arms.title} {studies.describe_conditions(results)}"
+    arms = arms._replace(title=words + f"; {budget}" * bool(budget))
+    shown = (*STUDY_METRICS, *studies.COSTS.values(), "seconds")
+    return Group(*(draw_table(table, shown) for table in (arms, *others)))
 
 
-def _caption(results: Record) -> str:
-    budget = describe_budget(results)
-    words = f"{results['study']['title']} {describe_conditions(results)}"
-    return words + f"; {budget}" * bool(budget)
+def trial_table(record: Record) -> Table:
+    """Draw the best trials of a hyperparameter search and, where known, each field's importance."""
+    number, states = len(record["trials"]), studies.count_trials(record)
+    title = f"{record['recipe']} on {record['data']}: best of {number} trials ({states})"
+    return draw_table(studies.trial_table(record, "")._replace(title=title))
 
 
-def _pair_table(results: Record) -> Table:
-    """Draw every metric of every arm with its difference to the reference."""
-    reference, printed = results["study"]["reference"], published_series(results)
-    columns = ("mean ± deviation", f"difference to {reference} [95 %]")
-    published = ["published"] if printed else []
-    table = _table(_caption(results), "metric", "arm", *columns, *published)
-    table.columns[1].justify = "left"
-    there = {name for arm in results["arms"] for name in arm["metrics"]}
-    for metric in [name for name in COMPARED if name in there]:
-        for index, arm in enumerate(results["arms"]):
-            values = [(part, series_value(part, arm)) for part in series_of_metric(printed, metric)]
-            words = [f"{value} ({part['series']})" for part, value in values if value]
-            table.add_row(
-                COMPARED[metric] if index == 0 else "",
-                escape(arm["arm"]),
-                format_summary(arm["metrics"].get(metric)),
-                format_difference(arm["difference"].get(metric)),
-                *([escape(", ".join(words))] if printed else []),
-                end_section=index == len(results["arms"]) - 1,
-            )
-    return table
+def draw_table(table: tables.Table, shown: Collection[str] = ()) -> Table:
+    """Draw a table of the page on the terminal.
+
+    Args:
+        table: to draw.
+        shown: columns to draw besides the published ones; all when empty.
+    """
+    columns = [
+        name for name in table.columns if not shown or name in shown or name.startswith("published")
+    ]
+    drawn = _table(table.title, table.corner, *columns)
+    for row in table.rows:
+        cells = dict(zip(table.columns, row.cells, strict=True))
+        name = " ".join([row.name, *(f"({mark})" for mark in row.marks)])
+        drawn.add_row(_words(name), *(_cell(cells[column]) for column in columns))
+    return drawn
 
 
-def _cost_table(results: Record) -> Table:
-    known = known_costs(results)
-    table = _table("What training took", "arm", *known.values(), "seconds", "diverged")
-    for arm in results["arms"]:
-        cost = arm["cost"]
-        counts = ["" if cost.get(name) is None else f"{cost[name]:,}" for name in known]
-        seconds = format_summary(cost["seconds"], digits=1)
-        table.add_row(escape(arm["arm"]), *counts, seconds, str(arm["num_diverged"]))
-    return table
+def _cell(cell: tables.Cell) -> str:
+    if cell.summary is None:
+        return _words(cell.text)
+    is_difference = "interval" in cell.summary
+    return (format_difference if is_difference else format_summary)(cell.summary)
 
 
 def outcome_table(results: Record) -> Table:
@@ -226,25 +189,6 @@ def outcome_table(results: Record) -> Table:
             table.add_section()
         table.add_row(arm, escape(row["metric"]), format_summary(row, digits=3))
         before = row["arm"]
-    return table
-
-
-def trial_table(record: Record) -> Table:
-    """Draw the best trials of a hyperparameter search and, where known, each field's importance."""
-    fields = [space.field for space in search_space(record)]
-    number = len(record["trials"])
-    states = count_trials(record)
-    title = f"{record['recipe']} on {record['data']}: best of {number} trials ({states})"
-    table = _table(title, "trial", f"{record['objective']}, held out, %", *fields)
-    table.columns[0].justify = "right"
-    for row in completed_trials(record)[:BEST_TRIALS]:
-        values = [row["values"][name] for name in fields]
-        words = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-        table.add_row(str(row["trial"]), f"{row['value']:.2f}", *words)
-    if record["importance"]:
-        shares = [f"{record['importance'].get(name, 0.0):.2f}" for name in fields]
-        table.add_section()
-        table.add_row("", "importance", *shares, style="dim")
     return table
 
 

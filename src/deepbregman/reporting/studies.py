@@ -447,15 +447,15 @@ def _arm_table(results: Record, key: str) -> Table:
     rows = []
     for arm in results["arms"]:
         cells = [cell_of(arm["metrics"].get(name)) for name in columns]
-        words = _count_words(cells)
-        words += [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
-        words += ["supervised"] if arm["arm"] in supervised else []
-        words += ["not in the paper"] if arm["arm"] in beyond else []
+        marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
+        marks += ["supervised"] if arm["arm"] in supervised else []
+        marks += ["not in the paper"] if arm["arm"] in beyond else []
+        note = ", ".join([*_count_words(cells), *marks])
         cells += [
             Cell(text=series_value(part, arm), note=part["source"], is_published=True)
             for part in printed
         ]
-        rows.append(Row(arm["arm"], tuple(cells), note=", ".join(words)))
+        rows.append(Row(arm["arm"], tuple(cells), note=note, marks=tuple(marks)))
     columns += [series_title(part, results["metric"]) for part in printed]
     caption = "Top-1, per cent; mean ± sample deviation over seeds"
     title = results["study"]["title"]

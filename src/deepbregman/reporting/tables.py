@@ -88,6 +88,8 @@ class Row(NamedTuple):
     """Of the arm's colour; None of what is no arm of ours."""
     is_published: bool = False
     note: str = ""
+    marks: tuple[str, ...] = ()
+    """What sets the row apart, in a word or two each."""
 
 
 class Table(NamedTuple):
