@@ -29,14 +29,14 @@ from .published import published_series, series_of_metric, series_title, series_
 from .records import is_finite
 from .tables import Cell, Row, Table, cell_of, format_value
 
-COMPARED = {
+COMPARED: dict[str, str] = {
     "linear, cached features": "linear classifier",
     "linear, crop and flip": "linear classifier, crop and flip",
     "knn, cosine, k=200": "kNN, k = 200",
     "knn, cosine, k=20": "kNN, k = 20",
 }
 """Metrics in which recipes are compared before the eye; ``results.json`` compares them in all."""
-COSTS = {
+COSTS: dict[str, str] = {
     "epochs": "epochs",
     "views_per_image": "views per image",
     "view_size": "pixels of a side",
