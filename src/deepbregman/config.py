@@ -187,7 +187,7 @@ class DataSettings(Section):
     """Share of the training images kept from pretraining, for the kNN monitor and for choices."""
     resident: Literal["auto", "yes", "no"] = "auto"
     """Keep all images on the device, stream them, or decide by the memory that is free."""
-    workers: Whole = 2
+    workers: Whole = 16
     """Most processes that decode when images are streamed; never more than a process has CPUs."""
     skip_unreadable: Annotated[bool, tyro.conf.arg(aliases=["--skip-unreadable"])] = False
     """Leave out images that cannot be read, and count them, instead of stopping."""

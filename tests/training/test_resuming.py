@@ -169,7 +169,7 @@ def test_safe_fields_may_change_and_that_is_said(
     said = " ".join(capsys.readouterr().out.split())
     assert "training.save_seconds (0.0 -> 9.0)" in said
     (record,) = run.provenance()["resumed"]
-    assert record["changed"]["data.workers"] == [2, 1]
+    assert record["changed"]["data.workers"] == [16, 1]
     assert len(record["changed"]) == 8
     assert_same_parameters(run, tiny_run)
     assert (run.checkpoints / "epoch-0003.pt").exists()
