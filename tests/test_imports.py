@@ -43,8 +43,6 @@ ALLOWED: dict[str, set[str]] = {
         "evaluation",
     }
     | {"studies", "benchmarking", "reporting", "exporting"},
-    "old_cli": FOUNDATION
-    | {"data", "evaluation", "studies", "benchmarking", "reporting", "exporting"},
     "cli": {"errors", "config", "launching", "terminal", "commands", "commands/parameters"},
     "__main__": {"cli"},
     "__init__": set(),

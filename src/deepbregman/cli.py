@@ -74,9 +74,6 @@ def _dispatch(words: list[str]) -> None:
 
 def _run_verb(verb: str, words: list[str]) -> None:
     """Call the function of a verb with its options, then show what it returns."""
-    if verb in _UNCONVERTED:
-        importlib.import_module(f"deepbregman.old_cli.{verb}").command(words)
-        return
     module = importlib.import_module(f"deepbregman.commands.{verb}")
     program = f"{PROGRAM} {verb}"
     function: Callable[..., Any] | None = getattr(module, verb, None)
@@ -150,7 +147,7 @@ def _print_overview() -> None:
     console = Console()
     console.print(f"usage: {PROGRAM} VERB ... [--debug]\n", highlight=False)
     console.print("Self-supervised visual representations with deep Bregman divergences.\n")
-    purposes = {verb: _UNCONVERTED.get(verb) or _verb_purpose(verb) for verb in VERBS}
+    purposes = {verb: _verb_purpose(verb) for verb in VERBS}
     _print_table(console, purposes)
     console.print(
         f"\n{PROGRAM} VERB --help says what each takes; --debug shows where an error arose.",
@@ -254,10 +251,3 @@ def _is_joined() -> bool:
     """Whether this process is connected to the other processes of a run."""
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
-
-
-_UNCONVERTED = {
-    "study": "Run an ablation or a claim of the paper, with error bars: deepbregman study [NAME].",
-    "tune": "Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...",
-}
-"""Verbs that are still in old_cli/; delete an entry when its verb moves to commands/."""

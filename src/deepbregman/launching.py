@@ -101,6 +101,18 @@ def is_first_of_machine() -> bool:
     return os.environ.get(name, "0") == "0"
 
 
+def leave_group() -> Process:
+    """Make this process one of its own from now on, though it was started with others.
+
+    Returns:
+        Its position among them.
+    """
+    here = current_process()
+    for name in (*_TORCHRUN, "SLURM_STEP_NUM_TASKS", LAUNCHER):
+        os.environ.pop(name, None)
+    return here
+
+
 def must_start_processes(devices: int | None, nodes: int | None) -> bool:
     """Whether processes are still to be started; refuse numbers that contradict those running.
 

@@ -66,7 +66,7 @@ _RESULT = {
     "pretrain": {"finished": str, ...: float},
     "evaluations": [_EVALUATION],
     "quickstart": [{"features": str, ...: float}],
-    "study": {},
+    "study": {"state": str, "judge": str, "metrics": {...: float}, "why": str},
 }
 
 

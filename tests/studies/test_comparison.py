@@ -2,63 +2,32 @@
 
 import csv
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
-from scipy import stats
 
 from deepbregman.cli import main
 from deepbregman.commands.report import report
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
-from deepbregman.studies import cells
+from deepbregman.studies import engine
 from deepbregman.studies.catalogue.comparison import STUDY
-from deepbregman.studies.comparison import check_budget, compared, unequal_budget
-from deepbregman.studies.definition import Settings
-from deepbregman.studies.fields import assignments
-from deepbregman.studies.folder import default_folder, open_task
-from deepbregman.studies.results import MAIN_METRIC, paired
+from deepbregman.studies.definition import (
+    StudyOptions,
+    check_budget,
+    find_unequal_budget,
+    read_changes,
+)
+from deepbregman.studies.engine import MAIN_METRIC
+from deepbregman.studies.grid import default_folder, open_grid
 
 from .conftest import TINY
 
 Record = dict[str, Any]
-accuracies = st.lists(
-    st.tuples(st.floats(0.0, 100.0), st.floats(0.0, 100.0)), min_size=2, max_size=9
-)
-
-
-@given(accuracies)
-def test_differences_are_scipy_s_paired_test(values: list[tuple[float, float]]) -> None:
-    mine, base = (dict(enumerate(column)) for column in zip(*values, strict=True))
-    summary = paired(mine, base)
-    assert summary is not None
-    changes = [a - b for a, b in values]
-    mean = sum(changes) / len(changes)
-    variance = sum((change - mean) ** 2 for change in changes) / (len(changes) - 1)
-    assert summary["n"] == len(values)
-    assert summary["mean"] == pytest.approx(mean, abs=1e-9)
-    assert summary["deviation"] == pytest.approx(math.sqrt(variance), abs=1e-9)
-    if variance > 1e-12:  # scipy warns of, and we answer with, a point otherwise
-        interval = stats.ttest_rel(list(mine.values()), list(base.values())).confidence_interval()
-        assert summary["interval"] == pytest.approx([interval.low, interval.high], abs=1e-7)
-    low, high = summary["interval"]
-    assert low <= summary["mean"] <= high
-
-
-def test_only_common_seeds_are_paired() -> None:
-    summary = paired({2: 90.0, 0: 80.0, 5: 1.0}, {0: 79.0, 2: 91.0, 9: 3.0})
-    assert summary is not None
-    assert (summary["mean"], summary["n"]) == (0.0, 2)
-    one = paired({0: 80.0}, {0: 79.5})
-    assert one == {"mean": 0.5, "deviation": None, "n": 1, "interval": None}
-    assert paired({0: 1.0}, {1: 1.0}) is None
 
 
 @pytest.mark.parametrize(
@@ -99,8 +68,8 @@ def test_what_may_differ_at_an_equal_budget() -> None:
         {"data.workers": 0, "training.precision": "32-true", "seed": 7},
     ]
     for changes in free:
-        assert unequal_budget({"a": base, "b": override(base, changes)}) == []
-    assert unequal_budget({name: load_recipe(name) for name in STUDY.recipes}) == []
+        assert find_unequal_budget({"a": base, "b": override(base, changes)}) == []
+    assert find_unequal_budget({name: load_recipe(name) for name in STUDY.recipes}) == []
 
 
 @pytest.mark.parametrize("name", ["data.source", "data.root"])
@@ -113,8 +82,10 @@ def test_other_images_are_no_comparison_at_all(name: str) -> None:
 def test_an_arm_is_all_in_which_its_recipe_differs() -> None:
     configs = {name: load_recipe(name) for name in ("simclr", "best", "paper")}
     seeded = {name: override(config, {"seed": 3}) for name, config in configs.items()}
-    assert compared(STUDY, {**seeded, "simclr": configs["simclr"]}) == compared(STUDY, configs)
-    study = compared(STUDY, configs)
+    assert STUDY.with_recipes({**seeded, "simclr": configs["simclr"]}) == STUDY.with_recipes(
+        configs
+    )
+    study = STUDY.with_recipes(configs)
     assert study.reference == "simclr"
     assert [arm.series for arm in study.arms] == ["SimCLR", "with divergence", "with divergence"]
     for arm in study.arms:
@@ -122,11 +93,11 @@ def test_an_arm_is_all_in_which_its_recipe_differs() -> None:
         start = fields_of(configs["simclr"])
         assert all(value != start[field] for field, value in arm.changes.items())
     with pytest.raises(UserError, match="recipes b and c come to the same configuration"):
-        compared(STUDY, {"a": configs["best"], "b": configs["paper"], "c": configs["paper"]})
+        STUDY.with_recipes({"a": configs["best"], "b": configs["paper"], "c": configs["paper"]})
 
 
 def recipe(path: Path, changes: Mapping[str, Any]) -> str:
-    config: Config = override(load_recipe("digits"), {**assignments(TINY), **changes})
+    config: Config = override(load_recipe("digits"), {**read_changes(TINY), **changes})
     path.write_text(to_toml(config))
     return str(path)
 
@@ -157,13 +128,13 @@ def test_to_the_end_and_on_by_the_folder_alone(
     for path in two:
         Path(path).unlink()  # the folder knows them
     trained = []
-    pretrain = cells.pretrain
+    pretrain = engine.pretrain
 
     def counted(config: Config, **options: Any) -> Any:
         trained.append((config.views.num_views, config.training.epochs, config.seed))
         return pretrain(config, **options)
 
-    monkeypatch.setattr(cells, "pretrain", counted)
+    monkeypatch.setattr(engine, "pretrain", counted)
     main([*words, "--only", "*"])
     assert trained == [(4, 1, 0), (4, 1, 1)]
     results = read(out)
@@ -262,7 +233,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
 
 
 def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> None:
-    settings = Settings(
+    settings = StudyOptions(
         recipes=tuple(two),
         data=few_digits,
         changes={"optimiser.weight_decay": 0.25},
@@ -270,15 +241,15 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
         out=out,
         accelerator="cpu",
     )
-    task = open_task(STUDY, settings)
-    configs = [cell.config for group in task.groups for cell in group]
+    opened = open_grid(STUDY, settings)
+    configs = [cell.trial.config for cell in opened.cells]
     assert {config.optimiser.weight_decay for config in configs} == {0.25}
     assert {config.data.holdout for config in configs} == {0.1}
     assert sorted({config.training.epochs for config in configs}) == [1, 2]
-    again = open_task(STUDY, Settings(out=out, accelerator="cpu"))
-    assert [cell.config for group in again.groups for cell in group] == configs
+    again = open_grid(STUDY, StudyOptions(out=out, accelerator="cpu"))
+    assert [cell.trial.config for cell in again.cells] == configs
     recipe(Path(two[1]), {"training.epochs": 3})
     with pytest.raises(UserError, match=r"comparison, ours \[x\] with other settings \(.*epochs"):
-        open_task(STUDY, settings)
-    name = default_folder(STUDY, Settings(data="cifar10"))
+        open_grid(STUDY, settings)
+    name = default_folder(STUDY, StudyOptions(data="cifar10"))
     assert name == Path("studies/comparison-simclr-best-cifar10")

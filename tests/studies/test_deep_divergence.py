@@ -16,13 +16,15 @@ from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_by_divergence
 from deepbregman.runs import Run
 from deepbregman.studies.deep_divergence import (
-    configured,
-    deep_divergence,
-    deep_divergence_cell,
-    judged,
+    baseline_config,
+    judge_baseline,
+    run_deep_divergence,
+    train_deep_divergence,
 )
 from deepbregman.studies.definition import Form, MetricLoss
-from deepbregman.studies.divergence_learning import FORMS
+from deepbregman.studies.plane import FORMS
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +44,13 @@ def source(short_config: Config) -> Source:
 def test_it_learns_the_labels(
     form: Form, loss: MetricLoss, short_config: Config, source: Source
 ) -> None:
-    config = override(short_config, {"optimiser.learning_rate": 5e-3, "training.batch_size": 64})
+    changes: dict[str, Any] = {"optimiser.learning_rate": 5e-3, "training.batch_size": 64}
+    changes |= {"divergence.num_subnetworks": 30, "training.epochs": 5}
+    config = override(short_config, changes)
     few = Source("few digits", source.train.select(torch.arange(640)), source.test)
-    found = deep_divergence(few, config, form=form, loss=loss, num_subnetworks=30, epochs=5)
+    found = train_deep_divergence(few, config, form, loss, CPU)
     assert found.losses[-1] < 0.7 * found.losses[0]
-    metrics = judged(found, few, form=form)
+    metrics = judge_baseline(found, few, form, CPU)
     assert metrics["knn, divergence, k=20"] > 40.0  # chance is 10
     assert metrics["knn, cosine, k=20"] > 70.0
 
@@ -56,7 +60,7 @@ def test_a_cell_is_a_run_like_any_other(
 ) -> None:
     config = override(short_config, {"training.epochs": 1, "divergence.num_subnetworks": 7})
     folder = tmp_path / "cell"
-    outcome = deep_divergence_cell(
+    outcome = run_deep_divergence(
         config, "max", "triplet", folder, source=source, accelerator="cpu"
     )
     assert outcome["supervised"] is True
@@ -71,7 +75,7 @@ def test_a_cell_is_a_run_like_any_other(
     }
     assert rows == pytest.approx(outcome["metrics"])
     with pytest.raises(UserError, match="never overwrites"):
-        deep_divergence_cell(config, "max", "triplet", folder, source=source)
+        run_deep_divergence(config, "max", "triplet", folder, source=source)
 
 
 def test_a_loss_that_is_not_finite_ends_the_cell(
@@ -79,7 +83,7 @@ def test_a_loss_that_is_not_finite_ends_the_cell(
 ) -> None:
     changes = {"optimiser.learning_rate": 1e30, "training.epochs": 2}
     few = Source("few digits", source.train.select(torch.arange(256)), source.test)
-    outcome = deep_divergence_cell(
+    outcome = run_deep_divergence(
         override(short_config, changes),
         "moment",
         "contrastive",
@@ -103,7 +107,7 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
         test=SimpleNamespace(
             labels=test, features=Features(bank[:1], torch.tensor([[1.3, 1.2]])), num_replaced=0
         ),
-        config=configured(short_config, "moment"),
+        config=baseline_config(short_config, "moment"),
         num_classes=2,
         judge=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
     )
@@ -114,5 +118,18 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
 
 
 def test_images_without_labels_are_refused(short_config: Config, source: Source) -> None:
+    bare = Source("bare", Split(source.train.images))
     with pytest.raises(UserError, match="supervised; give a labelled source"):
-        deep_divergence(Source("bare", Split(source.train.images)), short_config)
+        train_deep_divergence(bare, short_config, "max", "triplet", CPU)
+
+
+def test_two_runs_of_one_seed_are_the_same_with_dropout(
+    short_config: Config, source: Source
+) -> None:
+    changes = {"divergence.dropout": 0.5, "divergence.activation": "relu", "training.epochs": 1}
+    config = override(short_config, changes)
+    few = Source("few digits", source.train.select(torch.arange(256)), source.test)
+    first, second = (
+        train_deep_divergence(few, config, "max", "triplet", CPU).losses for _ in range(2)
+    )
+    assert first == second

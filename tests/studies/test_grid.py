@@ -1,7 +1,8 @@
 """The engine of grid studies, by the command that a user types."""
 
-import io
+import errno
 import json
+import os
 import re
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,19 +21,21 @@ from PIL import Image
 from rich.console import Console
 
 from deepbregman.cli import main
+from deepbregman.data import opening
 from deepbregman.errors import UserError
-from deepbregman.evaluation import subject
+from deepbregman.evaluation import features, inputs
 from deepbregman.runs import Run
-from deepbregman.studies import cells, grid
+from deepbregman.studies import engine
 from deepbregman.studies.catalogue import find_study, kappa
 from deepbregman.studies.catalogue.kappa import LOSSES
-from deepbregman.studies.cells import run_cell
-from deepbregman.studies.definition import Settings
-from deepbregman.studies.fields import assignments
-from deepbregman.studies.folder import open_task
-from deepbregman.studies.results import MAIN_METRIC, by_arm, differences, references, summarise
+from deepbregman.studies.definition import StudyOptions, read_changes
+from deepbregman.studies.engine import MAIN_METRIC, Trial, lock, run_trial
+from deepbregman.studies.grid import open_grid
+from deepbregman.studies.results import compare_arms, find_references, summarise_arms
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
+
+from .conftest import TINY
 
 Record = dict[str, Any]
 
@@ -90,14 +94,14 @@ def test_other_encoders_by_value_and_more_seeds_later(
     tiny: list[str], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
-    real = subject.open_data
+    real = inputs.open_data
 
     def counted_opening(*arguments: Any) -> Any:
         opened.append(arguments)
         return real(*arguments)
 
-    monkeypatch.setattr(subject, "open_data", counted_opening)
-    monkeypatch.setattr("deepbregman.training.assembly.open_data", counted_opening)
+    monkeypatch.setattr(inputs, "open_data", counted_opening)
+    monkeypatch.setattr(opening, "open_data", counted_opening)
     words = ["study", "encoder-depth", "--out", str(out), "--keep-checkpoints"]
     main([*words, "--values", "small", "--only", "divergence-small", *tiny])
     assert len(opened) == 1  # for the study, not for each training and each judgement
@@ -105,13 +109,13 @@ def test_other_encoders_by_value_and_more_seeds_later(
     assert [row["seed"] for row in read(out)["cells"]] == [0]
     first = (out / "runs" / "divergence-small-seed0" / "result.json").read_bytes()
     trained = []
-    pretrain = cells.pretrain
+    pretrain = engine.pretrain
 
     def counted(config: Any, **options: Any) -> Run:
         trained.append(config.seed)
         return pretrain(config, **options)
 
-    monkeypatch.setattr(cells, "pretrain", counted)
+    monkeypatch.setattr(engine, "pretrain", counted)
     main([*words, "--seeds", "2"])  # what is left out is the folder's
     assert trained == [1]
     assert [row["seed"] for row in read(out)["cells"]] == [0, 1]
@@ -128,7 +132,7 @@ def test_a_crash_costs_no_finished_work_and_changes_no_number(
     """Killed once in training and once before judging; then as if nothing had happened."""
     words = ["--only", "5", "20", *tiny, "training.save_seconds=0"]
     words[words.index("--epochs") + 1] = "2"
-    keep, evaluate = Pretraining._keep, cells.evaluate
+    keep, judge = Pretraining._keep, engine.run_protocols
 
     def killed(self: Pretraining, record: Record, *rest: Any) -> None:
         keep(self, record, *rest)
@@ -140,17 +144,17 @@ def test_a_crash_costs_no_finished_work_and_changes_no_number(
 
     with monkeypatch.context() as patch:
         patch.setattr(Pretraining, "_keep", killed)
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit, match="1"):
             main(["study", "kappa", "--out", str(out), *words])
     assert [row["run"] for row in read(out)["cells"]] == ["5-seed0"]
     with monkeypatch.context() as patch:
-        patch.setattr(cells, "evaluate", unjudged)
-        with pytest.raises(SystemExit):
+        patch.setattr(engine, "run_protocols", unjudged)
+        with pytest.raises(SystemExit, match="1"):
             main(["study", "kappa", "--out", str(out), *words])
     main(["study", "kappa", "--out", str(out), *words])
     other = tmp_path / "whole"
     main(["study", "kappa", "--out", str(other), *words])
-    assert evaluate is cells.evaluate
+    assert judge is engine.run_protocols
     assert [row["metrics"] for row in read(out)["cells"]] == [
         row["metrics"] for row in read(other)["cells"]
     ]
@@ -162,14 +166,14 @@ def test_a_crash_costs_no_finished_work_and_changes_no_number(
     assert "resumed" not in Run.open(out / "runs" / "5-seed0").provenance()
 
 
-def settings(data: str, out: Path, **others: Any) -> Settings:
-    changes = assignments(
+def settings(data: str, out: Path, **others: Any) -> StudyOptions:
+    changes = read_changes(
         [
             *("training.batch_size=64", "training.knn_every=0", "training.tensorboard=false"),
             *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
         ]
     )
-    return Settings(
+    return StudyOptions(
         recipe="digits", data=data, epochs=1, changes=changes, out=out, accelerator="cpu", **others
     )
 
@@ -177,31 +181,25 @@ def settings(data: str, out: Path, **others: Any) -> Settings:
 def test_two_workers_do_every_cell_once(
     few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grid, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(engine, "POLL_SECONDS", 0.01)
     both = threading.Barrier(2, timeout=60)
     taken: list[tuple[str, int]] = []
 
-    def slowly(cell: cells.Cell, *arguments: Any) -> Record:
-        taken.append((cell.name, threading.get_ident()))
+    def slowly(trial: Trial, *arguments: Any) -> Record:
+        taken.append((trial.name, threading.get_ident()))
         if len(taken) <= 2:
             both.wait()  # both workers are inside a cell at the same time
-        return run_cell(cell, *arguments)
+        return run_trial(trial, *arguments)
 
-    monkeypatch.setattr(grid, "run_cell", slowly)
+    monkeypatch.setattr(engine, "run_trial", slowly)
     study = find_study("kappa")
     asked = settings(few_digits, out, only=("5", "20"), seeds=2)
-    said = [io.StringIO(), io.StringIO()]
-    workers = [
-        threading.Thread(target=study.run, args=(asked, Console(file=file))) for file in said
-    ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda _: study.run(asked, Console(quiet=True)), range(2)))
     assert sorted(name for name, _ in taken) == ["20-seed0", "20-seed1", "5-seed0", "5-seed1"]
     assert len({worker for _, worker in taken}) == 2
     assert len(read(out)["cells"]) == 4
-    assert all("How many subnetworks?" in file.getvalue() for file in said)  # both end complete
+    assert [len(each.results["cells"]) for each in found] == [4, 4]  # both end complete
 
 
 def test_a_busy_cell_is_waited_for_and_taken_over(
@@ -209,8 +207,8 @@ def test_a_busy_cell_is_waited_for_and_taken_over(
 ) -> None:
     """The holder of a cell dies without having done it: its lock goes, the cell does not."""
     asked = settings(few_digits, out, only=("5",), seeds=1)
-    task = open_task(find_study("kappa"), asked)  # type: ignore[arg-type]
-    holder = grid.claim(task.folder / "locks" / "5-seed0")
+    opened = open_grid(find_study("kappa"), asked)  # type: ignore[arg-type]
+    holder = lock(opened.folder, "5-seed0", wait=False)
     assert holder.__enter__()
     sleeps = []
 
@@ -218,10 +216,33 @@ def test_a_busy_cell_is_waited_for_and_taken_over(
         sleeps.append(seconds)
         holder.__exit__(None, None, None)
 
-    monkeypatch.setattr(grid.time, "sleep", sleep)
+    monkeypatch.setattr(engine.time, "sleep", sleep)
     find_study("kappa").run(asked, Console(quiet=True))
-    assert sleeps == [grid.POLL_SECONDS]
+    assert sleeps == [engine.POLL_SECONDS]
     assert read(out)["cells"][0]["state"] == "done"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_a_file_system_without_locks_is_no_obstacle(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    for wait in (False, True):
+        with lock(tmp_path, "a-trial", wait=wait) as is_mine:
+            assert is_mine
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"study": 3}', '{"study": {"name": "kappa"}, "epochs": "x"}', "\x00"]
+)
+def test_a_damaged_study_is_words(text: str, out: Path) -> None:
+    out.mkdir()
+    (out / "study.json").write_text(text)
+    with pytest.raises(UserError, match=r"study\.json"):
+        find_study("kappa").run(StudyOptions(out=out, accelerator="cpu"), Console(quiet=True))
 
 
 @pytest.mark.parametrize(
@@ -241,7 +262,7 @@ def test_a_folder_keeps_to_what_it_began_with(
     out: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    open_task(find_study("kappa"), settings(few_digits, out))  # type: ignore[arg-type]
+    open_grid(find_study("kappa"), settings(few_digits, out))  # type: ignore[arg-type]
     before = (out / "study.json").read_bytes()
     with pytest.raises(SystemExit) as stopped:
         main(["study", "kappa", "--out", str(out), "--accelerator", "cpu", *words])
@@ -262,6 +283,13 @@ def test_a_folder_keeps_to_what_it_began_with(
         (["kappa", "--values", "many"], "divergence.num_subnetworks is 'many'"),
         (["kappa", "--set", "divergence.sgima=1"], "did you mean 'sigma'"),
         (["kappa", "--linear-epochs", "-1"], "--linear-epochs -1"),
+        *(
+            (
+                [name, "--recipe", "simclr", *("--set", "data.source=digits")],
+                f"of study {name} needs the divergence term for",
+            )
+            for name in ("kappa", "psi", "subnetwork", "augmentations", "view-sets")
+        ),
         (["augmentations", "--only", "simclr-crop-blur", "--recipe", "digits"], "change nothing"),
         (["sigma-lambda", "--seeds", "2"], "sigma-lambda is a search and takes no --seeds"),
     ],
@@ -281,15 +309,9 @@ def test_a_folder_of_something_else_is_left_alone(out: Path, few_digits: str) ->
     (out / "thesis.tex").touch()
     with pytest.raises(UserError, match="holds no study"):
         find_study("kappa").run(settings(few_digits, out), Console(quiet=True))
-    open_task(find_study("kappa"), settings(few_digits, out / "a"))  # type: ignore[arg-type]
+    open_grid(find_study("kappa"), settings(few_digits, out / "a"))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="holds study kappa, not psi"):
         find_study("psi").run(settings(few_digits, out / "a"), Console(quiet=True))
-
-
-def test_torchrun_is_refused(few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UserError, match="once for each GPU"):
-        find_study("kappa").run(settings(few_digits, out), Console(quiet=True))
 
 
 def test_a_cell_that_diverges_does_not_end_the_study(
@@ -305,6 +327,52 @@ def test_a_cell_that_diverges_does_not_end_the_study(
     assert (header, line) == ("arm,series,x,num_diverged", "5,with divergence,5,1")
 
 
+def test_features_that_are_not_finite_are_a_divergence_though_nothing_watches(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finite losses and weights, but batch statistics that overflow where the encoder is judged."""
+    compute = features.compute_features
+
+    def overflow(*arguments: Any) -> Any:
+        found = compute(*arguments)
+        found.representation[0, 0] = float("inf")
+        return found
+
+    monkeypatch.setattr(features, "compute_features", overflow)
+    asked = settings(few_digits, out, only=("5",), seeds=1)
+    for _ in range(2):  # the second time there is nothing left to do
+        find_study("kappa").run(asked, Console(quiet=True))
+        (row,) = read(out)["cells"]
+        assert row["state"] == "diverged"
+        assert "features are not finite" in row["why"]
+
+
+def test_tasks_of_srun_are_workers_of_their_own(few_digits: str, out: Path) -> None:
+    """Two tasks and two arms: each run is alone, and what it is when one process trains both."""
+    words = [
+        *(sys.executable, "-m", "deepbregman", "study", "kappa", "--only", "none", "5"),
+        *("--recipe", "digits", "--data", few_digits, "--epochs", "1", "--seeds", "1"),
+        *("--accelerator", "cpu", "--set", *TINY),
+    ]
+    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "2"}
+    slurm |= {"SLURM_JOB_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    tasks = [
+        subprocess.Popen(
+            [*words, "--out", str(out)],
+            env=os.environ | slurm | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [task.wait(120) for task in tasks] == [0, 0]
+    alone = out.with_name("alone")
+    main([*words[3:], "--out", str(alone)])
+    for name in ("none-seed0", "5-seed0"):
+        shared, single = (Run.open(folder / "runs" / name) for folder in (out, alone))
+        assert shared.provenance().get("processes", 1) == 1
+        totals = [[row["total"] for row in run.metrics()] for run in (shared, single)]
+        assert totals[0] == totals[1]
+
+
 @pytest.mark.parametrize("error", [Interrupted(Path("x"), 2), KeyboardInterrupt()])
 def test_ctrl_c_says_how_to_go_on(
     error: BaseException,
@@ -316,19 +384,19 @@ def test_ctrl_c_says_how_to_go_on(
     def interrupted(*arguments: Any, **options: Any) -> Run:
         raise error
 
-    monkeypatch.setattr(cells, "pretrain", interrupted)
+    monkeypatch.setattr(engine, "pretrain", interrupted)
     with pytest.raises(SystemExit) as stopped:
         main(["study", "kappa", "--out", str(out), "--only", "5", *tiny])
     assert stopped.value.code == 130
     words = " ".join(capsys.readouterr().err.split())
-    assert "0 of 1 cells are done" in words
+    assert "0 of 1 runs are done" in words
     assert f"deepbregman study kappa --out {out}" in words
 
 
 def test_judged_on_held_out_images_the_test_images_stay_closed(
     few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch, explosive: Callable[[str], None]
 ) -> None:
-    explosive("deepbregman.studies.cells")
+    explosive("deepbregman.studies.engine")
     asked = settings(few_digits, out, only=("5",), seeds=1, judge="holdout")
     find_study("kappa").run(asked, Console(quiet=True))
     (row,) = Run.open(out / "runs" / "5-seed0").result()["evaluations"][-1:]
@@ -343,14 +411,6 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "How many subnetworks?" in shown
 
 
-def test_mean_and_deviation_are_numpy_s() -> None:
-    values = [90.1, 91.7, 88.8]
-    summary = summarise(values)
-    assert summary["mean"] == pytest.approx(np.mean(values), rel=1e-12)
-    assert summary["deviation"] == pytest.approx(np.std(values, ddof=1), rel=1e-12)
-    assert summarise([90.0]) == {"mean": 90.0, "deviation": None, "n": 1}
-
-
 def row(arm: str, series: str, seed: int, value: float | None) -> Record:
     metrics = {} if value is None else {"m": value}
     state = "done" if metrics else "diverged"
@@ -359,7 +419,9 @@ def row(arm: str, series: str, seed: int, value: float | None) -> Record:
 
 
 def test_a_diverged_seed_is_counted_and_not_averaged() -> None:
-    (arm,) = by_arm([row("a", "s", 0, 90.0), row("a", "s", 1, None), row("a", "s", 2, 92.0)])
+    (arm,) = summarise_arms(
+        [row("a", "s", 0, 90.0), row("a", "s", 1, None), row("a", "s", 2, 92.0)]
+    )
     assert arm["num_diverged"] == 1
     assert arm["metrics"]["m"] == {"mean": 91.0, "deviation": pytest.approx(2**0.5), "n": 2}
 
@@ -371,9 +433,9 @@ def test_what_is_lost_is_paired_by_seed() -> None:
     ]
     names = [("all", "s"), ("crop", "s"), ("other", "t")]
     arms = [{"name": name, "series": series} for name, series in names]
-    against = references({"figure": "drops", "arms": arms, "reference": None})
+    against = find_references({"figure": "drops", "arms": arms, "reference": None})
     assert against == {"crop": "all"}
-    change = differences(rows, against)["crop"]["m"]
+    change = compare_arms(rows, against)["crop"]["m"]
     half = 12.706204736432095 * 0.5  # Student's t at one degree of freedom, printed in any table
     assert change == {
         **{"mean": -5.5, "deviation": pytest.approx(0.5**0.5), "n": 2},
@@ -440,7 +502,7 @@ def test_what_contradicts_a_begun_study_is_named_as_that(
 ) -> None:
     """Not as two options of which the user gave one."""
     study, common = kappa.STUDY, {"out": out, "accelerator": "cpu"}
-    open_task(study, Settings(recipe="digits", data=few_digits, **begun, **common))
+    open_grid(study, StudyOptions(recipe="digits", data=few_digits, **begun, **common))
     with pytest.raises(UserError, match=r"other settings \(training.epochs is 1 there, 2 here\)"):
-        open_task(study, Settings(**now, **common))
-    open_task(study, Settings(epochs=1, **common))
+        open_grid(study, StudyOptions(**now, **common))
+    open_grid(study, StudyOptions(epochs=1, **common))

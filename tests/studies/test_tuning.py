@@ -15,32 +15,45 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import sqlalchemy
+from optuna.storages._rdb.models import TrialModel
 from optuna.trial import TrialState
 
 from deepbregman.cli import main
 from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
-from deepbregman.studies import cells
-from deepbregman.studies.fields import assignments
-from deepbregman.studies.grid import Stopped
-from deepbregman.studies.tuning import workers
-from deepbregman.studies.tuning.plan import Request, build_sampler, locate, remember
-from deepbregman.studies.tuning.records import trial_rows
-from deepbregman.studies.tuning.search import to_go_on, tune
-from deepbregman.studies.tuning.workers import FirstCome, open_storage, queue_again, work
+from deepbregman.studies import engine, tuning
+from deepbregman.studies.definition import read_changes
+from deepbregman.studies.engine import Stopped
+from deepbregman.studies.tuning import (
+    SearchOptions,
+    SharedSearch,
+    build_sampler,
+    continue_command,
+    join_search,
+    locate_storage,
+    open_storage,
+    queue_again,
+    remember_storage,
+    run_search,
+    trial_rows,
+    write_trials,
+)
 from deepbregman.training.faults import Interrupted
 
+BEGAN = ["deepbregman", "tune", "digits"]
 SPACE = ("divergence.sigma=0.5:3:log", "divergence.kernel=gaussian,inverse")
 
 
 def changes(*more: str) -> dict[str, Any]:
-    return assignments(
+    return read_changes(
         [
             *("training.batch_size=64", "training.knn_every=1", "data.holdout=0"),
             *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
@@ -49,12 +62,28 @@ def changes(*more: str) -> dict[str, Any]:
     )
 
 
-def request(data: str, out: Path, **others: Any) -> Request:
+def request(data: str, out: Path, **others: Any) -> SearchOptions:
     given: dict[str, Any] = {
         **{"recipe": "digits", "space": SPACE, "trials": 3, "data": data, "epochs": 1},
         **{"changes": changes(), "out": out, "accelerator": "cpu", "sampler": "random"},
     }
-    return Request(**{**given, **others})
+    return SearchOptions(**{**given, **others})
+
+
+@pytest.fixture(scope="module")
+def searched(few_digits: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A search that has one trial."""
+    out = tmp_path_factory.mktemp("searched") / "study"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", BEGAN)
+        run_search(request(few_digits, out, trials=1))
+    return out
+
+
+@pytest.fixture
+def begun(searched: Path, out: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(searched, out))
 
 
 def trials(out: Path) -> list[dict[str, Any]]:
@@ -70,7 +99,7 @@ def test_end_to_end_without_the_test_images(
     explosive: Callable[[str], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    explosive("deepbregman.studies.cells")
+    explosive("deepbregman.studies.engine")
     words = {
         "tune": ["tune", "digits", "--space", *SPACE, "--sampler", "tpe", "--objective", "knn"],
         "study": ["study", "sigma-lambda", "--recipe", "digits"],
@@ -112,36 +141,37 @@ def test_end_to_end_without_the_test_images(
 
 
 def test_more_trials_later_and_nothing_else(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+    few_digits: str, begun: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["deepbregman", "tune", "digits", "--space", *SPACE])
-    tune(request(few_digits, out, trials=1))
-    first = trials(out)
-    monkeypatch.setattr("sys.argv", ["deepbregman", "tune", "--out", str(out)])
+    first = trials(begun)
     with pytest.raises(UserError, match=r"training\.epochs is 1 there, 2 here"):
-        tune(request(few_digits, out, epochs=2))
+        run_search(request(few_digits, begun, epochs=2))
     with pytest.raises(UserError, match=r"sampler is 'random' there, 'gp' here"):
-        tune(request(few_digits, out, sampler="gp"))
+        run_search(request(few_digits, begun, sampler="gp"))
     with pytest.raises(UserError, match="space is"):
-        tune(request(few_digits, out, space=("divergence.sigma=1:2",)))
-    for given in ({"epochs": 1}, {"recipe": "digits", "changes": {"training.knn_every": 1}}):
-        tune(Request(out=out, trials=1, accelerator="cpu", **given))  # type: ignore[arg-type]  # parametrised
-    with pytest.raises(UserError, match=r"\(training\.knn_every is 1 there, 2 here\)"):
-        tune(Request(out=out, changes={"training.knn_every": 2}, accelerator="cpu"))
-    told = r"other settings \(training\.epochs is 1 there, 2 here\)"
-    for given in (
-        {"epochs": 2},
-        {"changes": {"training.epochs": 2}},
-        {"recipe": "digits", "changes": {"training.epochs": 2}},
-    ):
-        with pytest.raises(UserError, match=told):
-            tune(Request(out=out, accelerator="cpu", **given))  # type: ignore[arg-type]  # parametrised
-    with pytest.raises(UserError, match=r"--epochs 2 and --set training\.epochs=1 contradict"):
-        tune(Request(out=out, epochs=2, changes={"training.epochs": 1}, accelerator="cpu"))
-    tune(Request(out=out, trials=2, accelerator="cpu"))  # all else is the folder's
-    later = trials(out)
-    began = shlex.join(["deepbregman", "tune", "digits", "--space", *SPACE])
-    assert f"# Search:   {began}\n" in (out / "best.toml").read_text()  # what can be done again
+        run_search(request(few_digits, begun, space=("divergence.sigma=1:2",)))
+    options: list[tuple[dict[str, Any], str]] = [
+        ({"changes": {"training.knn_every": 2}}, r"\(training\.knn_every is 1 there, 2 here\)"),
+        ({"epochs": 2}, r"other settings \(training\.epochs is 1 there, 2 here\)"),
+        ({"changes": {"training.epochs": 2}}, r"\(training\.epochs is 1 there, 2 here\)"),
+        (
+            {"recipe": "digits", "changes": {"training.epochs": 2}},
+            r"\(training\.epochs is 1 there, 2 here\)",
+        ),
+        (
+            {"epochs": 2, "changes": {"training.epochs": 1}},
+            r"--epochs 2 and --set training\.epochs=1 contradict",
+        ),
+    ]
+    for given, words in options:
+        with pytest.raises(UserError, match=words):
+            run_search(SearchOptions(out=begun, accelerator="cpu", **given))
+    run_search(SearchOptions(out=begun, trials=1, epochs=1, accelerator="cpu"))
+    again = {"recipe": "digits", "changes": {"training.knn_every": 1}}
+    run_search(SearchOptions(out=begun, trials=2, accelerator="cpu", **again))  # type: ignore[arg-type]
+    later = trials(begun)
+    header = (begun / "best.toml").read_text()
+    assert f"# Search:   {shlex.join(BEGAN)}\n" in header  # what began it can be done again
     assert later[0] == first[0]
     assert len(later) == 2
     assert later[1]["values"] != later[0]["values"]
@@ -151,7 +181,7 @@ def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(
     few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda self: self.number == 1)
-    tune(request(few_digits, out, trials=2, epochs=2))
+    run_search(request(few_digits, out, trials=2, epochs=2))
     assert [row["state"] for row in trials(out)] == ["complete", "pruned"]
     pruned = trials(out)[1]
     assert pruned["last_epoch"] == 1  # of two
@@ -163,7 +193,7 @@ def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(
     few_digits: str, out: Path
 ) -> None:
     wild = changes("optimiser.learning_rate=1e30", "optimiser.name=sgd")
-    tune(request(few_digits, out, trials=1, changes=wild))
+    run_search(request(few_digits, out, trials=1, changes=wild))
     (row,) = trials(out)
     assert row["diverged"]
     assert row["value"] == pytest.approx(100.0 * 2 / 18)  # the largest of ten classes in 18 images
@@ -179,11 +209,11 @@ def test_an_interrupted_trial_goes_on_where_it_stopped(
         def interrupted(*arguments: Any, **options: Any) -> Any:
             raise Interrupted(out, signal.SIGINT)
 
-        patch.setattr(cells, "evaluate", interrupted)
-        with pytest.raises(Stopped, match="trials are begun") as stopped:
-            tune(request(few_digits, out))
+        patch.setattr(engine, "run_protocols", interrupted)
+        with pytest.raises(Stopped, match="trials are done") as stopped:
+            run_search(request(few_digits, out))
     assert f"deepbregman tune --out {out}" in str(stopped.value)
-    tune(Request(out=out, trials=1, accelerator="cpu"))
+    run_search(SearchOptions(out=out, trials=1, accelerator="cpu"))
     lost, again = trials(out)
     assert (lost["state"], again["state"]) == ("fail", "complete")
     assert again["continues"] == lost["trial"]
@@ -217,17 +247,17 @@ def test_the_command_that_goes_on_names_the_storage(
     def interrupted(*arguments: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deepbregman.studies.tuning.search.work", interrupted)
+    monkeypatch.setattr(tuning.SearchQueue, "run_next", interrupted)
     out, storage = tmp_path / "a search", f"sqlite:///{tmp_path}/other.db"
     with pytest.raises(Stopped) as stopped:
-        tune(request(few_digits, out, storage=storage))
+        run_search(request(few_digits, out, storage=storage))
     command = str(stopped.value).partition("continue with: ")[2]
     assert shlex.split(command) == ["deepbregman", "tune", "--out", str(out)]
     with pytest.raises(SystemExit) as ended:
         main([*shlex.split(command)[1:], "--accelerator", "cpu"])
     assert ended.value.code == 128 + signal.SIGINT  # it joined, and was stopped again
-    secret = Request(out=out, storage="postgresql+psycopg://me:secret@host/database")
-    assert to_go_on(secret, out).endswith("--storage postgresql+psycopg://me@host/database")
+    secret = SearchOptions(out=out, storage="postgresql+psycopg://me:secret@host/database")
+    assert continue_command(secret, out).endswith("--storage postgresql+psycopg://me@host/database")
 
 
 def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
@@ -244,35 +274,34 @@ def test_a_search_begun_in_another_storage_goes_on_there(
     few_digits: str, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tune(request(few_digits, out, trials=1, storage="sqlite:///elsewhere.db"))
+    run_search(request(few_digits, out, trials=1, storage="sqlite:///elsewhere.db"))
     first = trials(out)
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")  # what was given was relative to where it was given
-    tune(Request(out=out, trials=2, accelerator="cpu"))
+    run_search(SearchOptions(out=out, trials=2, accelerator="cpu"))
     later = trials(out)
     assert len(later) == 2
     assert later[0] == first[0]
     assert not (out / "search.db").exists()
     assert list((tmp_path / "other").iterdir()) == []
     same = f"sqlite:///{tmp_path}/elsewhere.db"
-    tune(Request(out=out, trials=2, storage=same, accelerator="cpu"))
+    run_search(SearchOptions(out=out, trials=2, storage=same, accelerator="cpu"))
     with pytest.raises(UserError, match=r"second\.db: the search of .* was begun in .*elsewhere"):
-        tune(Request(out=out, storage="sqlite:///second.db", accelerator="cpu"))
+        run_search(SearchOptions(out=out, storage="sqlite:///second.db", accelerator="cpu"))
     assert trials(out) == later
     main(["tune", "--out", str(out), "--trials", "2", "--accelerator", "cpu"])
     assert trials(out) == later
 
 
 def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(
-    few_digits: str, out: Path, tmp_path: Path
+    begun: Path, tmp_path: Path
 ) -> None:
-    tune(request(few_digits, out, trials=1))
-    assert not (out / "storage.json").exists()
+    assert not (begun / "storage.json").exists()
     with pytest.raises(UserError, match=r"was begun in .*search\.db; leave --storage out"):
-        tune(Request(out=out, storage=f"sqlite:///{tmp_path}/x.db", accelerator="cpu"))
+        run_search(SearchOptions(out=begun, storage=f"sqlite:///{tmp_path}/x.db"))
     assert not (tmp_path / "x.db").exists()
-    tune(Request(out=out, storage=f"sqlite:///{out}/search.db", trials=1, accelerator="cpu"))
-    assert len(trials(out)) == 1
+    run_search(SearchOptions(out=begun, storage=_own(begun), trials=1, accelerator="cpu"))
+    assert len(trials(begun)) == 1
 
 
 @pytest.mark.parametrize(
@@ -290,27 +319,113 @@ def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(
 def test_no_password_is_written_down_and_that_is_said(
     url: str, kept: str, other: str, tmp_path: Path
 ) -> None:
-    assert "give --storage again" in remember(url, tmp_path)
+    assert "give --storage again" in remember_storage(url, "name", tmp_path)
     written = "".join(path.read_text() for path in tmp_path.iterdir())
     assert "s3cret" not in written
     assert kept in written
     words = f"is in {re.escape(kept)}, whose password is not written down: give --storage again"
     with pytest.raises(UserError, match=words):
-        locate(Request(), tmp_path)
+        locate_storage(SearchOptions(), tmp_path)
     for given in (url, other):
-        assert locate(Request(storage=given), tmp_path) == given
+        assert locate_storage(SearchOptions(storage=given), tmp_path) == (given, "name")
     with pytest.raises(UserError, match="was begun in") as refused:
-        locate(Request(storage="postgresql://me:s3cret@host/other"), tmp_path)
+        locate_storage(SearchOptions(storage="postgresql://me:s3cret@host/other"), tmp_path)
     assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["postgresql://me@host/db?password=s3cret", "postgresql://me:a/s3cret@host/db"]
+)
+def test_no_password_reaches_the_record_of_a_search(
+    url: str, few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", [*BEGAN, "--storage", url])
+    study, plan = join_search(request(few_digits, out, storage=_own(out)), out, "search")
+    write_trials(out, study, plan.definition)
+    kept = b"".join(path.read_bytes() for path in out.iterdir() if path.is_file())
+    assert b"postgresql" in kept
+    assert b"s3cret" not in kept
 
 
 def test_a_storage_without_a_password_is_found_again(tmp_path: Path) -> None:
     url = "postgresql+psycopg://me@host:5433/db"
-    assert remember(url, tmp_path) == ""
-    assert locate(Request(), tmp_path) == url
+    assert remember_storage(url, "name", tmp_path) == ""
+    assert locate_storage(SearchOptions(), tmp_path) == (url, "name")
     (tmp_path / "storage.json").write_text('{"storage": 3}')
-    with pytest.raises(UserError, match="names no storage"):
-        locate(Request(), tmp_path)
+    with pytest.raises(UserError, match="storage is 3, not text"):
+        locate_storage(SearchOptions(), tmp_path)
+
+
+def test_a_search_folder_may_be_renamed_and_copied(
+    few_digits: str, begun: Path, tmp_path: Path
+) -> None:
+    before, table = trials(begun), (begun / "trials.csv").read_bytes()
+    moved = begun.rename(tmp_path / "second")
+    run_search(SearchOptions(out=moved, trials=1, accelerator="cpu"))
+    run_search(request(few_digits, moved, trials=1))  # with the recipe given
+    assert (trials(moved), (moved / "trials.csv").read_bytes()) == (before, table)
+    (moved / "search.db").unlink()
+    with pytest.raises(UserError, match="holds trials of a search that its storage"):
+        run_search(request(few_digits, moved, trials=1))
+    assert (moved / "trials.csv").read_bytes() == table
+
+
+def test_a_search_elsewhere_keeps_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    url = "postgresql+psycopg://me@host/db"
+    assert locate_storage(SearchOptions(storage=url), tmp_path / "a") == (url, "a")
+    remember_storage(url, "a", tmp_path / "a")
+    (tmp_path / "a").rename(tmp_path / "b")
+    for options in (SearchOptions(), SearchOptions(storage=url)):
+        assert locate_storage(options, tmp_path / "b") == (url, "a")
+
+
+@pytest.mark.parametrize("garbled", [b"no database at all" * 300, None])
+def test_a_damaged_database_is_words(
+    garbled: bytes | None, few_digits: str, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    join_search(request(few_digits, out, storage=_own(out)), out, "search")
+    database = out / "search.db"
+    whole = database.read_bytes()
+    database.write_bytes(garbled or whole[:4096] + b"\xff" * (len(whole) - 4096))
+    with pytest.raises(SystemExit) as stopped:
+        main(["tune", "--out", str(out), "--accelerator", "cpu"])
+    assert stopped.value.code == 2
+    words = " ".join(capsys.readouterr().err.split())
+    assert f"the storage of the search in {out} fails" in words
+    assert "nothing that was complete is lost" in words
+
+
+def test_a_full_disk_under_the_database_is_words(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's own error, of a database that may not grow."""
+    open_storage = tuning.open_storage
+
+    def open_small(url: str) -> Any:
+        storage = open_storage(url)
+
+        @sqlalchemy.event.listens_for(storage.engine, "begin")
+        def limit(connection: Any) -> None:
+            connection.exec_driver_sql("PRAGMA max_page_count=1")  # SQLite takes what there is
+
+        return storage
+
+    def write_much(self: Any, trial: optuna.Trial, worker: Any) -> float:
+        trial.set_user_attr("much", "x" * 100_000)
+        return 1.0
+
+    before = trials(begun)
+    monkeypatch.setattr(tuning, "open_storage", open_small)
+    monkeypatch.setattr(tuning.SearchQueue, "_train", write_much)
+    with pytest.raises(UserError, match=r"disk is full.*free space there.*nothing .* is lost"):
+        run_search(SearchOptions(out=begun, trials=2, accelerator="cpu"))
+    assert trials(begun) == before
+
+
+def _own(out: Path) -> str:
+    out.mkdir(exist_ok=True)
+    return f"sqlite:///{out}/search.db"
 
 
 # What follows stands for workers on several machines: processes that share a storage only.
@@ -325,6 +440,14 @@ def _shared(url: str, name: str = "shared") -> optuna.Study:
     )
 
 
+def judge_all(study: optuna.Study, total: int, objective: Callable[[optuna.Trial], float]) -> None:
+    """What the engine does with a search, without networks."""
+    search = SharedSearch(study, total)
+    while search.count()[0] < total:
+        if search.judge_next(objective) is None:
+            time.sleep(0.2)
+
+
 def _worker(url: str, total: int, log: str, stuck: bool) -> None:
     """Run trials of x; the one that is stuck says so and waits to be killed."""
 
@@ -335,18 +458,70 @@ def _worker(url: str, total: int, log: str, stuck: bool) -> None:
         time.sleep(600 if stuck else 0.05)
         return x
 
-    work(_shared(url), total, objective)
+    judge_all(_shared(url), total, objective)
+
+
+def test_a_queued_trial_is_handed_to_one_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read that the trial is waiting before either can say that it has taken it."""
+    url = f"sqlite:///{tmp_path}/shared.db"
+    _shared(url).enqueue_trial({"x": 0.5})
+    studies = [_shared(url) for _ in range(2)]
+    find = TrialModel.find_or_raise_by_id
+
+    def find_slowly(*arguments: Any, **options: Any) -> Any:
+        found = find(*arguments, **options)
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(TrialModel, "find_or_raise_by_id", find_slowly)
+    judged = []
+
+    def objective(trial: optuna.Trial) -> float:
+        judged.append(trial.suggest_float("x", 0.0, 1.0))
+        return judged[-1]
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda study: SharedSearch(study, 2).judge_next(objective), studies))
+    assert len(judged) == 2
+    assert judged.count(0.5) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_trial_that_another_worker_has_ended_is_harmless_and_said(
+    tmp_path: Path, fails: bool
+) -> None:
+    study = _shared(f"sqlite:///{tmp_path}/shared.db")
+
+    def objective(trial: optuna.Trial) -> float:
+        values = None if fails else [0.25]
+        state = TrialState.FAIL if fails else TrialState.COMPLETE
+        study._storage.set_trial_state_values(trial._trial_id, state, values)
+        return 0.5
+
+    words = SharedSearch(study, 1).judge_next(objective)
+    assert words == "trial 0: another worker has ended it meanwhile, and that counts"
+    assert study.get_trials()[0].value == (None if fails else 0.25)
+
+
+def test_an_error_of_a_trial_is_no_matter_of_other_workers() -> None:
+    def objective(trial: optuna.Trial) -> float:
+        raise ValueError("a fault of ours")
+
+    with pytest.raises(ValueError, match="a fault of ours"):
+        SharedSearch(optuna.create_study(), 1).judge_next(objective)
 
 
 def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> None:
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
     study.enqueue_trial({"x": 0.5})  # of a worker that died
     late = optuna.Trial(study, study._storage.create_new_trial(study._study_id))
-    guarded = FirstCome(study, 1, lambda trial: trial.suggest_float("x", 0.0, 1.0))
-    with pytest.raises(workers.Surplus):
-        guarded(late)
+    objective = lambda trial: trial.suggest_float("x", 0.0, 1.0)  # noqa: E731
+    with pytest.raises(tuning.GaveWay):
+        SharedSearch(study, 1)._judge(late, objective)
     study.tell(late, state=TrialState.FAIL)
-    work(study, 1, guarded.objective)
+    judge_all(study, 1, objective)
     assert [(t.state.name, t.value) for t in study.get_trials()] == [
         ("COMPLETE", 0.5),
         ("FAIL", None),
@@ -354,7 +529,7 @@ def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("reports", [False, True])
-def test_a_worker_that_was_taken_for_dead_goes_on(tmp_path: Path, reports: bool) -> None:
+def test_a_worker_that_seemed_dead_goes_on(tmp_path: Path, reports: bool) -> None:
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
 
     def objective(trial: optuna.Trial) -> float:
@@ -366,7 +541,7 @@ def test_a_worker_that_was_taken_for_dead_goes_on(tmp_path: Path, reports: bool)
                 trial.report(x, 1)
         return x
 
-    work(study, 3, objective)
+    judge_all(study, 3, objective)
     found = study.get_trials()
     assert [trial.state.name for trial in found] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert found[2].params == found[1].params
@@ -395,25 +570,24 @@ def _kill_one_of_three(url: str, tmp_path: Path) -> None:
     assert len({trial.params["x"] for trial in complete}) == total  # none counted twice
     number, x = log.read_text().splitlines()[0].split()
     assert found[int(number)].state == TrialState.FAIL
-    (again,) = [t for t in complete if t.user_attrs.get(workers.CONTINUES) == int(number)]
+    (again,) = [t for t in complete if t.user_attrs.get(tuning.CONTINUES) == int(number)]
     assert again.params["x"] == float(x)
 
 
-def test_three_workers_one_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "POLL_SECONDS", 0.2)
+def test_three_workers_one_killed(tmp_path: Path) -> None:
     _kill_one_of_three(f"sqlite:///{tmp_path}/shared.db", tmp_path)
 
 
 def test_a_trial_that_kills_every_worker_is_given_up() -> None:
     study = optuna.create_study()
     study.enqueue_trial({"x": 0.5})
-    for attempt in range(1, workers.MOST_ATTEMPTS + 1):
+    for attempt in range(1, tuning.MAX_ATTEMPTS + 1):
         trial = study.ask()
         assert trial.suggest_float("x", 0.0, 1.0) == 0.5
-        assert trial.user_attrs.get(workers.ATTEMPT, 1) == attempt
-        assert trial.user_attrs.get(workers.CONTINUES, 0) == 0
+        assert trial.user_attrs.get(tuning.ATTEMPT, 1) == attempt
+        assert trial.user_attrs.get(tuning.CONTINUES, 0) == 0
         study.tell(trial, state=TrialState.FAIL)
-        workers.queue_again(study, study.trials[trial.number])
+        tuning.queue_again(study, study.trials[trial.number])
     assert not study.get_trials(states=(TrialState.WAITING,))
 
 
@@ -428,12 +602,14 @@ def test_the_last_trial_is_not_run_twice() -> None:
         return 1.0
 
     earlier = study.ask()
-    study.optimize(FirstCome(study, 1, objective), n_trials=1, catch=(workers.Surplus,))
+    with pytest.raises(tuning.GaveWay):
+        SharedSearch(study, 1)._judge(late := study.ask(), objective)
+    study.tell(late, state=TrialState.FAIL)
     assert ran == []
     assert trial_rows(study)[0]["trial"] == earlier.number
     assert len(trial_rows(study)) == 1  # a trial that gave way is none
     study.tell(earlier, state=TrialState.FAIL)
-    work(study, 1, objective)  # now there is one left
+    judge_all(study, 1, objective)  # now there is one left
     assert ran == [2]
 
 
@@ -485,6 +661,6 @@ def test_a_gaussian_process_finds_the_hill() -> None:
         x, y = trial.suggest_float("x", -1, 1), trial.suggest_float("y", 0.01, 100, log=True)
         return -((x - 0.3) ** 2) - (float(y) / 3.0 - 1.0) ** 2 / (1.0 + (y / 3.0) ** 2)
 
-    work(study, 30, hill)
+    judge_all(study, 30, hill)
     assert study.best_params["x"] == pytest.approx(0.3, abs=0.1)
     assert study.best_params["y"] == pytest.approx(3.0, rel=0.2)

@@ -2,23 +2,29 @@
 
 import dataclasses
 import fnmatch
+import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from rich.console import Console
 
+from deepbregman.config import Config, differing_fields, fields_of
 from deepbregman.errors import UserError, suggest
 
-from .fields import Changes
-
+Changes = Mapping[str, Any]
+"""Fields of the configuration by their dotted names, and the value of each."""
 Judge = Literal["test", "holdout"]
 Form = Literal["moment", "max", "smooth"]
 """Of a learned divergence between distributions."""
 MetricLoss = Literal["contrastive", "triplet"]
-"""With which labels teach it."""
+"""Of a network that is trained with labels."""
 OURS, SIMCLR = "with divergence", "SimCLR"
+IMAGES = ("data.source", "data.root", "data.skip_unreadable")
+"""Fields that say which images there are; recipes that are compared have the same."""
+BUDGET = ("encoder.name", "encoder.stem", "data.image_size", "data.holdout")
+"""Fields in which recipes of an equal budget agree, beside the number of views that they see."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Arm:
     """Of its folders and on the command line."""
     changes: Changes
     x: float | str
-    """Where it stands on the axis: a number, or words."""
+    """Its place on the axis: a number, or words."""
     series: str = OURS
     """The line or group that it belongs to."""
     beyond: bool = False
@@ -53,13 +59,12 @@ class Published:
     beside: tuple[str, ...] = (OURS,)
     """Series in whose rows of a table it stands: of the same method, or compared with it."""
     metric: str = "linear, cached features"
-    """The quantity that it is of."""
     encoder: str | None = None
     """It stands beside arms with this encoder alone; None is any, which the source then names."""
 
 
 @dataclass(frozen=True)
-class Settings:
+class StudyOptions:
     """What the user asked for; None is the study's default, or what the study's folder holds."""
 
     recipe: str | None = None
@@ -79,19 +84,27 @@ class Settings:
     accelerator: str = "auto"
 
 
+class StudyResult(NamedTuple):
+    """What a study or a search came to."""
+
+    folder: Path
+    results: dict[str, Any]
+    """What its ``results.json`` or ``trials.json`` holds."""
+
+
 class Entry(Protocol):
     """What ``deepbregman study NAME`` can run: a file of the catalogue holds one as ``STUDY``."""
 
     @property
     def name(self) -> str:
-        """What it is called on the command line."""
+        """Its name on the command line."""
 
     @property
     def title(self) -> str:
         """What it asks, in a line."""
 
-    def run(self, settings: Settings, console: Console) -> Path:
-        """Run it to the end, and return its folder."""
+    def run(self, options: StudyOptions, console: Console) -> StudyResult:
+        """Run it to the end."""
 
 
 @dataclass(frozen=True)
@@ -111,20 +124,16 @@ class Study:
     field: str | None = None
     """The one field that the arms vary, whose values can then be given anew."""
     reference: str | None = None
-    """The arm that the others are seen against."""
+    """The arm with which the others are compared."""
     published: tuple[Published, ...] = ()
     note: str = ""
     """What the paper says, and what it leaves open."""
 
-    def run(self, settings: Settings, console: Console) -> Path:
-        """Train and judge what is not done yet; return the study's folder."""
+    def run(self, options: StudyOptions, console: Console) -> StudyResult:
+        """Train and judge what is not done yet."""
         from .grid import run_study
 
-        return run_study(self, settings, console)
-
-    def record(self) -> dict[str, Any]:
-        """Return the definition as plain values, for JSON."""
-        return dataclasses.asdict(self)
+        return run_study(self, options, console)
 
     def with_values(self, values: Sequence[Any]) -> "Study":
         """Replace the values of the one field that the arms vary, keeping the reference."""
@@ -132,7 +141,7 @@ class Study:
             return self
         if self.field is None:
             raise UserError(
-                f"study {self.name} takes no --values: its arms are {_names(self)}; choose among "
+                f"study {self.name} takes no --values: its arms are {self._names()}; choose among "
                 "them with --only"
             )
         written = [str(value) for value in values]
@@ -153,23 +162,50 @@ class Study:
                     only_if=arm.only_if,
                     beyond=arm.supervised is not None or str(new.x) not in known,
                 )
-                for new in over(self.field, values, series=series, also=also, prefix=prefix)
+                for new in arms_over(self.field, values, series=series, also=also, prefix=prefix)
             ]
         return dataclasses.replace(self, arms=tuple(arms))
 
-    def chosen(self, only: Sequence[str]) -> tuple[Arm, ...]:
+    def with_recipes(self, configs: Mapping[str, Config]) -> "Study":
+        """Make the arms of a study that compares recipes.
+
+        The first recipe is the reference; an arm changes all in which its recipe differs from it.
+
+        Args:
+            configs: by name of the arm.
+        """
+        reference, base = next(iter(configs.items()))
+        arms: list[Arm] = []
+        for name, config in configs.items():
+            differing = differing_fields(base, config)
+            changes = {field: pair[1] for field, pair in differing.items() if field != "seed"}
+            twin = next((arm.name for arm in arms if arm.changes == changes), None)
+            if twin is not None:
+                raise UserError(
+                    f"recipes {twin} and {name} come to the same configuration: there is nothing "
+                    "to compare; leave one of them out"
+                )
+            series = SIMCLR if config.divergence.weight == 0.0 else OURS
+            arms.append(Arm(name, changes, name, series))
+        names = tuple(configs)
+        return dataclasses.replace(self, arms=tuple(arms), recipes=names, reference=reference)
+
+    def choose_arms(self, only: Sequence[str]) -> tuple[Arm, ...]:
         """Return the arms of these names, which may be patterns, or all that need no labels."""
         names = [arm.name for arm in self.arms]
         for name in only:
             if not fnmatch.filter(names, name):
                 raise UserError(
-                    f"arm {name!r} of study {self.name} is not one of {_names(self)}"
+                    f"arm {name!r} of study {self.name} is not one of {self._names()}"
                     f"{suggest(name, names)}"
                 )
         if not only:
             return tuple(arm for arm in self.arms if arm.supervised is None)
         wanted = {name for pattern in only for name in fnmatch.filter(names, pattern)}
         return tuple(arm for arm in self.arms if arm.name in wanted)
+
+    def _names(self) -> str:
+        return ", ".join(arm.name for arm in self.arms)
 
 
 @dataclass(frozen=True)
@@ -187,14 +223,14 @@ class Search:
     """The images that it was found on; beside others it does not stand."""
     note: str = ""
 
-    def run(self, settings: Settings, console: Console) -> Path:
-        """Search until the trials are done; return the folder."""
-        from .tuning.search import search_study
+    def run(self, options: StudyOptions, console: Console) -> StudyResult:
+        """Search until the trials are done."""
+        from .tuning import run_search_study
 
-        return search_study(self, settings, console)
+        return run_search_study(self, options, console)
 
 
-def over(
+def arms_over(
     name: str,
     values: Iterable[Any],
     *,
@@ -212,8 +248,8 @@ def over(
         series: of the arms.
         also: what every one of them changes.
         prefix: of their names.
-        beyond: further values, marked as not the paper's.
-        only_if: a field without which the arms are none.
+        beyond: further values, which the paper does not have.
+        only_if: a field; where the recipe has 0 for it, the arms are left out.
     """
     marked = [(value, False) for value in values] + [(value, True) for value in beyond]
     return tuple(
@@ -229,5 +265,141 @@ def over(
     )
 
 
-def _names(study: Study) -> str:
-    return ", ".join(arm.name for arm in study.arms)
+def read_value(text: str) -> Any:
+    """Read a value as TOML would: a number, true, a list, quoted text; anything else is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def read_changes(words: Iterable[str]) -> dict[str, Any]:
+    """Read ``field=value`` words."""
+    changes = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals or not name or not text:
+            raise UserError(f"--set {word!r}: write it as field=value, such as optimiser.name=lars")
+        changes[name] = read_value(text)
+    return changes
+
+
+def join_changes(data: str | None, epochs: int | None, changes: Changes) -> dict[str, Any]:
+    """Return all fields that the user sets, by ``--data``, ``--epochs`` and ``--set``.
+
+    Raises:
+        UserError: When they contradict each other.
+    """
+    given: dict[str, Any] = {}
+    for option, name, value in (
+        ("data", "data.source", data),
+        ("epochs", "training.epochs", epochs),
+    ):
+        if value is None:
+            continue
+        if changes.get(name, value) != value:
+            raise UserError(
+                f"--{option} {value} and --set {name}={changes[name]} contradict each other: leave "
+                "one of them out"
+            )
+        given[name] = value
+    return {**given, **changes}
+
+
+def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
+    """Refuse to vary fields of a loss term that is off: every configuration would train the same.
+
+    Args:
+        config: in which the fields are varied.
+        fields: by their dotted names; a section alone stands for the whole term.
+        what: varies them, for the message.
+    """
+    values = fields_of(config)
+    for name in fields:
+        section, _, key = name.partition(".")
+        if key != "weight" and values.get(f"{section}.weight") == 0.0:
+            raise UserError(
+                f"{what} needs the {section} term for {name}, but {section}.weight is 0 in this "
+                "recipe, so that nothing would differ: choose a recipe in which it is above 0, "
+                f"such as best, or give --set {section}.weight=1"
+            )
+
+
+def check_arms(study: Study, arms: Iterable[Arm], base: Config) -> None:
+    """Refuse arms that vary a loss term, or stand for one, that the recipe has switched off."""
+    for arm in arms:
+        if study.recipes or arm.supervised is not None or "divergence.weight" in arm.changes:
+            continue
+        needed = [*arm.changes, *(["divergence"] if arm.series == OURS else [])]
+        check_terms(base, needed, f"arm {arm.name} of study {study.name}")
+
+
+def name_arms(recipes: Sequence[str]) -> list[str]:
+    """Name an arm for each recipe: by itself, or by its file."""
+    names = [Path(recipe).stem for recipe in recipes]
+    if len(names) < 2:
+        raise UserError(
+            f"--recipes {' '.join(recipes)}: there must be at least 2 to compare, the reference "
+            "first, such as --recipes simclr best"
+        )
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(
+                f"--recipes names {name} twice: arms are called after their recipe; rename the file"
+            )
+    return names
+
+
+def find_unequal_budget(configs: Mapping[str, Config]) -> list[str]:
+    """Say in which ways recipes do not spend alike; nothing where they do.
+
+    Samples in a step may differ: with more of them a step costs more, and there are fewer steps.
+
+    Args:
+        configs: by name of the arm.
+
+    Raises:
+        UserError: When they are not of the same images, which makes no comparison at all.
+    """
+    differing = differing_fields(*configs.values())
+
+    def describe(names: Sequence[str]) -> list[str]:
+        return [
+            f"{name} is "
+            + ", ".join(
+                f"{value!r} in {arm}" for arm, value in zip(configs, differing[name], strict=True)
+            )
+            for name in names
+            if name in differing
+        ]
+
+    other_images = describe(IMAGES)
+    if other_images:
+        raise UserError(
+            f"the recipes are of different images ({'; '.join(other_images)}): give all of them "
+            "the same with --data NAME, or with --set FIELD=VALUE"
+        )
+    found = describe(BUDGET)
+    sides = {name: config.view_size for name, config in configs.items()}
+    if len(set(sides.values())) > 1 and "data.image_size" not in differing:
+        words = [f"{side} px in {name}" for name, side in sides.items()]
+        found.append(f"views are of {', '.join(words)}")
+    seen = {
+        name: (config.training.epochs, config.views.num_views) for name, config in configs.items()
+    }
+    if len({epochs * views for epochs, views in seen.values()}) > 1:
+        words = [f"{e} x {v} = {e * v} in {name}" for name, (e, v) in seen.items()]
+        found.append(f"training.epochs x views.num_views is {', '.join(words)}")
+    return found
+
+
+def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
+    """Refuse recipes that do not spend alike, unless that is allowed; return the differences."""
+    found = find_unequal_budget(configs)
+    if found and not unequal:
+        raise UserError(
+            f"the recipes do not spend alike ({'; '.join(found)}): make them equal, in the recipes "
+            "or with --set FIELD=VALUE for all, or compare them as they are with --unequal, which "
+            "the results then say"
+        )
+    return found

@@ -1,162 +1,251 @@
-"""The study ``distributions``: what a divergence between distributions is good for."""
+"""The study ``distributions``: what a divergence between distributions is good for.
 
-from dataclasses import asdict
+Gaussians whose means lie on three rings are clustered by divergences learned on others, against
+Euclidean distance: the experiment of Cilingir, Manzelli and Kulis, "Deep Divergence Learning"
+(ICML 2020). The study ``view-sets`` takes an image's views as a distribution.
+"""
+
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import Progress
+from torch import Tensor
 
-from deepbregman.commands.pretrain import pretrain
-from deepbregman.config import load_recipe, override
-from deepbregman.errors import UserError
-from deepbregman.evaluation.inputs import Evaluation
-from deepbregman.evaluation.options import Options
-from deepbregman.evaluation.protocols import run_protocols
+from deepbregman.evaluation.clustering import bregman_clusters
+from deepbregman.method.bregman import of_distribution
 from deepbregman.reporting.figures import save_ring_figure
-from deepbregman.reporting.screen import outcome_table
 from deepbregman.runs import Record, provenance
-from deepbregman.training.processes import device_name, pick_device
+from deepbregman.training.processes import device_name
 from deepbregman.training.randomness import derive_seed
 
-from . import rings
-from .outcome import check_seeds, claim_folder, rows_of, write_outcome
+from .definition import Form, MetricLoss, StudyResult
+from .plane import SMOOTHING, PlaneNetwork, fit
+from .results import check_seeds, make_folder, write_rows
 
-Part = Literal["rings", "images", "all"]
-SHOWN_ARMS = (rings.EUCLIDEAN, "moment, contrastive")
-IMAGE_ARMS = {"views as points": "none", "views as distributions": "halves"}
-IMAGE_NOTES = (
-    "An image's M views as two empirical distributions of M / 2 views each (divergence.sets), "
-    "against the same M views as points, every pair compared; the same views, batches, epochs and "
-    "seeds, so the same cost. Linear and kNN accuracy of the frozen encoder on test images, %."
+NOTES = (
+    "Each distribution is an empirical set of points of an isotropic Gaussian whose mean lies on "
+    "one of three concentric rings, its angle uniform; the ring is its class. Training and held- "
+    "out distributions are drawn independently. Networks are trained on labelled training "
+    "distributions; held-out ones are clustered without labels, by Bregman hard clustering with "
+    "the trained divergence, 3 clusters, the best of 10 starts by the objective. Published, 10 "
+    "runs: ARI 0.993 (triplet) and 0.997 (contrastive) for moment matching, about 0.20 for "
+    "Euclidean. Rings of Gaussians, a ReLU network of 1000-500-2 and 500 training and 200 test "
+    "distributions are the publication's; radii, variances and the number of points are not stated "
+    "there, and those here (radii 0.2, 0.6 and 1, variance 0.1, ring noise 0.05, 50 points) are a "
+    "public reproduction's. The networks here are smaller, and subnetworks are batch-normalised on "
+    "their output. The published Euclidean row is a network trained on single points whose single "
+    "points are then clustered: here the arms 'points', by 'ARI of single points'. A set of points "
+    "says more than one of them, so that gap is not the divergence's doing; the ARI of the same "
+    "arms clusters the mean embedding of each distribution. The arm 'oracle' is told the radii and "
+    "takes the ring nearest to the mean of a distribution's points: about as good as the noise of "
+    "these data allows."
 )
+
+
+@dataclass(frozen=True)
+class Rings:
+    """What is generated and how networks are trained on it."""
+
+    radii: tuple[float, float, float] = (0.2, 0.6, 1.0)
+    ring_noise: float = 0.05
+    """Deviation of a mean from its ring, in each coordinate."""
+    variance: float = 0.1
+    """Of the Gaussians, in each coordinate."""
+    num_points: int = 50
+    num_train: int = 500
+    num_test: int = 200
+    widths: tuple[int, ...] = (64, 32)
+    num_features: int = 2
+    """Of the moment form."""
+    num_subnetworks: int = 10
+    subnetwork_hidden: int = 8
+    margin: float = 1.0
+    steps: int = 400
+    batch_size: int = 64
+    learning_rate: float = 3e-3
+
+
+class Sets(NamedTuple):
+    """Labelled empirical distributions."""
+
+    points: Tensor  # (N, S, 2)
+    labels: Tensor  # (N,)
+
+
+def draw_rings(settings: Rings, num_sets: int, seed: int) -> Sets:
+    """Draw distributions, the classes in turn."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(num_sets) % len(settings.radii)
+    angle = 2.0 * torch.pi * torch.rand(num_sets, generator=generator)
+    direction = torch.stack([angle.cos(), angle.sin()], dim=1)  # (N, 2)
+    means = torch.tensor(settings.radii)[labels].unsqueeze(1) * direction
+    means = means + settings.ring_noise * torch.randn(num_sets, 2, generator=generator)
+    noise = torch.randn(num_sets, settings.num_points, 2, generator=generator)
+    return Sets(means.unsqueeze(1) + settings.variance**0.5 * noise, labels)
+
+
+def agreement(truth: Tensor, found: Tensor) -> dict[str, float]:
+    """Compare a clustering with the classes: adjusted Rand index, and the plain one."""
+    from sklearn.metrics import adjusted_rand_score, rand_score
+
+    pair = truth.numpy(), found.numpy()
+    return {"ARI": float(adjusted_rand_score(*pair)), "RI": float(rand_score(*pair))}
+
+
+def cluster(rows: Tensor, num_clusters: int, form: Form, seed: int) -> Tensor:
+    """Cluster distributions by their mean outputs (N, K), best of 10 starts; return (N,).
+
+    Bregman hard clustering: a centroid is the mean, so the outputs of a mixture of distributions.
+    With the moment form, a squared Euclidean distance, that is k-means.
+    """
+    from sklearn.cluster import KMeans
+
+    if form == "moment":
+        found = KMeans(num_clusters, n_init=10, random_state=seed).fit_predict(rows.numpy())
+        return torch.from_numpy(found).long()
+    return bregman_clusters(rows, num_clusters, SMOOTHING[form], seed).assignment
+
+
+class Clustered(NamedTuple):
+    """One arm on one seed."""
+
+    assignment: Tensor  # (N,) of the held-out distributions
+    metrics: dict[str, float]
+
+
+EUCLIDEAN, ORACLE = "Euclidean, means", "oracle, nearest ring"
+ARMS: dict[str, tuple[Form, MetricLoss] | None] = {
+    EUCLIDEAN: None,
+    ORACLE: None,
+    "points, contrastive": ("moment", "contrastive"),
+    "points, triplet": ("moment", "triplet"),
+    "moment, contrastive": ("moment", "contrastive"),
+    "moment, triplet": ("moment", "triplet"),
+    "max, contrastive": ("max", "contrastive"),
+    "max, triplet": ("max", "triplet"),
+    "smooth, contrastive": ("smooth", "contrastive"),
+    "smooth, triplet": ("smooth", "triplet"),
+}
+"""Name -> form and loss; ``points`` arms learn a metric of single points, not of distributions."""
+
+BASELINES = (EUCLIDEAN, ORACLE, "points, contrastive", "points, triplet")
+SHOWN_ARMS = (EUCLIDEAN, "moment, contrastive")
+
+
+def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) -> Clustered:
+    """Train an arm and cluster the held-out distributions with what it learned.
+
+    Args:
+        name: of ``ARMS``.
+        settings: of the experiment.
+        train: labelled, to train on.
+        test: to cluster; its labels only judge.
+        seed: of weights, order and first centroids.
+    """
+    how = ARMS[name]
+    num_clusters = len(settings.radii)
+    means = of_distribution(test.points)  # (N, 2)
+    if name == ORACLE:
+        found = (means.norm(dim=1, keepdim=True) - torch.tensor(settings.radii)).abs().argmin(dim=1)
+        return Clustered(found, agreement(test.labels, found))
+    if how is None:  # the moment form with f(x) = x
+        found = cluster(means, num_clusters, "moment", seed)
+        return Clustered(found, agreement(test.labels, found))
+    form, loss = how
+    by_points = name.startswith("points")
+    points, labels, batch_size = train.points, train.labels, settings.batch_size
+    if by_points:
+        points, labels = points.flatten(0, 1), labels.repeat_interleave(settings.num_points)
+        batch_size *= 8  # a point is far cheaper than a set of them
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "weights"))
+        outputs = settings.num_features if form == "moment" else settings.num_subnetworks
+        network = PlaneNetwork(
+            settings.widths,
+            outputs,
+            subnetworks=form != "moment",
+            hidden=settings.subnetwork_hidden,
+        )
+    fit(
+        network,
+        points,
+        labels,
+        form=form,
+        loss=loss,
+        margin=settings.margin,
+        steps=settings.steps,
+        batch_size=batch_size,
+        learning_rate=settings.learning_rate,
+        seed=seed,
+    )
+    with torch.no_grad():
+        embedded = network(test.points)  # (N, S, K)
+    rows = of_distribution(embedded)
+    found = cluster(rows, num_clusters, form, seed)
+    metrics = agreement(test.labels, found)
+    if by_points:
+        each = cluster(embedded.flatten(0, 1), num_clusters, form, seed)
+        labels = test.labels.repeat_interleave(settings.num_points)
+        metrics |= {
+            f"{key} of single points": value for key, value in agreement(labels, each).items()
+        }
+    if form != "moment":
+        metrics["subnetworks that win"] = float(len(torch.unique(rows.argmax(dim=1))))
+    return Clustered(found, metrics)
 
 
 def run_distributions(
     out: Path,
     *,
-    part: Part = "all",
     seeds: int = 10,
-    image_seeds: int = 3,
-    recipe: str = "digits",
-    data: str | None = None,
-    epochs: int | None = None,
-    num_views: int = 4,
-    settings: rings.Rings | None = None,
-    accelerator: str = "auto",
+    settings: Rings | None = None,
     console: Console | None = None,
-) -> Record:
-    """Cluster distributions on rings, and pretrain with views as distributions and as points.
-
-    Args:
-        out: folder, new or empty.
-        part: ``rings``, ``images`` or ``all``.
-        seeds: of the rings: data, weights and order, 0, 1, ...
-        image_seeds: of pretraining.
-        recipe: of pretraining; it must have the divergence on.
-        data: a labelled source in place of the recipe's.
-        epochs: of pretraining, in place of the recipe's.
-        num_views: M, even, 4 or more.
-        settings: of the rings.
-        accelerator: for pretraining; the rings are a CPU's work.
-        console: to draw on; quiet when None.
-
-    Returns:
-        What ``results.json`` holds.
-    """
-    console = console or Console(quiet=True)
-    for count in (seeds, image_seeds):
-        check_seeds(count)
-    if num_views < 4 or num_views % 2:
-        raise UserError(
-            f"--num-views {num_views}: each half of the views is a distribution, so there must be "
-            "an even number, 4 or more"
-        )
-    if part not in ("rings", "images", "all"):
-        raise UserError(f"--part {part}: it is one of rings, images, all")
-    changes: Record = {"views.num_views": num_views}
-    changes |= {} if data is None else {"data.source": data}
-    changes |= {} if epochs is None else {"training.epochs": epochs}
-    config = override(load_recipe(recipe), changes)
-    if part != "rings" and config.divergence.weight == 0.0:
-        raise UserError(f"--recipe {recipe} has divergence.weight 0: there is nothing to compare")
-    device = pick_device("cpu" if part == "rings" else accelerator)
-    claim_folder(out)
-    record = provenance(device_name(device))
-    settings = settings or rings.Rings()
-    rows: list[Record] = []
-    described: Record = {"part": part}
-    notes = []
-    if part in ("rings", "all"):
-        rows += _rings(out, settings, seeds, console)
-        described["rings"] = asdict(settings)
-        notes.append(rings.NOTES)
-    if part in ("images", "all"):
-        values: dict[tuple[str, str], list[float]] = {}
-        for seed in range(image_seeds):
-            for arm, sets in IMAGE_ARMS.items():
-                run = pretrain(
-                    override(config, {"divergence.sets": sets, "seed": seed}),
-                    run=out / "runs" / f"{arm.replace(' ', '-')}-seed{seed}",
-                    accelerator=accelerator,
-                    console=console,
-                )
-                for row in run_protocols(Evaluation(run, Options(epochs=0), accelerator)):
-                    metric = f"{row['protocol']}, {row['variant']}"
-                    if row["metric"] == "top1":
-                        values.setdefault((arm, metric), []).append(row["value"])
-        rows += rows_of(values, part="images")
-        described["images"] = {
-            "recipe": recipe,
-            "data": config.data.source,
-            "epochs": config.training.epochs,
-            "num_views": num_views,
-        }
-        notes.append(IMAGE_NOTES)
-    results = write_outcome(out, "distributions", described, record, rows, " ".join(notes))
-    console.print(outcome_table(results))
-    return results
-
-
-def _rings(out: Path, settings: rings.Rings, seeds: int, console: Console) -> list[Record]:
-    """Run every arm with every seed, draw the outcome, and return its rows."""
+) -> StudyResult:
+    """Cluster distributions on rings with every arm and every seed, and draw the outcome."""
+    console, settings = console or Console(quiet=True), settings or Rings()
+    check_seeds(seeds)
+    make_folder(out)
+    record = provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
     shown: dict[str, np.ndarray] = {}
-    first: rings.Sets | None = None
+    first: Sets | None = None
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("rings", total=seeds * len(rings.ARMS))
+        bar = progress.add_task("rings", total=seeds * len(ARMS))
         for seed in range(seeds):
-            train = rings.draw_rings(settings, settings.num_train, derive_seed(seed, "rings", 0))
-            test = rings.draw_rings(settings, settings.num_test, derive_seed(seed, "rings", 1))
+            train = draw_rings(settings, settings.num_train, derive_seed(seed, "rings", 0))
+            test = draw_rings(settings, settings.num_test, derive_seed(seed, "rings", 1))
             first = first or test
-            for arm in rings.ARMS:
+            for arm in ARMS:
                 progress.update(bar, description=f"rings, seed {seed}: {arm}")
-                found = rings.cluster_arm(arm, settings, train, test, seed)
+                found = cluster_arm(arm, settings, train, test, seed)
                 for metric, value in found.metrics.items():
                     values.setdefault((arm, metric), []).append(value)
                 if seed == 0 and arm in SHOWN_ARMS:
                     shown[arm] = found.assignment.numpy()
                 progress.advance(bar)
     assert first is not None
-    rows = rows_of(values, part="rings")
+    result = write_rows(out, "distributions", {"rings": asdict(settings)}, record, values, NOTES)
     save_ring_figure(
         [out / f"rings.{kind}" for kind in ("png", "svg")],
         points=first.points.numpy(),
         labels=first.labels.numpy(),
         clusters=shown,
-        rows=bars(rows),
+        rows=_pick_bars(result.results["rows"]),
     )
-    return rows
+    return result
 
 
-def bars(rows: list[Record]) -> list[Record]:
-    """Pick the rows that the figure of the rings shows, and name them for it."""
+def _pick_bars(rows: list[Record]) -> list[Record]:
+    """Pick the rows that the figure shows, and name them for it."""
     return [
         {
             **row,
             "arm": row["arm"] + row["metric"].removeprefix("ARI").replace(" of ", ": "),
-            "is_baseline": row["arm"] in rings.BASELINES,
+            "is_baseline": row["arm"] in BASELINES,
         }
         for row in rows
         if row["metric"].startswith("ARI")

@@ -21,14 +21,13 @@ from torch import Tensor
 from deepbregman.errors import UserError
 from deepbregman.method import bregman
 from deepbregman.reporting.figures import PlaneMap, save_plane_figure
-from deepbregman.reporting.screen import outcome_table
-from deepbregman.runs import Record, provenance
+from deepbregman.runs import provenance
 from deepbregman.training.processes import device_name
 from deepbregman.training.randomness import derive_seed
 
-from .definition import Form
-from .divergence_learning import FORMS, PlaneNetwork, fit
-from .outcome import check_seeds, claim_folder, rows_of, write_outcome
+from .definition import Form, StudyResult
+from .plane import FORMS, PlaneNetwork, fit
+from .results import check_seeds, make_folder, write_rows
 
 CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))
 DEVIATION = (0.3, 0.65)
@@ -86,22 +85,8 @@ def run_divergence_2d(
     resolution: int = 160,
     target: int = 1,
     console: Console | None = None,
-) -> Record:
-    """Learn divergences on classes of points and draw them, beside the classical ones.
-
-    Args:
-        out: folder, new or empty.
-        seeds: of samples and training, 0, 1, ...; the first is drawn, all are measured.
-        num_subnetworks: K.
-        samples: of all classes together; as many held-out ones are measured.
-        steps: of training.
-        resolution: of the maps, in points along a side.
-        target: class of the sample x0, 0 to 4; the sample nearest its centre is taken.
-        console: to draw on; quiet when None.
-
-    Returns:
-        What ``results.json`` holds.
-    """
+) -> StudyResult:
+    """Learn divergences on classes of points and draw them, beside the classical ones."""
     console = console or Console(quiet=True)
     check_seeds(seeds)
     for name, value, least in (
@@ -114,7 +99,7 @@ def run_divergence_2d(
             raise UserError(f"--{name} {value}: it must be {least} or more")
     if not 0 <= target < len(CENTRES):
         raise UserError(f"--target {target}: classes are 0 to {len(CENTRES) - 1}")
-    claim_folder(out)
+    make_folder(out)
     record = provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
     for seed in range(seeds):
@@ -136,9 +121,7 @@ def run_divergence_2d(
         **{"centres": CENTRES, "deviation": DEVIATION, "target": target},
     }
     notes = " ".join((__doc__ or "").replace("``", "").split())
-    results = write_outcome(out, "divergence-2d", settings, record, rows_of(values), notes)
-    console.print(outcome_table(results))
-    return results
+    return write_rows(out, "divergence-2d", settings, record, values, notes)
 
 
 def _square(points: Tensor) -> tuple[Tensor, Tensor]:

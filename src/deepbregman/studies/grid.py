@@ -1,178 +1,380 @@
-"""The engine of grid studies: any number of workers fill a folder's cells, each cell once."""
+"""Grid studies: every arm is trained with every seed, by any number of processes on one folder.
 
-import gc
-import os
+::
+
+    STUDY/
+      study.json                  what is asked: definition, recipe, options, versions
+      runs/ARM-seedK/             a trial: an ordinary run folder
+      locks/                      of the trials; held by whoever works on one
+      results.json, results.csv   every arm and seed
+      summary.csv                 mean, deviation and number by arm
+      NAME.png, NAME.svg
+"""
+
+import dataclasses
+import re
 import shlex
-import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from deepbregman.config import Config, override
-from deepbregman.data import Source
+from deepbregman.config import Config, fields_of, from_toml, load_recipe, override, to_toml
 from deepbregman.errors import UserError
-from deepbregman.evaluation.inputs import open_labelled
-from deepbregman.reporting.screen import study_table
 from deepbregman.reporting.studies import save_study_figure
-from deepbregman.runs import Record
-from deepbregman.training.faults import Interrupted
+from deepbregman.runs import Record, Run, provenance, read_json, write_json
+from deepbregman.statistics import summarise
+from deepbregman.training.processes import device_name, pick_device
 
-from .cells import Cell, labelled_training, run_cell
-from .claims import claim, exclusively
-from .definition import Settings, Study
-from .folder import Task, open_task
-from .results import MAIN_METRIC, write_results
+from .definition import (
+    Arm,
+    Study,
+    StudyOptions,
+    StudyResult,
+    check_arms,
+    check_budget,
+    join_changes,
+    name_arms,
+)
+from .engine import (
+    HOLDOUT,
+    Judgement,
+    Trial,
+    Worker,
+    become_worker,
+    describe_differences,
+    lock,
+    work,
+)
+from .results import write_results
 
-POLL_SECONDS = 0.5
+DEFAULTS: Record = {
+    **{"recipes": [], "unequal": False},
+    **{"data": None, "epochs": None, "changes": {}},
+    **{"values": [], "judge": "test", "linear_epochs": 0, "seeds": 3, "only": []},
+}
+SHAPE = {
+    "study": {"name": str, "arms": [{"name": str, "changes": {}}]},
+    **{"provenance": {}, "changes": {}, "base": str, "data": str, "recipe": str, "judge": str},
+    **{"epochs": int, "seeds": int, "linear_epochs": int, "only": [str], "recipes": [str]},
+}
+"""Of ``study.json``."""
+FIXED = ("recipes", "values", "judge", "linear_epochs")
+"""Options that a folder keeps, beside its configuration; seeds and arms may be added."""
 
 
-class Stopped(Exception):
-    """A signal stopped a study or a search; what was done is kept.
+@dataclass(frozen=True)
+class Cell:
+    """An arm with a seed; arms that come to the same configuration share a trial."""
+
+    arm: Arm
+    seed: int
+    trial: Trial
+
+
+def plan_cells(arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Path) -> list[Cell]:
+    """Lay out the cells, seed by seed, so that a study cut short compares all arms.
 
     Args:
-        done: what there is, in words.
-        command: that goes on.
-        number: of the signal.
+        arms: of the study.
+        base: what they change.
+        seeds: in place of the base's.
+        runs: the folder of the runs.
     """
-
-    def __init__(self, done: str, command: str, number: int) -> None:
-        name = signal.Signals(number).name
-        super().__init__(f"stopped by {name}; {done}; continue with: {command}")
-        self.signal_number = number
-
-
-@contextmanager
-def stopping(done: Callable[[], str], command: str) -> Iterator[None]:
-    """Turn an interruption, in training or between, into words on how to go on."""
-    try:
-        yield
-    except Interrupted as error:
-        raise Stopped(done(), command, error.signal_number) from None
-    except KeyboardInterrupt:
-        raise Stopped(done(), command, signal.SIGINT) from None
+    cells: list[Cell] = []
+    trials: dict[str, Trial] = {}
+    for seed in seeds:
+        for arm in arms:
+            config = override(base, {**arm.changes, "seed": seed})
+            name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', arm.name)}-seed{seed}"
+            trial = Trial(runs / name, config, arm.supervised)
+            trial = trials.setdefault(repr((config, arm.supervised)), trial)
+            cells.append(Cell(arm, seed, trial))
+    return cells
 
 
-def one_process() -> None:
-    """Refuse torchrun: workers share a study by its folder or storage."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+@dataclass
+class Grid:
+    """A study as it is to be run here: the queue of its trials."""
+
+    study: Study
+    folder: Path
+    base: Config
+    how: Judgement
+    definition: Record
+    """What ``study.json`` holds."""
+    cells: list[Cell]
+    """To do now."""
+
+    def __post_init__(self) -> None:
+        self.trials = list({cell.trial.name: cell.trial for cell in self.cells}.values())
+        self.waiting = list(self.trials)
+
+    def count(self) -> tuple[int, int]:
+        """Return how many trials are done, by whichever process, and how many there are."""
+        self.waiting = [trial for trial in self.waiting if trial.outcome() is None]
+        return len(self.trials) - len(self.waiting), len(self.trials)
+
+    def describe(self) -> str:
+        """Say how many trials are done."""
+        done, total = self.count()
+        return f"{done} of {total} runs are done"
+
+    def run_next(self, worker: Worker) -> bool:
+        """Claim a trial that is free and run it; False when other processes have all the rest."""
+        for trial in self.waiting:
+            with lock(self.folder, trial.name, wait=False) as is_mine:
+                if not is_mine:
+                    continue
+                if trial.outcome() is None:  # else another process was faster
+                    cell = next(cell for cell in self.cells if cell.trial.name == trial.name)
+                    worker.run(trial, f"{self.study.name} {cell.arm.name}, seed {cell.seed}")
+                return True
+        return False
+
+    def save(self) -> Record:
+        """Write the results of all trials that are done, those of earlier commands included."""
+        with lock(self.folder, "results"):
+            runs = self.folder / "runs"
+            names = [re.search(r"-seed(\d+)$", path.name) for path in runs.glob("*-seed*")]
+            seeds = sorted({int(name[1]) for name in names if name})
+            arms = usable_arms(self.study.arms, self.base)
+            cells = plan_cells(arms, self.base, seeds, runs)
+            cells.sort(key=lambda cell: (arms.index(cell.arm), cell.seed))
+            done = [(cell, outcome) for cell in cells if (outcome := cell.trial.outcome())]
+            rows = [
+                {
+                    **{"arm": cell.arm.name, "series": cell.arm.series, "x": cell.arm.x},
+                    **{"seed": cell.seed, "run": cell.trial.name, **outcome},
+                }
+                for cell, outcome in done
+            ]
+            costs = measure_costs(cell for cell, _ in done)
+            return write_results(self.folder, self.definition, rows, costs)
+
+
+def measure_costs(cells: Iterable[Cell]) -> dict[str, Record]:
+    """Collect what the training of each arm without labels took, by its settings and its runs.
+
+    ``samples_per_step`` counts views, over all batches of an optimiser step; ``seconds`` is the
+    wall time of training, whatever else the machine did.
+    """
+    costs: dict[str, Record] = {}
+    seconds: dict[str, list[float]] = {}
+    for cell in cells:
+        if cell.arm.supervised is not None:
+            continue
+        config = cell.trial.config
+        settings, views = config.training, config.views.num_views
+        cost = costs.setdefault(
+            cell.arm.name,
+            {
+                "encoder": config.encoder.name,
+                "epochs": settings.epochs,
+                "views_per_image": views,
+                "view_size": config.view_size,
+                "samples_per_step": settings.batch_size * settings.accumulate * views,
+                "steps": None,
+                "seconds": None,
+            },
+        )
+        trained = Run.open(cell.trial.folder).result().get("pretrain")  # none where it diverged
+        if trained:
+            seconds.setdefault(cell.arm.name, []).append(trained["seconds"])
+            cost |= {"steps": trained["step"], "seconds": summarise(seconds[cell.arm.name])}
+    return costs
+
+
+def run_study(study: Study, options: StudyOptions, console: Console) -> StudyResult:
+    """Bring a study to its end, together with other processes on the same folder."""
+    become_worker()
+    grid = open_grid(study, options)
+    with console.status(f"opening {escape(grid.base.data.source)} ..."):
+        sizes = [cell.trial.config.data.image_size for cell in grid.cells]
+        source = grid.how.open_images(override(grid.base, {"data.image_size": max(sizes)}))
+    worker = Worker(source, grid.how, console)
+    if source.skipped_notice:
+        worker.say(source.skipped_notice)
+    judged = "the test images" if grid.how.judge == "test" else "held-out training images"
+    worker.say(f"study {study.name} in {grid.folder}: {grid.describe()}; judged on {judged}")
+    if grid.definition["unequal_budget"]:
+        worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
+    command = shlex.join(["deepbregman", "study", study.name, "--out", str(grid.folder)])
+    results = work(grid, worker, command)
+    figures = [grid.folder / f"{study.name}.{kind}" for kind in ("png", "svg")]
+    save_study_figure(figures, results)
+    return StudyResult(grid.folder, results)
+
+
+def usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
+    """Leave out arms that change nothing in this recipe."""
+    fields = fields_of(base)
+    return tuple(arm for arm in arms if arm.only_if is None or fields[arm.only_if])
+
+
+def default_folder(study: Study, options: StudyOptions) -> Path:
+    """Name a study's folder by what it is, so that the same command goes on with it."""
+    recipes = list(options.recipes or study.recipes)
+    name = "-".join(name_arms(recipes)) if recipes else Path(options.recipe or study.recipe).stem
+    first = recipes[0] if recipes else options.recipe or study.recipe
+    data = options.data or load_recipe(first).data.source
+    return Path("studies") / f"{study.name}-{name}-{Path(data).stem}"
+
+
+def open_grid(study: Study, options: StudyOptions) -> Grid:
+    """Check all that can be checked before an image is read; begin the folder, or join it."""
+    _check_kind(study, options)
+    folder = options.out or default_folder(study, options)
+    _resolve(study, options, folder)  # nothing is made for a request that is refused
+    with lock(folder, "study"):
+        grid = _resolve(study, options, folder)  # another process may have begun it meanwhile
+        write_json(folder / "study.json", grid.definition)
+    return grid
+
+
+def _check_kind(study: Study, options: StudyOptions) -> None:
+    """Refuse options of another kind of study."""
+    if options.trials is not None:
+        raise UserError(f"study {study.name} is a grid and takes no --trials; see --seeds")
+    if study.recipes and options.recipe is not None:
         raise UserError(
-            "torchrun started several processes for one study: start the command itself once for "
-            "each GPU instead, with the same --out and another CUDA_VISIBLE_DEVICES each"
+            f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
+            f"the reference first, such as --recipes simclr {options.recipe}"
+        )
+    given = "--recipes" * bool(options.recipes) or "--unequal" * options.unequal
+    if not study.recipes and given:
+        raise UserError(
+            f"study {study.name} varies one recipe and takes no {given}: give that with --recipe; "
+            "study comparison compares whole recipes"
         )
 
 
-def run_study(study: Study, settings: Settings, console: Console) -> Path:
-    """Bring a study to its end, together with other workers on the same folder.
+def _resolve(study: Study, options: StudyOptions, folder: Path) -> Grid:
+    before = _read_definition(folder, study)
+    settings = _merge_options(study, options, before)
+    bases = _build_bases(study, options, settings, before, folder)
+    base, unequal = next(iter(bases.values())), []
+    if study.recipes:
+        unequal = check_budget(bases, unequal=settings["unequal"])
+        study = study.with_recipes(bases)
+    study = study.with_values(settings["values"])
+    arms = usable_arms(study.arms, base)
+    chosen = [arm for arm in study.choose_arms(settings["only"]) if arm in arms]
+    if not chosen:
+        raise UserError(
+            f"--only {' '.join(settings['only'])}: these arms change nothing in recipe "
+            f"{settings['recipe']}; choose among {', '.join(arm.name for arm in arms)}"
+        )
+    check_arms(study, chosen, base)
+    if settings["seeds"] < 1:
+        raise UserError(f"--seeds {settings['seeds']}: there must be at least 1")
+    if settings["linear_epochs"] < 0:
+        raise UserError(f"--linear-epochs {settings['linear_epochs']}: it must be 0 or more")
+    device = pick_device(options.accelerator)
+    epochs = {config.training.epochs for config in bases.values()}
+    definition = {
+        **settings,
+        "study": dataclasses.asdict(study),
+        "data": base.data.source,
+        "epochs": base.training.epochs if len(epochs) == 1 else None,
+        "base": to_toml(base),
+        "unequal_budget": unequal,
+        "left_out": [arm.name for arm in study.arms if arm not in arms],
+        "provenance": before["provenance"] if before else provenance(device_name(device)),
+    }
+    how = Judgement(
+        settings["judge"],
+        linear_epochs=settings["linear_epochs"],
+        keep_checkpoints=options.keep_checkpoints,
+        accelerator=options.accelerator,
+    )
+    seeds = range(base.seed, base.seed + settings["seeds"])
+    cells = plan_cells(arms, base, seeds, folder / "runs")  # of all arms: which trial an arm shares
+    cells = [cell for cell in cells if cell.arm in chosen]
+    return Grid(study, folder, base, how, definition, cells)
 
-    Args:
-        study: of the catalogue.
-        settings: what the user asked for.
-        console: to draw on.
 
-    Returns:
-        The study's folder.
+def _read_definition(folder: Path, study: Study) -> Record | None:
+    """Read what a folder was begun with; None of a new one."""
+    path = folder / "study.json"
+    if path.is_file():
+        before = read_json(path, SHAPE)
+        if not {"study", "provenance", "base", "data", "epochs", "changes"} <= before.keys():
+            raise UserError(f"{path} holds no study of ours: restore it, or choose another --out")
+        name = before["study"].get("name")
+        if name != study.name:
+            raise UserError(
+                f"{folder} holds study {name}, not {study.name}: choose another folder with --out"
+            )
+        return before
+    if folder.exists() and (
+        not folder.is_dir() or any(inside.name != "locks" for inside in folder.iterdir())
+    ):
+        raise UserError(f"{folder} exists and holds no study: choose another folder with --out")
+    return None
+
+
+def _merge_options(study: Study, options: StudyOptions, before: Record | None) -> dict[str, Any]:
+    """Take each option as it is given, else as the folder has it, else its default."""
+    given = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name in ("recipe", *DEFAULTS)
+        if (value := getattr(options, name)) not in (None, (), {}) and value is not False
+    }
+    if before is None:
+        defaults = {"recipe": study.recipe, **DEFAULTS, "recipes": list(study.recipes)}
+        settings = {**defaults, **given}
+        if study.recipes:
+            settings["recipe"] = ", ".join(name_arms(settings["recipes"]))
+        return settings
+    stored = {name: before.get(name, DEFAULTS.get(name)) for name in ("recipe", *DEFAULTS)}
+    for name in FIXED:
+        if given.get(name, stored[name]) != stored[name]:
+            raise UserError(
+                f"--{name.replace('_', '-')} is {given[name]!r} here and {stored[name]!r} in the "
+                f"folder of this study, begun before: leave it out to go on, or choose another "
+                "folder with --out"
+            )
+    return {**stored, **given}
+
+
+def _build_bases(
+    study: Study, options: StudyOptions, settings: Record, before: Record | None, folder: Path
+) -> dict[str, Config]:
+    """Return what the arms start from: one configuration, or one by arm where those are recipes.
+
+    A folder that has begun keeps its own, even where a recipe's file has changed since.
     """
-    one_process()
-    if settings.trials is not None:
-        raise UserError(f"study {study.name} is a grid and takes no --trials; see --seeds")
-    task = open_task(study, settings)
-
-    def say(words: str) -> None:
-        console.print(words, highlight=False, soft_wrap=True, markup=False)
-
-    def state() -> str:
-        done = sum(cells[0].outcome() is not None for cells in task.groups)
-        return f"{done} of {len(task.groups)} cells are done"
-
-    with console.status(f"opening {escape(task.base.data.source)} ..."):
-        opening = open_labelled if task.how.judge == "test" else labelled_training
-        source = opening(_widest(task))
-    if source.skipped_notice:
-        say(source.skipped_notice)
-    judged = "the test images" if task.how.judge == "test" else "held-out training images"
-    say(f"study {study.name} in {task.folder}: {state()}; judged on {judged}")
-    if task.definition["unequal_budget"]:
-        say(f"unequal budget: {'; '.join(task.definition['unequal_budget'])}")
-    command = shlex.join(["deepbregman", "study", study.name, "--out", str(task.folder)])
-    with stopping(state, command):
-        _work(task, source, console)
-    results = refresh(task)
-    figures = [task.folder / f"{study.name}.{kind}" for kind in ("png", "svg")]
-    save_study_figure(figures, results)
-    console.print(study_table(results))
-    say(f"figure: {figures[0]}")
-    return task.folder
-
-
-def _widest(task: Task) -> Config:
-    """Return the configuration to open the images with: large enough for every arm."""
-    sizes = [override(task.base, arm.changes).data.image_size for arm in task.study.arms]
-    return override(task.base, {"data.image_size": max(sizes)})
-
-
-def refresh(task: Task) -> Record:
-    """Write the results of all cells that are done, one worker at a time."""
-    with exclusively(task.folder / "locks" / "results"):
-        return write_results(task.folder, task.definition, task.everything())
-
-
-def _work(task: Task, source: Source, console: Console) -> None:
-    """Take free cells until none is left; wait for those of others, who may die over them."""
-    progress = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.fields[place]}"),
-        BarColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    waiting = [cells[0] for cells in task.groups if cells[0].outcome() is None]
-    finished = len(task.groups) - len(waiting)
-    bar = progress.add_task(
-        "", total=len(task.groups), completed=finished, place="", status="waiting for others"
-    )
-    with progress:
-        while waiting:
-            before = len(waiting)
-            for cell in list(waiting):
-                with claim(task.folder / "locks" / cell.name) as is_mine:
-                    if is_mine:
-                        _take(cell, task, source, progress, len(task.groups) - len(waiting))
-                        waiting.remove(cell)
-                progress.update(bar, completed=len(task.groups) - len(waiting))
-            if len(waiting) == before:  # others have all that is left
-                progress.update(bar, status=f"waiting for {len(waiting)} cells of other workers")
-                time.sleep(POLL_SECONDS)
-
-
-def _take(cell: Cell, task: Task, source: Source, progress: Progress, done: int) -> None:
-    """Bring a claimed cell to its end and tell of it; another worker may have been before us."""
-    if cell.outcome() is not None:
-        return
-    number, total, bar = done + 1, len(task.groups), progress.task_ids[0]
-    title = f"{task.study.name} {cell.arm.name}, seed {cell.seed}"
-
-    def watch(epoch: int, values: Mapping[str, float]) -> None:
-        share = epoch / cell.config.training.epochs
-        words = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
-        progress.update(bar, completed=done + share, status=f"epoch {epoch}  {words}")
-
-    progress.update(bar, place=f"cell {number}/{total}: {title}", status="")
-    started = time.monotonic()
-    outcome = run_cell(cell, source, task.how, watch)
-    gc.collect()  # the networks of a cell hold each other; their memory is the next one's
-    refresh(task)
-    value = outcome["metrics"].get(MAIN_METRIC)
-    words = outcome["state"] if value is None else f"linear {value:.2f} %"
-    progress.console.print(
-        f"cell {number}/{total}  {title}: {words}  ({time.monotonic() - started:.0f} s)",
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+    stored: dict[str, Config] = {}
+    if before is not None:
+        base = from_toml(before["base"], str(folder / "study.json"))
+        stored = {study.name: base}
+        if study.recipes:
+            arms = before["study"]["arms"]
+            stored = {arm["name"]: override(base, arm["changes"]) for arm in arms}
+    given = join_changes(options.data, options.epochs, options.changes)
+    if stored and not (options.recipe or options.recipes or given):
+        return stored
+    kept: dict[str, Any] = {}
+    if before is not None:
+        named = {"data.source": before["data"], "training.epochs": before["epochs"]}
+        kept = {name: value for name, value in named.items() if value is not None}
+        kept |= {} if options.changes else before["changes"]
+    names = name_arms(settings["recipes"]) if study.recipes else [study.name]
+    bases = {}
+    for name, recipe in zip(names, settings["recipes"] or [settings["recipe"]], strict=True):
+        config = override(load_recipe(recipe), {**kept, **given})
+        if settings["judge"] == "holdout" and config.data.holdout == 0.0:
+            config = override(config, {"data.holdout": HOLDOUT})
+        bases[name] = config
+        changed = describe_differences(stored[name], config) if stored else ""
+        if changed:
+            of_arm = f", {name}" * bool(study.recipes)
+            raise UserError(
+                f"{folder} holds study {study.name}{of_arm} with other settings ({changed}): leave "
+                "the options out to go on with those, or choose another folder with --out"
+            )
+    return bases

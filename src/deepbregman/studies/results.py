@@ -1,44 +1,28 @@
-"""The cells of a study, gathered: every value, its summary by arm, differences and costs."""
+"""The results of a study: every value, its summary by arm, and differences to the reference."""
 
-import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from deepbregman.runs import Record, Run, now, write_csv, write_json
+from rich.console import Console
 
-from .cells import Cell
+from deepbregman.errors import UserError
+from deepbregman.reporting.screen import outcome_table, study_table, trial_table
+from deepbregman.runs import Record, now, write_csv, write_json
+from deepbregman.statistics import summarise, summarise_pairs
+from deepbregman.terminal import say
+
+from .definition import StudyResult
 
 MAIN_METRIC = "linear, cached features"
-CONFIDENCE = 0.95
-"""That an interval holds the mean difference."""
 
 
-def summarise(values: Sequence[float]) -> Record:
-    """Return mean, sample deviation (None of a single value) and number."""
-    deviation = statistics.stdev(values) if len(values) > 1 else None
-    return {"mean": statistics.fmean(values), "deviation": deviation, "n": len(values)}
-
-
-def gather(cells: Iterable[Cell]) -> list[Record]:
-    """Return a row for every cell that is done, in their order."""
-    rows = []
-    for cell in cells:
-        outcome = cell.outcome()
-        if outcome is not None:
-            shown = {"arm": cell.arm.name, "series": cell.arm.series, "x": cell.arm.x}
-            rows.append({**shown, "seed": cell.seed, "run": cell.name, **outcome})
-    return rows
-
-
-def by_arm(rows: Sequence[Record]) -> list[Record]:
+def summarise_arms(rows: Sequence[Record]) -> list[Record]:
     """Summarise every metric of every arm over its seeds, in the order of the rows.
 
     A seed whose training diverged has no accuracy; the arm says how many there are.
     """
-    names = dict.fromkeys(row["arm"] for row in rows)
     summary = []
-    for name in names:
+    for name in dict.fromkeys(row["arm"] for row in rows):
         mine = [row for row in rows if row["arm"] == name]
         metrics = dict.fromkeys(metric for row in mine for metric in row["metrics"])
         summary.append(
@@ -56,32 +40,8 @@ def by_arm(rows: Sequence[Record]) -> list[Record]:
     return summary
 
 
-def paired(mine: Mapping[int, float], reference: Mapping[int, float]) -> Record | None:
-    """Summarise the differences to a reference seed by seed; None without a common seed.
-
-    Pairing takes out what the seed alone does. ``interval`` holds the mean difference with 95 %
-    confidence, by Student's t with n - 1 degrees of freedom; None of a single seed.
-
-    Args:
-        mine: value by seed.
-        reference: value by seed.
-    """
-    from scipy.special import stdtrit
-
-    changes = [value - reference[seed] for seed, value in mine.items() if seed in reference]
-    if not changes:
-        return None
-    summary = summarise(changes)
-    interval = None
-    if summary["deviation"] is not None:
-        quantile = float(stdtrit(len(changes) - 1, (1.0 + CONFIDENCE) / 2.0))
-        margin = quantile * summary["deviation"] / math.sqrt(len(changes))
-        interval = [summary["mean"] - margin, summary["mean"] + margin]
-    return {**summary, "interval": interval}
-
-
-def references(study: Record) -> dict[str, str]:
-    """Name the arm that each other is seen against.
+def find_references(study: Record) -> dict[str, str]:
+    """Name the arm with which each other is compared.
 
     It is the study's reference or, in a figure of drops, the first arm of the same series.
 
@@ -98,7 +58,7 @@ def references(study: Record) -> dict[str, str]:
     return {arm: other for arm, other in against.items() if other not in (None, arm)}
 
 
-def differences(rows: Sequence[Record], against: Mapping[str, str]) -> dict[str, Record]:
+def compare_arms(rows: Sequence[Record], against: Mapping[str, str]) -> dict[str, Record]:
     """Compare every metric of every arm with its reference's, seed by seed.
 
     Args:
@@ -112,76 +72,47 @@ def differences(rows: Sequence[Record], against: Mapping[str, str]) -> dict[str,
     for row in rows:
         for metric, value in row["metrics"].items():
             values.setdefault(row["arm"], {}).setdefault(metric, {})[row["seed"]] = value
-    found = {
-        arm: {
-            metric: paired(mine, values.get(other, {}).get(metric, {}))
+    found: dict[str, Record] = {}
+    for arm, other in against.items():
+        pairs = {
+            metric: summarise_pairs(mine, values.get(other, {}).get(metric, {}))
             for metric, mine in values.get(arm, {}).items()
         }
-        for arm, other in against.items()
-    }
-    return {arm: {m: part for m, part in parts.items() if part} for arm, parts in found.items()}
+        found[arm] = {metric: pair for metric, pair in pairs.items() if pair}
+    return found
 
 
-def costs(cells: Iterable[Cell]) -> dict[str, Record]:
-    """Say what the training of each arm that needs no labels took, by its settings and its runs.
-
-    ``samples_per_step`` counts views, over all batches of an optimiser step; ``seconds`` is the
-    wall time of training, whatever else the machine did.
-    """
-    summary: dict[str, Record] = {}
-    seconds: dict[str, list[float]] = {}
-    for cell in cells:
-        if cell.arm.supervised is not None or cell.outcome() is None:
-            continue
-        settings, views = cell.config.training, cell.config.views.num_views
-        cost = summary.setdefault(
-            cell.arm.name,
-            {
-                "encoder": cell.config.encoder.name,
-                "epochs": settings.epochs,
-                "views_per_image": views,
-                "view_size": cell.config.view_size,
-                "samples_per_step": settings.batch_size * settings.accumulate * views,
-                "steps": None,
-                "seconds": None,
-            },
-        )
-        trained = Run.open(cell.folder).result().get("pretrain")  # none of a run that diverged
-        if trained:
-            seconds.setdefault(cell.arm.name, []).append(trained["seconds"])
-            cost |= {"steps": trained["step"], "seconds": summarise(seconds[cell.arm.name])}
-    return summary
-
-
-def write_results(folder: Path, definition: Record, cells: Sequence[Cell]) -> Record:
+def write_results(
+    folder: Path, definition: Record, rows: Sequence[Record], costs: Mapping[str, Record]
+) -> Record:
     """Write ``results.json``, ``results.csv`` and ``summary.csv``.
 
     Args:
         folder: of the study.
         definition: what ``study.json`` holds.
-        cells: all that the study can have; those not done are left out.
+        rows: one for each arm and seed that is done.
+        costs: of each arm's training.
 
     Returns:
         What is in ``results.json``: enough to draw the table and the figure.
     """
-    rows = gather(cells)
-    against, cost = references(definition["study"]), costs(cells)
-    changes = differences(rows, against)
+    against = find_references(definition["study"])
+    changes = compare_arms(rows, against)
     summary = [
         {
             **arm,
             "against": against.get(arm["arm"]),
             "difference": changes.get(arm["arm"], {}),
-            "cost": cost.get(arm["arm"]),
+            "cost": costs.get(arm["arm"]),
         }
-        for arm in by_arm(rows)
+        for arm in summarise_arms(rows)
     ]
     results = {
         **{key: definition[key] for key in ("study", "recipe", "data", "epochs", "judge")},
         "unequal_budget": definition["unequal_budget"],
         "metric": MAIN_METRIC,
         "arms": summary,
-        "cells": rows,
+        "cells": list(rows),
         "written": now(),
     }
     write_json(folder / "results.json", results)
@@ -190,12 +121,12 @@ def write_results(folder: Path, definition: Record, cells: Sequence[Cell]) -> Re
         for row in rows
     ]
     write_csv(folder / "results.csv", flat)
-    write_csv(folder / "summary.csv", [line for arm in summary for line in _lines(arm)])
+    write_csv(folder / "summary.csv", [line for arm in summary for line in _flatten(arm)])
     return results
 
 
-def _lines(arm: Record) -> list[Record]:
-    """Flatten an arm to a line for each metric, or one without where every seed diverged."""
+def _flatten(arm: Record) -> list[Record]:
+    """Make a line for each metric of an arm, or one without where every seed diverged."""
     start = {key: arm[key] for key in ("arm", "series", "x", "num_diverged")}
     lines = []
     for metric, values in arm["metrics"].items():
@@ -215,3 +146,72 @@ def _lines(arm: Record) -> list[Record]:
             }
         )
     return lines or [start]
+
+
+def print_result(result: StudyResult, console: Console) -> None:
+    """Print the table of a study or a search, and name its figures and what to do next."""
+    folder, results = result
+    if "trials" in results:
+        console.print(trial_table(results))
+    elif "arms" in results:
+        console.print(study_table(results))
+    else:
+        shown = [row for row in results["rows"] if "of class" not in row["metric"]]
+        console.print(outcome_table({**results, "rows": shown}))
+    for path in sorted(folder.glob("*.png")):
+        say(console, f"figure: {path}")
+    if results.get("best"):
+        best = folder / "best.toml"
+        say(console, f"best:   {best}\nnext:   deepbregman pretrain {best}")
+
+
+# What follows is of studies that compute and draw at once, without trials.
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of a study; refuse one that holds anything."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(
+            f"--out {out} exists and is not an empty folder: a study never overwrites another; "
+            "name another folder, or remove it"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+
+
+def check_seeds(seeds: int) -> None:
+    """Refuse a study without a seed."""
+    if seeds < 1:
+        raise UserError(f"--seeds {seeds}: there must be at least 1; 3 or more give a deviation")
+
+
+def write_rows(
+    out: Path,
+    study: str,
+    settings: Record,
+    provenance: Record,
+    values: Mapping[tuple[str, str], Sequence[float]],
+    notes: str,
+) -> StudyResult:
+    """Write ``results.json`` with a row for every arm and metric.
+
+    Args:
+        out: folder of the study.
+        study: its name.
+        settings: of it.
+        provenance: of this process.
+        values: (arm, metric) -> a value for each seed.
+        notes: what a reader should know.
+    """
+    results = {
+        "study": study,
+        "notes": notes,
+        "settings": settings,
+        "provenance": provenance,
+        "rows": [
+            {"arm": arm, "metric": metric, **summarise(found), "values": list(found)}
+            for (arm, metric), found in values.items()
+        ],
+        "finished": now(),
+    }
+    write_json(out / "results.json", results)
+    return StudyResult(out, results)

@@ -20,14 +20,13 @@ from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_accuracy
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
-from deepbregman.reporting.screen import outcome_table
-from deepbregman.runs import Record, Run, provenance, replacing, write_csv
-from deepbregman.statistics import format_summary
+from deepbregman.runs import Run, provenance, replacing, write_csv
+from deepbregman.statistics import format_summary, summarise
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
 
-from .outcome import check_seeds, claim_folder, rows_of, write_outcome
-from .results import summarise
+from .definition import StudyResult
+from .results import check_seeds, make_folder, write_rows
 
 PERPLEXITY = 30.0
 NEIGHBOURS = 20
@@ -59,21 +58,8 @@ def run_tsne(
     seeds: int = 3,
     accelerator: str = "auto",
     console: Console | None = None,
-) -> Record:
-    """Map the features of runs side by side, on the same test images.
-
-    Args:
-        out: folder, new or empty.
-        runs: folders of one or more runs.
-        data: a labelled source; the first run's when None.
-        images: at most so many test images, stratified by class.
-        seeds: of t-SNE and k-means, 0, 1, ...; the first map is drawn, all are saved.
-        accelerator: for the features.
-        console: to draw on; quiet when None.
-
-    Returns:
-        What ``results.json`` holds.
-    """
+) -> StudyResult:
+    """Map the features of runs side by side, on the same test images."""
     console = console or Console(quiet=True)
     check_seeds(seeds)
     opened = [Run.open(Path(run)) for run in runs]
@@ -88,11 +74,10 @@ def run_tsne(
     chosen = _subset(source, images)
     labels = chosen.labels
     assert labels is not None  # open_labelled has made sure
-    claim_folder(out)
+    make_folder(out)
     record = provenance(device_name(device))
     classes = list(source.classes or map(str, range(1 + int(labels.max()))))
     values: dict[tuple[str, str], list[float]] = {}
-    rows: list[Record] = []
     maps: dict[str, list[np.ndarray]] = {}
     pictures = []
     for name, run in zip(names, opened, strict=True):
@@ -110,25 +95,20 @@ def run_tsne(
         for label, value in judged.silhouette_by_class.items():
             values[name, f"silhouette of class {label}"] = [value]
         words = [f"silhouette {judged.silhouette:.3f}, kNN {judged.knn:.1f} %"]
-        summary = [(metric, summarise(each)) for metric, each in found.items()]
-        words.append(
-            ", ".join(f"{metric} {format_summary(each, digits=3)}" for metric, each in summary)
-        )
+        spreads = [f"{name} {format_summary(summarise(each), 3)}" for name, each in found.items()]
+        words.append(", ".join(spreads))
         pictures.append(FeatureMap(name, maps[name][0], tuple(words)))
     _save(out, maps, labels.numpy())
-    rows = rows_of(values)
-    paths = [out / f"tsne.{kind}" for kind in ("png", "svg")]
-    save_map_figure(paths, pictures, labels.numpy(), classes)
+    save_map_figure(
+        [out / f"tsne.{kind}" for kind in ("png", "svg")], pictures, labels.numpy(), classes
+    )
     settings = {
         "runs": names,
         "data": Path(data or opened[0].config.data.source).name,
         "images": len(labels),
         "perplexity": min(PERPLEXITY, (len(labels) - 1) / 3),
     }
-    results = write_outcome(out, "tsne", settings, record, rows, NOTES)
-    shown = [row for row in rows if "of class" not in row["metric"]]
-    console.print(outcome_table({**results, "rows": shown}))
-    return results
+    return write_rows(out, "tsne", settings, record, values, NOTES)
 
 
 def _subset(source: Source, images: int) -> Split:

@@ -8,7 +8,7 @@ from deepbregman.errors import UserError, suggest
 from deepbregman.studies.definition import Entry
 
 
-def catalogue() -> dict[str, Entry]:
+def load_catalogue() -> dict[str, Entry]:
     """Return every study by its name."""
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
     entries = [importlib.import_module(f"{__name__}.{name}").STUDY for name in modules]
@@ -20,11 +20,9 @@ def find_study(name: str, also: Iterable[str] = ()) -> Entry:
 
     Args:
         name: as the user wrote it.
-        also: studies that are not grids or searches and parse their own options.
+        also: names of studies that are not in the catalogue, for the message.
     """
-    known = catalogue()
-    if name in also:
-        raise UserError(f"study {name!r} has options of its own: write its name before them")
+    known = load_catalogue()
     if name not in known:
         names = [*known, *also]
         raise UserError(f"study {name!r} is not one of {', '.join(names)}{suggest(name, names)}")

@@ -1,6 +1,6 @@
 """How deep the encoder is, with the divergence and without."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Published, Study, over
+from deepbregman.studies.definition import OURS, SIMCLR, Published, Study, arms_over
 
 DEPTHS = ("resnet18", "resnet34", "resnet50", "resnet101")
 
@@ -8,14 +8,14 @@ STUDY = Study(
     name="encoder-depth",
     title="Does a deeper encoder help, and does the divergence help it?",
     arms=(
-        *over(
+        *arms_over(
             "encoder.name",
             DEPTHS,
             series=SIMCLR,
             also={"divergence.weight": 0.0},
             prefix="simclr-",
         ),
-        *over(
+        *arms_over(
             "encoder.name",
             DEPTHS,
             series=OURS,

@@ -11,7 +11,7 @@ from deepbregman.studies.definition import (
     MetricLoss,
     Published,
     Study,
-    over,
+    arms_over,
 )
 
 FIELD, VALUES = "divergence.num_subnetworks", (5, 20, 50, 100, 200, 500, 1000)
@@ -20,7 +20,7 @@ LOSSES: tuple[MetricLoss, ...] = ("contrastive", "triplet")
 DEEP_DIVERGENCE = tuple(
     replace(arm, supervised=(form, loss), beyond=True)
     for form, loss in product(FORMS, LOSSES)
-    for arm in over(
+    for arm in arms_over(
         FIELD,
         VALUES,
         series=f"Deep Divergence, {form}, {loss} (supervised)",
@@ -39,7 +39,7 @@ STUDY = Study(
     title="How many subnetworks?",
     arms=(
         Arm("none", {"divergence.weight": 0.0}, 0, SIMCLR, beyond=True),
-        *over(FIELD, VALUES),
+        *arms_over(FIELD, VALUES),
         *DEEP_DIVERGENCE,
     ),
     x_label="number of subnetworks",

@@ -1,13 +1,13 @@
 """Which kernel turns a divergence into a similarity: the paper's table of psi."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, over
+from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, arms_over
 
 STUDY = Study(
     name="psi",
     title="Which kernel turns a divergence into a similarity?",
     arms=(
         Arm("none", {"divergence.weight": 0.0}, "none (SimCLR)", SIMCLR, beyond=True),
-        *over(
+        *arms_over(
             "divergence.kernel",
             ("gaussian", "inverse", "sqrt", "linear", "arccot"),
             beyond=("negative",),

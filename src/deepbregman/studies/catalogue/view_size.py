@@ -1,6 +1,6 @@
 """How large a view is while pretraining, where whole images are judged at their own size."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Study, over
+from deepbregman.studies.definition import OURS, SIMCLR, Study, arms_over
 
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5)
 
@@ -8,7 +8,7 @@ STUDY = Study(
     name="view-size",
     title="Should views be smaller than the images that are judged?",
     arms=(
-        *over(
+        *arms_over(
             "views.relative_size",
             (),
             series=SIMCLR,
@@ -16,7 +16,7 @@ STUDY = Study(
             prefix="simclr-",
             beyond=SHARES,
         ),
-        *over(
+        *arms_over(
             "views.relative_size",
             (),
             series=OURS,

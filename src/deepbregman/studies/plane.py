@@ -24,7 +24,7 @@ FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class PlaneNetwork(nn.Module):
-    """Points of the plane to features (moment form) or to scores of K subnetworks (the others).
+    """Maps points of the plane to features (moment form) or scores of K subnetworks (the others).
 
     Args:
         widths: of the shared hidden layers, each with ReLU; none leaves the point itself.

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from deepbregman.config import Config, override
+from deepbregman.config import Config, fields_of, override
 from deepbregman.errors import UserError, suggest
-from deepbregman.studies.fields import literal, value_of
+
+from .definition import check_terms, read_value
 
 if TYPE_CHECKING:
     import optuna
@@ -103,6 +104,9 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
             raise UserError(f"--space names {name} twice: once is enough")
         seen[name] = _dimension(name, text, base)
     space = tuple(seen.values())
+    check_terms(
+        base, [name for name in seen if f"{name.partition('.')[0]}.weight" not in seen], "--space"
+    )
     check_corners(space, base)
     return space
 
@@ -165,7 +169,7 @@ def _kind(name: str, base: Config) -> Any:
         hint = get_args(hint)[0]
     if get_origin(hint) is tuple:
         raise UserError(
-            f"--space {name}: its value {value_of(base, name)} is a list, and only single values "
+            f"--space {name}: its value {fields_of(base)[name]} is a list, and only single values "
             "are searched; set it with --set instead"
         )
     return hint
@@ -179,7 +183,7 @@ def _dimension(name: str, text: Any, base: Config) -> Dimension:
         return _choice(name, [text])
     if kind in (int, float) and ":" in text:
         return _interval(name, text, kind)
-    return _choice(name, [literal(part.strip()) for part in text.split(",")])
+    return _choice(name, [read_value(part.strip()) for part in text.split(",")])
 
 
 def _choice(name: str, values: list[Any]) -> Choice:

@@ -1,1 +1,0 @@
-"""Verbs that have not moved to commands/ yet."""

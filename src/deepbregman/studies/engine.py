@@ -1,0 +1,354 @@
+"""The engine of studies and searches: trials that any number of processes share.
+
+A trial is a configuration that is trained and judged; its folder is an ordinary run. A process
+claims a trial by a lock on a file, which ends with the process, so that another one takes over what
+a killed process has begun and goes on from its checkpoint. What a trial came to stands in its
+run's ``result.json`` and is written last.
+"""
+
+import gc
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from deepbregman.commands.pretrain import Watch, pretrain, resume
+from deepbregman.config import Config, differing_fields
+from deepbregman.data import Source
+from deepbregman.data.opening import open_data
+from deepbregman.errors import Diverged, UserError
+from deepbregman.evaluation.inputs import Evaluation, open_labelled
+from deepbregman.evaluation.knn import split_for_monitor
+from deepbregman.evaluation.options import Options
+from deepbregman.evaluation.protocols import run_protocols
+from deepbregman.files import locked, refuse_link
+from deepbregman.launching import leave_group
+from deepbregman.runs import Record, Run
+from deepbregman.training.faults import Interrupted
+
+from .deep_divergence import baseline_config, run_deep_divergence
+from .definition import Form, Judge, MetricLoss
+from .results import MAIN_METRIC
+
+POLL_SECONDS = 0.5
+HOLDOUT = 0.1
+"""Share of the training images to judge on where the recipe holds none out."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A configuration to train and judge, and the run that it is."""
+
+    folder: Path
+    config: Config
+    supervised: tuple[Form, MetricLoss] | None = None
+    """In place of pretraining, Deep Divergence with labels."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.folder.name
+
+    def outcome(self) -> Record | None:
+        """Read what the trial came to; None when it is not done."""
+        if not (self.folder / "result.json").is_file():
+            return None
+        outcome = Run.open(self.folder).result().get("study")
+        if outcome is not None and not {"state", "metrics"} <= outcome.keys():
+            raise UserError(
+                f"{self.folder / 'result.json'}: 'study' is no outcome of a trial: restore the "
+                "file or remove it"
+            )
+        return outcome
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How every trial of a study is judged."""
+
+    judge: Judge
+    protocols: tuple[Literal["knn", "linear"], ...] = ("knn", "linear")
+    linear_epochs: int = 0
+    keep_checkpoints: bool = False
+    accelerator: str = "auto"
+
+    def open_images(self, config: Config) -> Source:
+        """Open labelled images; of test images nothing, where held-out ones judge."""
+        if self.judge == "test":
+            return open_labelled(config)
+        source = open_data(config)
+        if source.train.labels is None:
+            raise UserError(
+                f"data {config.data.source!r} has no labels to judge by: give a labelled source "
+                "with --data, such as a folder with one subfolder for each class"
+            )
+        return replace(source, test=None)
+
+    def splits(self, source: Source, config: Config) -> Source:
+        """Return the splits to judge by: training and test, or the two parts of training."""
+        if self.judge == "test":
+            return source
+        kept, held_out = split_for_monitor(source.train, config)
+        return Source(source.name, source.train.select(kept), source.train.select(held_out))
+
+
+def lock(folder: Path, name: str, *, wait: bool = True) -> AbstractContextManager[bool]:
+    """Lock something of a study for a block, in all processes that share the folder.
+
+    Args:
+        folder: of the study.
+        name: of what is locked; the file is ``locks/NAME``.
+        wait: for another process that has it; else the block runs, and gets False.
+    """
+    locks = folder / "locks"
+    refuse_link(locks)
+    locks.mkdir(parents=True, exist_ok=True)
+    return locked(locks / name, math.inf if wait else 0.0)
+
+
+def become_worker() -> None:
+    """Make this process a worker of its own, also where srun or torchrun started several.
+
+    Workers share a study by its folder. Were they to join one group, each with a trial of its own,
+    the gradients of different trials would be averaged. Of the GPUs that several processes of a
+    machine see in common, each takes one.
+    """
+    here = leave_group()
+    num_gpus = torch.cuda.device_count()
+    if here.local_processes > 1 and num_gpus > 1:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(num_gpus)))
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[here.local_rank % num_gpus]
+
+
+def run_trial(trial: Trial, source: Source, how: Judgement, watch: Watch | None = None) -> Record:
+    """Train and judge a trial, from wherever it stands.
+
+    Args:
+        trial: to bring to its end.
+        source: its data, open.
+        how: to judge it.
+        watch: called with what the kNN monitor measured; what it raises ends the trial, unjudged.
+
+    Returns:
+        Its outcome: ``state``, and ``metrics`` or, where training diverged, ``why``.
+    """
+    outcome = trial.outcome()
+    if outcome is None and trial.supervised is not None:
+        outcome = _run_supervised(trial, source, how, watch)
+    elif outcome is None:
+        run = _open_run(trial, trial.config)
+        try:
+            run = _train(run, trial, source, how, watch)
+            metrics = _judge(run, source, how)
+            outcome = {"state": "done", "judge": how.judge, "metrics": metrics}
+        except Diverged as error:
+            run = Run.open(trial.folder)
+            outcome = {"state": "diverged", "judge": how.judge, "metrics": {}, "why": str(error)}
+        run.add_result(study=outcome)
+    if not how.keep_checkpoints:
+        shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
+    return outcome
+
+
+def _run_supervised(trial: Trial, source: Source, how: Judgement, watch: Watch | None) -> Record:
+    assert trial.supervised is not None
+    form, loss = trial.supervised
+    if _open_run(trial, baseline_config(trial.config, form)) is not None:
+        shutil.rmtree(trial.folder)  # a worker died while it wrote the outcome
+    return run_deep_divergence(
+        trial.config,
+        form,
+        loss,
+        trial.folder,
+        source=how.splits(source, trial.config),
+        judge=how.judge,
+        accelerator=how.accelerator,
+        watch=None if watch is None else lambda epoch, value: watch(epoch, {"loss": value}),
+    )
+
+
+def _open_run(trial: Trial, config: Config) -> Run | None:
+    """Open the trial's run where there is one; it must have this configuration."""
+    if not (trial.folder / "config.toml").exists():
+        return None
+    run = Run.open(trial.folder)
+    changed = describe_differences(run.config, config)
+    if changed:
+        raise UserError(
+            f"{trial.folder} is a run of another configuration ({changed}): move it away, or "
+            "choose another folder with --out"
+        )
+    return run
+
+
+def describe_differences(before: Config, after: Config) -> str:
+    """Name every field in which a stored configuration and a new one differ; empty for none."""
+    return "; ".join(
+        f"{name} is {old!r} there, {new!r} here"
+        for name, (old, new) in differing_fields(before, after).items()
+    )
+
+
+def _train(
+    run: Run | None, trial: Trial, source: Source, how: Judgement, watch: Watch | None
+) -> Run:
+    if run is None:
+        return pretrain(
+            trial.config, run=trial.folder, accelerator=how.accelerator, source=source, watch=watch
+        )
+    if "pretrain" in run.result() and run.last_checkpoint.exists():
+        return run
+    return resume(trial.folder, accelerator=how.accelerator, source=source, watch=watch)
+
+
+def _judge(run: Run, source: Source, how: Judgement) -> dict[str, float]:
+    config = run.config
+    options = Options(
+        protocols=how.protocols,
+        data=config.data.source + (", held out" if how.judge == "holdout" else ""),
+        epochs=how.linear_epochs,
+    )
+    splits = how.splits(source, config)
+    rows = run_protocols(Evaluation(run, options, how.accelerator, splits))
+    return {
+        f"{row['protocol']}, {row['variant']}": row["value"]
+        for row in rows
+        if row["metric"] == "top1"
+    }
+
+
+class Stopped(Exception):
+    """A signal stopped a study or a search; what was done is kept.
+
+    Args:
+        done: what is done, in words.
+        command: the command that continues.
+        number: of the signal.
+    """
+
+    def __init__(self, done: str, command: str, number: int) -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name}; {done}; continue with: {command}")
+        self.signal_number = number
+
+
+class Worker:
+    """Runs trials in this process, one after the other, and shows how far they are.
+
+    Args:
+        source: the data of all trials.
+        how: to judge them.
+        console: to draw on.
+    """
+
+    def __init__(self, source: Source, how: Judgement, console: Console) -> None:
+        self.source, self.how, self.console = source, how, console
+        self.progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[title]}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[status]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self.bar = self.progress.add_task("", total=1, title="", status="")
+        self.done = 0
+
+    def show(self, done: int, total: int) -> None:
+        """Show how many trials are done, by whichever process."""
+        self.done = done
+        self.progress.update(self.bar, completed=done, total=total)
+
+    def say(self, words: str) -> None:
+        """Print words as they are, above the bar."""
+        self.console.print(words, highlight=False, soft_wrap=True, markup=False)
+
+    def run(self, trial: Trial, title: str, watch: Watch | None = None) -> Record:
+        """Bring a claimed trial to its end and print what it came to.
+
+        Args:
+            trial: whose lock this process holds.
+            title: of the trial, for the user.
+            watch: called with what the kNN monitor measured.
+        """
+
+        def show(epoch: int, values: Mapping[str, float]) -> None:
+            share = epoch / trial.config.training.epochs
+            words = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
+            self.progress.update(
+                self.bar, completed=self.done + share, status=f"epoch {epoch}  {words}"
+            )
+            if watch is not None:
+                watch(epoch, values)
+
+        self.progress.update(self.bar, title=title, status="")
+        started = time.monotonic()
+        try:
+            outcome = run_trial(trial, self.source, self.how, show)
+        finally:
+            gc.collect()  # networks are in reference cycles; their memory is for the next trial
+            self.progress.update(self.bar, title="", status="")
+        metrics = outcome["metrics"]
+        name = MAIN_METRIC if MAIN_METRIC in metrics else next(iter(metrics), "")
+        words = f"{name.partition(',')[0]} {metrics[name]:.2f} %" if name else outcome["state"]
+        self.say(f"{title}: {words}  ({time.monotonic() - started:.0f} s)")
+        return outcome
+
+
+class Queue(Protocol):
+    """Where workers get their trials: the list of a grid, or Optuna."""
+
+    def count(self) -> tuple[int, int]:
+        """Return how many trials are done, by whichever process, and how many there are."""
+
+    def describe(self) -> str:
+        """Say how many trials are done."""
+
+    def run_next(self, worker: Worker) -> bool:
+        """Claim a trial that is free and run it; False when other processes have all the rest."""
+
+    def save(self) -> Record:
+        """Write the results of all trials that are done."""
+
+
+def work(queue: Queue, worker: Worker, command: str) -> Record:
+    """Run trials until all are done, together with other processes.
+
+    Waits for the trials of others, who may die over them.
+
+    Args:
+        queue: of the trials.
+        worker: that runs them.
+        command: that continues when this one is stopped.
+
+    Returns:
+        The results of all.
+    """
+    is_waiting = False
+    try:
+        with worker.progress:
+            while (counts := queue.count())[0] < counts[1]:
+                worker.show(*counts)
+                if queue.run_next(worker):
+                    queue.save()
+                    continue
+                if not is_waiting:
+                    worker.say("waiting for other workers, which have all that is left")
+                    is_waiting = True
+                time.sleep(POLL_SECONDS)
+    except Interrupted as error:
+        raise Stopped(queue.describe(), command, error.signal_number) from None
+    except KeyboardInterrupt:
+        raise Stopped(queue.describe(), command, signal.SIGINT) from None
+    return queue.save()

@@ -1,1 +1,0 @@
-"""Bayesian search over fields of a recipe, judged on held-out training images only."""
