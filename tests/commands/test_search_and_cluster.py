@@ -74,7 +74,11 @@ def plain(short_config: Config, flat: Path, tmp_path_factory: pytest.TempPathFac
 def arrays(run: Run, tmp_path: Path) -> dict[str, torch.Tensor]:
     """The run's features of digits, as `deepbregman embed` writes them."""
     embed(run.path, tmp_path / "features.npz", accelerator="cpu")
-    with np.load(tmp_path / "features.npz") as file:
+    return load_arrays(tmp_path / "features.npz")
+
+
+def load_arrays(path: Path) -> dict[str, torch.Tensor]:
+    with np.load(path) as file:
         return {name: torch.from_numpy(file[name]) for name in file.files}
 
 
@@ -111,11 +115,13 @@ class TestSearch:
         assert "evaluations" not in run.result()
 
     def test_precision_over_all_queries(
-        self, command: Command, run: Run, arrays: dict[str, torch.Tensor]
+        self, command: Command, run: Run, few_digits: str, tmp_path: Path
     ) -> None:
-        evaluate(run, protocols=["knn"], accelerator="cpu")
+        embed(run, tmp_path / "few.npz", data=few_digits, accelerator="cpu")
+        arrays = load_arrays(tmp_path / "few.npz")
+        evaluate(run, protocols=["knn"], data=few_digits, accelerator="cpu")
         before = run.result()["evaluations"]
-        code, out, err = command("search", run.path)
+        code, out, err = command("search", run.path, "--data", few_digits)
         assert (code, err) == (0, "")
         rows = run.result()["evaluations"]
         assert rows[: len(before)] == before
@@ -148,10 +154,10 @@ class TestSearch:
             assert f"{row['value']:.2f}" in out
             assert row["protocol"] == "search"
             assert (row["values"], row["deviation"], row["n"]) == ([row["value"]], None, 1)
-            assert (row["num_train"], row["num_test"]) == (1297, 500)
-            assert row["details"]["num_queries"] == 500
-            assert (row["epoch"], row["epochs"], row["data"]) == (2.0, 2, "digits")
-        command("search", run.path, "--by", "cosine")
+            assert (row["num_train"], row["num_test"]) == (200, 100)
+            assert row["details"]["num_queries"] == 100
+            assert (row["epoch"], row["epochs"], row["data"]) == (2.0, 2, few_digits)
+        command("search", run.path, "--by", "cosine", "--data", few_digits)
         again = run.result()["evaluations"]
         assert len(again) == len(before) + 4  # the new rows took the place of theirs
         assert again[-2]["value"] == rows[0]["value"]

@@ -310,7 +310,7 @@ class TestProtocols:
             short_run,
             protocols=["supervised"],
             data=few_digits,
-            epochs=3,
+            epochs=2,
             tuning=Tuning(learning_rate=(1e30, 1e-9, 0.1), batch_size=32),
             accelerator="cpu",
         )[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from deepbregman.evaluation.options import Detect, Options, Protocol, Semi, Tuning
+from deepbregman.evaluation.options import Detect, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import evaluation_table
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import ReportProgress, say
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 def evaluate(
     run: Annotated[RunFolder, tyro.conf.Positional],
     *,
-    protocols: Annotated[Sequence[Protocol], tyro.conf.arg(name="protocol")] = ("knn", "linear"),
+    protocols: Annotated[Sequence[ProtocolName], tyro.conf.arg(name="protocol")] = (
+        "knn",
+        "linear",
+    ),
     data: str | None = None,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,

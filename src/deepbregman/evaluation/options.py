@@ -10,8 +10,8 @@ from deepbregman.errors import UserError, suggest
 Architecture = Literal["c4", "fpn"]
 Norm = Literal["train", "frozen"]
 Trunk = Literal["pretrained", "random"]
-Protocol = Literal["knn", "linear", "semi", "transfer", "detect", "supervised"]
-PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+ProtocolName = Literal["knn", "linear", "semi", "transfer", "detect", "supervised"]
+PROTOCOL_NAMES: tuple[ProtocolName, ...] = get_args(ProtocolName)
 FROZEN = frozenset(("knn", "linear"))
 """Protocols that can judge features averaged over crops, or of images of another size."""
 
@@ -145,10 +145,10 @@ class Options(Section):
         names = dict.fromkeys(self.protocols)
         object.__setattr__(self, "protocols", tuple(names))
         if not names:
-            raise UserError(f"no protocol was named: choose from {', '.join(PROTOCOLS)}")
+            raise UserError(f"no protocol was named: choose from {', '.join(PROTOCOL_NAMES)}")
         for name in names:
-            if name not in PROTOCOLS:
-                known = f"{', '.join(PROTOCOLS)}{suggest(name, PROTOCOLS)}"
+            if name not in PROTOCOL_NAMES:
+                known = f"{', '.join(PROTOCOL_NAMES)}{suggest(name, PROTOCOL_NAMES)}"
                 raise UserError(f"protocol {name!r} is not one of {known}")
         if "detect" in names and len(names) > 1:
             others = ", ".join(name for name in names if name != "detect")
