@@ -44,18 +44,26 @@ def test_an_untrained_encoder_scores_less(short_run: Run, labelled: LabelledFeat
     """Loading is real: the run's weights do better than fresh ones of the same shape."""
     from deepbregman.objectives import build_step
 
-    fresh = build_step(labelled.config).eval()
+    fresh = build_step(labelled.config).model.eval()
     trained = knn_by_divergence(labelled, seed=0)[0]
     untrained = knn_by_divergence(replace(labelled, model=fresh), seed=0)[0]
     assert trained.values["top1"] > untrained.values["top1"]
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 1.0])
-def test_knn_by_divergence_equals_a_loop(labelled: LabelledFeatures, smoothing: float) -> None:
-    """The nearest neighbours of each query by D(query || bank), votes weighted by psi."""
+@pytest.mark.parametrize(("smoothing", "sigma"), [(0.0, None), (1.0, 0.2)])
+def test_knn_by_divergence_equals_a_loop(
+    labelled: LabelledFeatures, smoothing: float, sigma: float | None
+) -> None:
+    """The nearest neighbours of each query by D(query || bank), votes weighted by psi.
+
+    The width of psi is the one that the run has learnt, if it has.
+    """
     config = override(labelled.config, {"divergence.smoothing": smoothing})
+    model = copy.deepcopy(labelled.model)
+    model.sigma = sigma
+    width = config.divergence.sigma if sigma is None else sigma
     bank = labelled.source.train.select(torch.arange(1297)[::21][:60])
-    few = replace(of(labelled, train=bank), config=config)
+    few = replace(of(labelled, train=bank), config=config, model=model)
     (found,) = knn_by_divergence(few, seed=0)
     assert few.train.features.scores is not None
     assert few.test.features.scores is not None
@@ -67,7 +75,7 @@ def test_knn_by_divergence_equals_a_loop(labelled: LabelledFeatures, smoothing: 
         nearest = shuffled[row[shuffled].argsort(stable=True)[:20]]
         votes = torch.zeros(few.num_classes, dtype=torch.float64)
         for index in nearest:
-            psi = torch.exp(-row[index].double() / (2 * config.divergence.sigma**2))
+            psi = torch.exp(-row[index].double() / (2 * width**2))
             votes[few.train.labels[index]] += torch.exp(psi / 0.1)
         correct += int(votes.argmax() == label)
     expected = 100 * correct / len(few.test.labels)

@@ -211,8 +211,6 @@ class LabelledFeatures:
     device: torch.device
     balanced: bool = False
     """Whether accuracies are also given as means over the classes."""
-    sigma: float | None = None
-    """Width of the Gaussian kernel, where it was learnt; else the configuration's."""
 
     @cached_property
     def train(self) -> SplitFeatures:

@@ -275,10 +275,10 @@ def knn_by_divergence(
     settings, k = labelled.config.divergence, min(max(NEIGHBOURS), len(bank))
     measure = divergence or "divergence"
     found = rank_bank(measure, queries, bank, k, smoothing=settings.smoothing, seed=seed)
-    # Rounding would lose the order of far neighbours in psi, so they are found by -D. Votes are
-    # weighted by the Gaussian kernel, whose width sigma therefore matters.
-    sigma = settings.sigma if labelled.sigma is None else labelled.sigma
-    psi = similarity(-found.similarities, "gaussian", sigma)
+    # Rounding would lose the order of far neighbours in psi, so they are found by -D. Their votes
+    # are weighted by the Gaussian kernel, whose width the run may have learnt.
+    sigma = labelled.model.sigma
+    psi = similarity(-found.similarities, "gaussian", settings.sigma if sigma is None else sigma)
     return _measure_votes("divergence", found._replace(similarities=psi), labelled, {})
 
 
