@@ -123,7 +123,7 @@ def test_it_is_judged_and_embeds(trained: Run, tmp_path: Path) -> None:
 
 
 def test_its_untrained_twin_draws_its_weights_anew(trained: Run) -> None:
-    model, config, _ = load_trained(trained, encoder=own(seed=9))
+    model, config, *_ = load_trained(trained, encoder=own(seed=9))
     before, pixels = state_of(model.encoder), ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     first, again, other = (
         build_untrained_encoder(model.encoder, config, *pixels, seed) for seed in (0, 0, 1)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from deepbregman.commands.pretrain import images_to_pretrain_on
 from deepbregman.data import ArrayImages, open_source
+from deepbregman.data.opening import images_to_pretrain_on
 from deepbregman.errors import UserError
 
 

@@ -5,10 +5,10 @@ import torch
 
 from deepbregman.config import Config, override
 from deepbregman.data import Split, open_source
-from deepbregman.data.opening import batch_images
+from deepbregman.data.opening import batch_images, split_for_monitor
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
-from deepbregman.evaluation.knn import knn_accuracy, knn_monitor, split_for_monitor
+from deepbregman.evaluation.knn import knn_accuracy, knn_monitor
 from deepbregman.objectives import build_step
 
 CPU = torch.device("cpu")

@@ -1,6 +1,9 @@
 """Whole protocols: what they measure on features whose answer is known, and what they leave."""
 
 import copy
+import math
+import shutil
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,21 +15,25 @@ import torch
 from PIL import Image
 
 from deepbregman.commands.evaluate import evaluate
-from deepbregman.config import override
-from deepbregman.data import ArrayImages, FileImages, Source, Split
-from deepbregman.errors import Diverged, UserError
+from deepbregman.commands.search import search
+from deepbregman.config import Config, override
+from deepbregman.data import ArrayImages, FileImages, Source, Split, fingerprint
+from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
+from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.evaluation.features import (
     AveragedFeatures,
     LabelledFeatures,
     compute_crop_features,
     crop_and_flip,
 )
-from deepbregman.evaluation.inputs import Evaluation, open_labelled
+from deepbregman.evaluation.inputs import Evaluation, load_run, open_labelled
 from deepbregman.evaluation.knn import knn, knn_by_cosine, knn_by_divergence
 from deepbregman.evaluation.linear import fit_linear, linear_on_cached, linear_on_crops
 from deepbregman.evaluation.options import Options
 from deepbregman.method.bregman import divergence, soft_divergence
+from deepbregman.objectives import build_step
 from deepbregman.runs import Run
+from deepbregman.training import checkpoints
 from deepbregman.training.randomness import derive_seed, epoch_order
 
 
@@ -42,8 +49,6 @@ def of(
 
 def test_an_untrained_encoder_scores_less(short_run: Run, labelled: LabelledFeatures) -> None:
     """Loading is real: the run's weights do better than fresh ones of the same shape."""
-    from deepbregman.objectives import build_step
-
     fresh = build_step(labelled.config).model.eval()
     trained = knn_by_divergence(labelled, seed=0)[0]
     untrained = knn_by_divergence(replace(labelled, model=fresh), seed=0)[0]
@@ -175,6 +180,40 @@ def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run: Run) -> 
     short_run.add_result(evaluations=[stale])
     evaluate(short_run, protocols=["knn"], accelerator="cpu")
     assert all(row["epoch"] == 2.0 for row in short_run.result()["evaluations"])
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_data_that_changed_since_pretraining_are_said(
+    short_config: Config, few_digits: str, tmp_path: Path, noise: bool
+) -> None:
+    """The checkpoint keeps a fingerprint; other data than the run's own are no change."""
+    data = Path(shutil.copy(few_digits, tmp_path / "own.npz"))
+    config = override(short_config, {"data.source": str(data), "divergence.learn_sigma": True})
+    source = open_data(config)
+    kept, _ = split_for_monitor(source.train, config)
+    step = build_step(config)
+    assert step.divergence is not None
+    assert step.divergence.log_sigma is not None
+    step.divergence.log_sigma.data.fill_(math.log(0.3))
+    state = {**checkpoints.network_states(step), "epoch": 1.0}
+    state["data"] = fingerprint(images_to_pretrain_on(source, kept))
+    run = Run.create(tmp_path / "run", config, {})
+    checkpoints.save(run.last_checkpoint, state)
+    if noise:
+        arrays = dict(np.load(data))
+        arrays["train_images"] = arrays["train_images"][::-1]
+        np.savez(data, **arrays)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", Notice)
+        rows = evaluate(run, protocols=["knn"], accelerator="cpu")
+        rows += search(run, accelerator="cpu").rows
+        others = evaluate(run, protocols=["knn"], data=few_digits, accelerator="cpu")
+    assert [row["data_changed"] for row in rows] == [noise] * len(rows)
+    assert {row["data_changed"] for row in others} == {None}
+    words = [str(one.message) for one in said if one.category is Notice]
+    assert len(words) == (2 if noise else 0)
+    assert all("own.npz' has changed since" in one for one in words)
+    assert load_run(run, "cpu").model.sigma == pytest.approx(0.3)  # what was learnt
 
 
 def test_no_protocol_is_refused(short_run: Run) -> None:

@@ -357,7 +357,7 @@ def run(tmp_path: Path, config: Config) -> Run:
 def test_load_model_is_what_was_saved(run: Run, config: Config) -> None:
     saved = load(run.last_checkpoint)
     for source in (run, run.path, str(run.path)):
-        model, found, epoch = load_trained(source)
+        model, found, epoch, _ = load_trained(source)
         assert (found, epoch) == (config, 2.5)
         for name, part in (("encoder", model.encoder), ("projection", model.projection)):
             of_part = {f"{name}.{key}": value for key, value in part.state_dict().items()}

@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from deepbregman.commands.pretrain import images_to_pretrain_on, pretrain, resume
+from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override
-from deepbregman.data.opening import open_data
+from deepbregman.data.opening import images_to_pretrain_on, open_data
 from deepbregman.errors import UserError
 from deepbregman.method.views import Views
 from deepbregman.objectives import Step, StepOutputs, ViewGroups

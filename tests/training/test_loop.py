@@ -209,8 +209,7 @@ class TestTraining:
         assert bool(job._warnings(record)) == warned
 
     def test_held_out_images_are_not_trained_on(self, short_config: Config) -> None:
-        from deepbregman.commands.pretrain import images_to_pretrain_on
-        from deepbregman.evaluation.knn import split_for_monitor
+        from deepbregman.data.opening import images_to_pretrain_on, split_for_monitor
 
         source = open_source("digits", image_size=8)
         kept, held_out = split_for_monitor(source.train, short_config)

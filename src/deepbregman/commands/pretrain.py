@@ -21,10 +21,9 @@ from deepbregman.terminal import say
 from .parameters import Accelerator, PythonOnly
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
-    from deepbregman.data import Images, Source
+    from deepbregman.data import Source
     from deepbregman.method.networks import Model
     from deepbregman.training.loop import Monitor, Pretraining
 
@@ -164,15 +163,6 @@ def _start_processes(devices: int, nodes: int, folder: Path, extra: list[str]) -
     run_in_processes(devices, nodes, extra, f"continue with: {again}")
 
 
-def images_to_pretrain_on(source: "Source", kept: "torch.Tensor") -> "Images":
-    """Join the training images that are not held out with a source's unlabelled ones."""
-    from deepbregman.data import join_images
-
-    everything = len(kept) == len(source.train)
-    images = source.train.images if everything else source.train.images.select(kept)
-    return images if source.unlabelled is None else join_images(images, source.unlabelled.images)
-
-
 def _train(
     config: Config,
     folder: Path,
@@ -184,8 +174,8 @@ def _train(
     watch: Watch | None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
-    from deepbregman.data.opening import open_data
-    from deepbregman.evaluation.knn import knn_monitor, split_for_monitor
+    from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
+    from deepbregman.evaluation.knn import knn_monitor
     from deepbregman.training.faults import explain_faults
     from deepbregman.training.loop import Pretraining
     from deepbregman.training.processes import (

@@ -3,9 +3,19 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from deepbregman.config import Config
-from deepbregman.data import Batches, Images, Source, open_batches, open_source
+from deepbregman.data import (
+    Batches,
+    Images,
+    Source,
+    Split,
+    join_images,
+    open_batches,
+    open_source,
+    stratified_split,
+)
 from deepbregman.launching import current_process
 
 
@@ -33,3 +43,15 @@ def batch_images(images: Images, config: Config, device: torch.device) -> Batche
         local_processes=current_process().local_processes,
         skip_unreadable=config.data.skip_unreadable,
     )
+
+
+def split_for_monitor(train: Split, config: Config) -> tuple[Tensor, Tensor]:
+    """Return the indices to pretrain on and those held out from it, by ``data.holdout``."""
+    return stratified_split(train.labels, len(train), config.data.holdout, config.seed)
+
+
+def images_to_pretrain_on(source: Source, kept: Tensor) -> Images:
+    """Join the training images that are not held out with a source's unlabelled ones."""
+    everything = len(kept) == len(source.train)
+    images = source.train.images if everything else source.train.images.select(kept)
+    return images if source.unlabelled is None else join_images(images, source.unlabelled.images)

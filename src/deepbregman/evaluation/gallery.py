@@ -30,6 +30,8 @@ class OpenedRun(NamedTuple):
     source: Source
     data: str
     records: bool
+    data_changed: bool | None
+    """Whether the run's own dataset has changed since pretraining; None where not known."""
 
     def splits(self, choice: str) -> dict[str, Split]:
         """Return the splits that ``train``, ``test`` or ``all`` names."""
@@ -79,7 +81,7 @@ class OpenedRun(NamedTuple):
 
     def record(self, rows: Sequence[Record], protocol: str, seed: int) -> list[Record]:
         """Complete rows of a measurement and write them into the run's result if possible."""
-        complete = self.loaded.complete_rows(rows, protocol, self.data, seed)
+        complete = self.loaded.complete_rows(rows, protocol, self.data, seed, self.data_changed)
         if self.records and complete:
             record_rows(self.loaded.run, complete)
         return complete
@@ -95,7 +97,8 @@ def open_run(loaded: LoadedRun, data: str | None, *, records: bool = True) -> Op
     """
     records = records and can_record(loaded.run)
     source = open_readable(loaded.config, data, stacklevel=4)
-    return OpenedRun(loaded, source, data or loaded.config.data.source, records)
+    changed = loaded.has_data_changed(source) if data is None else None
+    return OpenedRun(loaded, source, data or loaded.config.data.source, records, changed)
 
 
 @dataclass(frozen=True, eq=False)

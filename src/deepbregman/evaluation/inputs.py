@@ -12,8 +12,8 @@ from rich.console import Console
 from torch import nn
 
 from deepbregman.config import Config, override
-from deepbregman.data import Source, without_unreadable
-from deepbregman.data.opening import open_data
+from deepbregman.data import Source, fingerprint, without_unreadable
+from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError
 from deepbregman.method.networks import Model, measure_width
@@ -41,9 +41,34 @@ class LoadedRun:
     config: Config
     epoch: float
     device: torch.device
+    data_fingerprint: str | None = None
+    """Of the images that they were pretrained on, where it is known."""
+
+    def has_data_changed(self, source: Source) -> bool | None:
+        """Whether the run's own dataset has other images than at pretraining; a notice says so.
+
+        None where the fingerprint of pretraining is not known.
+        """
+        if self.data_fingerprint is None:
+            return None
+        kept, _ = split_for_monitor(source.train, self.config)
+        changed = fingerprint(images_to_pretrain_on(source, kept)) != self.data_fingerprint
+        if changed:
+            warnings.warn(
+                f"data {self.config.data.source!r} has changed since {self.run.path} was "
+                "pretrained: names, sizes or contents of its images differ",
+                Notice,
+                stacklevel=4,
+            )
+        return changed
 
     def complete_rows(
-        self, rows: Sequence[Record], protocol: str, data: str | None, seed: int
+        self,
+        rows: Sequence[Record],
+        protocol: str,
+        data: str | None,
+        seed: int,
+        data_changed: bool | None = None,
     ) -> list[Record]:
         """Add to rows what is the same for all rows of a protocol; see :mod:`.results`.
 
@@ -52,12 +77,14 @@ class LoadedRun:
             protocol: its name.
             data: the dataset that was judged on; the run's own when None.
             seed: the first.
+            data_changed: whether the run's own dataset has changed since pretraining.
         """
         return [
             {
                 "protocol": protocol,
                 "data": data or self.config.data.source,
                 **row,
+                "data_changed": data_changed,
                 "seed": seed,
                 "epoch": self.epoch,
                 "epochs": self.config.training.epochs,
@@ -87,7 +114,7 @@ def load_run(
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
     device = pick_device(accelerator)
-    model, config, epoch = load_trained(run, device, encoder)
+    model, config, epoch, data_fingerprint = load_trained(run, device, encoder)
     if image_size not in (0, config.data.image_size):
         try:
             measure_width(model.encoder.trunk, image_size)
@@ -101,7 +128,7 @@ def load_run(
         config = override(config, sizes)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
-    return LoadedRun(run, model, config, epoch, device)
+    return LoadedRun(run, model, config, epoch, device, data_fingerprint)
 
 
 def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 3) -> Source:
@@ -178,6 +205,8 @@ class Evaluation:
     progress: ReportProgress = ignore_progress
     _averaged: list[AveragedFeatures] = field(default_factory=list, init=False)
     """Those computed last; more would fill the memory with a large dataset."""
+    _data_changed: list[bool | None] = field(default_factory=list, init=False)
+    """Whether the run's own dataset has changed, once it is open."""
 
     @cached_property
     def can_record(self) -> bool:
@@ -214,6 +243,8 @@ class Evaluation:
         loaded, data = self.loaded, self.options.data
         if self.source is None:
             source = open_labelled(loaded.config, data)
+            if data is None:
+                self._data_changed.append(loaded.has_data_changed(source))
         else:
             source = require_labelled(self.source, data or self.source.name)
         if loaded.config.data.skip_unreadable:
@@ -261,7 +292,8 @@ class Evaluation:
                 }
                 for row in rows
             ]
-        complete = self.loaded.complete_rows(rows, protocol, options.data, options.seed)
+        changed = self._data_changed[0] if self._data_changed else None
+        complete = self.loaded.complete_rows(rows, protocol, options.data, options.seed, changed)
         if self.can_record:
             record_rows(self.run, complete)
             self.finished.forget()

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from deepbregman.config import Config
 from deepbregman.data import Split, stratified_split
-from deepbregman.data.opening import batch_images
+from deepbregman.data.opening import batch_images, split_for_monitor
 from deepbregman.errors import Diverged
 from deepbregman.method.bregman import learned_divergence, similarity
 from deepbregman.method.networks import Model
@@ -293,11 +293,6 @@ def _measure_votes(
         values = labelled.measure(predicted)
         measured.append(Measurement(f"{name}, k={k}", values, *labelled.counts, told))
     return measured
-
-
-def split_for_monitor(train: Split, config: Config) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the indices to pretrain on and those held out from it, by ``data.holdout``."""
-    return stratified_split(train.labels, len(train), config.data.holdout, config.seed)
 
 
 def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor | None:

@@ -14,6 +14,8 @@ A row is one number: of a protocol, a variant of it, a source and a metric.
 ``seed``            the first seed; the others follow it
 ``num_train``       labelled images that the classifier learned from
 ``num_test``        images it was judged on, once
+``data_changed``    whether the run's own images have changed since pretraining; None for other
+                    data, or where it is not known
 ``num_replaced``    unreadable images among them that others replaced
 ``details``         the settings of the variant: its budget and grids
 ``chosen``          what each seed chose by itself on images held out of training

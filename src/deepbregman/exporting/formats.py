@@ -50,7 +50,7 @@ def open_source(run: Run, format_name: str, encoder: nn.Module | None = None) ->
         format_name: the format it is exported to.
         encoder: a module of the same structure, for a run whose encoder was your own.
     """
-    model, config, epoch = load_trained(run, encoder=encoder)
+    model, config, epoch, _ = load_trained(run, encoder=encoder)
     mean, deviation = pixel_statistics(model.encoder)
     name = config.encoder.name
     record = {

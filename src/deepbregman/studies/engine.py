@@ -25,10 +25,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRe
 from deepbregman.commands.pretrain import Watch, pretrain, resume
 from deepbregman.config import Config, differing_fields
 from deepbregman.data import Source
-from deepbregman.data.opening import open_data
+from deepbregman.data.opening import open_data, split_for_monitor
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
-from deepbregman.evaluation.knn import split_for_monitor
 from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.files import locked, refuse_link

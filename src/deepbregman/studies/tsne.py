@@ -130,7 +130,7 @@ def _judge(
 ) -> Judged:
     from sklearn.metrics import silhouette_samples
 
-    model, config, _ = load_trained(run, device)
+    model, config, *_ = load_trained(run, device)
     size = config.data.image_size
     parts = [
         compute_features(model, batch_images(split.images, config, device), size).representation

@@ -208,6 +208,8 @@ class Trained(NamedTuple):
     model: Model
     config: Config
     epoch: float
+    data_fingerprint: str | None
+    """Of the images that they were pretrained on, where it is known."""
 
 
 def _load_last(run: Run, parts: Iterable[str]) -> State:
@@ -237,7 +239,8 @@ def load_trained(
     load_networks(step, saved, str(run.last_checkpoint))
     model = step.model
     model.to(memory_format=torch.channels_last)
-    return Trained(model.to(device).eval(), run.config, float(saved["epoch"]))
+    epoch, data = float(saved["epoch"]), saved.get("data")
+    return Trained(model.to(device).eval(), run.config, epoch, data)
 
 
 def load_trained_encoder(
