@@ -319,6 +319,7 @@ def test_a_tuned_recipe_is_what_the_searches_kept(
 def test_a_recipe_is_what_its_expected_accuracy_was_measured_with(name: str) -> None:
     beside = {  # what does not change the encoder
         "data.source": "cifar10",
+        "data.workers": load_recipe(name).data.workers,
         "training.save_seconds": 60.0,
         "training.tensorboard": True,
         "training.knn_every": load_recipe(name).training.knn_every,
