@@ -1,8 +1,11 @@
-"""What several test modules share: one short run on digits, a small source, a guard for GPUs."""
+"""What several test modules share: a short run on digits, a few digits, forked command lines."""
 
 import contextlib
+import json
 import os
-import resource
+import socket
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -63,6 +66,101 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return run
 
 
+FORKING = """
+import json, os, signal, socket, sys
+import torch
+torch.set_num_threads(1)
+import deepbregman.training.loop, lightning_fabric, torchvision  # which take long to import
+from deepbregman.cli import main
+
+channel = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    message, handles, _, _ = socket.recv_fds(channel, 1 << 16, 2)
+    if not message:
+        sys.exit()
+    order = json.loads(message)
+    if "wait" in order:
+        channel.send(str(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1])).encode())
+        continue
+    child = os.fork()
+    if not child:
+        break
+    for handle in handles:
+        os.close(handle)
+    channel.send(str(child).encode())
+
+channel.close()
+if order["controlled"]:  # by its terminal
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have ignored
+for number, handle in enumerate(handles, start=1):
+    os.dup2(handle, number)
+if order["controlled"]:
+    import fcntl, termios
+    fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+if order["largest_file"]:
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], order["largest_file"]))
+os.environ.update(COLUMNS="200", TERM="xterm")
+sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)
+if order["closed"]:
+    os.close(1)
+    sys.stdout = None
+main(order["words"])
+"""
+
+
+class Forks:
+    """Processes that run the command line, forked from one that has imported torch already."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self.channel = channel
+
+    def start(
+        self,
+        stdout: int,
+        stderr: int,
+        *words: object,
+        closed: bool = False,
+        controlled: bool = False,
+        largest_file: int = 0,
+    ) -> int:
+        """Start one and return its process id.
+
+        Args:
+            stdout: its standard output, a file descriptor.
+            stderr: its standard error, likewise.
+            words: of the command line.
+            closed: let it have no standard output at all.
+            controlled: make the terminal of its standard output its controlling terminal.
+            largest_file: that it may write, in bytes.
+        """
+        order = {"words": [str(word) for word in words], "closed": closed}
+        order |= {"controlled": controlled, "largest_file": largest_file}
+        socket.send_fds(self.channel, [json.dumps(order).encode()], [stdout, stderr])
+        return int(self.channel.recv(64))
+
+    def wait(self, process: int) -> int:
+        self.channel.send(json.dumps({"wait": process}).encode())
+        return int(self.channel.recv(64))
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(240)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    server = subprocess.Popen(
+        [sys.executable, "-c", FORKING, str(theirs.fileno())],
+        pass_fds=[theirs.fileno()],
+        env=environment,
+    )
+    theirs.close()
+    yield Forks(ours)
+    ours.close()
+    server.wait(timeout=60)
+
+
 @pytest.fixture(scope="session")
 def short_config() -> Config:
     return override(load_recipe("digits"), SHORT)
@@ -117,6 +215,8 @@ def little_memory() -> Iterator[None]:
     """Let a test take 300 MB of address space beyond what there is: for files that ask for more."""
     if not Path("/proc/self/statm").is_file():
         pytest.skip("only Linux says how much there is, and keeps to the limit")
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + 300_000_000, hard))

@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from deepbregman.commands.quickstart import measure, quickstart, show
 from deepbregman.evaluation.linear import fit_linear
 
 
-def test_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from rich.console import Console
-
-    run = quickstart(run=tmp_path / "run", epochs=12)
+@pytest.mark.parametrize("epochs", [1, pytest.param(12, marks=pytest.mark.slow)])
+def test_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str], epochs: int) -> None:
+    run = quickstart(run=tmp_path / "run", epochs=epochs)
     show(run, Console(width=120))
     rows = {row["features"]: row for row in run.result()["quickstart"]}
     assert list(rows) == ["raw pixels", "untrained encoder", "pretrained encoder"]
@@ -21,9 +21,9 @@ def test_quickstart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["raw pixels"]["linear"] == pytest.approx(96.4, abs=0.5)
     assert rows["raw pixels"]["few_labels"] == pytest.approx(84.7, abs=0.5)
     gain = rows["pretrained encoder"]["few_labels"] - rows["raw pixels"]["few_labels"]
-    assert gain > 2.0
+    assert gain > 2.0 or epochs == 1
     with Image.open(run.path / "quickstart.png") as figure:
-        assert figure.size == (1200, 840)
+        assert min(figure.size) > 800
         assert len(figure.convert("RGB").getcolors(maxcolors=100_000) or []) > 50
     out = capsys.readouterr().out
     assert f"figure: {run.path / 'quickstart.png'}" in out

@@ -12,7 +12,7 @@ from deepbregman.reporting.screen import cluster_table, metric_table
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder
+from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,6 +62,7 @@ def cluster(
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
     opened = run if isinstance(run, Run) else Run.open(Path(run))
+    check_data(opened.config, data)
     from deepbregman.evaluation.clustering import cluster_images
     from deepbregman.evaluation.gallery import open_run
     from deepbregman.evaluation.inputs import load_run

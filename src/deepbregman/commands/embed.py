@@ -10,7 +10,7 @@ from deepbregman.files import creating
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import ReportProgress
 
-from .parameters import Accelerator, PythonOnly, RunFolder
+from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,6 +44,7 @@ def embed(
     out = Path(out)
     check_new_file(out, ".npz")
     opened = run if isinstance(run, Run) else Run.open(Path(run))
+    check_data(opened.config, data)
     import numpy as np
 
     from deepbregman.evaluation.gallery import open_run

@@ -12,7 +12,7 @@ from deepbregman.reporting.screen import evaluation_table
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder
+from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,6 +98,8 @@ def evaluate(
         detect=detect,
     )
     opened = run if isinstance(run, Run) else Run.open(Path(run))
+    if source is None and set(protocols) != {"detect"}:  # which has a layout of its own
+        check_data(opened.config, None if "detect" in protocols else data)
     from deepbregman.evaluation.inputs import Evaluation, ignore_progress
     from deepbregman.evaluation.protocols import run_protocols
 

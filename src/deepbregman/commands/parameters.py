@@ -1,7 +1,9 @@
-"""Types of parameters that several verbs share."""
+"""What parameters of several verbs have in common: their types, and a check."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
+
+from deepbregman.config import Config
 
 T = TypeVar("T")
 PYTHON_ONLY = "a parameter that the command line does not offer"
@@ -18,3 +20,15 @@ if TYPE_CHECKING:
 else:
     Accelerator = Literal["auto", "cpu", "cuda", "mps"]
     RunFolder = Path
+
+
+def check_data(config: Config, data: str | Path | None = None) -> None:
+    """Refuse a wrong data source now: it takes seconds to load torch.
+
+    Args:
+        config: names the source, and where datasets lie.
+        data: a source in place of it.
+    """
+    from deepbregman.data import check_source
+
+    check_source(config.data.source if data is None else str(data), Path(config.data.root))

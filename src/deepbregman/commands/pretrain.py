@@ -18,7 +18,7 @@ from deepbregman.launching import must_start_processes, run_in_processes
 from deepbregman.runs import Run, default_folder
 from deepbregman.terminal import say
 
-from .parameters import Accelerator, PythonOnly
+from .parameters import Accelerator, PythonOnly, check_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,7 +78,8 @@ def pretrain(
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
     Run.check_free(folder)
-    _check_source(config, source)
+    if source is None:
+        check_data(config)
     if must_start_processes(devices, nodes):
         _start_processes(devices or 1, nodes or 1, folder, ["--run", str(folder)])
     return _train(config, folder, False, accelerator, console, encoder, source, watch)
@@ -110,7 +111,8 @@ def resume(
     opened = Run.open(Path(run))
     opened.check_links()
     config, folder = opened.config, opened.path
-    _check_source(config, source)
+    if source is None:
+        check_data(config)
     if must_start_processes(devices, nodes):
         _start_processes(devices or 1, nodes or 1, folder, [])
     return _train(config, folder, True, accelerator, console, encoder, source, watch)
@@ -147,14 +149,6 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     first = first.replace(default=load_recipe(name), kind=inspect.Parameter.KEYWORD_ONLY)
     with_fields.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
     return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
-
-
-def _check_source(config: Config, source: "Source | None") -> None:
-    """Refuse a wrong source now: loading torch and starting processes takes seconds."""
-    from deepbregman.data import check_source
-
-    if source is None:
-        check_source(config.data.source, Path(config.data.root))
 
 
 def _start_processes(devices: int, nodes: int, folder: Path, extra: list[str]) -> None:

@@ -17,7 +17,7 @@ from deepbregman.reporting.screen import (
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder
+from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,6 +81,7 @@ def search(
             "the training split, and only numbers come of it"
         )
     opened = run if isinstance(run, Run) else Run.open(Path(run))
+    check_data(opened.config, data)
     from deepbregman.evaluation.gallery import open_run
     from deepbregman.evaluation.inputs import load_run
     from deepbregman.evaluation.retrieval import SearchResult, evaluate_search, search_images
