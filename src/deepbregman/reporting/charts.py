@@ -200,14 +200,15 @@ def stack(figures: Sequence[Figure], title: str, notes: Sequence[str], columns: 
     for figure in figures:
         part = for_file(figure.spec)
         kept = {key: part[key] for key in part if key not in ("params", "config", "background")}
-        words = {"text": figure.title.split("\n"), "fontSize": 12, "subtitle": []}
-        parts.append(kept | {"title": words})
+        parts.append(kept | {"title": {"text": figure.title.split("\n"), "fontSize": 12}})
     rows = [parts[start : start + columns] for start in range(0, len(parts), columns)]
+    own = {"scale": {"color": "independent", "shape": "independent"}}
     width = 66 * min(columns, len(parts))
     lines = [line for words in notes for line in textwrap.wrap(words, round(width * 1.3))]
     return {
         "title": {"text": textwrap.wrap(title, width), "subtitle": lines, "offset": 16},
-        "vconcat": [{"hconcat": row, "spacing": 24} for row in rows],
+        "vconcat": [{"hconcat": row, "spacing": 24, "resolve": own} for row in rows],
+        "resolve": own,
         **{"spacing": 24, "background": "white", "config": CONFIG},
         "params": [{"name": "highlight", "value": ""}],
     }

@@ -351,17 +351,19 @@ def _bar_layers(bars: Sequence[Record], unit: str, ends: Sequence[float]) -> Any
 
     scale = alt.Scale(domain=list(ends), nice=False)
     ticks = alt.Axis(values=[0, 0.2, 0.4, 0.6, 0.8, 1], grid=True, labelOverlap=False)
-    x = alt.X("value:Q", title=unit, scale=scale, axis=ticks)
-    y = alt.Y("name:N", title=None, sort=[bar["name"] for bar in bars])
+
+    def x(field: str) -> Any:
+        return alt.X(f"{field}:Q", title=unit, scale=scale, axis=ticks)
+
     fill = alt.condition("datum.baseline", alt.value(GREY), alt.value(PALETTE[0]))
-    base = chart_of(bars).encode(y=y)
-    layers: list[Any] = [base.mark_bar(height=13).encode(x=x, color=fill)]
-    if "low" in bars[0]:
+    base = chart_of(bars).encode(y=alt.Y("name:N", title=None, sort=[b["name"] for b in bars]))
+    layers: list[Any] = [base.mark_bar(height=13).encode(x=x("value"), color=fill)]
+    has_ends = "low" in bars[0]
+    if has_ends:
         rule = base.mark_rule(strokeWidth=1.5, color="#1c2026")
-        layers.append(rule.encode(x=alt.X("low:Q", title=unit), x2="high:Q"))
+        layers.append(rule.encode(x=x("low"), x2="high:Q"))
     words = base.mark_text(align="left", dx=6, fontSize=11, color="#333333").encode(text="words:N")
-    end = "high" if "low" in bars[0] else "value"
-    layers.append(words.encode(x=alt.X(f"{end}:Q", title=unit)))
+    layers.append(words.encode(x=x("high" if has_ends else "value")))
     return alt.layer(*layers).properties(height=22 * len(bars))
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RUN_FILES = ("config.toml", "metrics.jsonl", "result.json", "provenance.json")
+METHOD_NAMES = {"simclr": "SimCLR"}
+"""Methods whose name is not written as the configuration writes it."""
 BUDGET = ("data.", "views.", "encoder.name", "encoder.stem", "training.epochs", "training.batch")
 """Beginnings of the fields in which groups must agree for a fair comparison."""
 
@@ -131,13 +133,14 @@ class RunGroup:
         """Say what is trained, in a few words."""
         divergence, supervised = self.config.divergence, self.runs[0].supervised
         subnetworks = f"{divergence.num_subnetworks} subnetworks"
+        name = METHOD_NAMES.get(self.config.objective.name, self.config.objective.name)
         if supervised is not None:
             return f"{supervised}, {subnetworks}"
         if divergence.weight == 0.0:
-            return "SimCLR: no divergence term"
+            return f"{name}: no divergence term"
         if self.config.objective.weight == 0.0:
             return f"divergence only, {subnetworks}"
-        return f"with divergence, {subnetworks}"
+        return f"{name} with divergence, {subnetworks}"
 
 
 def group_runs(runs: Iterable[RunRecord]) -> list[RunGroup]:

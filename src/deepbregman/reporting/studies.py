@@ -177,7 +177,8 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     notes += [as_sentence(describe_budget(results))] if describe_budget(results) else []
     diverged = describe_diverged(results)
     notes += [f"{as_sentence(diverged)}, which have no accuracy."] if diverged else []
-    notes += [figure.caption for figure in figures]
+    several = len(figures) > 1
+    notes += [f"{f.title}: {f.caption}" if several else f.caption for f in figures]
     notes += [f"Published, {p['series']}: {p['source']}." for p in published_series(results)]
     save_chart(paths, stack(figures, results["study"]["title"], notes, columns=2))
 
@@ -274,7 +275,7 @@ def _line_chart(
     base = chart_of(others).encode(x=x, color=colour)
     layers += [
         base.mark_line(strokeWidth=2).encode(y=y),
-        base.mark_rule(strokeWidth=2).encode(**ends_of_bar),
+        base.mark_rule(strokeWidth=2, opacity=0.6).encode(**ends_of_bar),  # may lie on another
         base.mark_point(filled=True, size=70, opacity=1).encode(y=y, tooltip=tooltip(_TOOLTIP)),
     ]
     return alt.layer(*layers).properties(width=WIDTH, height=260)
