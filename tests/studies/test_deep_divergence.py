@@ -45,9 +45,9 @@ def test_it_learns_the_labels(
     form: Form, loss: MetricLoss, short_config: Config, source: Source
 ) -> None:
     changes: dict[str, Any] = {"optimiser.learning_rate": 5e-3, "training.batch_size": 64}
-    changes |= {"divergence.num_subnetworks": 30, "training.epochs": 5}
+    changes |= {"divergence.num_subnetworks": 30, "training.epochs": 4}
     config = override(short_config, changes)
-    few = Source("few digits", source.train.select(torch.arange(640)), source.test)
+    few = Source("few digits", source.train.select(torch.arange(384)), source.test)
     found = train_deep_divergence(few, config, form, loss, CPU)
     assert found.losses[-1] < 0.7 * found.losses[0]
     metrics = judge_baseline(found, few, form, CPU)
@@ -55,11 +55,12 @@ def test_it_learns_the_labels(
     assert metrics["knn, cosine, k=20"] > 70.0
 
 
-def test_a_cell_is_a_run_like_any_other(
-    tmp_path: Path, short_config: Config, source: Source
+def test_a_trial_is_a_run_like_any_other(
+    tmp_path: Path, short_config: Config, few_digits: str
 ) -> None:
-    config = override(short_config, {"training.epochs": 1, "divergence.num_subnetworks": 7})
-    folder = tmp_path / "cell"
+    changes = {"training.epochs": 1, "divergence.num_subnetworks": 7, "data.source": few_digits}
+    config = override(short_config, {**changes, "training.batch_size": 64})
+    source, folder = open_labelled(config), tmp_path / "trial"
     outcome = run_deep_divergence(
         config, "max", "triplet", folder, source=source, accelerator="cpu"
     )
@@ -78,7 +79,7 @@ def test_a_cell_is_a_run_like_any_other(
         run_deep_divergence(config, "max", "triplet", folder, source=source)
 
 
-def test_a_loss_that_is_not_finite_ends_the_cell(
+def test_a_loss_that_is_not_finite_ends_the_trial(
     tmp_path: Path, short_config: Config, source: Source
 ) -> None:
     changes = {"optimiser.learning_rate": 1e30, "training.epochs": 2}
@@ -108,6 +109,7 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
             labels=test, features=Features(bank[:1], torch.tensor([[1.3, 1.2]])), num_replaced=0
         ),
         config=baseline_config(short_config, "moment"),
+        sigma=None,
         num_classes=2,
         judge=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
     )

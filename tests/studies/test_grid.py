@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 
@@ -24,10 +24,10 @@ from deepbregman.cli import main
 from deepbregman.data import opening
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features, inputs
+from deepbregman.launching import current_process
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import find_study, kappa
-from deepbregman.studies.catalogue.kappa import LOSSES
 from deepbregman.studies.definition import StudyOptions, read_changes
 from deepbregman.studies.engine import MAIN_METRIC, Trial, lock, run_trial
 from deepbregman.studies.grid import open_grid
@@ -47,7 +47,6 @@ def read(folder: Path) -> Record:
 
 ARMS = {
     "kappa": ("none", "5"),
-    "psi": ("gaussian", "negative"),
     "augmentations": ("divergence-all", "divergence-no-crop"),
     "subnetwork": ("norm-output", "norm-none"),
 }
@@ -178,7 +177,7 @@ def settings(data: str, out: Path, **others: Any) -> StudyOptions:
     )
 
 
-def test_two_workers_do_every_cell_once(
+def test_two_workers_do_every_run_once(
     few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "POLL_SECONDS", 0.01)
@@ -188,7 +187,7 @@ def test_two_workers_do_every_cell_once(
     def slowly(trial: Trial, *arguments: Any) -> Record:
         taken.append((trial.name, threading.get_ident()))
         if len(taken) <= 2:
-            both.wait()  # both workers are inside a cell at the same time
+            both.wait()  # both workers are inside a run at the same time
         return run_trial(trial, *arguments)
 
     monkeypatch.setattr(engine, "run_trial", slowly)
@@ -202,10 +201,10 @@ def test_two_workers_do_every_cell_once(
     assert [len(each.results["cells"]) for each in found] == [4, 4]  # both end complete
 
 
-def test_a_busy_cell_is_waited_for_and_taken_over(
+def test_a_busy_run_is_waited_for_and_taken_over(
     few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The holder of a cell dies without having done it: its lock goes, the cell does not."""
+    """The holder of a run dies without having done it: its lock goes, the run does not."""
     asked = settings(few_digits, out, only=("5",), seeds=1)
     opened = open_grid(find_study("kappa"), asked)  # type: ignore[arg-type]
     holder = lock(opened.folder, "5-seed0", wait=False)
@@ -314,7 +313,7 @@ def test_a_folder_of_something_else_is_left_alone(out: Path, few_digits: str) ->
         find_study("psi").run(settings(few_digits, out / "a"), Console(quiet=True))
 
 
-def test_a_cell_that_diverges_does_not_end_the_study(
+def test_a_run_that_diverges_does_not_end_the_study(
     tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wild = [*tiny, "optimiser.learning_rate=1e30", "optimiser.name=sgd"]
@@ -347,19 +346,38 @@ def test_features_that_are_not_finite_are_a_divergence_though_nothing_watches(
         assert "features are not finite" in row["why"]
 
 
-def test_tasks_of_srun_are_workers_of_their_own(few_digits: str, out: Path) -> None:
+SLURM = {
+    **{"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "2"},
+    **{"SLURM_JOB_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"},
+}
+
+
+def test_a_task_of_srun_joins_no_group(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for the other task, which is not there, and average gradients with it."""
+    for name, value in (SLURM | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}).items():
+        monkeypatch.setenv(name, value)
+    assert current_process() == (1, 2, 1, 2)
+    asked = settings(few_digits, out, only=("5",), seeds=1)
+    find_study("kappa").run(asked, Console(quiet=True))
+    assert current_process() == (0, 1, 0, 1)
+    assert not torch.distributed.is_initialized()
+    assert read(out)["cells"][0]["state"] == "done"
+
+
+@pytest.mark.slow
+def test_two_tasks_of_srun_share_a_study(few_digits: str, out: Path) -> None:
     """Two tasks and two arms: each run is alone, and what it is when one process trains both."""
     words = [
         *(sys.executable, "-m", "deepbregman", "study", "kappa", "--only", "none", "5"),
         *("--recipe", "digits", "--data", few_digits, "--epochs", "1", "--seeds", "1"),
         *("--accelerator", "cpu", "--set", *TINY),
     ]
-    slurm = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": "2"}
-    slurm |= {"SLURM_JOB_ID": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
     tasks = [
         subprocess.Popen(
             [*words, "--out", str(out)],
-            env=os.environ | slurm | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
+            env=os.environ | SLURM | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
         )
         for rank in range(2)
     ]
@@ -444,7 +462,7 @@ def test_what_is_lost_is_paired_by_seed() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_s_cell_is_finished_by_the_other(few_digits: str, out: Path) -> None:
+def test_a_killed_worker_s_run_is_finished_by_the_other(few_digits: str, out: Path) -> None:
     """Real processes, SIGKILL in the middle of training: as the machine would do it."""
     words = [
         *(sys.executable, "-m", "deepbregman", "study", "kappa", "--out", str(out)),
@@ -472,8 +490,8 @@ def test_a_killed_worker_s_cell_is_finished_by_the_other(few_digits: str, out: P
 def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(
     tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    main(["study", "kappa", "--out", str(out), "--only", "20", "deep-m*-20", *tiny])
-    names = {f"deep-{form}-{loss}-20" for form, loss in product(("max", "moment"), LOSSES)}
+    main(["study", "kappa", "--out", str(out), "--only", "20", "deep-m*-triplet-20", *tiny])
+    names = {"deep-max-triplet-20", "deep-moment-triplet-20"}
     rows = {row["arm"]: row for row in read(out)["cells"]}
     assert set(rows) == {"20", *names}
     for name in names:
@@ -484,7 +502,7 @@ def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(
     assert "supervis" in capsys.readouterr().out  # the column is narrow
     # A worker that died between the parts of a cell has left a folder without its outcome.
     (out / "runs" / "deep-max-triplet-20-seed0" / "result.json").unlink()
-    main(["study", "kappa", "--out", str(out), "--only", "20", "deep-m*-20", *tiny])
+    main(["study", "kappa", "--out", str(out), "--only", "20", "deep-m*-triplet-20", *tiny])
     again = {row["arm"]: row["metrics"] for row in read(out)["cells"]}
     assert again == {name: row["metrics"] for name, row in rows.items()}
 

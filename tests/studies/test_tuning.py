@@ -108,12 +108,12 @@ def test_end_to_end_without_the_test_images(
     main(
         [
             *words,
-            *("--trials", "3", "--data", few_digits, "--epochs", "1", "--out", str(out)),
+            *("--trials", "2", "--data", few_digits, "--epochs", "1", "--out", str(out)),
             *("--accelerator", "cpu", "--set", *settings),
         ]
     )
     rows = trials(out)
-    assert [row["state"] for row in rows] == ["complete"] * 3
+    assert [row["state"] for row in rows] == ["complete"] * 2
     best = max(rows, key=lambda row: row["value"])
     found = load_recipe(str(out / "best.toml"))
     recipe = override(
@@ -278,19 +278,16 @@ def test_a_search_begun_in_another_storage_goes_on_there(
     first = trials(out)
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")  # what was given was relative to where it was given
-    run_search(SearchOptions(out=out, trials=2, accelerator="cpu"))
-    later = trials(out)
-    assert len(later) == 2
-    assert later[0] == first[0]
+    run_search(SearchOptions(out=out, trials=1, accelerator="cpu"))
+    assert trials(out) == first
     assert not (out / "search.db").exists()
     assert list((tmp_path / "other").iterdir()) == []
     same = f"sqlite:///{tmp_path}/elsewhere.db"
-    run_search(SearchOptions(out=out, trials=2, storage=same, accelerator="cpu"))
+    run_search(SearchOptions(out=out, trials=1, storage=same, accelerator="cpu"))
     with pytest.raises(UserError, match=r"second\.db: the search of .* was begun in .*elsewhere"):
         run_search(SearchOptions(out=out, storage="sqlite:///second.db", accelerator="cpu"))
-    assert trials(out) == later
-    main(["tune", "--out", str(out), "--trials", "2", "--accelerator", "cpu"])
-    assert trials(out) == later
+    main(["tune", "--out", str(out), "--trials", "1", "--accelerator", "cpu"])
+    assert trials(out) == first
 
 
 def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(

@@ -172,6 +172,8 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     figures = study_figures(results, "study")
     if results["study"]["figure"] != "pairs":
         figures = figures[:1]
+    if not figures:
+        return  # every seed of every arm diverged: there is nothing to draw
     seeds = len({row["seed"] for row in results["cells"] if "seed" in row})
     notes = [describe_conditions(results) + f"; {seeds} seed{'s' * (seeds != 1)}"]
     notes += [as_sentence(describe_budget(results))] if describe_budget(results) else []
