@@ -1,5 +1,6 @@
 """What an evaluation works on: a run's networks, data to judge them on, options."""
 
+import itertools
 import math
 import warnings
 from collections.abc import Sequence
@@ -166,20 +167,12 @@ def require_labelled(source: Source, name: str) -> Source:
             f"data {name!r} has no labels to judge by: give a labelled dataset with --data, such "
             "as a folder with one subfolder for each class"
         )
-    tested = sorted(set(source.test.labels.tolist()))
-    unknown = sorted(set(tested) - set(source.train.labels.tolist()))
+    unknown = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
     if unknown:
         names = ", ".join(class_name(source, label) for label in unknown[:5])
         raise UserError(
             f"data {name!r}: no training image has the class {names}, which the test split has "
             f"({len(unknown)} such classes); both splits need the same classes"
-        )
-    if len(tested) == 1:
-        warnings.warn(
-            f"every test image of {name!r} has the class {class_name(source, tested[0])}: "
-            "whoever always answers so is right, and the accuracies mean little",
-            Notice,
-            stacklevel=3,
         )
     return source
 
@@ -190,7 +183,20 @@ def class_name(source: Source, label: int) -> str:
     return repr(source.classes[label]) if source.classes and known else str(label)
 
 
-@dataclass(frozen=True, eq=False)
+def _warn_of_one_class(source: Source, name: str) -> None:
+    assert source.test is not None
+    assert source.test.labels is not None
+    tested = source.test.labels.unique().tolist()
+    if len(tested) == 1:
+        warnings.warn(
+            f"every test image of {name!r} has the class {class_name(source, tested[0])}: a "
+            "classifier that always answers so is right, and the accuracies mean little",
+            Notice,
+            stacklevel=3,
+        )
+
+
+@dataclass(eq=False)
 class Evaluation:
     """A run to judge, the options, and what protocols share, computed when first used."""
 
@@ -203,10 +209,10 @@ class Evaluation:
     """Of the structure of the run's, where that was the user's own."""
     console: Console = field(default_factory=lambda: Console(quiet=True))
     progress: ReportProgress = ignore_progress
-    _averaged: list[AveragedFeatures] = field(default_factory=list, init=False)
+    _averaged: AveragedFeatures | None = field(default=None, init=False)
     """Those computed last; more would fill the memory with a large dataset."""
-    _data_changed: list[bool | None] = field(default_factory=list, init=False)
-    """Whether the run's own dataset has changed, once it is open."""
+    _data_changed: bool | None = field(default=None, init=False)
+    """Whether the run's own dataset has changed since pretraining."""
 
     @cached_property
     def can_record(self) -> bool:
@@ -244,11 +250,12 @@ class Evaluation:
         if self.source is None:
             source = open_labelled(loaded.config, data)
             if data is None:
-                self._data_changed.append(loaded.has_data_changed(source))
+                self._data_changed = loaded.has_data_changed(source)
         else:
             source = require_labelled(self.source, data or self.source.name)
         if loaded.config.data.skip_unreadable:
             source = self._without_unreadable(source)
+        _warn_of_one_class(source, data or source.name)
         balanced = self.options.balanced or source.imbalanced
         return LabelledFeatures(loaded.model, loaded.config, source, loaded.device, balanced)
 
@@ -266,18 +273,16 @@ class Evaluation:
 
     def averaged(self, seed: int) -> AveragedFeatures:
         """Average the features over ``options.crops`` crops; protocols share those of one seed."""
-        if not self._averaged or self._averaged[0].seed != seed:
-            labelled, crops, done = self.labelled, self.options.crops, []
+        if self._averaged is None or self._averaged.seed != seed:
+            labelled, crops, done = self.labelled, self.options.crops, itertools.count(1)
             splits = labelled.train.split, labelled.test.split
             steps = sum(math.ceil(len(split) / BATCH_SIZE) for split in splits)
-
-            def count(*_: int) -> None:
-                done.append(1)
-                self.progress(f"{crops} crops, seed {seed}", len(done), steps)
-
-            self._averaged.clear()
-            self._averaged.append(labelled.averaged(crops, seed, count))
-        return self._averaged[0]
+            work = f"{crops} crops, seed {seed}"
+            self._averaged = None  # its memory may be needed
+            self._averaged = labelled.averaged(
+                crops, seed, lambda *_: self.progress(work, next(done), steps)
+            )
+        return self._averaged
 
     def record(self, rows: Sequence[Record], protocol: str) -> list[Record]:
         """Complete the rows of a protocol, and write them into the run's result if possible."""
@@ -292,8 +297,9 @@ class Evaluation:
                 }
                 for row in rows
             ]
-        changed = self._data_changed[0] if self._data_changed else None
-        complete = self.loaded.complete_rows(rows, protocol, options.data, options.seed, changed)
+        complete = self.loaded.complete_rows(
+            rows, protocol, options.data, options.seed, self._data_changed
+        )
         if self.can_record:
             record_rows(self.run, complete)
             self.finished.forget()
