@@ -323,6 +323,6 @@ class TestProtocols:
                 protocols=["supervised"],
                 data=few_digits,
                 epochs=1,
-                tuning=Tuning(learning_rate=(1e30, 1e31)),
+                tuning=Tuning(learning_rate=(1e29, 1e30)),
                 accelerator="cpu",
             )

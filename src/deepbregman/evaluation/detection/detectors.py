@@ -35,10 +35,8 @@ class _Conv4(nn.Module):
 
     def __init__(self, trunk: ResNet) -> None:
         super().__init__()
-        self.conv1, self.bn1, self.relu, self.maxpool = (
-            *(trunk.conv1, trunk.bn1),
-            *(trunk.relu, trunk.maxpool),
-        )
+        self.conv1, self.bn1 = trunk.conv1, trunk.bn1
+        self.relu, self.maxpool = trunk.relu, trunk.maxpool
         self.layer1, self.layer2, self.layer3 = trunk.layer1, trunk.layer2, trunk.layer3
         self.out_channels = _width(trunk) // 2
 

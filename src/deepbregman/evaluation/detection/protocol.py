@@ -10,6 +10,7 @@
 """
 
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -76,29 +77,18 @@ def detect(evaluation: Evaluation) -> list[Record]:
         f"{len(voc.train):,} images to train on, {len(voc.test):,} to test on: "
         f"{', '.join(voc.found)}{missing}"
     )
-    kinds = [
-        (architecture, trunk) for architecture in options.architectures for trunk in options.arms
-    ]
-    results: dict[tuple[str, str, int], Record] = {
-        (architecture, trunk, seed): judge_detector(evaluation, architecture, trunk, seed)
-        for architecture, trunk in kinds
-        for seed in evaluation.options.each_seed
-    }
     details = _options_of(evaluation, SETTINGS[:6]) | {"splits": list(voc.found)}
-    seeds = [
-        [
-            Measurement(
-                f"{architecture.upper()}, {trunk}",
-                results[architecture, trunk, seed]["scores"],
-                len(voc.train),
-                len(voc.test),
-                details={**details, "num_loaded": results[architecture, trunk, seed]["num_loaded"]},
-            )
-            for architecture, trunk in kinds
-        ]
-        for seed in evaluation.options.each_seed
-    ]
-    per_class = {name: result["per_class"] for name, result in results.items()}
+    sizes = len(voc.train), len(voc.test)
+    seeds, per_class = [], {}
+    for seed in evaluation.options.each_seed:
+        measured = []
+        for architecture, trunk in itertools.product(options.architectures, options.arms):
+            result = judge_detector(evaluation, architecture, trunk, seed)
+            per_class[architecture, trunk, seed] = result["per_class"]
+            told = {**details, "num_loaded": result["num_loaded"]}
+            name = f"{architecture.upper()}, {trunk}"
+            measured.append(Measurement(name, result["scores"], *sizes, details=told))
+        seeds.append(measured)
     evaluation.console.print(class_table(per_class))
     return make_rows(seeds)
 

@@ -86,7 +86,7 @@ def load_batches(
 
     Args:
         data: to take them from.
-        batches: the indices of each.
+        batches: the indices of the photographs of each.
         device: where they go.
         workers: processes that decode; 0 decodes in this one.
     """
@@ -194,7 +194,9 @@ def fine_tune(
                 report(iteration + 1, loss)
                 is_due = time.monotonic() - last_saved >= options.save_seconds
                 if received or is_due or iteration + 1 == options.iterations:
-                    _save(checkpoint, settings, detector, optimiser, iteration + 1)
+                    networks = {"detector": detector.state_dict(), "settings": settings}
+                    progress = {"optimiser": optimiser.state_dict(), "iteration": iteration + 1}
+                    checkpoints.save(checkpoint, networks | progress)
                     last_saved = time.monotonic()
                 if received:
                     advice = "continue by giving the same command again"
@@ -285,22 +287,6 @@ def detect_all(
         found.append(PredictedBoxes(output["boxes"].cpu(), labels, output["scores"].cpu()))
         report(len(found))
     return found
-
-
-def _save(
-    path: Path,
-    settings: Record,
-    detector: Detector,
-    optimiser: torch.optim.SGD,
-    iteration: int,
-) -> None:
-    state = {
-        "settings": settings,
-        "detector": detector.state_dict(),
-        "optimiser": optimiser.state_dict(),
-        "iteration": iteration,
-    }
-    checkpoints.save(path, state)
 
 
 def _restore(path: Path, settings: Record, detector: Detector, optimiser: torch.optim.SGD) -> int:
