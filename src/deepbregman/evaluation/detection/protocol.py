@@ -79,7 +79,8 @@ def detect(evaluation: Evaluation) -> list[Record]:
     )
     details = _options_of(evaluation, SETTINGS[:6]) | {"splits": list(voc.found)}
     sizes = len(voc.train), len(voc.test)
-    seeds, per_class = [], {}
+    seeds: list[list[Measurement]] = []
+    per_class: dict[tuple[str, str, int], dict[str, float]] = {}
     for seed in evaluation.options.each_seed:
         measured = []
         for architecture, trunk in itertools.product(options.architectures, options.arms):
