@@ -16,10 +16,11 @@ import pytest
 from PIL import Image
 
 from deepbregman.cli import main
+from deepbregman.config import load_recipe, to_toml
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.data.datasets import DATASETS, Archive
 
-from .conftest import Command
+from ..conftest import Command
 
 
 @pytest.fixture
@@ -424,7 +425,34 @@ class TestPrepare:
         assert json.loads((tmp_path / "run" / "result.json").read_text())
 
 
-SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[2] / "shared")) / "data"
+VERBS = {
+    "pretrain": ["digits"],
+    "evaluate": ["run"],
+    "embed": ["run", "--out", "e.npz"],
+    "search": ["run"],
+    "cluster": ["run"],
+}
+
+
+def test_wrong_data_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text(to_toml(load_recipe("digits")))
+    code = f"""
+import sys
+from deepbregman.cli import main
+for verb, words in {VERBS!r}.items():
+    try:
+        main([verb, *words, "--data", "gone"])
+    except SystemExit as stop:
+        assert stop.code == 2, verb
+    assert "torch" not in sys.modules, verb
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stderr.count("'gone': no such folder or .npz file") == len(VERBS)
+
+
+SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "shared")) / "data"
 
 
 @pytest.mark.slow
