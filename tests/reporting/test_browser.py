@@ -26,7 +26,6 @@ _spec.loader.exec_module(chromium)
 PROGRAM = chromium.found()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome is installed")
 DRAWN = "document.querySelectorAll('figure.chart .plot svg').length"
-THEMES = ("light", "dark")
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +50,7 @@ def colour_of(tab: "chromium.Tab", selector: str, name: str) -> str:
     return str(tab.ask(f"getComputedStyle(document.querySelector('{selector}')).{name}"))
 
 
-@pytest.mark.parametrize("scheme", THEMES)
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_loads_cleanly(
     tab: "chromium.Tab", sample_page: Report, width: int, scheme: str
 ) -> None:
@@ -81,46 +79,44 @@ def test_the_page_loads_cleanly(
     assert len(np.unique(pixels)) > 30
 
 
-def test_the_toggle_turns_the_theme_and_charts_stay(
-    tab: "chromium.Tab", sample_page: Report
-) -> None:
+@pytest.fixture(scope="module")
+def wide_page(tab: "chromium.Tab", sample_page: Report) -> "chromium.Tab":
+    """The page in a wide window, with every chart drawn; for tests that leave it as it was."""
     tab.open(sample_page.page, 1280, 900, "light")
     tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
-    seen = [colour_of(tab, "#curves .plot svg text", "fill")]
+    return tab
+
+
+def test_the_toggle_turns_the_theme_and_charts_stay(wide_page: "chromium.Tab") -> None:
+    seen = [colour_of(wide_page, "#curves .plot svg text", "fill")]
     for theme in ("dark", "light"):
-        tab.ask("document.getElementById('theme').click()")
-        assert tab.ask("document.documentElement.dataset.theme") == theme
-        seen.append(colour_of(tab, "#curves .plot svg text", "fill"))
+        wide_page.ask("document.getElementById('theme').click()")
+        assert wide_page.ask("document.documentElement.dataset.theme") == theme
+        seen.append(colour_of(wide_page, "#curves .plot svg text", "fill"))
     assert seen[0] == seen[2] != seen[1]
-    tab.ask("localStorage.clear()")
+    wide_page.ask("localStorage.clear()")
 
 
-def test_the_legend_highlights_an_arm_in_every_chart(
-    tab: "chromium.Tab", sample_page: Report
-) -> None:
-    tab.open(sample_page.page, 1280, 900, "light")
-    tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
+def test_the_legend_highlights_an_arm_in_every_chart(wide_page: "chromium.Tab") -> None:
     faint = "document.querySelectorAll('.mark-line path[opacity=\"0.05\"]').length"
-    assert tab.ask(faint) == 0
-    tab.ask("document.querySelector('#curves .legend button[data-arm=simclr]').click()")
-    tab.wait_for(f"{faint} > 15")
+    assert wide_page.ask(faint) == 0
+    wide_page.ask("document.querySelector('#curves .legend button[data-arm=simclr]').click()")
+    wide_page.wait_for(f"{faint} > 15")
     pressed = "document.querySelectorAll('.legend button[aria-pressed=true]').length"
-    assert tab.ask(pressed) == 3  # of evaluations, curves and diagnostics alike
-    tab.ask("document.querySelector('#curves .legend button[data-arm=simclr]').click()")
-    tab.wait_for(f"{faint} === 0")
+    assert wide_page.ask(pressed) == 3  # of evaluations, curves and diagnostics alike
+    wide_page.ask("document.querySelector('#curves .legend button[data-arm=simclr]').click()")
+    wide_page.wait_for(f"{faint} === 0")
 
 
-def test_pointing_at_a_curve_shows_its_value(tab: "chromium.Tab", sample_page: Report) -> None:
-    tab.open(sample_page.page, 1280, 900, "light")
-    tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
-    tab.ask("document.querySelector('#curves .plot').scrollIntoView({block: 'center'})")
-    box = tab.ask("document.querySelector('#curves .plot').getBoundingClientRect().toJSON()")
+def test_pointing_at_a_curve_shows_its_value(wide_page: "chromium.Tab") -> None:
+    wide_page.ask("document.querySelector('#curves .plot').scrollIntoView({block: 'center'})")
+    box = wide_page.ask("document.querySelector('#curves .plot').getBoundingClientRect().toJSON()")
     middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    tab.point(*middle)
-    tab.point(middle[0] + 3, middle[1])
+    wide_page.point(*middle)
+    wide_page.point(middle[0] + 3, middle[1])
     shown = "document.querySelector('#vg-tooltip-element.visible')?.textContent ?? ''"
-    tab.wait_for(f"({shown}).includes('epoch')")
-    words = str(tab.ask(shown))
+    wide_page.wait_for(f"({shown}).includes('epoch')")
+    words = str(wide_page.ask(shown))
     assert re.search(r"arm(bregman|simclr)", words)
     assert re.search(r"value\d", words)
     assert "undefined" not in words
@@ -140,7 +136,7 @@ def test_a_page_with_a_name_of_markup(
     assert tab.ask("document.querySelector('.card h3').textContent") == name
 
 
-def test_a_study_s_curves_are_drawn_once_they_are_unfolded(
+def test_a_study_with_long_names_and_curves_that_are_drawn_once_unfolded(
     tab: "chromium.Tab",
     make_run: Callable[..., Path],
     make_study: Callable[..., Path],
@@ -150,26 +146,14 @@ def test_a_study_s_curves_are_drawn_once_they_are_unfolded(
     (study / "runs").mkdir()
     run = make_run("5-seed0", metrics=[{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}])
     run.rename(study / "runs" / run.name)
-    tab.messages.clear()
-    tab.open(report([study], tmp_path / "out").page, 1280, 900, "dark")
-    tab.wait_for(f"{DRAWN} === 2")
-    tab.ask("document.querySelector('details.more').open = true")
-    tab.wait_for(f"{DRAWN} === 3")
-    assert tab.ask("document.querySelector('.more .plot svg').clientWidth") > 300
-    assert tab.messages == []
-
-
-def test_long_names_of_series_stay_within_their_chart(
-    tab: "chromium.Tab", make_study: Callable[..., Path], tmp_path: Path
-) -> None:
-    study = make_study("kappa")
     results = json.loads((study / "results.json").read_text())
     names = [f"Deep Divergence, moment, contrastive (supervised) {n}" for n in range(4)]
     results["arms"] += [{**results["arms"][2], "arm": name, "series": name} for name in names]
     printed = results["study"]["published"][0]
     results["study"]["published"] += [{**printed, "series": f"{name} too"} for name in names[:2]]
     (study / "results.json").write_text(json.dumps(results))
-    tab.open(report([study], tmp_path / "out").page, 1280, 900, "light")
+    tab.messages.clear()
+    tab.open(report([study], tmp_path / "out").page, 1280, 900, "dark")
     tab.wait_for(f"{DRAWN} === 2")
     beyond = """
         [...document.querySelectorAll("figure.chart")].flatMap((figure) => {
@@ -180,3 +164,7 @@ def test_long_names_of_series_stay_within_their_chart(
         })
     """
     assert tab.ask(beyond) == []
+    tab.ask("document.querySelector('details.more').open = true")
+    tab.wait_for(f"{DRAWN} === 3")
+    assert tab.ask("document.querySelector('.more .plot svg').clientWidth") > 300
+    assert tab.messages == []
