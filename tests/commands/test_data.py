@@ -37,7 +37,7 @@ def _save(path: Path, height: int = 6, width: int = 6, seed: int = 0) -> None:
 
 
 def _expect(monkeypatch: pytest.MonkeyPatch, name: str, **changes: object) -> None:
-    """Let a published data set be as small as the test's."""
+    """Let a published dataset be as small as the test's."""
     monkeypatch.setitem(DATASETS, name, dataclasses.replace(DATASETS[name], **changes))
 
 
@@ -80,7 +80,7 @@ def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class TestList:
-    def test_every_data_set_with_its_published_counts(self, command: Command) -> None:
+    def test_every_dataset_with_its_published_counts(self, command: Command) -> None:
         code, out, err = command("list")
         assert (code, err) == (0, "")
         lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}

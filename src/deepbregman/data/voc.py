@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deepbregman.data.datasets import expand_home
 from deepbregman.data.frames import UnreadableImage, map_files, read_size
 from deepbregman.data.images import Progress
 from deepbregman.errors import UserError, suggest
@@ -79,7 +80,7 @@ def open_voc(root: Path | str, *, progress: Progress | None = None) -> Voc:
         root: VOCdevkit, or the folder that holds it; both years, one of them, or a part of one.
         progress: Called with the images checked and the images in all.
     """
-    root = Path(root).expanduser()
+    root = expand_home(Path(root))
     devkit = find_devkit(root)
     parts = (*TRAINING, TEST)
     lists = {part: _split_file(devkit, *part) for part in parts}
