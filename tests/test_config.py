@@ -437,6 +437,8 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ({"training": {"epochs": 0}}, ("training.epochs is 0", "1 or more")),
         ({"training": {"batch_size": 1}}, ("training.batch_size is 1", "2 or more")),
         ({"training": {"tensorboard": 1}}, ("training.tensorboard is 1", "true or false")),
+        ({"optimiser": {"learning_rate": 1e39}}, ("learning_rate is 1e+39", "at most 1e+30")),
+        ({"optimiser": {"weight_decay": 1e308}}, ("weight_decay is 1e+308", "between 0 and 1e+30")),
         ({"objective": {"temperature": 0}}, ("objective.temperature is 0", "above 0")),
         ({"objective": {"temperature": math.nan}}, ("temperature is nan", "finite")),
         ({"objective": {"weight": math.inf}}, ("objective.weight is inf", "finite")),

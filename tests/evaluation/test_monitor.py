@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from deepbregman.config import Config, override
-from deepbregman.data import Split, open_source
+from deepbregman.data import Batches, Images, Split, open_source
 from deepbregman.data.opening import batch_images, split_for_monitor
 from deepbregman.errors import UserError
+from deepbregman.evaluation import knn
 from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.knn import knn_accuracy, knn_monitor
 from deepbregman.objectives import build_step
@@ -41,3 +42,21 @@ def test_there_is_none_without_labels_or_when_off(short_config: Config) -> None:
     train = open_source("digits", image_size=8).train
     assert knn_monitor(Split(train.images), short_config, CPU) is None
     assert knn_monitor(train, override(short_config, {"training.knn_every": 0}), CPU) is None
+
+
+def test_large_images_make_a_smaller_bank(
+    short_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bank of 20,000 photographs would take 12 GB of the device's memory."""
+    sizes = []
+
+    def note(images: Images, config: Config, device: torch.device) -> Batches:
+        sizes.append(len(images))
+        return batch_images(images, config, device)
+
+    monkeypatch.setattr(knn, "batch_images", note)
+    monkeypatch.setattr(knn, "MONITOR_BYTES", 100 * 3 * 16**2 + 5)
+    knn_monitor(open_source("digits", image_size=8).train, short_config, CPU)
+    bank, queries = sizes
+    assert bank == pytest.approx(100, abs=5)
+    assert queries == 130

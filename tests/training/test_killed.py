@@ -279,15 +279,22 @@ def test_events_for_tensorboard_are_written_before_the_checkpoint(
     assert [event.value for event in events] == pytest.approx(values, rel=1e-6)
 
 
-def test_events_of_a_run_that_goes_on_within_a_second_come_after(tmp_path: Path) -> None:
-    """TensorBoard reads files by name, which begin with the second and end with the process."""
-    run = Run(tmp_path)
-    for step in (0, 2, 4):
+@pytest.mark.parametrize("seconds_between", [0, 5, -100])
+def test_events_are_read_in_order_whatever_the_clock_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_between: int
+) -> None:
+    """TensorBoard reads files by name, which begin with the second: the clock may be set back."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run, clock = Run(tmp_path), time.time()
+    for step in (0, 2, 4, 6):
+        monkeypatch.setattr(time, "time", lambda now=clock: now)
         with closing(open_events(run, step)) as writer:
+            write_events(writer, {"step": step + 1, "total": 0.5})
             write_events(writer, {"step": step + 2, "total": 0.5})
-    names = [path.name for path in (tmp_path / "tensorboard").iterdir()]
-    seconds = {name.split(".")[3] for name in names}
-    assert len(seconds) == len(names) == 3
+        clock += seconds_between
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("total")
+    assert [event.step for event in events] == [*range(1, 9)]
 
 
 def kill_while_writing(command_line: CommandLine, folder: Path, *words: object) -> bool:

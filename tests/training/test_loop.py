@@ -369,6 +369,11 @@ class TestResume:
         job.fit()
         with pytest.raises(UserError, match=r"trained on 300 images.* now has 400"):
             Pretraining(short_config, digits(400), launch("cpu"), tmp_path / "run", resume=True)
+        noise = ArrayImages(torch.randint_like(digits(300).pixels, 0, 256))
+        with pytest.raises(UserError, match=r"other images than .* as many: .*put them back"):
+            Pretraining(short_config, noise, launch("cpu"), tmp_path / "run", resume=True)
+        again = Pretraining(short_config, digits(300), launch("cpu"), tmp_path / "run", resume=True)
+        assert again.step == job.step
 
     def test_the_seed_reaches_dropout(self, short_config: Config, tmp_path: Path) -> None:
         changes = {"divergence.dropout": 0.3, "divergence.activation": "relu"}

@@ -15,7 +15,7 @@ from deepbregman.data import Split
 from deepbregman.data.images import ArrayImages
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run, now, read_json, recorded_versions
-from deepbregman.training.checkpoints import fingerprint
+from deepbregman.training.checkpoints import fingerprint_module
 from deepbregman.training.processes import device_name
 
 from .features import LabelledFeatures
@@ -40,7 +40,7 @@ def describe_part(
     settings = {
         "variant": variant,
         "seed": seed,
-        "networks": fingerprint(labelled.model),
+        "networks": fingerprint_module(labelled.model),
         "config": _digest(to_toml(labelled.config).encode()),
         "data": labelled.source.name,
         "labelled": digest_split(images),

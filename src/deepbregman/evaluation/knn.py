@@ -33,6 +33,8 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 """Of scores (N, K) and (M, K), the first from the second: (N, M)."""
 LARGEST_BANK = 20_000
 LARGEST_QUERY = 2_000
+MONITOR_BYTES = 4 * 2**30
+"""Of the frames of the monitor's bank, which has fewer images where they are large."""
 MONITOR_NEIGHBOURS = 20
 SEEN_SHARE = 0.1
 
@@ -313,7 +315,11 @@ def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor |
     if len(queries) == 0:
         bank, queries = stratified_split(train.labels, len(train), SEEN_SHARE, config.seed)
     sides = []
-    for indices, largest in ((bank, LARGEST_BANK), (queries, LARGEST_QUERY)):
+    frame = (
+        3 * (2 * config.data.image_size) ** 2
+    )  # bytes of an image that is kept at twice its side
+    affordable = max(1, MONITOR_BYTES // frame)
+    for indices, largest in ((bank, min(LARGEST_BANK, affordable)), (queries, LARGEST_QUERY)):
         split = train.select(indices)
         if len(split) > largest:
             _, kept = stratified_split(split.labels, len(split), largest / len(split), config.seed)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.config import Config, differing_fields, from_toml, to_toml
+from deepbregman.data import Images, fingerprint
 from deepbregman.errors import UserError
 from deepbregman.method.networks import Encoder, Model
 from deepbregman.objectives import Step, build_run_encoder, build_step
@@ -32,7 +33,7 @@ State = dict[str, Any]
 NETWORKS = ("objective", "divergence")
 """The parts of a checkpoint that hold networks."""
 RESUMED = (
-    *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "config"),
+    *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "data", "config"),
     *("sums", "seconds", "skipped", "skipped_in_epoch"),
 )
 """What a checkpoint must have for a run to go on from it."""
@@ -192,7 +193,7 @@ def describe_alternatives(run: Run) -> str:
     return "; ".join(words) or "this run has no other"
 
 
-def fingerprint(module: nn.Module) -> str:
+def fingerprint_module(module: nn.Module) -> str:
     """Return a digest of every tensor of a module, to tell one from another."""
     digest = hashlib.sha256()
     tensors: dict[str, Tensor] = module.state_dict()
@@ -269,6 +270,7 @@ def take_snapshot(job: "Pretraining") -> State:
         "step": job.step,
         "epoch": job.step / job.steps_per_epoch,
         "num_images": job.batches.num_images,
+        "data": job.data_fingerprint,
         "config": to_toml(job.config),
         "sums": dict(zip(job.term_names, job.sums.unbind(), strict=True)),
         "seconds": job.seconds(),
@@ -343,13 +345,13 @@ def replace_last_by_previous(run: Run) -> None:
     run.previous_checkpoint.replace(run.last_checkpoint)
 
 
-def check_resumable(found: FoundCheckpoint, config: Config, num_images: int) -> FoundCheckpoint:
+def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> FoundCheckpoint:
     """Refuse to go on with other images, or with a configuration that trains something else.
 
     Args:
         found: the checkpoint.
         config: that the run folder holds now.
-        num_images: there are to pretrain on now.
+        images: there are to pretrain on now.
 
     Returns:
         The same with a note on the fields that changed and may.
@@ -365,11 +367,17 @@ def check_resumable(found: FoundCheckpoint, config: Config, num_images: int) -> 
             f"change: {', '.join(sorted(SAFE))}; and training.epochs to more than are done, unless "
             "optimiser.schedule is cosine)"
         )
-    if state["num_images"] != num_images:
+    if state["num_images"] != len(images):
         raise UserError(
             f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
-            f"{num_images} to pretrain on: a run goes on with the same images only; put them back, "
-            "or start a new run"
+            f"{len(images)} to pretrain on: a run goes on with the same images only; put them "
+            "back, or start a new run"
+        )
+    if state["data"] != fingerprint(images):
+        raise UserError(
+            f"{origin} was trained on other images than {config.data.source} now has, though as "
+            "many: their names, sizes or contents differ; a run goes on with the same images only; "
+            "put them back, or start a new run"
         )
     if not changes:
         return found

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -98,11 +99,23 @@ def open_events(run: Run, step: int) -> "SummaryWriter":
     from torch.utils.tensorboard import SummaryWriter  # two seconds to import
 
     folder = run.path / "tensorboard"
-    seconds = [path.name.split(".")[3] for path in folder.glob("events.out.tfevents.*")]
-    last = max((int(second) for second in seconds if second.isdecimal()), default=0)
-    # Files are read in the order of their names: of two of one second the later might come first.
-    time.sleep(min(max(last + 1 - time.time(), 0.0), 1.0))
+    _order_events_before(folder, int(time.time()))
     return SummaryWriter(str(folder), purge_step=step + 1)
+
+
+def _order_events_before(folder: Path, now: int) -> None:
+    """Rename event files so that all are older than now, in the order they have.
+
+    They are read in the order of their names, which begin with the second of their making. After
+    the clock was set back, or within one second, the next would come before those that are there.
+    """
+    files = sorted(folder.glob("events.out.tfevents.*"))
+    parts = [path.name.split(".", 4) for path in files]
+    if not files or not any(part[3] >= f"{now:010d}" for part in parts):
+        return
+    for place, (path, part) in enumerate(zip(files, parts, strict=True)):
+        second = f"{now - len(files) + place:010d}"
+        path.rename(path.with_name(".".join([*part[:3], second, *part[4:]])))
 
 
 def write_events(writer: "SummaryWriter", record: Record) -> None:

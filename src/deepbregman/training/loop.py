@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from deepbregman.config import Config
-from deepbregman.data import Batch, Images, channel_statistics
+from deepbregman.data import Batch, Images, channel_statistics, fingerprint
 from deepbregman.data.opening import batch_images
 from deepbregman.errors import ReportedElsewhere
 from deepbregman.method.networks import Model
@@ -88,7 +88,8 @@ class Pretraining:
         )
         found = checkpoints.find_checkpoint(Run.open(self.run.path)) if resume else None
         if found is not None:  # else it was killed before it saved
-            found = checkpoints.check_resumable(found, config, len(images))
+            found = checkpoints.check_resumable(found, config, images)
+        self.data_fingerprint = fingerprint(images)
         self.batches = batch_images(images, config, fabric.device)
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
         self.step_module: Step = build_step(

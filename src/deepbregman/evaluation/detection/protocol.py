@@ -28,7 +28,7 @@ from deepbregman.evaluation.options import Architecture, Trunk
 from deepbregman.evaluation.results import Measurement, make_rows
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record, now, parse_json, replacing, write_json
-from deepbregman.training.checkpoints import fingerprint
+from deepbregman.training.checkpoints import fingerprint_module
 from deepbregman.training.processes import device_name
 from deepbregman.training.randomness import derive_seed
 
@@ -204,7 +204,7 @@ def _describe_detector(
         "seed": seed,
         **_options_of(evaluation, SETTINGS),
         "images": hashlib.sha256(names.encode()).hexdigest()[:16],
-        "encoder": fingerprint(evaluation.loaded.model.encoder),
+        "encoder": fingerprint_module(evaluation.loaded.model.encoder),
     }
 
 
