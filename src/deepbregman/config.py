@@ -19,6 +19,9 @@ import tyro
 
 from .errors import UserError, abbreviate, suggest
 
+LARGEST = 1e30
+"""Of any number: float32 ends at 3e38, and numbers get multiplied."""
+
 
 @dataclass(frozen=True)
 class Range:
@@ -35,6 +38,8 @@ class Range:
         numbers = value if isinstance(value, tuple) else (value,)
         if not all(_is_finite(number) for number in numbers):
             return "it must be finite"
+        if any(abs(number) > LARGEST for number in numbers):
+            return f"it must be at most {LARGEST:g}"
         if any(number <= self.above or not self.low <= number <= self.high for number in numbers):
             return f"it must be {self._words()}"
         if self.increasing and list(numbers) != sorted(numbers):
@@ -164,10 +169,8 @@ class Section:
 Count = Annotated[int, Range(low=1)]
 Whole = Annotated[int, Range(low=0)]
 Share = Annotated[float, Range(0.0, 1.0)]
-LARGEST = 1e30
-"""Of any number: float32 ends at 3e38, and numbers get multiplied."""
-Positive = Annotated[float, Range(above=0.0, high=LARGEST)]
-NotNegative = Annotated[float, Range(low=0.0, high=LARGEST)]
+Positive = Annotated[float, Range(above=0.0)]
+NotNegative = Annotated[float, Range(low=0.0)]
 Operator = Literal["crop", "rotation", "flip", "jitter", "greyscale", "blur"]
 Sets = Literal["none", "halves", "rest"]
 

@@ -442,15 +442,14 @@ def test_without_everything_is_a_plain_resize() -> None:
 # ---- test time
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.875])
 @pytest.mark.parametrize("size", [16, 40])
-def test_centre_view(size: int, fraction: float) -> None:
+def test_centre_view(size: int) -> None:
     images = pictures(4, 3, 64, 48)
     sizes = torch.tensor([[64, 48], [48, 48], [33, 48], [64, 25]])
-    actual = centre_view(images, sizes, size, resize_fraction=fraction)
+    actual = centre_view(images, sizes, size)
     for n, (height, width) in enumerate(sizes.tolist()):
         image = images[n, :, :height, :width].float() / 255
-        side = round(min(height, width) * fraction)
+        side = min(height, width)
         square = tv.center_crop(image, [side, side])
         expected = tv.resize(square, [size, size], interpolation=BILINEAR, antialias=True)
         close(actual[n], expected)
@@ -463,8 +462,8 @@ def test_centre_view_stands_for_resize_and_crop() -> None:
         mode="bicubic",
     ).clamp(0, 1)
     images = (image * 255).to(torch.uint8)
-    actual = centre_view(images, None, 84, resize_fraction=84 / 96)
-    resized = tv.resize(images.float() / 255, [96], interpolation=BILINEAR, antialias=True)
+    actual = centre_view(images, None, 84)
+    resized = tv.resize(images.float() / 255, [84], interpolation=BILINEAR, antialias=True)
     assert (actual - tv.center_crop(resized, [84, 84])).abs().mean() < 2e-3
 
 
@@ -506,5 +505,5 @@ def test_bad_batches() -> None:
         views(images[:, :2])
     with pytest.raises(ValueError, match=r"uniforms.shape is \(2, 3, .*draw\("):
         views(images, None, views.draw(3, device="cpu"))
-    with pytest.raises(ValueError, match=r"resize_fraction is 0"):
-        centre_view(images, None, 8, resize_fraction=0)
+    with pytest.raises(ValueError, match=r"size is 0"):
+        centre_view(images, None, 0)

@@ -108,8 +108,13 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
         test=SimpleNamespace(
             labels=test, features=Features(bank[:1], torch.tensor([[1.3, 1.2]])), num_replaced=0
         ),
+<<<<<<< HEAD
         config=baseline_config(short_config, "moment"),
         sigma=None,
+=======
+        config=configured(short_config, "moment"),
+        model=SimpleNamespace(sigma=None),
+>>>>>>> 53f2c18 (Tests of the checks and of the seeded dropout)
         num_classes=2,
         judge=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
     )
@@ -117,6 +122,16 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
     assert moment.values == {"top1": 100.0}
     assert knn_by_divergence(subject, 0, FORMS["max"])[0].values == {"top1": 0.0}
     assert knn_by_divergence(subject, 0)[0].values == {"top1": 0.0}  # the configuration's: Eq. 6
+
+
+def test_its_dropout_is_seeded(short_config: Config, source: Source) -> None:
+    few = Source("few digits", source.train.select(torch.arange(256)), source.test)
+    config = override(short_config, {"divergence.dropout": 0.5, "training.epochs": 1})
+    losses = []
+    for _ in range(2):
+        torch.rand(7)  # the state of the process does not matter
+        losses.append(deep_divergence(few, config).losses)
+    assert losses[0] == losses[1]
 
 
 def test_images_without_labels_are_refused(short_config: Config, source: Source) -> None:

@@ -3,6 +3,7 @@
 usage: joint_batch.py FOLDER, with torchrun's variables in the environment for several processes.
 """
 
+import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -55,12 +56,17 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "objective.sets": "rest",
         "divergence.sets": "rest",
     },
+    "teacher, queue, predictor and a weak view": {
+        "objective.name": "toy",
+        "weak_views.num_views": 2,
+    },
     "learnt sigma without a use": {
         "divergence.kernel": "inverse",
         "divergence.learn_sigma": True,
     },
 }
 STEPS = 3
+sys.path.insert(0, str(Path(__file__).parents[1] / "objectives"))
 NUM_IMAGES = 103  # leaves a short batch in every epoch
 
 
@@ -165,6 +171,7 @@ def normalised(rank: int, processes: int) -> dict[str, Tensor]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
+    importlib.import_module("toy").register()
     objectives.Views = Float32Views  # type: ignore[misc]  # in its place
     folder = Path(sys.argv[1])
     fabric = launch("cpu")

@@ -1,5 +1,6 @@
 import hashlib
 import io
+import math
 import os
 import pickle
 import random
@@ -190,22 +191,14 @@ def test_pickled_code_does_not_run(tmp_path: Path, how: str) -> None:
         assert target.exists()
 
 
-@pytest.mark.parametrize("number", [0, 3, "1", None, -1])
-def test_another_format(tmp_path: Path, number: Any) -> None:
-    """By ``torch.save`` alone, as was format 1 and only that."""
-    path = tmp_path / "last.pt"
-    torch.save({"format": number}, path)
-    assert f"has checkpoint format {number}, this version reads 1 and {FORMAT}" in refusal(path)
-
-
 def test_a_later_format(
     tmp_path: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "last.pt"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "FORMAT", 3)
+        patch.setattr(checkpoints, "FORMAT", 4)
         save_checkpoint(path, state)
-    assert "has checkpoint format 3, this version reads 1 and 2" in refusal(path)
+    assert "has checkpoint format 4, this version reads 3" in refusal(path)
     with pytest.raises(UserError) as caught:
         load(path)
     assert not isinstance(caught.value, DamagedCheckpoint)  # an older one must not take its place
@@ -241,7 +234,7 @@ def test_the_checksum_is_that_of_other_programs(written: tuple[Path, bytes]) -> 
     """What follows the first line is ``torch.save``'s, should this package not be at hand."""
     head, content = written[1].split(b"\n", 1)
     title, digest = head[:-64], head[-64:]
-    assert title == b"deepbregman checkpoint 2 sha256 "
+    assert title == b"deepbregman checkpoint 3 sha256 "
     assert hashlib.sha256(title + content).hexdigest().encode() == digest
     assert torch.load(io.BytesIO(content), weights_only=True)["step"] == 1
 
@@ -366,6 +359,18 @@ def test_load_model_is_what_was_saved(run: Run, config: Config) -> None:
         for key, value in model.divergence_network.state_dict().items():
             assert same(value, saved["divergence"][f"network.{key}"])
         assert not any(part.training for part in model.modules())
+
+
+def test_the_learnt_sigma_is_what_evaluation_gets(tmp_path: Path, config: Config) -> None:
+    learning = override(config, {"divergence.learn_sigma": True, "divergence.sigma": 0.5})
+    step = build_step(learning)
+    assert step.divergence is not None
+    assert step.divergence.log_sigma is not None
+    with torch.no_grad():
+        step.divergence.log_sigma.fill_(math.log(0.9))
+    run = Run.create(tmp_path / "run", learning, {})
+    save_checkpoint(run.last_checkpoint, {**network_states(step), "epoch": 1.0})
+    assert load_trained(run).model.sigma == pytest.approx(0.9)
 
 
 def test_load_encoder_takes_bytes_and_floats(run: Run) -> None:

@@ -25,6 +25,7 @@ CASES = (
         "two passes a step",
     ),
     *("sets of four views", "each view against the rest", "learnt sigma without a use"),
+    "teacher, queue, predictor and a weak view",
 )
 SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]
 Found = list[dict[str, Any]]

@@ -117,8 +117,8 @@ def test_a_checkpoint_of_a_later_version_is_no_damage(
     state = checkpoints.load(run.last_checkpoint)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "FORMAT", 3)
-        checkpoints.save(run.last_checkpoint, {**state, "format": 3})
-    with pytest.raises(UserError, match="has checkpoint format 3"):
+        checkpoints.save(run.last_checkpoint, {**state, "format": 4})
+    with pytest.raises(UserError, match="has checkpoint format 4"):
         find_checkpoint(run)
 
 
