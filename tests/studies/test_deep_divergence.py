@@ -108,13 +108,8 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
         test=SimpleNamespace(
             labels=test, features=Features(bank[:1], torch.tensor([[1.3, 1.2]])), num_replaced=0
         ),
-<<<<<<< HEAD
         config=baseline_config(short_config, "moment"),
-        sigma=None,
-=======
-        config=configured(short_config, "moment"),
         model=SimpleNamespace(sigma=None),
->>>>>>> 53f2c18 (Tests of the checks and of the seeded dropout)
         num_classes=2,
         judge=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
     )
