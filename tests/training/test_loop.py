@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from deepbregman.evaluation.embedding import embed
 from torch import Tensor, nn
 
+from deepbregman.commands.embed import embed
+from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
-from deepbregman.evaluation.protocols import evaluate
 from deepbregman.objectives import build_step, build_views
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints

@@ -244,14 +244,7 @@ def build_encoder(
 def build_projection(
     in_features: int, hidden_features: int = 1024, out_features: int = 128, norm: bool = True
 ) -> nn.Sequential:
-    """Build the projection head: Linear, batch norm, ReLU, Linear.
-
-    Args:
-        in_features: width of h.
-        hidden_features: width of the hidden layer; the paper's 1024.
-        out_features: width of z.
-        norm: whether the hidden layer is batch-normalised.
-    """
+    """Build the projection head: Linear, batch norm (unless not ``norm``), ReLU, Linear."""
     return nn.Sequential(
         nn.Linear(in_features, hidden_features, bias=not norm),
         nn.BatchNorm1d(hidden_features) if norm else nn.Identity(),
@@ -335,14 +328,7 @@ class BregmanNetwork(nn.Module):
             nn.init.uniform_(parameter, -1.0 / math.sqrt(fan_in), 1.0 / math.sqrt(fan_in))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Score embeddings.
-
-        Args:
-            z: (N, d)
-
-        Returns:
-            (N, K)
-        """
+        """Score embeddings: (N, d) to (N, K)."""
         # In full precision also under autocast: in bfloat16 the largest score is often a tie.
         with torch.autocast(z.device.type, enabled=False):
             return self._score(z.to(self.weight1.dtype))
@@ -368,9 +354,9 @@ class BregmanNetwork(nn.Module):
 class ModelOutputs(NamedTuple):
     """What the networks make of a batch: h, z and o of the paper."""
 
-    representation: Tensor
-    embedding: Tensor
-    scores: Tensor | None
+    representation: Tensor  # (N, h)
+    embedding: Tensor  # (N, d)
+    scores: Tensor | None  # (N, K)
 
 
 class Model(nn.Module):
@@ -397,14 +383,7 @@ class Model(nn.Module):
         self.sigma = sigma
 
     def forward(self, images: Tensor) -> ModelOutputs:
-        """Pass images through the networks.
-
-        Args:
-            images: (N, 3, H, W)
-
-        Returns:
-            h (N, d), z (N, 128) and scores (N, K) or None.
-        """
+        """Pass images (N, 3, H, W) through the networks."""
         h = self.encoder(images)
         z = self.projection(h)
         network = self.divergence_network

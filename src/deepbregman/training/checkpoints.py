@@ -62,13 +62,7 @@ class DamagedCheckpoint(UserError):
 
 
 def save(path: Path, state: State, keep: Path | None = None) -> None:
-    """Write a checkpoint so that ``path`` always holds a complete one.
-
-    Args:
-        path: to write.
-        state: to save.
-        keep: where to keep the checkpoint that ``path`` held before.
-    """
+    """Write a checkpoint so that ``path`` always holds a complete one; ``keep`` gets the last."""
     buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
     torch.save({"format": FORMAT, **state}, buffer)
     title = f"deepbregman checkpoint {FORMAT} sha256 ".encode()
@@ -143,13 +137,7 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 
 def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
-    """Load a state that must fit in every name and shape.
-
-    Args:
-        module: to load into.
-        state: name -> tensor.
-        origin: what the state came from, for the error.
-    """
+    """Load a state that must fit in every name and shape; ``origin`` names it in errors."""
     expected = module.state_dict()
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is not expected" for name in state if name not in expected]
@@ -354,7 +342,7 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
         images: there are to pretrain on now.
 
     Returns:
-        The same with a note on the fields that changed and may.
+        The checkpoint, with a note on the fields that were changed and may be.
     """
     state, origin = found.state, found.origin
     require(state, RESUMED, origin)

@@ -11,21 +11,12 @@ COLLAPSED_SPREAD = 0.05
 
 
 def alignment(z1: Tensor, z2: Tensor) -> Tensor:
-    """Mean squared distance of positives on the sphere (Wang and Isola 2020); 0 is perfect.
-
-    Args:
-        z1: (N, d)
-        z2: (N, d)
-    """
+    """Mean squared distance of positives (N, d) on the sphere (Wang and Isola 2020); 0 is best."""
     return (F.normalize(z1, dim=1) - F.normalize(z2, dim=1)).square().sum(dim=1).mean()
 
 
 def uniformity(z: Tensor) -> Tensor:
-    """Log of the mean Gaussian potential of all pairs on the sphere (ibid.); lower spreads more.
-
-    Args:
-        z: (N, d)
-    """
+    """Log of the mean Gaussian potential of all pairs of ``z`` (N, d) on the sphere (ibid.)."""
     z = F.normalize(z, dim=1)
     squared = (2.0 - 2.0 * z @ z.T).clamp_min(0.0)  # (N, N)
     others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)
@@ -33,11 +24,7 @@ def uniformity(z: Tensor) -> Tensor:
 
 
 def effective_rank(h: Tensor) -> Tensor:
-    """Exponential of the entropy of the singular values of centred features (Roy, Vetterli 2007).
-
-    Args:
-        h: (N, d)
-    """
+    """Exponential of the entropy of the singular values of centred ``h`` (Roy, Vetterli 2007)."""
     values = torch.linalg.svdvals(h - h.mean(dim=0))
     share = values / values.sum().clamp_min(torch.finfo(values.dtype).tiny)
     entropy: Tensor = torch.special.entr(share).sum()
@@ -45,21 +32,12 @@ def effective_rank(h: Tensor) -> Tensor:
 
 
 def spread(z: Tensor) -> Tensor:
-    """Deviation on the sphere, all directions together: about 1 spread evenly, 0 in one point.
-
-    Args:
-        z: (N, d)
-    """
+    """Deviation of ``z`` (N, d) on the sphere: about 1 spread evenly, 0 in one point."""
     return F.normalize(z, dim=1).std(dim=0, correction=0).square().sum().sqrt()
 
 
 def diagnose(step: Step, outputs: StepOutputs) -> dict[str, float]:
-    """Compute every diagnostic of a batch.
-
-    Args:
-        step: that made the outputs.
-        outputs: of a batch; the representations of every process.
-    """
+    """Compute every diagnostic of a batch, whose representations are those of every process."""
     z, h = outputs.student.float(), outputs.representation[0].float()
     others = z[1:] if outputs.teacher is None or len(z) > 1 else outputs.teacher.float()
     found = {
@@ -76,11 +54,7 @@ def diagnose(step: Step, outputs: StepOutputs) -> dict[str, float]:
 
 
 def find_collapse(record: dict[str, float]) -> list[str]:
-    """Say whether the representations of a batch have collapsed.
-
-    Args:
-        record: with what :func:`diagnose` found.
-    """
+    """Say whether the representations of a batch have collapsed, by what diagnose found."""
     rank, deviation = record["effective_rank"], record["spread"]
     if rank >= COLLAPSED_RANK and deviation >= COLLAPSED_SPREAD:
         return []

@@ -24,13 +24,13 @@ SHOWN = (
 
 
 class Display:
-    """A progress bar for people, and a line per reported epoch that also suits a log file.
+    """A progress bar for people, and a line every few epochs that also suits a log file.
 
     Args:
         console: to draw on.
         epochs: of the whole run.
         steps_per_epoch: optimiser steps.
-        report_every: print a line every so many epochs, and for the last.
+        report_every: print a line every so many epochs, and for the first and the last.
         terms: names of the losses to show beside the total.
     """
 

@@ -24,13 +24,7 @@ from deepbregman.launching import stopping_signals
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop, and it has saved itself.
-
-    Args:
-        folder: of the run.
-        number: of the signal.
-        advice: how to go on; by default, how a pretraining run does.
-    """
+    """A signal asked the run to stop, and it has saved itself; ``advice`` says how to go on."""
 
     def __init__(self, folder: Path, number: int, advice: str | None = None) -> None:
         advice = advice or f"continue with: deepbregman pretrain --resume {folder}"
@@ -60,12 +54,7 @@ def watch_signals() -> Iterator[list[int]]:
 
 @contextmanager
 def explain_faults(config: Config, folder: Path) -> Iterator[None]:
-    """Turn what the disk, the memory or a second Ctrl-C did to a run into words.
-
-    Args:
-        config: of the run.
-        folder: of the run, which may not exist yet.
-    """
+    """Turn what the disk, the memory or a second Ctrl-C did to a run into words."""
     go_on = f"continue with: deepbregman pretrain --resume {folder}"
     try:
         yield
@@ -107,12 +96,6 @@ class Guard:
 
     Where no batch may be skipped, all is counted on the device and read at the end of an epoch, so
     that the host never waits for a step. Otherwise it reads one number before each optimiser step.
-
-    Args:
-        step: what is trained.
-        optimiser: moves it.
-        fabric: of the run.
-        config: of the run.
     """
 
     def __init__(
@@ -143,12 +126,7 @@ class Guard:
             self._buffers = [buffer.clone() for buffer in self.module.buffers()]
 
     def skips(self, losses: Tensor, step: int) -> bool:
-        """Whether to leave a step out, its loss or gradient not being finite.
-
-        Args:
-            losses: of the step.
-            step: counted from 0.
-        """
+        """Whether to leave a step, counted from 0, out: its loss or gradient is not finite."""
         self.skipped_last = False
         if not self.allowed:
             return False

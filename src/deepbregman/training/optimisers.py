@@ -19,13 +19,7 @@ class Lars(Optimizer):
     After You et al. 2017, with two habits of later code: the norm below is taken after the decay is
     added, and the velocity holds no learning rate, as in torch's SGD. Biases and normalisation
     (groups that say ``is_weight: False``, or else parameters of one dimension) are not adapted.
-
-    Args:
-        params: parameters or groups of them.
-        lr: learning rate.
-        momentum: of the velocity.
-        weight_decay: L2 penalty.
-        trust: the local rate is ``trust * ||w|| / ||g + decay * w||``.
+    The local rate is ``trust * ||w|| / ||g + decay * w||``.
     """
 
     def __init__(
@@ -72,10 +66,7 @@ def split_by_decay(
 ) -> list[dict[str, Any]]:
     """Split parameters into weights and the rest, biases and normalisation, for an optimiser.
 
-    Args:
-        parameters: with their names; those without gradient are left out.
-        weight_decay: of the weights.
-        decay_all: whether the rest decays as well.
+    The rest decays only with ``decay_all``. Parameters without gradient are left out.
     """
     weights: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
@@ -93,12 +84,7 @@ def split_by_decay(
 
 
 def merge_groups(config: OptimiserSettings, groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """Turn a method's groups into as few groups of the optimiser as will do: each costs a launch.
-
-    Args:
-        config: of the optimiser.
-        groups: of parameters that the method treats alike.
-    """
+    """Turn a method's groups into as few of the optimiser as will do: each is a launch."""
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
         decay = config.weight_decay if group.decayed else 0.0

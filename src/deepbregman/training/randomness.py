@@ -58,15 +58,7 @@ def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
 
 
 class Share:
-    """One process's share of the batches.
-
-    Args:
-        config: of the run.
-        num_images: there are to pretrain on.
-        device: of this process.
-        rank: of this process.
-        world_size: number of processes; the batch size is a multiple of it.
-    """
+    """One process's share of the batches; the batch size is a multiple of ``world_size``."""
 
     def __init__(
         self, config: Config, num_images: int, device: torch.device, rank: int, world_size: int
