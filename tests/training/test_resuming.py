@@ -116,23 +116,10 @@ def test_a_checkpoint_of_a_later_version_is_no_damage(
 ) -> None:
     state = checkpoints.load(run.last_checkpoint)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "FORMAT", 3)
+        patch.setattr(checkpoints, "FORMAT", 4)
         checkpoints.save(run.last_checkpoint, {**state, "format": 4})
     with pytest.raises(UserError, match="has checkpoint format 4"):
         find_checkpoint(run)
-
-
-def test_a_run_of_format_1_goes_on(run: Run, tiny_run: Run) -> None:
-    state = checkpoints.load(run.previous_checkpoint)
-    old = {key: value for key, value in state.items() if not key.startswith("skipped")}
-    old["config"] = "".join(
-        line for line in state["config"].splitlines(True) if "skip_nonfinite" not in line
-    )
-    torch.save({**old, "format": 1}, run.last_checkpoint)
-    (run.path / "config.toml").write_text(old["config"])
-    run.previous_checkpoint.unlink()
-    resume(run.path, accelerator="cpu")
-    assert_same_parameters(run, tiny_run)
 
 
 # Change
