@@ -119,16 +119,6 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
     assert knn_by_divergence(subject, 0)[0].values == {"top1": 0.0}  # the configuration's: Eq. 6
 
 
-def test_its_dropout_is_seeded(short_config: Config, source: Source) -> None:
-    few = Source("few digits", source.train.select(torch.arange(256)), source.test)
-    config = override(short_config, {"divergence.dropout": 0.5, "training.epochs": 1})
-    losses = []
-    for _ in range(2):
-        torch.rand(7)  # the state of the process does not matter
-        losses.append(deep_divergence(few, config).losses)
-    assert losses[0] == losses[1]
-
-
 def test_images_without_labels_are_refused(short_config: Config, source: Source) -> None:
     bare = Source("bare", Split(source.train.images))
     with pytest.raises(UserError, match="supervised; give a labelled source"):
