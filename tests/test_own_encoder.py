@@ -13,7 +13,6 @@ from deepbregman import (
     cluster,
     embed,
     evaluate,
-    evaluate_search,
     load_encoder,
     pretrain,
     resume,
@@ -182,9 +181,9 @@ def test_what_cannot_be_drawn_anew_is_found_before_training(
 
 def test_it_searches_and_clusters(trained: Run, few_digits: str) -> None:
     told: dict[str, Any] = {"data": few_digits, "accelerator": "cpu", "encoder": own(seed=9)}
-    (answer,) = search(trained, ["test:0"], k=2, by=["cosine"], **told)
+    (answer,) = search(trained, ["test:0"], k=2, by=["cosine"], **told).answers
     assert len(answer.hits["cosine"]) == 2
-    assert {row["metric"] for row in evaluate_search(trained, k=2, **told)} == {
+    assert {row["metric"] for row in search(trained, k=2, **told).rows} == {
         "mAP",
         "precision@2",
     }

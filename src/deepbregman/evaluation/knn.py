@@ -291,9 +291,9 @@ def _measure_votes(
     labels, temperature = labelled.train.labels, VOTE_TEMPERATURE
     for k in [k for k in NEIGHBOURS if k <= len(labels)] or [len(labels)]:
         predicted = vote(neighbours, labels, labelled.num_classes, temperature=temperature, k=k)
-        told = {"k": k, "temperature": temperature, **details}
+        settings = {"k": k, "temperature": temperature, **details}
         values = labelled.measure(predicted)
-        measured.append(Measurement(f"{name}, k={k}", values, *labelled.counts, told))
+        measured.append(Measurement(f"{name}, k={k}", values, *labelled.counts, settings))
     return measured
 
 

@@ -86,9 +86,9 @@ def detect(evaluation: Evaluation) -> list[Record]:
         for architecture, trunk in itertools.product(options.architectures, options.arms):
             result = judge_detector(evaluation, architecture, trunk, seed)
             per_class[architecture, trunk, seed] = result["per_class"]
-            told = {**details, "num_loaded": result["num_loaded"]}
+            settings = {**details, "num_loaded": result["num_loaded"]}
             name = f"{architecture.upper()}, {trunk}"
-            measured.append(Measurement(name, result["scores"], *sizes, details=told))
+            measured.append(Measurement(name, result["scores"], *sizes, details=settings))
         seeds.append(measured)
     evaluation.console.print(class_table(per_class))
     return make_rows(seeds)
