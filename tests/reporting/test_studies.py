@@ -165,6 +165,11 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(
     assert [point["x"] for point in published] == [15.0]
     assert layers_of(importance) == [[{"field": FIELDS[0], "value": 0.75}]]
     studies.save_search_figure([tmp_path / "search.svg"], search, {})
+    for row in search["trials"]:
+        row["diverged"] = True
+    search["importance"] = None
+    studies.save_search_figure([tmp_path / "none.svg"], search, {})  # nothing can be drawn
+    assert not (tmp_path / "none.svg").exists()
     assert (
         "6 trials by gp (3 complete, 1 pruned, 2 diverged)" in (tmp_path / "search.svg").read_text()
     )

@@ -17,7 +17,7 @@ from deepbregman.runs import Record, replacing
 from deepbregman.statistics import Summary, format_summary
 
 from .published import published_beside
-from .records import RunGroup, measured, measures, metric_frame
+from .records import RunGroup, evaluation_rows, measures, metric_frame
 from .tables import summarise_measure, titles
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def slug(words: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "unnamed"
 
 
-def rounded(value: float) -> float:
+def round_digits(value: float) -> float:
     """Keep six digits: more are not seen, and the page carries every one."""
     return float(f"{value:.6g}")
 
@@ -305,7 +305,7 @@ def _curve_points(
     step = max(1, math.ceil(series.size().max() * series.ngroups / MAX_POINTS)) if len(runs) else 1
     kept = curves[series.cumcount(ascending=False) % step == 0]  # the last epoch among them
     return [
-        {"arm": row.arm, "run": row.run, "epoch": int(row.epoch), "value": rounded(value)}
+        {"arm": row.arm, "run": row.run, "epoch": int(row.epoch), "value": round_digits(value)}
         | ({"faint": 1} if row.faint else {})
         for row, value in zip(kept.itertuples(), kept[metric], strict=True)
     ]
@@ -387,8 +387,8 @@ def evaluation_figure(groups: Sequence[RunGroup], data: str, key: str, title: st
             means.append(mean_point(names[measure], group.name, summary))
             runs += [
                 {"measure": names[measure], "arm": group.name, "run": run.name}
-                | {"value": rounded(row["value"])}
-                for run, row in measured(group, measure)
+                | {"value": round_digits(row["value"])}
+                for run, row in evaluation_rows(group, measure)
                 if len(group.runs) > 1
             ]
     printed = [
@@ -409,8 +409,8 @@ def mean_point(measure: str, arm: str, summary: Summary) -> Record:
     """Return the point of a mean with the ends of its deviation."""
     mean, deviation = summary["mean"], summary["deviation"] or 0.0
     return {
-        **{"measure": measure, "arm": arm, "value": rounded(mean), "n": summary["n"]},
-        **{"low": rounded(mean - deviation), "high": rounded(mean + deviation)},
+        **{"measure": measure, "arm": arm, "value": round_digits(mean), "n": summary["n"]},
+        **{"low": round_digits(mean - deviation), "high": round_digits(mean + deviation)},
         "shown": format_summary(summary),
     }
 

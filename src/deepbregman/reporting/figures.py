@@ -16,7 +16,7 @@ from .charts import (
     STAR,
     Figure,
     chart_of,
-    rounded,
+    round_digits,
     save_chart,
     specify,
     stack,
@@ -82,10 +82,12 @@ def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> 
     points, names = [], []
     for index, name in enumerate(classes):
         chosen = one.points[labels == index]
-        points += [{"x": rounded(x), "y": rounded(y), "class": name} for x, y in chosen]
+        points += [{"x": round_digits(x), "y": round_digits(y), "class": name} for x, y in chosen]
         if len(chosen):
             middle = np.median(chosen, axis=0)
-            names.append({"x": rounded(middle[0]), "y": rounded(middle[1]), "class": name})
+            names.append(
+                {"x": round_digits(middle[0]), "y": round_digits(middle[1]), "class": name}
+            )
     x = _plane_axis(alt.X, "x", one.points[:, 0], is_bare=True)
     y = _plane_axis(alt.Y, "y", one.points[:, 1], is_bare=True)
     dots = chart_of(points).mark_circle(size=12, opacity=0.8)
@@ -136,13 +138,15 @@ def save_quickstart_figure(
     x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     losses = [
-        {"epoch": row["epoch"], "value": rounded(row[name]), "term": name}
+        {"epoch": row["epoch"], "value": round_digits(row[name]), "term": name}
         for name in ("contrastive", "divergence")
         for row in metrics
         if row.get(name)
     ]
     judged = [
-        {"epoch": row["epoch"], "value": rounded(row["knn"])} for row in metrics if "knn" in row
+        {"epoch": row["epoch"], "value": round_digits(row["knn"])}
+        for row in metrics
+        if "knn" in row
     ]
     scale = alt.Scale(domain=["contrastive", "divergence"], range=list(PALETTE[:2]))
     legend = alt.Legend(title=None, orient="top-right")
@@ -212,7 +216,7 @@ def _plane_panel(
         colour = alt.Color("value:Q", scale=scale, legend=legend)
         layers.append(chart_of(ends).mark_point(opacity=0).encode(x=across, y=up, color=colour))
     samples = [
-        {"x": rounded(a), "y": rounded(b), "class": str(label)}
+        {"x": round_digits(a), "y": round_digits(b), "class": str(label)}
         for (a, b), label in zip(points, labels, strict=True)
     ]
     names = [str(label) for label in np.unique(labels)]
@@ -302,7 +306,7 @@ def save_ring_figure(
 
     def dots(found: np.ndarray, marks: np.ndarray, shape: np.ndarray) -> list[Record]:
         return [
-            {"x": rounded(a), "y": rounded(b), "cluster": str(mark), "ring": str(ring)}
+            {"x": round_digits(a), "y": round_digits(b), "cluster": str(mark), "ring": str(ring)}
             for (a, b), mark, ring in zip(found, marks, shape, strict=True)
         ]
 
@@ -332,9 +336,13 @@ def save_ring_figure(
         figures.append(_figure(alt.layer(marks).properties(**size), f"Clusters by {arm}"))
     bars = [
         {
-            **{"name": row["arm"], "value": rounded(row["mean"]), "baseline": row["is_baseline"]},
-            "low": rounded(row["mean"] - (row["deviation"] or 0.0)),
-            "high": rounded(row["mean"] + (row["deviation"] or 0.0)),
+            **{
+                "name": row["arm"],
+                "value": round_digits(row["mean"]),
+                "baseline": row["is_baseline"],
+            },
+            "low": round_digits(row["mean"] - (row["deviation"] or 0.0)),
+            "high": round_digits(row["mean"] + (row["deviation"] or 0.0)),
             "words": f"{row['mean']:.3f} ± {row['deviation'] or 0.0:.3f}",
         }
         for row in rows
@@ -379,7 +387,7 @@ def save_speed_figure(path: Path, record: Record) -> None:
             speed = arm["images_per_second"]
             words = f"{speed / floor:.2f}  ({speed:,.0f} / s)"
             bars.append(
-                {"name": arm["name"], "value": rounded(speed / floor), "words": words}
+                {"name": arm["name"], "value": round_digits(speed / floor), "words": words}
                 | {"baseline": arm["name"] == "bare encoder"}
             )
         chart = _bar_layers(bars, "share of the bare encoder's images per second", [0.0, 1.35])

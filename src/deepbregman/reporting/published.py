@@ -49,7 +49,7 @@ class PublishedRow(NamedTuple):
 
 
 @cache
-def published() -> tuple[Published, ...]:
+def load_published() -> tuple[Published, ...]:
     """Return every value, table by table."""
     text = (importlib.resources.files(__package__) / "published.toml").read_text(encoding="utf-8")
     return tuple(
@@ -82,7 +82,7 @@ def published_for(measure: Measure, num_subnetworks: Collection[int] = ()) -> li
     parts = measure.variant.split(", ")
     return [
         entry
-        for entry in published()
+        for entry in load_published()
         if (measure.protocol, measure.metric) == (entry.protocol, entry.metric)
         if is_dataset(measure.data, entry.data)
         if entry.variant is None or entry.variant in parts

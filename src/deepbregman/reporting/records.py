@@ -260,7 +260,7 @@ def measures(groups: Sequence[RunGroup]) -> list[Measure]:
     return list(dict.fromkeys(Measure.of(row) for row in rows))
 
 
-def measured(group: RunGroup, measure: Measure) -> list[tuple[RunRecord, Record]]:
+def evaluation_rows(group: RunGroup, measure: Measure) -> list[tuple[RunRecord, Record]]:
     """Return the rows of a group's runs for one quantity."""
     return [
         (run, row) for run in group.runs for row in run.evaluations if Measure.of(row) == measure

@@ -18,7 +18,7 @@ from .charts import (
     dot_spec,
     mean_point,
     published_layer,
-    rounded,
+    round_digits,
     save_chart,
     slug,
     specify,
@@ -357,7 +357,7 @@ def _pair_figure(results: Record, key: str) -> Figure | None:
             ]
         runs += [
             {"measure": name, "arm": row["arm"], "run": row.get("run") or f"seed {row['seed']}"}
-            | {"value": rounded(row["metrics"][metric])}
+            | {"value": round_digits(row["metrics"][metric])}
             for row in results["cells"]
             if is_finite((row.get("metrics") or {}).get(metric))
         ]
@@ -390,8 +390,8 @@ def _difference_figure(results: Record, key: str) -> Figure | None:
             summary = (arm.get("difference") or {}).get(metric)
             if summary is not None:
                 low, high = summary["interval"] or (summary["mean"], summary["mean"])
-                point = {"measure": name, "arm": arm["arm"], "value": rounded(summary["mean"])}
-                point |= {"low": rounded(low), "high": rounded(high), "n": summary["n"]}
+                point = {"measure": name, "arm": arm["arm"], "value": round_digits(summary["mean"])}
+                point |= {"low": round_digits(low), "high": round_digits(high), "n": summary["n"]}
                 points.append(point | {"shown": format_difference(summary)})
     if not points:
         return None
@@ -577,6 +577,8 @@ def save_search_figure(
     objective = f"{record['objective']} on held-out images, %"
     notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {_SLICE_CAPTION}"]
     figures = search_figures(record, "search", published)
+    if not figures:
+        return  # no trial has a value yet: there is nothing to draw
     save_chart(paths, stack(figures, title, notes, columns=2))
 
 
@@ -600,7 +602,7 @@ def _slice_figure(
         return {"trial": row["trial"], "x": x, "state": trial_state(row), **more}
 
     done = [row for row in completed_trials(record) if field in row["values"]]
-    points = [point(row, value=rounded(row["value"])) for row in done]
+    points = [point(row, value=round_digits(row["value"])) for row in done]
     if not points:
         return None
     if bounds is None:
@@ -646,7 +648,7 @@ def _slice_figure(
 def _importance_figure(importance: Mapping[str, float], key: str) -> Figure:
     import altair as alt
 
-    points = [{"field": field, "value": rounded(share)} for field, share in importance.items()]
+    points = [{"field": field, "value": round_digits(share)} for field, share in importance.items()]
     x = alt.X("value:Q", title="share of variance", scale=alt.Scale(domain=[0, 1]))
     y = alt.Y("field:N", title=None, sort=list(importance))
     bars = chart_of(points).mark_bar(color=GREY, height=14).encode(x=x, y=y)

@@ -10,7 +10,7 @@ from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_signed, summarise
 
 from .published import CAVEAT, published_beside
-from .records import Measure, RunGroup, differences, is_finite, measured, measures
+from .records import Measure, RunGroup, differences, evaluation_rows, is_finite, measures
 
 ASCENDING = ("top1", "top5", "balanced", "AP", "mAP", "recall", "precision", "nmi", "ari", "purity")
 """Beginnings of the metrics of which more is better; of others none is called best."""
@@ -206,7 +206,7 @@ def titles(columns: Sequence[Measure]) -> list[str]:
 
 def summarise_measure(group: RunGroup, measure: Measure) -> Cell:
     """Summarise one quantity over the runs of a group."""
-    found = measured(group, measure)
+    found = evaluation_rows(group, measure)
     if not found:
         return cell_of(None)
     notes = [f"{run.name}: {row['value']:.2f}" for run, row in found]
