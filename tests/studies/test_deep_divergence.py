@@ -110,8 +110,9 @@ def test_neighbours_are_those_of_the_form(short_config: Config) -> None:
         ),
         config=baseline_config(short_config, "moment"),
         model=SimpleNamespace(sigma=None),
+        counts=(4, 1, 0),
         num_classes=2,
-        judge=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
+        measure=lambda predicted: {"top1": 100.0 * (predicted == test).double().mean().item()},
     )
     (moment,) = knn_by_divergence(subject, 0, FORMS["moment"])
     assert moment.values == {"top1": 100.0}

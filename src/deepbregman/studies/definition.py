@@ -177,8 +177,10 @@ class Study:
         reference, base = next(iter(configs.items()))
         arms: list[Arm] = []
         for name, config in configs.items():
-            differing = differing_fields(base, config)
-            changes = {field: pair[1] for field, pair in differing.items() if field != "seed"}
+            mine, differing = fields_of(config), differing_fields(base, config)
+            changes = {
+                field: mine[field] for field in differing if field in mine and field != "seed"
+            }
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:
                 raise UserError(

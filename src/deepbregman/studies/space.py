@@ -157,14 +157,10 @@ def _kind(name: str, base: Config) -> Any:
             f"--space {name}: a search keeps to one seed and one set of images, or its trials "
             "could not be compared; set it with --set instead"
         )
-    hints = get_type_hints(Config)
-    fields = get_type_hints(hints[section], include_extras=True) if section in hints else {}
-    if key not in fields:
-        known = [
-            f"{s}.{f}" for s, hint in hints.items() if s != "seed" for f in get_type_hints(hint)
-        ]
+    known = [field for field in fields_of(base) if "." in field]
+    if name not in known:
         raise UserError(f"--space {name}: there is no such field{suggest(name, known)}")
-    hint = fields[key]
+    hint = get_type_hints(type(getattr(base, section)), include_extras=True)[key]
     while get_origin(hint) is Annotated:
         hint = get_args(hint)[0]
     if get_origin(hint) is tuple:
