@@ -37,6 +37,7 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "M
 SRUN = {
     "SLURM_STEP_NUM_TASKS": "8",
     "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
     "SLURM_NTASKS": "8",
     "SLURM_NNODES": "2",
     "SLURM_NTASKS_PER_NODE": "4",
@@ -216,7 +217,10 @@ def wait_for_epoch(process: subprocess.Popen[str], run: Path, epoch: int) -> Non
 
 @pytest.mark.parametrize(
     ("verb", "code", "words"),
-    [("nonsense", 2, "error: verb 'nonsense'"), ("fault", 1, "ZeroDivisionError: a fault of ours")],
+    [
+        pytest.param("nonsense", 2, "error: verb 'nonsense'", marks=pytest.mark.slow),
+        ("fault", 1, "ZeroDivisionError: a fault of ours"),
+    ],
 )
 def test_a_joined_process_leaves_at_once(tmp_path: Path, verb: str, code: int, words: str) -> None:
     """Interpreters that take themselves down while such threads run were seen to abort."""
@@ -252,6 +256,46 @@ def test_a_process_that_is_lost_is_explained(words: str) -> None:
     assert explained is not None
     assert explained[0].startswith("lost another process of the run")
     assert explained[1] == 1
+
+
+def test_processes_that_cannot_meet_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address, port = taken.getsockname()
+        setting(monkeypatch, {"MASTER_ADDR": address, "MASTER_PORT": str(port)})
+        with pytest.raises(RuntimeError) as caught:
+            torch.distributed.TCPStore(address, port, 2, True, wait_for_workers=False)
+    explained = explain_error(caught.value)
+    assert explained is not None
+    assert explained[0].startswith(f"the processes could not meet at 127.0.0.1, port {port} (")
+    assert "MASTER_PORT to a port that is free" in explained[0]
+    assert explained[1] == 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**SRUN, "SLURM_STEP_NUM_TASKS": "7"},
+        {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "5,3"},
+        {**SRUN, "SLURM_PROCID": "first"},
+        {**TORCHRUN, "RANK": "x"},
+    ],
+)
+@pytest.mark.parametrize("words", [["pretrain", "digits"], ["recipes", "nonsense"]])
+def test_variables_that_make_no_sense_are_words(
+    values: Mapping[str, str],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    local = {"SLURM_LOCALID": "0"} if "SLURM_PROCID" in values else {"LOCAL_RANK": "0"}
+    setting(monkeypatch, {**values, **local})
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert (err.count("error: "), err.count("\n")) == (1, 1)
 
 
 def test_user_errors_are_said_once_and_end_all(tmp_path: Path) -> None:
@@ -300,13 +344,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> Path:
-    """A run of one process."""
-    main(["pretrain", "digits", *SMALL, "--run", str(folder / "whole")])
-    return folder / "whole"
-
-
-@pytest.fixture(scope="module")
 def pair(folder: Path) -> tuple[Path, str]:
     """A run of two processes, and what it printed."""
     words = ["digits", *SMALL, "--devices", "2", "--run", str(folder / "pair")]
@@ -316,24 +353,26 @@ def pair(folder: Path) -> tuple[Path, str]:
 
 
 def test_devices_start_processes_that_train_as_one_would(
-    whole: Path, pair: tuple[Path, str]
+    folder: Path, few_digits: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, out = pair
+    words = ["digits", *SMALL, "--data", few_digits, "--training.epochs", "2"]
+    words += ["--training.batch-size", "60", "--training.knn-every", "0"]
+    whole, run = folder / "one", folder / "two"
+    main(["pretrain", *words, "--run", str(whole)])
+    code, out, err = finished(command(*words, "--devices", "2", "--run", str(run)))
+    assert code == 0, err
     # Rounding in float32 sends some values to the other side of a ReLU, here and there from the
     # fourth step on; that nothing else differs is tested in float64 (training/test_processes.py).
     for before, after in zip(losses(whole), losses(run), strict=True):
         assert after == pytest.approx(before, rel=0.01)
     assert losses(run)[0] == pytest.approx(losses(whole)[0], rel=1e-3)
     assert out.count("pretraining") == 1
-    assert "batch 128 = 2 processes x 64; negatives from all" in out
+    assert "batch 60 = 2 processes x 30; negatives from all" in out
+    assert out.count("next: deepbregman evaluate") == 1
 
-
-def test_resuming_in_another_number_of_processes_says_so(
-    pair: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    main(["pretrain", "--resume", str(pair[0]), "--accelerator", "cpu"])  # finished: nothing to do
+    main(["pretrain", "--resume", str(run), "--accelerator", "cpu"])  # finished: nothing to do
     assert "had 2 processes before and has 1 now: the steps depend" in capsys.readouterr().out
-    record = json.loads((pair[0] / "provenance.json").read_text())
+    record = json.loads((run / "provenance.json").read_text())
     assert record["processes"] == 2
     assert record["resumed"][-1]["processes"] == 1
 

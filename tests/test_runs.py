@@ -230,6 +230,17 @@ def test_create_leaves_nothing_when_a_record_is_not_json(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
+def test_create_clears_what_killed_processes_left_half_made(tmp_path: Path) -> None:
+    old, young, strange = (tmp_path / f".{name}.01234567" for name in ("old", "young", "strange"))
+    for path in (old, young, strange):
+        (path / "checkpoints").mkdir(parents=True)
+    (strange / "mine.txt").touch()
+    for path in (old, strange):
+        os.utime(path, (0, 0))
+    Run.create(tmp_path / "run", CONFIG, {})
+    assert (old.exists(), young.exists(), strange.exists()) == (False, True, True)
+
+
 def test_create_loses_a_race_without_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run"
     write = runs.write_json
@@ -495,3 +506,18 @@ def test_a_provenance_that_is_gone_or_wrong(tmp_path: Path) -> None:
     (run.path / "provenance.json").unlink()
     run.add_resumption({"device": "cpu"})
     assert run.provenance() == {"resumed": [{"device": "cpu"}]}
+
+
+def test_systems_without_posix_modules_import_and_load(short_run: Run) -> None:
+    """As Windows and macOS do; torch's own needs are its own affair."""
+    program = (
+        "import os, sys, torch, torchvision\n"
+        "for name in ('fcntl', 'resource', 'termios', 'pwd', 'grp'): sys.modules[name] = None\n"
+        "for name in ('O_NOFOLLOW', 'link', 'sched_getaffinity'):\n"
+        "    if hasattr(os, name): delattr(os, name)\n"
+        "import deepbregman, deepbregman.cli\n"
+        "encoder = deepbregman.load_encoder(sys.argv[1])\n"
+        "assert encoder(torch.zeros(2, 3, 8, 8)).shape == (2, 128)\n"
+        "for name in deepbregman.__all__: getattr(deepbregman, name)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(short_run.path)], check=True)

@@ -29,7 +29,7 @@ from deepbregman import __version__
 from .commands.parameters import PYTHON_ONLY
 from .config import Config
 from .errors import Notice, UserError, explain_error, suggest
-from .launching import COMMAND_LINE, current_process, is_first_of_machine
+from .launching import COMMAND_LINE, Process, current_process, is_first_of_machine
 from .terminal import lasting_console, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"
@@ -196,8 +196,8 @@ def _print_error(error: BaseException, debug: bool) -> int:
     if (shared or isinstance(error, KeyboardInterrupt)) and not is_first_of_machine():
         return code
     if message:
-        rank = 0 if shared else current_process().rank
-        who = f"process {rank} of processes 0 to {current_process().processes - 1}: " * (rank > 0)
+        here = Process() if shared else current_process()  # which may be what is wrong
+        who = f"process {here.rank} of processes 0 to {here.processes - 1}: " * (here.rank > 0)
         say(lasting_console(stderr=True), f"error: {who}{message}")
     return code
 

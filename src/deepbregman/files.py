@@ -111,11 +111,13 @@ def _clear_stale(path: Path, now_there: float) -> None:
     """
     for other in path.parent.glob(f".{glob.escape(path.name)}.????????"):
         with suppress(OSError):  # another process may have removed it
-            if (
-                _TEMPORARY.fullmatch(other.name)
-                and now_there - other.lstat().st_mtime > _STALE_SECONDS
-            ):
+            if is_temporary(other) and now_there - other.lstat().st_mtime > _STALE_SECONDS:
                 other.unlink()
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file or folder is named as one that is being made."""
+    return _TEMPORARY.fullmatch(path.name) is not None
 
 
 def _name_also(path: Path, other: Path) -> None:

@@ -22,8 +22,9 @@ import secrets
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -34,7 +35,15 @@ from deepbregman import __version__
 from .config import Config, from_toml, to_toml
 from .errors import UserError, mask_address
 from .files import Record as Record
-from .files import check_shape, clear_temporaries, is_number, locked, open_inside, refuse_link
+from .files import (
+    check_shape,
+    clear_temporaries,
+    is_number,
+    is_temporary,
+    locked,
+    open_inside,
+    refuse_link,
+)
 from .files import now as now
 from .files import parse_json as parse_json
 from .files import read_json as read_json
@@ -78,6 +87,18 @@ def check_new_file(path: Path, suffix: str) -> None:
         raise UserError(f"--out {path} exists: name another file, or remove it")
     if not path.parent.is_dir():
         raise UserError(f"--out {path}: the folder {path.parent} does not exist; make it first")
+
+
+def _clear_half_made_runs(folder: Path) -> None:
+    """Remove run folders that a process was killed while making, an hour or more ago."""
+    parts = {"config.toml", "checkpoints", "metrics.jsonl", "provenance.json"}
+    for path in folder.glob(".*.????????"):
+        with suppress(OSError):
+            is_old = time.time() - path.lstat().st_mtime > 3600.0
+            if not is_old or not is_temporary(path) or path.is_symlink():
+                continue
+            if {each.name for each in path.iterdir()} <= parts:
+                shutil.rmtree(path)
 
 
 def default_folder(name: str) -> Path:
@@ -150,6 +171,7 @@ class Run:
         place = path.resolve()  # behind a link, perhaps
         existed = place.exists()
         place.parent.mkdir(parents=True, exist_ok=True)
+        _clear_half_made_runs(place.parent)
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
             temporary.mkdir()
