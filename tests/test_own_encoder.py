@@ -224,8 +224,9 @@ def test_a_module_for_a_run_of_a_named_encoder_is_refused(short_run: Run) -> Non
 def test_modules_that_are_no_encoders_are_refused_before_the_images_are_read(
     tmp_path: Path, short_config: Config, module: nn.Module, words: str
 ) -> None:
-    (tmp_path / "empty").mkdir()  # without images, so that reading them would fail
-    source = {"data.source": str(tmp_path / "empty"), "data.image_size": 16}
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "broken.png").write_bytes(b"reading this would fail")
+    source = {"data.source": str(tmp_path / "images"), "data.image_size": 16}
     config = override(short_config, source)
     with pytest.raises(UserError, match=f"the encoder given cannot be used: .*{words}"):
         pretrain(config, run=tmp_path / "run", encoder=module, accelerator="cpu")
