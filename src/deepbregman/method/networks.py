@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from .convolutions import fast_gradients
+
 LARGEST_THUMBNAIL = 64
 """Up to this side, in pixels, the automatic stem keeps the resolution."""
 
@@ -65,7 +67,10 @@ class Encoder(nn.Module):
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255.0
         images = (images - self.mean) / self.deviation
-        representation: Tensor = self.trunk(images.contiguous(memory_format=torch.channels_last))
+        with fast_gradients(images):
+            representation: Tensor = self.trunk(
+                images.contiguous(memory_format=torch.channels_last)
+            )
         return representation
 
 

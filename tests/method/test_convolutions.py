@@ -1,0 +1,98 @@
+"""The faster gradients of convolutions are the gradients of convolutions, on every machine."""
+
+import pytest
+import torch
+from torch import nn
+
+from deepbregman.method import convolutions
+from deepbregman.method.convolutions import fast_gradients
+
+
+@pytest.fixture(autouse=True)
+def _as_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convolutions, "ON_ARM", True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count how often the replacement is used."""
+    made: list[int] = []
+    apply = convolutions._Convolution.apply
+    monkeypatch.setattr(
+        convolutions._Convolution, "apply", lambda *given: (made.append(1), apply(*given))[1]
+    )
+    return made
+
+
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "bias"),
+    [
+        (3, 1, 1, False),
+        (3, 2, 1, True),
+        (1, 1, 0, False),
+        (1, 2, 0, True),
+        (7, 2, 3, False),
+        ((3, 1), (2, 1), (1, 0), True),
+        (2, 3, 0, False),  # pixels that no patch covers
+    ],
+)
+def test_output_is_the_same_and_gradients_are_those_of_float64(
+    calls: list[int],
+    kernel: int,
+    stride: int,
+    padding: int,
+    bias: bool,
+    layout: torch.memory_format,
+) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(5, 6, kernel, stride, padding, bias=bias).to(memory_format=layout)
+    images = torch.randn(4, 5, 8, 6).contiguous(memory_format=layout).requires_grad_()
+    with fast_gradients(images):
+        found = layer(images)
+    assert calls
+    assert torch.equal(found, layer(images))
+    weights = torch.randn_like(found)
+    tensors = [images, *layer.parameters()]
+    gradients = torch.autograd.grad((found * weights).sum(), tensors)
+    exact_images, exact = images.detach().double().requires_grad_(), layer.double()
+    total = (exact(exact_images) * weights.double()).sum()
+    expected = torch.autograd.grad(total, [exact_images, *exact.parameters()])
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(4, 4, 3, padding=1, groups=2),
+        nn.Conv2d(4, 4, 3, padding=1, dilation=2),
+        nn.Conv2d(4, 4, 3, padding="same"),
+        nn.Conv2d(4, 4, 3).double(),
+    ],
+)
+def test_other_convolutions_are_left_alone(calls: list[int], layer: nn.Conv2d) -> None:
+    images = torch.randn(2, 4, 8, 8, dtype=layer.weight.dtype)
+    with fast_gradients(images):
+        layer(images).sum().backward()
+    with torch.no_grad(), fast_gradients(images):
+        layer(images)
+    assert calls == []
+
+
+def test_large_maps_are_left_alone(calls: list[int]) -> None:
+    images = torch.randn(2, 3, 16, 16)
+    with fast_gradients(images):
+        nn.Conv2d(3, 4, 3)(images).sum().backward()
+    assert calls == []
+
+
+def test_nothing_changes_on_other_processors(
+    calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolutions, "ON_ARM", False)
+    images = torch.randn(2, 3, 4, 4)
+    with fast_gradients(images):
+        nn.Conv2d(3, 4, 3)(images)
+    assert calls == []
