@@ -5,13 +5,25 @@ BIN := $(VENV)/bin
 # Processes that the tests are shared out to, a file at a time; each needs some 2 GB.
 WORKERS ?= 2
 
-.PHONY: quickstart test lint types slow gpu format clean
+.PHONY: quickstart test test-oldest lint types slow gpu format clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/deepbregman quickstart
 
 test: lint types
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+# The same tests with the lowest version of every dependency that pyproject.toml allows, on Python 3.11.
+OLDEST := .venv-oldest
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet uv
+	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
+	  --editable '.[dev]'
+	@touch $@
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -46,4 +58,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis
