@@ -33,7 +33,7 @@ def quickstart(
     epochs: int | None = None,
     console: PythonOnly[Console | None] = None,
 ) -> Run:
-    """Pretrain on digits, under 3 minutes on a CPU, and see what it was good for.
+    """Pretrain on digits, one to two minutes on two cores, and see what it was good for.
 
     Features of the trained encoder are compared with raw pixels and with an untrained encoder.
 

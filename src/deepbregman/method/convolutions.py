@@ -38,8 +38,10 @@ class _Call(NamedTuple):
             return False
         if isinstance(self.padding, str) or self.groups != 1 or set(_pair(self.dilation)) != {1}:
             return False
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            return False
         height, width = _map_size(self)
-        return height * width <= LARGEST_MAP and torch.backends.mkldnn.is_available()
+        return height * width <= LARGEST_MAP
 
 
 def fast_gradients(images: Tensor) -> AbstractContextManager[object]:
@@ -64,7 +66,7 @@ class _FastGradients(TorchFunctionMode):
         if function is torch.conv2d:
             call = _Call(*args, **kwargs)
             if call.is_suited():
-                return _Convolution.apply(*call[:5])  # type: ignore[no-untyped-call]
+                return _Convolution.apply(*call[:5])
         return function(*args, **kwargs)
 
 
@@ -80,7 +82,7 @@ class _Convolution(torch.autograd.Function):
         return torch.conv2d(images, weight, bias, stride, padding)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> Any:
         images, weight = context.saved_tensors
         of_images = of_weight = of_bias = None
         flat = gradient.permute(0, 2, 3, 1).reshape(-1, len(weight))  # (N*h*w, out)
