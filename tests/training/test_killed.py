@@ -28,7 +28,7 @@ FORKING = """
 import json, os, pathlib, pydoc, signal, sys, time
 import torch
 torch.set_num_threads(1)
-import deepbregman.training.loop, deepbregman.evaluation.monitor
+import deepbregman.training.loop, deepbregman.evaluation.knn
 from deepbregman.cli import main
 
 def exit_at(target, moment, call):
