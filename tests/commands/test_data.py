@@ -18,7 +18,7 @@ from PIL import Image
 from deepbregman.cli import main
 from deepbregman.config import load_recipe, to_toml
 from deepbregman.data import ArrayImages, open_source
-from deepbregman.data.datasets import DATASETS, Archive
+from deepbregman.data.datasets import DATASETS
 
 from ..conftest import Command
 
@@ -160,8 +160,8 @@ class TestCheck:
         self, command: Command, imagenet: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (imagenet / "train.tar").write_bytes(b"all of it")
-        archive = Archive("train.tar", hashlib.md5(b"all of it").hexdigest())
-        _expect(monkeypatch, "imagenet", archives=(archive, Archive("val.tar", "0")))
+        md5 = hashlib.md5(b"all of it").hexdigest()
+        _expect(monkeypatch, "imagenet", archives={"train.tar": md5, "val.tar": "0"})
         code, out, _ = command("check", "imagenet", "--root", imagenet)
         assert code == 0
         assert "checksum right" in out

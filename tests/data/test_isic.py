@@ -139,7 +139,7 @@ def _damage(folder: Path, kind: str) -> None:
         ("no table", ["GroundTruth.csv", "is not there"]),
         ("not text", ["GroundTruth.csv", "cannot be read"]),
         ("no images", ["Training_Input", "is not there", "challenge.isic-archive.com"]),
-        ("half a test split", ["Test_Input", "Test_GroundTruth", "is not"]),
+        ("half a test split", ["Test_GroundTruth", "is not there"]),
         ("no lesion", ["LesionGroupings.csv", "no lesion for 1 images", "'ISIC_0024306'"]),
     ],
 )

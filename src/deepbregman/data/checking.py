@@ -74,7 +74,7 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
         try:
             _check_listing(dataset, dataset.list_files(dataset.find(root)), report)
         except UserError as error:
-            report.problems.append(str(error).removeprefix(f"data.source {dataset.name!r}: "))
+            report.problems.append(str(error))
     elif name == "digits":
         report.rows += check_counts(dataset, root, open_download(name, root, False)).rows
     elif name == "voc":
@@ -83,7 +83,7 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
         _check_checksums(list_checksums(name), report, progress, required=True)
         if not report.problems:
             report.rows += [(split, f"{count[0]:,}") for split, count in dataset.counts.items()]
-    _check_checksums(dict(dataset.archives), report, progress, required=False)
+    _check_checksums(dataset.archives, report, progress, required=False)
     return report
 
 
@@ -165,7 +165,7 @@ def _check_listing(dataset: Dataset, listing: Listing, report: Report) -> None:
     if num_classes != dataset.num_classes:
         report.problems.append(f"{num_classes:,} classes instead of {dataset.num_classes:,}")
     for name, files in (("train", listing.train), ("test", listing.test)):
-        if files is None and name in dataset.optional:
+        if files is None and listing.takes_test_from_train:
             report.rows.append((name, "absent; a fifth of the training images becomes it"))
         else:
             report.count(name, 0 if files is None else len(files.paths), dataset.counts[name])

@@ -5,10 +5,11 @@ Importing it needs no torch, so that a command can check its source before torch
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from deepbregman.data.folders import (
     Listing,
@@ -23,14 +24,6 @@ from deepbregman.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from deepbregman.data.images import Progress, Source
-
-
-class Archive(NamedTuple):
-    """A file as it is published."""
-
-    name: str
-    """Relative to the root."""
-    md5: str
 
 
 @dataclass(frozen=True)
@@ -52,20 +45,12 @@ class Dataset:
     """Licence, or the terms its authors state."""
     fetch: str
     """How to get it."""
-    archives: tuple[Archive, ...] = ()
-    """The archives whose checksums are published."""
+    archives: dict[str, str] = field(default_factory=dict)
+    """The archives as they are published, with their MD5 sums."""
     list_files: Callable[[Path], Listing] | None = None
     """Lists the files of a dataset that its user unpacks; others are downloaded."""
-    folder: str = ""
-    """Where its files lie under the root, if not in the root itself."""
-    first_part: str = ""
-    """A file or folder in there that cannot be missing."""
-    optional: tuple[str, ...] = ()
-    """Splits that may be absent."""
-    read_headers: bool = True
-    """Whether every file is looked at on opening, where there are too many to decode."""
-    imbalanced: bool = False
-    """Whether accuracy is to be balanced over the classes as well."""
+    landmark: str = ""
+    """A file or folder that cannot be missing, in the folder of the dataset under the root."""
 
     @property
     def downloadable(self) -> bool:
@@ -74,14 +59,22 @@ class Dataset:
 
     def find(self, root: Path) -> Path:
         """Return the folder of its files under a root, or the root itself."""
-        inside = root / self.folder
-        folder = inside if inside.is_dir() else root
-        if not (folder / self.first_part).exists():
+        landmark = root / self.landmark
+        for path in (landmark, root / landmark.name):
+            if path.exists():
+                return path.parent
+        raise UserError(f"{str(landmark)!r} is not there")
+
+    @contextmanager
+    def explain_failure(self) -> Iterator[None]:
+        """Say in an error of the block which dataset it is about, and how to get it."""
+        try:
+            yield
+        except UserError as error:
             raise UserError(
-                f"data.source {self.name!r}: {str(inside / self.first_part)!r} is not there; get "
-                f"it: {self.fetch}; or set data.root to the folder that holds it"
-            )
-        return folder
+                f"data.source {self.name!r}: {error}; get it: {self.fetch}; or set data.root to "
+                "the folder that holds it"
+            ) from error
 
 
 DATASETS: dict[str, Dataset] = {
@@ -108,7 +101,7 @@ DATASETS: dict[str, Dataset] = {
             ("cifar-10-batches-py/data_batch_1 ... data_batch_5, test_batch, batches.meta",),
             "no licence stated; cite Krizhevsky (2009)",
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, unpacked in the root",
-            (Archive("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),),
+            {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
         ),
         Dataset(
             "cifar100",
@@ -120,7 +113,7 @@ DATASETS: dict[str, Dataset] = {
             ("cifar-100-python/train, test, meta",),
             "no licence stated; cite Krizhevsky (2009)",
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, unpacked in the root",
-            (Archive("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),),
+            {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
         ),
         Dataset(
             "stl10",
@@ -132,7 +125,7 @@ DATASETS: dict[str, Dataset] = {
             ("stl10_binary/{train,test}_{X,y}.bin, unlabeled_X.bin, class_names.txt",),
             "images of ImageNet, for research; cite Coates et al. (2011)",
             "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz, unpacked in the root",
-            (Archive("stl10_binary.tar.gz", "91f7769df0f17e558f3565bffb0c7dfb"),),
+            {"stl10_binary.tar.gz": "91f7769df0f17e558f3565bffb0c7dfb"},
         ),
         Dataset(
             "tiny-imagenet",
@@ -148,10 +141,9 @@ DATASETS: dict[str, Dataset] = {
             ),
             "images of ImageNet, for non-commercial research and education",
             "http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked in the root",
-            (Archive("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+            {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
             list_tiny_imagenet,
-            folder="tiny-imagenet-200",
-            first_part="wnids.txt",
+            "tiny-imagenet-200/wnids.txt",
         ),
         Dataset(
             "imagenet",
@@ -165,16 +157,12 @@ DATASETS: dict[str, Dataset] = {
             "agree to the terms at https://image-net.org/download.php; unpack "
             "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar so that each class is a folder "
             "(torchvision.datasets.ImageNet does that)",
-            (
-                Archive("ILSVRC2012_img_train.tar", "1d675b47d978889d74fa0da5fadfb00e"),
-                Archive("ILSVRC2012_img_val.tar", "29b22e2961454d5413ddabcf34fc5622"),
-            ),
+            {
+                "ILSVRC2012_img_train.tar": "1d675b47d978889d74fa0da5fadfb00e",
+                "ILSVRC2012_img_val.tar": "29b22e2961454d5413ddabcf34fc5622",
+            },
             list_imagenet,
-            folder="imagenet",
-            first_part="train",
-            # A million headers take minutes to read and tell nothing new: its largest images are
-            # larger than any frame.
-            read_headers=False,
+            "imagenet/train",
         ),
         Dataset(
             "isic2018",
@@ -196,10 +184,7 @@ DATASETS: dict[str, Dataset] = {
             "the archives of task 3 at https://challenge.isic-archive.com/data/#2018, unpacked in "
             "the root or in isic2018 there",
             list_files=list_isic,
-            folder="isic2018",
-            first_part="ISIC2018_Task3_Training_Input",
-            optional=("test",),
-            imbalanced=True,
+            landmark="isic2018/ISIC2018_Task3_Training_Input",
         ),
         Dataset(
             "voc",
@@ -212,11 +197,11 @@ DATASETS: dict[str, Dataset] = {
             "photographs of Flickr under its terms of use; for research",
             "http://host.robots.ox.ac.uk/pascal/VOC/: VOCtrainval_06-Nov-2007.tar, "
             "VOCtest_06-Nov-2007.tar and VOCtrainval_11-May-2012.tar, unpacked in the root",
-            (
-                Archive("VOCtrainval_06-Nov-2007.tar", "c52e279531787c972589f7e41ab4ae64"),
-                Archive("VOCtest_06-Nov-2007.tar", "b6e924de25625d8de591ea690078ad9f"),
-                Archive("VOCtrainval_11-May-2012.tar", "6cd6e144f989b92b3379bac3b3de84fd"),
-            ),
+            {
+                "VOCtrainval_06-Nov-2007.tar": "c52e279531787c972589f7e41ab4ae64",
+                "VOCtest_06-Nov-2007.tar": "b6e924de25625d8de591ea690078ad9f",
+                "VOCtrainval_11-May-2012.tar": "6cd6e144f989b92b3379bac3b3de84fd",
+            },
         ),
     )
 }
@@ -275,7 +260,8 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
     dataset, path = find_source(spec)
     if dataset is not None:
         if not dataset.downloadable:
-            dataset.find(expand_home(root))
+            with dataset.explain_failure():
+                dataset.find(expand_home(root))
     elif path.is_dir():
         if not has_image(path):
             list_folder(path)  # which counts what else is there, for its error
@@ -320,20 +306,17 @@ def open_source(
     dataset, path = find_source(spec)
     if dataset is None and not path.is_dir():
         return open_archive(path)
-    if dataset is not None and dataset.list_files is None:
+    if dataset is None:
+        name, listing = path.resolve().name, list_folder(path)
+    elif dataset.list_files is None:
         return open_download(spec, expand_home(root), download)
-    name, read_headers, imbalanced = path.resolve().name, True, False
-    if dataset is None or dataset.list_files is None:
-        listing = list_folder(path)
     else:
-        listing = dataset.list_files(dataset.find(expand_home(root)))
-        name, read_headers, imbalanced = spec, dataset.read_headers, dataset.imbalanced
+        with dataset.explain_failure():
+            name, listing = spec, dataset.list_files(dataset.find(expand_home(root)))
     return open_listing(
         listing,
         name=name,
         image_size=image_size,
         skip_unreadable=skip_unreadable,
         progress=progress,
-        read_headers=read_headers,
-        imbalanced=imbalanced,
     )

@@ -7,7 +7,7 @@ their archives. Needs no torch.
 import csv
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,10 +15,6 @@ from deepbregman.errors import UserError
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"})
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
-_REPAIRS = {
-    "tiny-imagenet": "unpack tiny-imagenet-200.zip again, in data.root",
-    "isic2018": "fetch it again from https://challenge.isic-archive.com/data/#2018",
-}
 _WNID = re.compile(r"n\d{8}")
 
 
@@ -44,6 +40,10 @@ class Listing(NamedTuple):
     """Files that are not images by their extension."""
     takes_test_from_train: bool = True
     """Whether a fifth of labelled images becomes the test split where there is none."""
+    read_headers: bool = True
+    """Whether every file is looked at on opening, where there are too many to decode."""
+    imbalanced: bool = False
+    """Whether accuracy is to be balanced over the classes as well."""
 
     @property
     def splits(self) -> dict[str, Files]:
@@ -73,30 +73,27 @@ def list_folder(folder: Path) -> Listing:
 
     Hidden files are passed over; files that are not images by their extension are counted.
     """
-    tree = read_tree(folder)
+    tree = _read_uniform_tree(folder)
+    trees = [tree]
     if _has_splits(folder, tree):
-        trees = [read_tree(folder / "train")]
-        test_name = next((name for name in ("test", "val") if name in tree.groups), None)
-        if test_name is not None:
-            trees.append(read_tree(folder / test_name))
-    else:
-        trees = [tree]
+        test_names = [name for name in ("test", "val") if name in tree.groups]
+        trees = [_read_uniform_tree(folder / name) for name in ("train", *test_names[:1])]
     classes = next((tuple(sorted(t.groups)) for t in trees if len(t.groups) > 1), None)
-    if len(trees) == 2 and len(trees[0].groups) > 1:
-        unknown = sorted(set(trees[1].groups) - set(trees[0].groups))
+    if len(trees[0].groups) > 1:
+        unknown = sorted(set(trees[-1].groups) - set(trees[0].groups))
         if unknown:
             raise UserError(
                 f"data.source {str(folder)!r}: the test split has classes that the training split "
                 f"has not ({quote_some(unknown)}); name the folders alike in both"
             )
-    listed = [_label(t, classes) for t in trees]
-    if not any(files.paths for files in listed):
+    if not tree.here and not tree.groups:
         raise UserError(
             f"data.source {str(folder)!r}: no image in it ({tree.num_ignored} other files); images "
             f"end in {' '.join(sorted(SUFFIXES))}"
         )
-    test = listed[1] if len(listed) == 2 else None
-    return Listing(folder, listed[0], test, classes, num_ignored=tree.num_ignored)
+    train = _label(trees[0], classes)
+    test = _label(trees[1], classes) if len(trees) == 2 else None
+    return Listing(folder, train, test, classes, num_ignored=tree.num_ignored)
 
 
 def has_image(folder: Path) -> bool:
@@ -134,7 +131,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
 
     def refuse(error: OSError) -> None:
         raise UserError(
-            f"data.source {str(folder)!r}: cannot be listed ({error}); check its permissions"
+            f"folder {str(folder)!r}: cannot be listed ({error}); check its permissions"
         ) from error
 
     seen: set[str] = set()
@@ -148,10 +145,20 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(directory), sorted(name for name in files if not name.startswith("."))
 
 
+def _read_uniform_tree(folder: Path) -> Tree:
+    """Find the images of a folder that has them all in sub-folders, or none."""
+    tree = read_tree(folder)
+    if tree.here and tree.groups:
+        raise UserError(
+            f"data.source {str(folder)!r}: has {len(tree.here)} images beside sub-folders with "
+            f"images ({quote_some(tree.groups)}); put every image into a sub-folder named by its "
+            "class, or none"
+        )
+    return tree
+
+
 def _has_splits(folder: Path, tree: Tree) -> bool:
     """Tell whether the folder is split into train and test, and refuse what is half so."""
-    if tree.here and tree.groups:
-        raise _mixed(f"data.source {str(folder)!r}", tree)
     if "train" not in tree.groups:
         return False
     others = sorted(set(tree.groups) - {"train", "test", "val"})
@@ -165,18 +172,8 @@ def _has_splits(folder: Path, tree: Tree) -> bool:
     )
 
 
-def _mixed(where: str, tree: Tree) -> UserError:
-    return UserError(
-        f"{where}: has {len(tree.here)} images beside sub-folders with images "
-        f"({quote_some(tree.groups)}); put every image into a sub-folder named by its class, or "
-        "none"
-    )
-
-
 def _label(tree: Tree, classes: tuple[str, ...] | None) -> Files:
     """Return the images, sorted by class and then by path, with their labels."""
-    if tree.here and tree.groups:
-        raise _mixed(f"folder {str(tree.here[0].parent)!r}", tree)
     if tree.here:
         return Files(tree.here)
     if classes is None or not set(tree.groups) <= set(classes):
@@ -193,36 +190,33 @@ def _label_by_folder(tree: Tree, classes: Iterable[str]) -> Files:
 
 
 def _label_by_table(
-    found: Mapping[str, Path],
-    rows: Iterable[tuple[int, str, int]],
-    problem: Callable[[int | None, str], UserError],
-    images: Path,
+    found: Mapping[str, Path], table: Path, rows: Iterable[tuple[int, str, int]]
 ) -> Files:
     """Label images by a table that must name each of them exactly once.
 
     Args:
         found: The image files by the name that the table has for them.
+        table: For errors.
         rows: Number of the line, name and label.
-        problem: Makes an error of the number of a line and what is wrong there.
-        images: The folder of the images.
     """
     labels: dict[str, int] = {}
     for number, name, label in rows:
         if name not in found:
-            raise problem(number, f"it names {name!r}, which is not in {str(images)!r}")
+            raise _line_error(table, number, f"names {name!r}, which is not in the images' folder")
         if name in labels:
-            raise problem(number, f"it names {name!r} a second time")
+            raise _line_error(table, number, f"names {name!r} a second time")
         labels[name] = label
     missing = sorted(set(found) - set(labels))
     if missing:
-        raise problem(None, f"has no line for {len(missing)} images ({quote_some(missing)})")
+        raise UserError(
+            f"{str(table)!r} has no line for {len(missing)} images ({quote_some(missing)})"
+        )
     names = sorted(labels)
     return Files([found[name] for name in names], [labels[name] for name in names])
 
 
-def _problem(dataset: str, path: Path, number: int | None, words: str) -> UserError:
-    where = f"{str(path)!r}, line {number}:" if number is not None else f"{str(path)!r}"
-    return UserError(f"data.source {dataset!r}: {where} {words}; {_REPAIRS[dataset]}")
+def _line_error(table: Path, number: int, words: str) -> UserError:
+    return UserError(f"{str(table)!r}, line {number}: it {words}")
 
 
 def list_imagenet(folder: Path) -> Listing:
@@ -237,7 +231,7 @@ def list_imagenet(folder: Path) -> Listing:
     unknown = [] if test is None else sorted(set(test.groups) - set(classes))
     if unknown:
         raise UserError(
-            f"data.source 'imagenet': {str(folder / 'val')!r} has classes that train has not "
+            f"{str(folder / 'val')!r} has classes that train has not "
             f"({quote_some(unknown)}); unpack them into train or remove them from val"
         )
     return Listing(
@@ -245,14 +239,16 @@ def list_imagenet(folder: Path) -> Listing:
         _label_by_folder(train, classes),
         None if test is None else _label_by_folder(test, classes),
         classes,
-        num_ignored=train.num_ignored + (0 if test is None else test.num_ignored),
         takes_test_from_train=False,  # a number on a part of train would pass for one on val
+        # A million headers take minutes to read and tell nothing new: its largest images are
+        # larger than any frame.
+        read_headers=False,
     )
 
 
 def _read_wordnet_folders(folder: Path) -> Tree:
     tree = read_tree(folder)
-    where = f"data.source 'imagenet': {str(folder)!r}"
+    where = repr(str(folder))
     if tree.here:
         raise UserError(
             f"{where} has {len(tree.here):,} images directly in it "
@@ -280,22 +276,16 @@ def list_tiny_imagenet(folder: Path) -> Listing:
     """
     wnids = sorted(line for line in _read_lines(folder / "wnids.txt") if line)
     if not wnids or len(set(wnids)) != len(wnids):
-        raise _problem("tiny-imagenet", folder / "wnids.txt", None, "names no class, or one twice")
+        raise UserError(f"{str(folder / 'wnids.txt')!r} names no class, or one twice")
     tree = read_tree(folder / "train")
-    missing, unknown = set(wnids) - set(tree.groups), set(tree.groups) - set(wnids)
-    if missing:
-        what = f"has no images of {quote_some(sorted(missing))}, which wnids.txt names"
-        raise _problem("tiny-imagenet", folder / "train", None, what)
-    if unknown:
-        what = f"has {quote_some(sorted(unknown))}, which wnids.txt does not name"
-        raise _problem("tiny-imagenet", folder / "train", None, what)
-    table, images = folder / "val" / "val_annotations.txt", folder / "val" / "images"
-    test = _label_by_table(
-        {path.name: path for path in read_tree(images).here},
-        _read_annotations(table, wnids),
-        lambda number, words: _problem("tiny-imagenet", table, number, words),
-        images,
-    )
+    if odd := sorted(set(wnids) ^ set(tree.groups)):
+        raise UserError(
+            f"{str(folder / 'train')!r} does not have the classes that wnids.txt names: only one "
+            f"of the two has {quote_some(odd)}"
+        )
+    table = folder / "val" / "val_annotations.txt"
+    images = {path.name: path for path in read_tree(folder / "val" / "images").here}
+    test = _label_by_table(images, table, _read_annotations(table, wnids))
     names = {}
     if (folder / "words.txt").is_file():
         lines = _read_lines(folder / "words.txt")
@@ -312,7 +302,7 @@ def _read_annotations(table: Path, wnids: list[str]) -> Iterator[tuple[int, str,
         wnid = rest.split("\t")[0]
         if wnid not in labels:
             what = f"names {wnid!r}, which is no class of wnids.txt" if wnid else "has no class"
-            raise _problem("tiny-imagenet", table, number, f"it {what}")
+            raise _line_error(table, number, what)
         yield number, name, labels[wnid]
 
 
@@ -321,7 +311,7 @@ def _read_lines(path: Path) -> list[str]:
         return [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         reason = "is not there" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
-        raise _problem("tiny-imagenet", path, None, reason) from error
+        raise UserError(f"{str(path)!r} {reason}") from error
 
 
 def list_isic(folder: Path) -> Listing:
@@ -335,15 +325,10 @@ def list_isic(folder: Path) -> Listing:
       test split, a seeded fifth becomes the test split, and no lesion lies on both sides.
     """
     train = _read_isic_part(folder, "Training")
-    parts = [folder / f"ISIC2018_Task3_Test_{part}" for part in ("Input", "GroundTruth")]
-    present = [part for part in parts if part.is_dir()]
-    if len(present) == 1:
-        absent = next(part for part in parts if part not in present)
-        what = f"is there but {str(absent)!r} is not: fetch both, or remove the half"
-        raise _problem("isic2018", present[0], None, what)
-    test = _read_isic_part(folder, "Test") if present else None
+    parts = (folder / f"ISIC2018_Task3_Test_{part}" for part in ("Input", "GroundTruth"))
+    test = _read_isic_part(folder, "Test") if any(part.is_dir() for part in parts) else None
     groups = _read_lesions(folder, train)
-    return Listing(folder, train, test, ISIC_CLASSES, groups=groups)
+    return Listing(folder, train, test, ISIC_CLASSES, groups=groups, imbalanced=True)
 
 
 def _read_isic_part(folder: Path, part: str) -> Files:
@@ -354,13 +339,7 @@ def _read_isic_part(folder: Path, part: str) -> Files:
         (number, row["image"], _read_one_hot(table, number, row))
         for number, row in _read_rows(table, ("image", *ISIC_CLASSES))
     )
-    found = {path.stem: path for path in read_tree(images).here}
-    files = _label_by_table(
-        found, rows, lambda n, words: _problem("isic2018", table, n, words), images
-    )
-    if not files.paths:
-        raise _problem("isic2018", images, None, "has no image in it")
-    return files
+    return _label_by_table({path.stem: path for path in read_tree(images).here}, table, rows)
 
 
 def _read_lesions(folder: Path, train: Files) -> list[int] | None:
@@ -372,8 +351,9 @@ def _read_lesions(folder: Path, train: Files) -> list[int] | None:
     lesions = {row["image"]: row["lesion_id"] for _, row in rows}
     missing = [path.stem for path in train.paths if not lesions.get(path.stem)]
     if missing:
-        what = f"has no lesion for {len(missing)} images ({quote_some(missing)})"
-        raise _problem("isic2018", table, None, what)
+        raise UserError(
+            f"{str(table)!r} has no lesion for {len(missing)} images ({quote_some(missing)})"
+        )
     known = {lesion: number for number, lesion in enumerate(sorted(set(lesions.values())))}
     return [known[lesions[path.stem]] for path in train.paths]
 
@@ -385,13 +365,13 @@ def _read_rows(table: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dic
             reader = csv.DictReader(file, restval="")
             missing = [name for name in columns if name not in (reader.fieldnames or ())]
             if missing:
-                raise _problem("isic2018", table, None, f"has no column {quote_some(missing)}")
+                raise UserError(f"{str(table)!r} has no column {quote_some(missing)}")
             for row in reader:
                 yield reader.line_num, row
     except FileNotFoundError:
-        raise _problem("isic2018", table, None, "is not there") from None
+        raise UserError(f"{str(table)!r} is not there") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise _problem("isic2018", table, None, f"cannot be read ({error})") from error
+        raise UserError(f"{str(table)!r} cannot be read ({error})") from error
 
 
 def _read_one_hot(table: Path, number: int, row: dict[str, str]) -> int:
@@ -399,9 +379,8 @@ def _read_one_hot(table: Path, number: int, row: dict[str, str]) -> int:
     try:
         values = [float(row[name]) for name in ISIC_CLASSES]
     except ValueError:
-        what = "it holds something other than numbers"
-        raise _problem("isic2018", table, number, what) from None
+        raise _line_error(table, number, "holds something other than numbers") from None
     if sorted(values) != [0.0] * (len(ISIC_CLASSES) - 1) + [1.0]:
-        what = f"it has {values.count(1.0)} ones among {', '.join(ISIC_CLASSES)}"
-        raise _problem("isic2018", table, number, f"{what}: exactly one is 1 and the others are 0")
+        what = f"has {values.count(1.0)} ones among {', '.join(ISIC_CLASSES)}"
+        raise _line_error(table, number, f"{what}: exactly one is 1 and the others are 0")
     return values.index(1.0)

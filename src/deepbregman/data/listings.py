@@ -52,24 +52,15 @@ def open_listing(
     image_size: int,
     skip_unreadable: bool = False,
     progress: Progress | None = None,
-    read_headers: bool = True,
-    imbalanced: bool = False,
 ) -> Source:
-    """Check the files of a listing and make a source of them.
+    """Check the files of a listing and make a source of them, in frames of 2.25 times the image.
 
-    Args:
-        listing: The files.
-        name: Of the source.
-        image_size: Side of the training images; frames are at most 2.25 times that.
-        skip_unreadable: Leave unreadable images out instead of stopping at the first.
-        progress: Called with the files checked and the files in all.
-        read_headers: Read the headers of a dataset that is too large to decode here. Without, its
-            frame has its largest side, and an unreadable file is met when it is decoded.
-        imbalanced: Of the source.
+    Where there are too many files to decode and the headers are not to be read, the frame has its
+    largest side, and an unreadable file is met when it is decoded.
     """
     folder, num_train = listing.folder, len(listing.train.paths)
     paths = [path for files in listing.splits.values() for path in files.paths]
-    if len(paths) > FULL_DECODE_LIMIT and not read_headers:
+    if len(paths) > FULL_DECODE_LIMIT and not listing.read_headers:
         readable = _Readable([True] * len(paths), _largest_side(image_size), False)
     else:
         readable = _check_files(folder, paths, image_size, skip_unreadable, progress)
@@ -91,7 +82,7 @@ def open_listing(
         test,
         classes=listing.classes,
         num_skipped=len(paths) - sum(readable.kept),
-        imbalanced=imbalanced,
+        imbalanced=listing.imbalanced,
     )
 
 
