@@ -196,7 +196,7 @@ def test_both_comparisons_together_are_their_records() -> None:
         assert len(differences) == 6
         words = f"{mean:+.2f} [{mean - half:+.2f}, {mean + half:+.2f}]"
         assert words in page
-        assert metric != METRICS[0] or f"over all six pairs it is {words}" in readme
+        assert metric != METRICS[0] or f"ver all six pairs it is {words}" in readme
 
 
 @pytest.mark.parametrize(
