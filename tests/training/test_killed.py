@@ -204,7 +204,17 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
+USUAL = (
+    *("inside the first epoch", "between later metrics and their save"),
+    *("with a checkpoint written but not on disk", "between keeping and replacing"),
+    *("between an epoch's own checkpoint and the last", "after the last save, before the result"),
+)
+
+
+@pytest.mark.parametrize(
+    "point",
+    [pytest.param(point, marks=() if point in USUAL else pytest.mark.slow) for point in POINTS],
+)
 def test_killed_at_a_named_point(
     command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path, point: str
 ) -> None:
