@@ -15,6 +15,10 @@ ReportProgress = Callable[[str, int, int], None]
 """Takes the name of the work, how much of it is done, and how much there is."""
 
 
+def ignore_progress(work: str, done: int, total: int) -> None:
+    """Report progress to nobody."""
+
+
 def say(console: Console, message: str, style: str | None = None) -> None:
     """Print words as they are: a folder may be called [x], or contain terminal codes."""
     console.print(

@@ -92,7 +92,7 @@ def test_reading_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
         ({"train_images": GREY, "train_names": np.array(["a"])}, ["train_names has 1 names for 5"]),
         (
             {"train_images": GREY, "train_labels": LABELS, "class_names": np.array(["a", "b"])},
-            ["class_names has 2 names", "up to 2"],
+            ["class_names has 2 names for 3"],
         ),
         ({"train_images": GREY, "train_labels": np.full(5, -1)}, ["-1", "numbered from 0"]),
         (

@@ -192,10 +192,6 @@ def test_free_memory_of_this_machine_is_sane() -> None:
 
 
 def test_wrong_arguments_are_refused(files: FileImages) -> None:
-    with pytest.raises(UserError, match=r"data\.resident 'atuo'.*did you mean 'auto'\?"):
-        open_batches(files, CPU, resident="atuo")
-    with pytest.raises(UserError, match=r"data\.num_workers -1"):
-        StreamingBatches(files, CPU, num_workers=-1)
     for batches in (ResidentBatches(_marked(4, True), CPU), StreamingBatches(files, CPU)):
         for order in (torch.tensor([0, batches.num_images]), torch.tensor([-1])):
             with pytest.raises(IndexError):

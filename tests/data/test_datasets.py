@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepbregman.data import ArrayImages, FileImages, Source, Split, join_images, open_source
+from deepbregman.data import ArrayImages, FileImages, Split, join_images, open_source
 from deepbregman.errors import UserError
 
 
@@ -93,13 +93,3 @@ def test_joined_images_keep_their_sizes() -> None:
         join_images(ArrayImages(pixels), files)
     with pytest.raises(UserError, match=r"4 x 6.*6 x 4"):
         join_images(ArrayImages(pixels), ArrayImages(pixels.transpose(2, 3)))
-
-
-@pytest.mark.parametrize(("labels", "expected"), [(None, 0), ([2, 2], 1), ([0, 1], 2)])
-def test_source_says_how_many_classes_its_test_split_has(
-    labels: list[int] | None, expected: int
-) -> None:
-    files = FileImages((Path("a"), Path("b")), 4)
-    split = Split(files, None if labels is None else torch.tensor(labels))
-    assert Source("s", split, split).num_test_classes == expected
-    assert Source("s", split).num_test_classes == 0

@@ -21,7 +21,7 @@ from deepbregman.data import (
     open_source,
 )
 from deepbregman.data import archives as archives_module
-from deepbregman.data.archives import archive_bytes, write_archive
+from deepbregman.data.archives import write_archive
 from deepbregman.data.frames import UnreadableImage
 
 Save = Callable[..., np.ndarray]
@@ -152,9 +152,6 @@ def test_numpy_reads_it_and_the_bytes_never_change(tmp_path: Path) -> None:
     for copy in copies:
         write_archive(source, copy)
     assert copies[0].getvalue() == copies[1].getvalue()
-    assert (
-        len(copies[0].getvalue()) <= archive_bytes(source) < 2 * len(copies[0].getvalue()) + 2**20
-    )
     copies[0].seek(0)
     with np.load(copies[0], allow_pickle=False) as arrays:
         assert isinstance(source.train.images, ArrayImages)

@@ -12,7 +12,7 @@ from rich.table import Table
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.errors import UserError
 from deepbregman.files import Record, creating, now, parse_json, write_json
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.terminal import ReportProgress, ignore_progress, say
 
 from .parameters import PythonOnly
 
@@ -66,7 +66,7 @@ def check(
     find_source(name, with_boxes=True)  # before torch is loaded
     from deepbregman.data.checking import check_data
 
-    return check_data(name, root, progress or _ignore)
+    return check_data(name, root, progress or ignore_progress)
 
 
 def prepare(
@@ -97,7 +97,7 @@ def prepare(
         skip_unreadable: Go on without images that cannot be read.
         progress: Hears what is done.
     """
-    progress, root = progress or _ignore, expand_home(root)
+    progress, root = progress or ignore_progress, expand_home(root)
     dataset, path = find_source(name, with_boxes=True)
     path = path.resolve() if dataset is None else root / name
     file = path.with_name(f"{path.name}.json")
@@ -184,10 +184,6 @@ def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
         say(console, f"{what:<{width}}  {words}")
 
 
-def _ignore(work: str, done: int, total: int) -> None:
-    """Report to nobody."""
-
-
 def _check_outputs(file: Path, cache: Path | None) -> None:
     """Refuse, before any long work, to write over what was not written here."""
     if file.exists():
@@ -258,9 +254,8 @@ def _open_verified(
 
 
 def _check_room(cache: Path, source: "Source") -> None:
-    from deepbregman.data.archives import archive_bytes
-
-    needed, free = archive_bytes(source), shutil.disk_usage(cache.parent).free
+    needed = sum(split.images.nbytes for split in source.splits.values()) + (1 << 20)
+    free = shutil.disk_usage(cache.parent).free
     if needed > free:
         raise UserError(
             f"--cache {cache}: takes {needed / 1e9:,.1f} GB and {cache.parent} has "

@@ -10,7 +10,7 @@ from rich.console import Console
 from deepbregman.evaluation.options import Detect, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import evaluation_table
 from deepbregman.runs import Record, Run
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.terminal import ReportProgress, ignore_progress, say
 
 from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
@@ -100,7 +100,7 @@ def evaluate(
     opened = run if isinstance(run, Run) else Run.open(Path(run))
     if source is None and set(protocols) != {"detect"}:  # which has a layout of its own
         check_data(opened.config, None if "detect" in protocols else data)
-    from deepbregman.evaluation.inputs import Evaluation, ignore_progress
+    from deepbregman.evaluation.inputs import Evaluation
     from deepbregman.evaluation.protocols import run_protocols
 
     evaluation = Evaluation(

@@ -54,17 +54,13 @@ def open_archive(path: Path) -> Source:
     return Source(path.stem, train, test, extra, classes, imbalanced=imbalanced)
 
 
-def verify_checksums(path: Path, progress: Progress | None = None) -> None:
+def verify_checksums(path: Path) -> None:
     """Read all of an ``.npz`` file, also what :func:`open_archive` would only map."""
     with open_npz(path) as reader:
-        entries = reader.archive.infolist()
-        total, done = sum(info.file_size for info in entries), 0
-        for info in entries:
-            with reader.archive.open(info) as stream:
-                while piece := stream.read(_READ_BYTES):
-                    done += len(piece)
-                    if progress is not None:
-                        progress(done, total)
+        if damaged := reader.archive.testzip():
+            raise reader.error(
+                damaged, "does not have the CRC checksum stored with it; copy it again"
+            )
 
 
 def _class_names(reader: NpzReader, *splits: Split | None) -> tuple[str, ...] | None:
@@ -74,11 +70,7 @@ def _class_names(reader: NpzReader, *splits: Split | None) -> tuple[str, ...] | 
     num_classes = int(torch.cat(labels).max()) + 1
     if "class_names" not in reader.keys:
         return tuple(str(label) for label in range(num_classes))
-    names = _read_text(reader, "class_names", _most_classes(sum(map(len, labels))))
-    if len(names) < num_classes:
-        words = f"has {len(names)} names for labels up to {num_classes - 1}; give one for each"
-        raise reader.error("class_names", f"{words} class")
-    return names
+    return _read_text(reader, "class_names", num_classes, _most_classes(sum(map(len, labels))))
 
 
 def _read_split(reader: NpzReader, name: str) -> Split:
@@ -88,11 +80,8 @@ def _read_split(reader: NpzReader, name: str) -> Split:
         labels = _read_labels(reader, f"{name}_labels", len(pixels))
     if f"{name}_sizes" in reader.keys:
         sizes = _read_sizes(reader, f"{name}_sizes", pixels)
-    if (key := f"{name}_names") in reader.keys:
-        names = _read_text(reader, key, len(pixels))
-        if len(names) != len(pixels):
-            words = f"has {len(names)} names for {len(pixels)} images: give one for each"
-            raise reader.error(key, words)
+    if f"{name}_names" in reader.keys:
+        names = _read_text(reader, f"{name}_names", len(pixels), len(pixels))
     return Split(ArrayImages(pixels, sizes), labels, names)
 
 
@@ -113,8 +102,9 @@ def _read_images(reader: NpzReader, key: str) -> Tensor:
         num_images, height, width = shape[:3]
         item = (height, width, shape[3] if len(shape) == 4 else 1)
         item_bytes = item[0] * item[1] * item[2]
-        if num_images * item_bytes >= MAP_FROM_BYTES and not reader.is_compressed(key):
-            start = reader.find_data(key) + stream.tell()
+        start = reader.find_stored(key) if num_images * item_bytes >= MAP_FROM_BYTES else None
+        if start is not None:
+            start += stream.tell()
             return _map_pixels(reader.path, start, (num_images, *item)).expand(-1, 3, -1, -1)
         reader.check_room(key, num_images * 3 * height * width + _READ_BYTES)
         pixels = torch.empty((num_images, 3, height, width), dtype=torch.uint8)
@@ -127,8 +117,8 @@ def _read_images(reader: NpzReader, key: str) -> Tensor:
     return pixels
 
 
-def _read_text(reader: NpzReader, key: str, most: int) -> tuple[str, ...]:
-    """Read an array of text, of at most so many words."""
+def _read_text(reader: NpzReader, key: str, least: int, most: int) -> tuple[str, ...]:
+    """Read a list of names; too many of them are refused before Python makes them all strings."""
     words = reader.read(key)
     if words.dtype.kind != "U" or words.ndim != 1:
         raise reader.error(
@@ -136,8 +126,8 @@ def _read_text(reader: NpzReader, key: str, most: int) -> tuple[str, ...]:
             f"is of type {words.dtype} and shape {words.shape}: names are a list of text; save "
             "numpy.array of strings",
         )
-    if len(words) > most:
-        raise reader.error(key, f"has {len(words)} names for {most} at most: give one for each")
+    if not least <= len(words) <= most:
+        raise reader.error(key, f"has {len(words)} names for {least}: give one for each")
     return tuple(words.tolist())
 
 
@@ -198,16 +188,6 @@ def _map_pixels(path: Path, offset: int, shape: tuple[int, ...]) -> Tensor:
         return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
-def archive_bytes(source: Source) -> int:
-    """Return about how many bytes :func:`write_archive` will write."""
-    splits = source.splits.values()
-    small = 1 << 20
-    for split in splits:
-        longest = max(map(len, split.names), default=0) if split.names is not None else 0
-        small += len(split) * (8 + 2 * 8 + 4 * longest)
-    return small + sum(split.images.nbytes for split in splits)
-
-
 def write_archive(
     source: Source,
     file: IO[bytes],
@@ -222,12 +202,8 @@ def write_archive(
     the source has the same pixels, sizes, labels, names and classes. Arrays are stored without
     compression and written in pieces, so that memory stays bounded.
 
-    Args:
-        source: What to write.
-        file: Where to, opened for writing.
-        skip_unreadable: Put the nearest following readable image in the place of one that cannot
-            be decoded, as training does, instead of stopping.
-        progress: Called with the images written and the images in all.
+    With ``skip_unreadable`` the nearest following readable image takes the place of one that cannot
+    be decoded, as in training.
 
     Returns:
         How many images another stands in for.
@@ -249,7 +225,13 @@ def write_archive(
                     done += len(pixels)
                     if progress is not None:
                         progress(done, total)
-            _write_small(archive, name, split, np.concatenate(sizes))
+            true_sizes = np.concatenate(sizes)
+            if not (true_sizes == np.array(images.frame)).all():
+                _write_array(archive, f"{name}_sizes", true_sizes)
+            if split.labels is not None:
+                _write_array(archive, f"{name}_labels", split.labels.numpy()[:, None])
+            if split.names is not None:
+                _write_array(archive, f"{name}_names", np.array(split.names, dtype=np.str_))
         if source.classes is not None:
             _write_array(archive, "class_names", np.array(source.classes, dtype=np.str_))
         if source.imbalanced:
@@ -261,23 +243,13 @@ def _pieces(images: Images, skip_unreadable: bool) -> Iterator[tuple[Pixels, Siz
     """Yield frames (n, H, W, 3), their true sizes (n, 2), and which have a stand-in."""
     height, width = images.frame
     step = max(1, _WRITTEN_BYTES // (height * width * 3))
-    for start in range(0, len(images), step):
-        piece = slice(start, start + step)
-        if isinstance(images, FileImages):
-            yield decode_frames(images.paths[piece], images.side, skip_unreadable)
-            continue
-        sizes = None if images.sizes is None else images.sizes[piece]
-        part = ArrayImages(images.pixels[piece], sizes)
-        yield part.pixels.permute(0, 2, 3, 1).contiguous().numpy(), part.true_sizes().numpy(), []
-
-
-def _write_small(archive: zipfile.ZipFile, name: str, split: Split, sizes: Sizes) -> None:
-    if not (sizes == np.array(split.images.frame)).all():
-        _write_array(archive, f"{name}_sizes", sizes)
-    if split.labels is not None:
-        _write_array(archive, f"{name}_labels", split.labels.numpy()[:, None])
-    if split.names is not None:
-        _write_array(archive, f"{name}_names", np.array(split.names, dtype=np.str_))
+    for indices in torch.split(torch.arange(len(images)), step):
+        part = images.select(indices)
+        if isinstance(part, FileImages):
+            yield decode_frames(part.paths, part.side, skip_unreadable)
+        else:
+            pixels = part.pixels.permute(0, 2, 3, 1).contiguous().numpy()
+            yield pixels, part.true_sizes().numpy(), []
 
 
 def _write_array(archive: zipfile.ZipFile, key: str, values: npt.NDArray[np.generic]) -> None:

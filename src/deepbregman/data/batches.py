@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from deepbregman.data.frames import (
 )
 from deepbregman.data.images import ArrayImages, FileImages, Images
 from deepbregman.data.memory import free_memory
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import UserError
 
 _CHUNK = 2048  # files decoded at a time into the memory of the device
 _RESIDENT_SHARE = 0.4
@@ -39,19 +39,24 @@ class Batch(NamedTuple):
     """int64 (B, 2): height and width of each in its frame; None: all fill it."""
 
 
-def _check_order(order: Tensor, batch_size: int, num_images: int) -> None:
-    """Refuse on the host what the device would only report by dying."""
+def _cut_orders(
+    orders: Iterable[Tensor], batch_size: int, num_images: int, device: torch.device
+) -> Iterator[Tensor]:
+    """Bring each order to a device whole, and cut it there into consecutive parts.
+
+    Refuses on the host what a GPU would only report by dying.
+    """
     if batch_size < 1:
         raise ValueError(f"batch size {batch_size}: must be at least 1")
-    if order.dtype != torch.int64 or order.ndim != 1 or order.device.type != "cpu":
-        raise ValueError(f"order of type {order.dtype} on {order.device}: int64 (M,) on the CPU")
-    if len(order) and not 0 <= int(order.min()) <= int(order.max()) < num_images:
-        raise IndexError(f"order reaches outside 0..{num_images - 1}")
-
-
-def _split_order(order: Tensor, batch_size: int) -> tuple[Tensor, ...]:
-    """Cut into consecutive parts; nothing gives none, where torch gives an empty one."""
-    return torch.split(order, batch_size) if len(order) else ()
+    for order in orders:
+        if order.dtype != torch.int64 or order.ndim != 1 or order.device.type != "cpu":
+            raise ValueError(f"order of {order.dtype} on {order.device}: int64 (M,) on the CPU")
+        if len(order) == 0:
+            continue  # torch would make one empty part of it
+        if not 0 <= int(order.min()) <= int(order.max()) < num_images:
+            raise IndexError(f"order reaches outside 0..{num_images - 1}")
+        staged = order.pin_memory() if device.type == "cuda" else order
+        yield from torch.split(staged.to(device, non_blocking=True), batch_size)
 
 
 class ResidentBatches:
@@ -77,15 +82,13 @@ class ResidentBatches:
 
     def iterate(self, order: Tensor, batch_size: int) -> Iterator[Batch]:
         """Yield ``order``, int64 (M,) on the CPU, in consecutive batches; the last may be short."""
-        _check_order(order, batch_size, self.num_images)
-        for indices in _split_order(_send(order, self._device), batch_size):
-            sizes = None if self._sizes is None else self._sizes.index_select(0, indices)
-            yield Batch(self._pixels.index_select(0, indices), sizes)
+        return self.chain([order], batch_size)
 
     def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
         """Yield several orders one after the other."""
-        for order in orders:
-            yield from self.iterate(order, batch_size)
+        for indices in _cut_orders(orders, batch_size, self.num_images, self._device):
+            sizes = None if self._sizes is None else self._sizes.index_select(0, indices)
+            yield Batch(self._pixels.index_select(0, indices), sizes)
 
 
 def _decode_all(
@@ -104,12 +107,6 @@ def _decode_all(
         pixels[start:stop].copy_(torch.from_numpy(frames).permute(0, 3, 1, 2))
         sizes[start:stop] = torch.from_numpy(fitted)
     return ArrayImages(pixels, None if images.fills_frame else sizes), frozenset(skipped)
-
-
-def _send(values: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda":
-        values = values.pin_memory()
-    return values.to(device, non_blocking=True)
 
 
 class _Decoded(NamedTuple):
@@ -198,8 +195,6 @@ class StreamingBatches:
         num_workers: int = 2,
         skip_unreadable: bool = False,
     ) -> None:
-        if num_workers < 0:
-            raise UserError(f"data.num_workers {num_workers}: must be 0 or more")
         self.num_images = len(images)
         self._arrays = images if isinstance(images, ArrayImages) else None
         self._device = device
@@ -237,7 +232,7 @@ class StreamingBatches:
 
         One pass at a time: beginning another ends this one.
         """
-        parts = self._parts(orders, batch_size)
+        parts = _cut_orders(orders, batch_size, self.num_images, torch.device("cpu"))
         if self._arrays is None:
             yield from self._iterate_files(parts)
             return
@@ -247,11 +242,6 @@ class StreamingBatches:
                 self._take(self._arrays.pixels, indices),
                 None if sizes is None else self._take(sizes, indices),
             )
-
-    def _parts(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Tensor]:
-        for order in orders:
-            _check_order(order, batch_size, self.num_images)
-            yield from _split_order(order, batch_size)
 
     def _take(self, values: Tensor, indices: Tensor) -> Tensor:
         if self._device.type != "cuda":
@@ -324,7 +314,7 @@ def open_batches(
     images: Images,
     device: torch.device,
     *,
-    resident: str = "auto",
+    resident: Literal["auto", "yes", "no"] = "auto",
     num_workers: int = 2,
     local_processes: int = 1,
     skip_unreadable: bool = False,
@@ -334,19 +324,12 @@ def open_batches(
     Args:
         images: The images.
         device: Where the batches go.
-        resident: ``yes``, ``no``, or ``auto``: yes when they take at most 0.4 of the free memory
-            of the device, or are an array in the memory of the CPU that is the device.
-        num_workers: Processes that decode files when streaming; fewer where the CPUs of this
-            machine, shared by ``local_processes`` of the job, are fewer.
-        local_processes: Processes of the job on this machine.
+        resident: ``auto`` is yes when they take at most 0.4 of the free memory of the device, or
+            are an array in the memory of the CPU that is the device.
+        num_workers: Processes that decode files when streaming; fewer where the CPUs are fewer.
+        local_processes: Processes of the job that share the CPUs of this machine.
         skip_unreadable: Replace what cannot be decoded by its neighbour instead of stopping.
     """
-    choices = ("auto", "yes", "no")
-    if resident not in choices:
-        raise UserError(
-            f"data.resident {resident!r}: not one of {', '.join(choices)}"
-            f"{suggest(resident, choices)}"
-        )
     in_place = isinstance(images, ArrayImages) and device.type == images.pixels.device.type
     free = _free_memory(device)
     if resident == "yes" and not in_place and images.nbytes > free:

@@ -9,15 +9,14 @@ from pathlib import Path
 
 from deepbregman.data.archives import open_archive, verify_checksums
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
-from deepbregman.data.downloads import list_checksums, open_download
-from deepbregman.data.folders import Files, Listing, list_folder, quote_some
+from deepbregman.data.downloads import list_checksums
+from deepbregman.data.folders import Listing, list_folder, quote_some
 from deepbregman.data.frames import UnreadableImage, decode_frame, map_files, read_size
-from deepbregman.data.images import ArrayImages, Progress, Source
+from deepbregman.data.images import ArrayImages, Source
 from deepbregman.data.voc import find_devkit
 from deepbregman.errors import UserError
 from deepbregman.terminal import ReportProgress
 
-_CHUNK_BYTES = 1 << 22
 _MOST_CLASSES_SHOWN = 20
 _LARGEST_FRAME = 512  # a file is decoded whole whatever its frame; this bounds the memory
 
@@ -75,8 +74,6 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
             _check_listing(dataset, dataset.list_files(dataset.find(root)), report)
         except UserError as error:
             report.problems.append(str(error))
-    elif name == "digits":
-        report.rows += check_counts(dataset, root, open_download(name, root, False)).rows
     elif name == "voc":
         _check_voc(dataset, root, report)
     else:
@@ -101,13 +98,11 @@ def _check_folder(folder: Path, report: Report, progress: ReportProgress) -> Non
     listing = list_folder(folder)
     splits = listing.splits
     for name, files in splits.items():
-        _count_classes(name if len(splits) == 2 else "images", files, listing.classes, report)
+        title = name if len(splits) == 2 else "images"
+        _count_classes(title, len(files.paths), files.labels, listing.classes, report)
     paths = [path for files in splits.values() for path in files.paths]
-    sizes = map_files(read_size, paths, partial(progress, "reading headers"))
-    decoded = map_files(
-        lambda path: decode_frame(path, _LARGEST_FRAME).size, paths, partial(progress, "decoding")
-    )
-    broken = [p for p, r in zip(paths, decoded, strict=True) if isinstance(r, UnreadableImage)]
+    sizes = map_files(_decode_and_measure, paths, partial(progress, "decoding"))
+    broken = [p for p, size in zip(paths, sizes, strict=True) if isinstance(size, UnreadableImage)]
     known = [size for size in sizes if not isinstance(size, UnreadableImage)]
     if known:
         report.rows.append(("sizes", _size_range(known)))
@@ -120,16 +115,21 @@ def _check_folder(folder: Path, report: Report, progress: ReportProgress) -> Non
         )
 
 
+def _decode_and_measure(path: Path) -> tuple[int, int]:
+    decode_frame(path, _LARGEST_FRAME)
+    return read_size(path)
+
+
 def _check_archive(path: Path, report: Report, progress: ReportProgress) -> None:
     """Verify the checksums of an ``.npz`` file, and count the images of each class."""
-    verify_checksums(path, partial(progress, "verifying checksums"))
+    progress("verifying checksums", 0, 1)
+    verify_checksums(path)
     source = open_archive(path)
     for name, split in source.splits.items():
-        if isinstance(split.images, ArrayImages):
-            labels = None if split.labels is None else split.labels.tolist()
-            _count_classes(name, labels or len(split), source.classes, report)
-            sizes = split.images.true_sizes().tolist()
-            report.rows.append((f"{name} sizes", _size_range(sizes)))
+        assert isinstance(split.images, ArrayImages)
+        labels = None if split.labels is None else split.labels.tolist()
+        _count_classes(name, len(split), labels, source.classes, report)
+        report.rows.append((f"{name} sizes", _size_range(split.images.true_sizes().tolist())))
 
 
 def _size_range(sizes: Sequence[Sequence[int]]) -> str:
@@ -141,16 +141,18 @@ def _size_range(sizes: Sequence[Sequence[int]]) -> str:
 
 
 def _count_classes(
-    name: str, found: Files | list[int] | int, classes: tuple[str, ...] | None, report: Report
+    name: str,
+    num_images: int,
+    labels: list[int] | None,
+    classes: tuple[str, ...] | None,
+    report: Report,
 ) -> None:
     """Note the images of a split, of each class where there are few and of the extremes else."""
-    if isinstance(found, Files):
-        found = len(found.paths) if found.labels is None else found.labels
-    if isinstance(found, int):
-        report.rows.append((name, f"{found:,}, without labels"))
+    if labels is None:
+        report.rows.append((name, f"{num_images:,}, without labels"))
         return
-    counts = Counter(found)
-    report.rows.append((name, f"{len(found):,} in {len(counts):,} classes"))
+    counts = Counter(labels)
+    report.rows.append((name, f"{num_images:,} in {len(counts):,} classes"))
     ordered = sorted(counts.items())
     if len(ordered) > _MOST_CLASSES_SHOWN:
         ordered = [min(ordered, key=lambda item: item[1]), max(ordered, key=lambda item: item[1])]
@@ -194,27 +196,20 @@ def _check_voc(dataset: Dataset, root: Path, report: Report) -> None:
 def _check_checksums(
     files: Mapping[str, str], report: Report, progress: ReportProgress, *, required: bool
 ) -> None:
-    root = report.root
-    absent = [root / name for name in files if not (root / name).is_file()]
+    """Compare MD5 sums, which guard against damage, not against malice."""
+    absent = [report.root / name for name in files if not (report.root / name).is_file()]
     if absent and required:
         verb = "is" if len(absent) == 1 else "are"
         report.problems.append(f"{quote_some(absent)} {verb} not there")
     for name, md5 in files.items():
-        path = root / name
+        path = report.root / name
         if path in absent:
             continue
-        good = _md5(path, partial(progress, f"verifying {name}")) == md5
+        progress(f"verifying {name}", 0, 1)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False))
+        progress(f"verifying {name}", 1, 1)
+        good = digest.hexdigest() == md5
         report.rows.append((name, "checksum right" if good else "checksum wrong"))
         if not good:
             report.problems.append(f"{str(path)!r} is damaged: its checksum is not {md5}")
-
-
-def _md5(path: Path, progress: Progress) -> str:
-    """Return the checksum that was published; it guards against damage, not against malice."""
-    digest, total, done = hashlib.md5(usedforsecurity=False), path.stat().st_size, 0
-    with path.open("rb") as file:
-        while piece := file.read(_CHUNK_BYTES):
-            digest.update(piece)
-            done += len(piece)
-            progress(done, total)
-    return digest.hexdigest()

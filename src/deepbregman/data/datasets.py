@@ -222,9 +222,7 @@ def expand_home(path: Path) -> Path:
 def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None, Path]:
     """Return the dataset of that name, or else the path of a folder or an .npz file.
 
-    Args:
-        spec: A name or a path.
-        with_boxes: Whether a dataset for detection will do.
+    A dataset for detection, whose images have boxes, is refused unless it will do.
     """
     names = [name for name in DATASETS if with_boxes or name != "voc"]
     if spec in names:
@@ -282,11 +280,9 @@ def open_source(
     """Open a dataset by name, an ``.npz`` file, or a folder of images.
 
     Args:
-        spec: ``digits``, ``cifar10``, ``cifar100``, ``stl10``, ``tiny-imagenet``, ``imagenet``,
-            ``isic2018``, or a path. A name wins over a folder of the same name; write ``./digits``
-            for the folder.
-        root: Where the files of datasets known by name lie, or are downloaded to: the first four.
-            The user unpacks the others there; ``deepbregman data check NAME`` says how.
+        spec: A name of ``DATASETS``, or a path. A name wins over a folder of the same name; write
+            ``./digits`` for the folder.
+        root: Where the files of datasets known by name lie, or are downloaded to.
         image_size: Side of the training images; sets the frame that files are decoded into.
         download: Whether to download a dataset that is absent.
         skip_unreadable: Leave unreadable image files out instead of stopping at the first. In

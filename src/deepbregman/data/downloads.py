@@ -56,6 +56,8 @@ def download_voc(root: Path) -> None:
 
 def list_checksums(name: str) -> dict[str, str]:
     """Return the unpacked files of CIFAR or STL-10 under their root, with their MD5 sums."""
+    if name == "digits":
+        return {}
     kind = torchvision_class(name)
     listed = [*kind.train_list, *kind.test_list]
     if hasattr(kind, "meta"):

@@ -216,13 +216,6 @@ class Source:
         return {name: split for name, split in named.items() if split is not None}
 
     @property
-    def num_test_classes(self) -> int:
-        """How many classes occur in the test split; 0 without labels."""
-        if self.test is None or self.test.labels is None:
-            return 0
-        return len(set(self.test.labels.tolist()))
-
-    @property
     def skipped_notice(self) -> str:
         """A sentence for the user about images that were left out; empty where none was."""
         images = "image" if self.num_skipped == 1 else "images"

@@ -86,28 +86,17 @@ def open_listing(
     )
 
 
-def without_unreadable(
-    source: Source,
-    progress: Progress | None = None,
-    names: Sequence[str] = ("train", "test"),
-) -> Source:
+def without_unreadable(source: Source, progress: Progress | None = None) -> Source:
     """Leave out the files that cannot be decoded, of a dataset too large for that on opening.
 
-    What is left keeps its split: an image that was trained on is not tested on.
-
-    Args:
-        source: Whose files were opened with ``skip_unreadable``.
-        progress: Called with the files decoded and the files in all, for each split.
-        names: Of the splits to look through.
-
-    Returns:
-        The source itself where nothing is to be left out.
+    What is left keeps its split: an image that was trained on is not tested on. Where nothing is
+    to be left out, the source itself is returned.
     """
-    splits = {name: split for name, split in source.splits.items() if name in names}
-    if source.num_skipped + sum(map(len, splits.values())) <= FULL_DECODE_LIMIT:
+    num_images = sum(map(len, source.splits.values()))
+    if source.num_skipped + num_images <= FULL_DECODE_LIMIT:
         return source
-    found = {name: _select_decodable(split, progress) for name, split in splits.items()}
-    num_skipped = sum(map(len, splits.values())) - sum(map(len, found.values()))
+    found = {name: _select_decodable(split, progress) for name, split in source.splits.items()}
+    num_skipped = num_images - sum(map(len, found.values()))
     if num_skipped == 0:
         return source
     if len(found["train"]) == 0:

@@ -73,7 +73,7 @@ class NpzReader:
     @contextmanager
     def open(self, key: str) -> Iterator[tuple[IO[bytes], Header]]:
         """Open an array for a ``with`` block, behind its header, once all sizes agree."""
-        info = self._info(key)
+        info = self.archive.getinfo(f"{key}.npy")
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise self.error(key, "is compressed as numpy.savez never does; write it with that")
         packed, size = info.compress_size, info.file_size
@@ -116,20 +116,15 @@ class NpzReader:
                 "images of more than a GiB without compression, and they stay in the file",
             )
 
-    def is_compressed(self, key: str) -> bool:
-        """Whether an array is compressed."""
-        return self._info(key).compress_type != zipfile.ZIP_STORED
-
-    def find_data(self, key: str) -> int:
-        """Return where an entry begins in the file: a local header of its own length precedes."""
-        start = self._info(key).header_offset
-        with self.path.open("rb") as file:
-            file.seek(start)
+    def find_stored(self, key: str) -> int | None:
+        """Return where an entry begins in the file, or None where it is compressed."""
+        info = self.archive.getinfo(f"{key}.npy")
+        if info.compress_type != zipfile.ZIP_STORED:
+            return None
+        with self.path.open("rb") as file:  # a local header of its own length precedes the entry
+            file.seek(info.header_offset)
             lengths: tuple[int, int] = struct.unpack("<26x2H", file.read(30))
-        return start + 30 + sum(lengths)
-
-    def _info(self, key: str) -> zipfile.ZipInfo:
-        return self.archive.getinfo(f"{key}.npy")
+        return info.header_offset + 30 + sum(lengths)
 
     def _read_header(self, key: str, stream: IO[bytes]) -> Header:
         try:

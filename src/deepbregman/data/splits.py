@@ -58,14 +58,7 @@ def grouped_split(
     a group. A class of two or more groups always has one on either side, which may cost up to one
     group more; a class of one group is kept.
 
-    Args:
-        labels: int64 (N,).
-        groups: int64 (N,): the group of each item.
-        fraction: The share to hold out, 0 <= fraction < 1; with 0 nothing is.
-        seed: The same seed gives the same split, whatever the versions of torch and NumPy.
-
-    Returns:
-        The indices kept and the indices held out, int64 and ascending.
+    Labels and groups are int64 (N,); what is returned is as there.
     """
     _check_fraction(fraction)
     if labels.shape != groups.shape or labels.ndim != 1:
@@ -108,16 +101,7 @@ def _nearest_sum(
 
 
 def labelled_subset(labels: Tensor, per_class: int, seed: int) -> Tensor:
-    """Draw the same number of items of each class.
-
-    Args:
-        labels: int64 (N,).
-        per_class: How many of each class that occurs, at least 1.
-        seed: The same seed gives the same items.
-
-    Returns:
-        Indices, int64 (per_class * number of classes,), ascending.
-    """
+    """Draw the same number of items of each class that occurs; return their ascending indices."""
     if per_class < 1:
         raise UserError(f"labelled images per class {per_class}: must be at least 1")
     random = _random(seed)

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from deepbregman.data.datasets import expand_home
 from deepbregman.data.frames import UnreadableImage, map_files, read_size
-from deepbregman.data.images import Progress
 from deepbregman.errors import UserError, suggest
 
 CLASSES = (
@@ -73,12 +72,10 @@ class Voc:
     """The parts of the usual protocol that are not."""
 
 
-def open_voc(root: Path | str, *, progress: Progress | None = None) -> Voc:
+def open_voc(root: Path | str) -> Voc:
     """Read the annotations of a devkit and check that every image is there.
 
-    Args:
-        root: VOCdevkit, or the folder that holds it; both years, one of them, or a part of one.
-        progress: Called with the images checked and the images in all.
+    The root is VOCdevkit, or the folder that holds it, with both years, one, or a part of one.
     """
     root = expand_home(Path(root))
     devkit = find_devkit(root)
@@ -95,7 +92,7 @@ def open_voc(root: Path | str, *, progress: Progress | None = None) -> Voc:
         )
     entries = {part: _read_names(lists[part]) for part in here}
     pairs = [(devkit / year, name) for (year, _), names in entries.items() for name in names]
-    photographs = _read_all(pairs, progress)
+    photographs = _read_all(pairs)
     num_train = sum(len(names) for part, names in entries.items() if part != TEST)
     train, test = _join(photographs[:num_train]), _join(photographs[num_train:])
     twice = set(train.names) & set(test.names)
@@ -115,13 +112,6 @@ def find_devkit(root: Path) -> Path:
     """
     inside = root / "VOCdevkit"
     return root if not inside.is_dir() and any(root.glob("VOC20??")) else inside
-
-
-class _Photograph(NamedTuple):
-    path: Path
-    name: str
-    size: tuple[int, int]
-    objects: Objects
 
 
 def _split_file(devkit: Path, year: str, split: str) -> Path:
@@ -149,16 +139,20 @@ def _read_names(path: Path) -> list[str]:
     return names
 
 
-def _read_all(pairs: list[tuple[Path, str]], progress: Progress | None) -> list[_Photograph]:
+_Photograph = tuple[Path, str, tuple[int, int], Objects]
+"""Path, name, height and width, and objects."""
+
+
+def _read_all(pairs: list[tuple[Path, str]]) -> list[_Photograph]:
     def read(pair: tuple[Path, str]) -> _Photograph:
         year, name = pair
         image = year / "JPEGImages" / f"{name}.jpg"
         size = read_size(image)
-        objects = read_annotation(year / "Annotations" / f"{name}.xml", size)
-        return _Photograph(image, f"{year.name}/{name}", size, objects)
+        objects = _read_annotation(year / "Annotations" / f"{name}.xml", size)
+        return image, f"{year.name}/{name}", size, objects
 
     photographs = []
-    for (year, name), result in zip(pairs, map_files(read, pairs, progress), strict=True):
+    for (year, name), result in zip(pairs, map_files(read, pairs), strict=True):
         if isinstance(result, UnreadableImage):
             raise UserError(
                 f"image {year / 'JPEGImages' / name}.jpg cannot be read ({result.__cause__}): "
@@ -169,21 +163,14 @@ def _read_all(pairs: list[tuple[Path, str]], progress: Progress | None) -> list[
 
 
 def _join(photographs: list[_Photograph]) -> Detections:
-    return Detections(
-        tuple(photograph.path for photograph in photographs),
-        tuple(photograph.name for photograph in photographs),
-        torch.tensor([photograph.size for photograph in photographs], dtype=torch.int64),
-        tuple(photograph.objects for photograph in photographs),
-    )
+    paths, names, sizes, objects = zip(*photographs, strict=True)
+    return Detections(paths, names, torch.tensor(sizes, dtype=torch.int64), objects)
 
 
-def read_annotation(path: Path, size: tuple[int, int]) -> Objects:
-    """Read the objects of an image.
+def _read_annotation(path: Path, size: tuple[int, int]) -> Objects:
+    """Read the objects of an image; boxes are cut off at its true height and width.
 
-    Args:
-        path: Of the XML file; document types and entities are refused.
-        size: Height and width of the image itself; boxes are cut off there. What the XML says
-            about the size is not used: a few files of the devkit have it wrong.
+    What the XML says about the size is not used: a few files of the devkit have it wrong.
     """
     rows = [_read_object(path, node, size) for node in _parse(path).findall("object")]
     return Objects(

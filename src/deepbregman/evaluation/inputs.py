@@ -19,7 +19,7 @@ from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError
 from deepbregman.method.networks import Model, measure_width
 from deepbregman.runs import Record, Run, now
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.terminal import ReportProgress, ignore_progress, say
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
 
@@ -27,10 +27,6 @@ from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures
 from .finished import FinishedParts
 from .options import Options
 from .results import can_record, record_rows
-
-
-def ignore_progress(work: str, done: int, total: int) -> None:
-    """Report progress to nobody."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +139,7 @@ def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 
     source = open_data(config, data)
     if not config.data.skip_unreadable:
         return source
-    source = without_unreadable(source, names=("train", "test", "unlabelled"))
+    source = without_unreadable(source)
     if source.skipped_notice:
         where = data or config.data.source
         warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=stacklevel)
