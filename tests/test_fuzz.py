@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -20,7 +20,10 @@ from deepbregman.errors import UserError
 from deepbregman.runs import Run
 
 SECTIONS: dict[str, type[Any]] = {
-    name: hint for name, hint in get_type_hints(Config).items() if issubclass(hint, Section)
+    name: kind
+    for name, hint in get_type_hints(Config).items()
+    for kind in reversed(get_args(hint) or (hint,))  # of several the first stays
+    if isinstance(kind, type) and issubclass(kind, Section)
 }
 FIELDS = ["seed"] + [
     f"{section}.{field.name}"
