@@ -76,27 +76,40 @@ def mask_address(address: str) -> str:
     scheme, separator, rest = address.partition("://")
     if not separator:
         return address
-    place, question, options = rest.rpartition("?") if _has_options(rest) else (rest, "", "")
+    place, question, options = _split_options(rest)
     if "@" in options and ":" in place:  # where does the password end?
         return f"{scheme}://***"
     user, has_password, _ = place.partition("@")[0].partition(":")
     if "@" in place and has_password:
         place = f"{user}:***@{place.rpartition('@')[2]}"
-    pieces = re.split("([&;])", options)
-    return f"{scheme}://{place}{question}{''.join(map(_mask_option, pieces))}"
+    return f"{scheme}://{place}{question}{_mask_options(options)}"
 
 
-def _has_options(rest: str) -> bool:
-    """Whether what follows the last ? are options, and not a password that contains one."""
-    _, question, options = rest.rpartition("?")
-    names = [piece.partition("=") for piece in re.split("[&;]", options)]
-    return bool(question) and all(equals and "@" not in name for name, equals, _ in names)
+def _split_options(rest: str) -> tuple[str, str, str]:
+    """Split an address at the first ? that begins options, and is not part of a password."""
+    for found in re.finditer(re.escape("?"), rest):
+        options = rest[found.end() :]
+        if not any("@" in piece.partition("=")[0] for piece in re.split("[&;]", options)):
+            return rest[: found.start()], "?", options
+    return rest, "", ""
 
 
-def _mask_option(piece: str) -> str:
-    name, equals, _ = piece.partition("=")
-    is_secret = any(word in unquote(name).lower() for word in _SECRET_OPTIONS)
-    return f"{name}=***" if equals and is_secret else piece
+def _mask_options(options: str) -> str:
+    """Mask the values of secret options; what follows without a name may still be the password."""
+    masked, is_hidden = [], False
+    for piece in options.split("&"):
+        parts = [part.partition("=") for part in piece.split(";")]
+        if parts[0][1]:
+            is_hidden = any(equals and is_secret_option(name) for name, equals, _ in parts)
+            masked.append(f"{parts[0][0]}=***" if is_hidden else piece)
+        else:
+            masked.append("***" if is_hidden and piece else piece)
+    return "&".join(masked)
+
+
+def is_secret_option(name: str) -> bool:
+    """Whether an option of an address, by its name, holds a secret."""
+    return any(word in unquote(name).lower() for word in _SECRET_OPTIONS)
 
 
 def make_printable(text: str) -> str:

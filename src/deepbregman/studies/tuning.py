@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, from_toml, load_recipe, override, to_toml
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, is_secret_option
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.studies import save_search_figure
 from deepbregman.runs import Record, command_line, now, read_json, replacing, write_csv, write_json
@@ -56,8 +56,6 @@ from .space import Space, parse_space
 STORAGE_FILE = "storage.json"
 OWN_NAME = "search"
 """Of the search in a folder's own database: the folder may be renamed or copied."""
-SECRETS = ("password", "passwd", "pwd", "secret", "token", "odbc_connect")
-"""Parts of the names of URL options that may hold a password."""
 DEFAULTS: Record = {"objective": "linear", "sampler": "gp", "prune": True, "trials": 40}
 STARTUP_TRIALS = 10
 """Random at first, for the model of the rest."""
@@ -334,11 +332,7 @@ def without_password(url: str) -> tuple[str, bool]:
     place = parts.database
     if parts.get_backend_name() == "sqlite" and place and not place.startswith((":", "file:")):
         place = str(Path(place).resolve())
-    query = {
-        name: value
-        for name, value in parts.query.items()
-        if not any(word in name.lower() for word in SECRETS)
-    }
+    query = {name: value for name, value in parts.query.items() if not is_secret_option(name)}
     bare = sqlalchemy.URL.create(
         parts.drivername, parts.username, None, parts.host, parts.port, place, query
     )
