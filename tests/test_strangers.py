@@ -409,6 +409,21 @@ class TestRunFolder:
         assert f"{run.path / name} is a symbolic link" in err
         assert list((tmp_path / "theirs").iterdir()) == []
 
+    @pytest.mark.parametrize("name", [".records.lock", "detection", "detection/fpn-run-seed0"])
+    def test_links_are_refused_before_an_evaluation_computes(
+        self, command: Command, run: Run, tmp_path: Path, name: str
+    ) -> None:
+        (tmp_path / "theirs").mkdir()
+        (run.path / name).parent.mkdir(exist_ok=True)
+        (run.path / name).unlink(missing_ok=True)
+        (run.path / name).symlink_to(tmp_path / "theirs")
+        (run.path / "checkpoints" / "last.pt").unlink()  # which is read before anything is computed
+        words = ["--protocol", "detect", "--data", "voc"] if "detection" in name else []
+        code, _, err = command("evaluate", run.path, *words, "--accelerator", "cpu")
+        assert code == 2
+        assert f"{run.path / name} is a symbolic link" in err
+        assert list((tmp_path / "theirs").iterdir()) == []
+
     def test_words_in_the_configuration_stay_words(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

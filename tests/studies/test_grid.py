@@ -21,6 +21,7 @@ from PIL import Image
 from rich.console import Console
 
 from deepbregman.cli import main
+from deepbregman.config import Config, override
 from deepbregman.data import opening
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features, inputs
@@ -232,6 +233,22 @@ def test_a_file_system_without_locks_is_no_obstacle(
     for wait in (False, True):
         with lock(tmp_path, "a-trial", wait=wait) as is_mine:
             assert is_mine
+
+
+@pytest.mark.parametrize("linked", ["runs", "runs/none-seed0"])
+def test_a_trial_behind_a_link_is_left_alone(linked: str, few_digits: str, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "checkpoints").mkdir(parents=True)
+    link = tmp_path / "study" / linked
+    link.parent.mkdir(parents=True)
+    link.symlink_to(theirs)
+    config = override(Config(), {"data.source": few_digits})
+    trial = Trial(tmp_path / "study" / "runs" / "none-seed0", config)
+    how = engine.Judgement("test", accelerator="cpu")
+    source = how.open_images(config)
+    with pytest.raises(UserError, match="is a symbolic link"):
+        run_trial(trial, source, how)
+    assert [path.name for path in theirs.iterdir()] == ["checkpoints"]
 
 
 @pytest.mark.parametrize(

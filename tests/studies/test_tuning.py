@@ -367,6 +367,16 @@ def test_a_search_folder_may_be_renamed_and_copied(
     assert (moved / "trials.csv").read_bytes() == table
 
 
+@pytest.mark.parametrize("name", ["search.db", "search.db-journal", "search.db-wal"])
+def test_a_database_behind_a_link_is_left_alone(name: str, begun: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_bytes(b"x")
+    (begun / name).unlink(missing_ok=True)
+    (begun / name).symlink_to(tmp_path / "precious")
+    with pytest.raises(UserError, match="is a symbolic link"):
+        run_search(SearchOptions(out=begun, accelerator="cpu"))
+    assert (tmp_path / "precious").read_bytes() == b"x"
+
+
 def test_a_search_elsewhere_keeps_its_name(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     url = "postgresql+psycopg://me@host/db"

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.errors import Notice, UserError
-from deepbregman.files import check_writable
+from deepbregman.files import check_writable, refuse_link
 from deepbregman.runs import Record, Run
 from deepbregman.statistics import summarise
 
@@ -120,7 +120,12 @@ def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
 
 
 def can_record(run: Run) -> bool:
-    """Whether the run's folder can be written to; where not, a notice says so."""
+    """Whether the run's folder can be written to; where not, a notice says so.
+
+    Raises:
+        UserError: The lock of its records is a link, which is better said before the work.
+    """
+    refuse_link(run.path / ".records.lock")
     try:
         check_writable(run.path)
     except UserError:

@@ -141,6 +141,8 @@ def run_trial(trial: Trial, source: Source, how: Judgement, watch: Watch | None 
     Returns:
         Its outcome: ``state``, and ``metrics`` or, where training diverged, ``why``.
     """
+    for path in (trial.folder.parent, trial.folder):
+        refuse_link(path)
     outcome = trial.outcome()
     if outcome is None and trial.supervised is not None:
         outcome = _run_supervised(trial, source, how, watch)

@@ -33,6 +33,7 @@ from rich.markup import escape
 
 from deepbregman.config import Config, from_toml, load_recipe, override, to_toml
 from deepbregman.errors import UserError, is_secret_option
+from deepbregman.files import refuse_link
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.studies import save_search_figure
 from deepbregman.runs import Record, command_line, now, read_json, replacing, write_csv, write_json
@@ -348,6 +349,8 @@ def locate_storage(options: SearchOptions, folder: Path) -> tuple[str, str]:
             needed that is not written down.
     """
     path, own = folder / STORAGE_FILE, f"sqlite:///{folder / 'search.db'}"
+    for end in ("", "-journal", "-wal", "-shm"):  # what SQLite writes beside it
+        refuse_link(folder / f"search.db{end}")
     before = read_json(path, {"storage": str, "name": str}) if path.is_file() else {}
     stored, name = before.get("storage"), before.get("name", folder.resolve().name)
     if options.storage is None:

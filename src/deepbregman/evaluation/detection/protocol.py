@@ -26,6 +26,7 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.options import Architecture, Trunk
 from deepbregman.evaluation.results import Measurement, make_rows
+from deepbregman.files import refuse_link
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record, now, parse_json, replacing, write_json
 from deepbregman.training.checkpoints import fingerprint_module
@@ -60,6 +61,9 @@ def check_detect(evaluation: Evaluation) -> None:
             f"protocol 'detect' keeps its detectors in {evaluation.run.path}, which cannot be "
             "written to: copy the run to a folder of yours"
         )
+    folder = evaluation.run.path / "detection"
+    for path in (folder, *folder.glob("*"), *folder.glob("*/*")):
+        refuse_link(path)
     require_fitting(evaluation.loaded.model.encoder)
     _ = evaluation.voc
 
