@@ -244,7 +244,7 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @functools.wraps(data.prepare)
 def _no_preparation(*arguments: Any, **options: Any) -> data.Prepared:
     record = {"images": {}, "num_classes": None, "num_replaced": 0}
-    return data.Prepared(record, Path("x.json"), None)
+    return data.Prepared(record, Path("x.json"))
 
 
 def called(arguments: list[str]) -> int:

@@ -349,16 +349,12 @@ class TestPrepare:
         assert "http" in err
         assert f"{name} is not complete" in err
 
-    def test_wrong_counts_are_refused(
-        self, command: Command, cifar10: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        assert command("prepare", "cifar10", "--root", cifar10)[0] == 0
-        (cifar10 / "cifar10.json").unlink()
-        _expect(monkeypatch, "cifar10", counts={"train": (50_000,), "test": (2,)})
-        code, _, err = command("prepare", "cifar10", "--root", cifar10)
+    def test_wrong_counts_are_refused(self, command: Command, imagenet: Path) -> None:
+        (imagenet / "imagenet" / "train" / "n01443537" / "2.JPEG").unlink()
+        code, _, err = command("prepare", "imagenet", "--root", imagenet)
         assert code == 2
-        assert "4 images instead of 50,000" in err
-        assert not (cifar10 / "cifar10.json").exists()
+        assert "11 images instead of 12" in err
+        assert not (imagenet / "imagenet.json").exists()
 
     @pytest.mark.parametrize(
         ("cache", "part"), [("c.zip", ".npz file"), ("no/c.npz", "no folder"), ("c.npz", "exists")]

@@ -34,7 +34,6 @@ class Prepared(NamedTuple):
     """Counts, and mean and deviation of the channels."""
     file: Path
     """Where the record is: ``ROOT/NAME.json``, or beside a folder or .npz file."""
-    cache: Path | None
 
 
 def list_datasets() -> list[Dataset]:
@@ -107,7 +106,19 @@ def prepare(
     else:
         if image_size is None:
             image_size = IMAGE_SIZE if dataset is None else dataset.image_size
-        source = _open_verified(name, root, image_size, download, skip_unreadable, progress)
+        from deepbregman.data import open_source
+        from deepbregman.data.checking import check_data
+
+        if dataset is not None and not dataset.downloadable:
+            check_data(name, root, progress).require_complete()
+        source = open_source(
+            name,
+            root=root,
+            image_size=image_size,
+            download=download,
+            skip_unreadable=skip_unreadable,
+            progress=partial(progress, "checking files"),
+        )
         if cache is not None:
             _check_room(cache, source)
         record = {"image_size": image_size, **_measure(source, skip_unreadable)}
@@ -122,7 +133,7 @@ def prepare(
             record["cache"] = str(cache)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, {"name": name, **record, "prepared": now()})
-    return Prepared(record, file, cache)
+    return Prepared(record, file)
 
 
 SUBCOMMANDS = {"list": list_datasets, "check": check, "prepare": prepare}
@@ -171,11 +182,11 @@ def show_prepare(prepared: Prepared, console: Console) -> None:
         rows.append(("left out", f"{record['num_skipped']:,} unreadable"))
     _print_rows(console, rows)
     say(console, f"wrote {prepared.file}")
-    if prepared.cache is not None:
+    if "cache" in record:
         if record["num_replaced"]:
             say(console, f"{record['num_replaced']} could not be decoded; others stand in for them")
-        say(console, f"wrote {prepared.cache}")
-        say(console, f"next: deepbregman pretrain RECIPE --data {prepared.cache}")
+        say(console, f"wrote {record['cache']}")
+        say(console, f"next: deepbregman pretrain RECIPE --data {record['cache']}")
 
 
 def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
@@ -223,34 +234,6 @@ def _prepare_voc(
     dataset = DATASETS["voc"]
     counts = {split: count[0] for split, count in dataset.counts.items()}
     return {"images": counts, "num_classes": dataset.num_classes}
-
-
-def _open_verified(
-    name: str,
-    root: Path,
-    image_size: int,
-    download: bool,
-    skip_unreadable: bool,
-    progress: ReportProgress,
-) -> "Source":
-    """Open a dataset; one that is known by name must be complete."""
-    from deepbregman.data import open_source
-    from deepbregman.data.checking import check_counts, check_data
-
-    dataset = DATASETS.get(name)
-    if dataset is not None and not dataset.downloadable:
-        check_data(name, root, progress).require_complete()
-    source = open_source(
-        name,
-        root=root,
-        image_size=image_size,
-        download=download,
-        skip_unreadable=skip_unreadable,
-        progress=partial(progress, "checking files"),
-    )
-    if dataset is not None and dataset.downloadable:
-        check_counts(dataset, root, source).require_complete()
-    return source
 
 
 def _check_room(cache: Path, source: "Source") -> None:

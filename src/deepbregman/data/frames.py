@@ -94,13 +94,8 @@ def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
     The EXIF orientation is applied. Transparency is laid over white, 16-bit greys are scaled to
     8 bits, and an image of several pages or frames gives its first.
 
-    Args:
-        path: Of the file.
-        frame: (side, side, 3), the order in which decoders give pixels; untouched when the file
-            cannot be read.
-
-    Returns:
-        Height and width of the image in the frame.
+    The frame is (side, side, 3), the order in which decoders give pixels, and stays untouched when
+    the file cannot be read. Returned are the height and width of the image in it.
 
     Raises:
         UnreadableImage: When the file cannot be decoded in full.
@@ -185,10 +180,7 @@ def collect_sizes(
 def replace_unreadable(pixels: Pixels, sizes: Sizes, broken: Sequence[int]) -> None:
     """Put the nearest following readable image in the place of each broken one, in place.
 
-    Args:
-        pixels: (N, side, side, 3).
-        sizes: (N, 2).
-        broken: Positions without an image; after the last image the first follows. Fewer than N.
+    After the last image the first follows. Not all may be broken.
     """
     num_images, missing = len(pixels), set(broken)
     for position in broken:

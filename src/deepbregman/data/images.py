@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -138,7 +139,8 @@ def fingerprint(images: Images) -> str:
     for i in _spread(len(images), _SIZED):
         digest.update(f"{_file_size(images.paths[i])} ".encode())
     for i in _spread(len(images), _HASHED):
-        digest.update(_first_bytes(images.paths[i]))
+        with suppress(OSError), images.paths[i].open("rb") as file:
+            digest.update(file.read(_HASHED_BYTES))
     return digest.hexdigest()
 
 
@@ -152,14 +154,6 @@ def _file_size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return -1
-
-
-def _first_bytes(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(_HASHED_BYTES)
-    except OSError:
-        return b""
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,10 +3,9 @@
 import hashlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -64,16 +63,18 @@ def open_listing(
         readable = _Readable([True] * len(paths), _largest_side(image_size), False)
     else:
         readable = _check_files(folder, paths, image_size, skip_unreadable, progress)
-    kept = iter(readable.kept)
-    train = _make_split(folder, listing.train, kept, readable)
-    test = None if listing.test is None else _make_split(folder, listing.test, kept, readable)
+    kept = readable.kept
+    train = _make_split(folder, listing.train, kept[:num_train], readable)
+    test = None
+    if listing.test is not None:
+        test = _make_split(folder, listing.test, kept[num_train:], readable)
     if len(train) == 0:
         raise UserError(f"data.source {str(folder)!r}: none of the training images can be read")
     if test is None and train.labels is not None and listing.takes_test_from_train:
         if listing.groups is None:
             rest, chosen = stratified_split(train.labels, len(train), TEST_FRACTION, seed=0)
         else:
-            groups = torch.tensor(listing.groups)[torch.tensor(readable.kept[:num_train])]
+            groups = torch.tensor(listing.groups)[torch.tensor(kept[:num_train])]
             rest, chosen = grouped_split(train.labels, groups, TEST_FRACTION, seed=0)
         train, test = train.select(rest), train.select(chosen)
     return Source(
@@ -81,7 +82,7 @@ def open_listing(
         train,
         test,
         classes=listing.classes,
-        num_skipped=len(paths) - sum(readable.kept),
+        num_skipped=len(paths) - sum(kept),
         imbalanced=listing.imbalanced,
     )
 
@@ -205,9 +206,7 @@ def _save_sizes(cache: Path, sizes: Sizes) -> None:
                     other.unlink(missing_ok=True)
 
 
-def _make_split(folder: Path, files: Files, kept: Iterator[bool], readable: _Readable) -> Split:
-    """Make a split of the files that are kept, using up as many of ``kept``."""
-    keep = list(islice(kept, len(files.paths)))
+def _make_split(folder: Path, files: Files, keep: list[bool], readable: _Readable) -> Split:
     paths = tuple(path for path, good in zip(files.paths, keep, strict=True) if good)
     labels = None
     if files.labels is not None:
