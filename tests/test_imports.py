@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": FOUNDATION | {"method", "objectives", "data", "training"},
     "reporting": FOUNDATION,
     "exporting": FOUNDATION | {"method", "objectives", "data", "training"},
-    "commands/parameters": {"config", "runs", "data"},
+    "commands/parameters": {"config", "files", "runs", "data"},
     # The main job: studies train their arms by it.
     "commands/pretrain": FOUNDATION
     | {"commands/parameters", "method", "objectives", "data", "training", "evaluation"},

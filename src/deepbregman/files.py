@@ -10,7 +10,9 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+import shutil
+import time
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -159,6 +161,22 @@ def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
             path.unlink(missing_ok=True)
 
 
+def clear_half_made(folder: Path, parts: Set[str]) -> None:
+    """Remove folders that a process was killed while making, an hour or more ago.
+
+    Args:
+        folder: that they lie in.
+        parts: names of all that they may hold.
+    """
+    for path in folder.glob(".*.????????"):
+        with suppress(OSError):
+            is_old = time.time() - path.lstat().st_mtime > _STALE_SECONDS
+            if not is_old or not is_temporary(path) or path.is_symlink():
+                continue
+            if {each.name for each in path.iterdir()} <= parts:
+                shutil.rmtree(path)
+
+
 # Writing inside a folder that may come from a stranger
 
 
@@ -185,6 +203,15 @@ def open_inside(path: Path, mode: str) -> IO[bytes]:
         return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
     return open(path, mode, opener=opener)
+
+
+def check_can_be_folder(path: Path) -> None:
+    """Refuse, before any work, a folder with a file in its place or above it."""
+    for place in (path, *path.parents):
+        if place.is_dir():
+            return
+        if place.exists():
+            raise UserError(f"{path} cannot be a folder: {place} is a file; name another place")
 
 
 def check_writable(folder: Path) -> None:

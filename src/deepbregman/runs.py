@@ -22,9 +22,8 @@ import secrets
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -36,10 +35,11 @@ from .config import Config, from_toml, to_toml
 from .errors import UserError, mask_address
 from .files import Record as Record
 from .files import (
+    check_can_be_folder,
     check_shape,
+    clear_half_made,
     clear_temporaries,
     is_number,
-    is_temporary,
     locked,
     open_inside,
     refuse_link,
@@ -55,6 +55,8 @@ PATIENCE_SECONDS = 60.0
 """Seconds to wait for another process that changes a record, which takes it milliseconds."""
 
 
+_PARTS = {"config.toml", "checkpoints", "metrics.jsonl", "provenance.json"}
+"""Of a new run."""
 _METRICS = {...: float}
 _START = {
     "command": [str],
@@ -87,18 +89,6 @@ def check_new_file(path: Path, suffix: str) -> None:
         raise UserError(f"--out {path} exists: name another file, or remove it")
     if not path.parent.is_dir():
         raise UserError(f"--out {path}: the folder {path.parent} does not exist; make it first")
-
-
-def _clear_half_made_runs(folder: Path) -> None:
-    """Remove run folders that a process was killed while making, an hour or more ago."""
-    parts = {"config.toml", "checkpoints", "metrics.jsonl", "provenance.json"}
-    for path in folder.glob(".*.????????"):
-        with suppress(OSError):
-            is_old = time.time() - path.lstat().st_mtime > 3600.0
-            if not is_old or not is_temporary(path) or path.is_symlink():
-                continue
-            if {each.name for each in path.iterdir()} <= parts:
-                shutil.rmtree(path)
 
 
 def default_folder(name: str) -> Path:
@@ -171,7 +161,7 @@ class Run:
         place = path.resolve()  # behind a link, perhaps
         existed = place.exists()
         place.parent.mkdir(parents=True, exist_ok=True)
-        _clear_half_made_runs(place.parent)
+        clear_half_made(place.parent, _PARTS)
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
             temporary.mkdir()
@@ -198,6 +188,7 @@ class Run:
                 f"run folder {path} exists: a run never overwrites another; continue it with "
                 f"--resume {path}, name another with --run, or remove it"
             )
+        check_can_be_folder(path)
 
     @classmethod
     def open(cls, path: Path) -> "Run":

@@ -427,6 +427,10 @@ VERBS = {
     "embed": ["run", "--out", "e.npz"],
     "search": ["run"],
     "cluster": ["run"],
+    "study kappa": [],
+    "study sigma-lambda": [],
+    "study tsne": ["--runs", "run"],
+    "tune": ["digits", "--space", "divergence.sigma=0.1:5"],
 }
 
 
@@ -438,7 +442,7 @@ import sys
 from deepbregman.cli import main
 for verb, words in {VERBS!r}.items():
     try:
-        main([verb, *words, "--data", "gone"])
+        main([*verb.split(), *words, "--data", "gone"])
     except SystemExit as stop:
         assert stop.code == 2, verb
     assert "torch" not in sys.modules, verb
@@ -446,6 +450,34 @@ for verb, words in {VERBS!r}.items():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stderr.count("'gone': no such folder or .npz file") == len(VERBS)
+
+
+def test_wrong_outputs_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    verbs = {
+        "pretrain digits --run": "file/run",
+        "quickstart --run": "file/run",
+        "bench --out": "file",
+        "study kappa --out": "file/study",
+        "study distributions --out": ".",
+        "study divergence-2d --out": ".",
+        "tune digits --space divergence.sigma=0.1:5 --out": "file",
+        "report run --out": "file",
+    }
+    code = f"""
+import sys
+from deepbregman.cli import main
+for verb, out in {verbs!r}.items():
+    try:
+        main([*verb.split(), out])
+    except SystemExit as stop:
+        assert stop.code == 2, verb
+    assert "torch" not in sys.modules, verb
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stderr.count("error: ") == len(verbs)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "shared")) / "data"

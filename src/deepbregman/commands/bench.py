@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.files import Record, write_json
+from deepbregman.files import Record, check_can_be_folder, write_json
 from deepbregman.runs import provenance
 
 from .parameters import Accelerator, PythonOnly
@@ -66,6 +66,8 @@ def bench(
     """
     if scale not in SCALES:
         raise UserError(f"scale {scale!r} is not one of {', '.join(SCALES)}")
+    if out is not None:
+        check_can_be_folder(out)
     console = console or Console(quiet=True)
     settings = SCALES[scale]
 

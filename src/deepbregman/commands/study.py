@@ -9,11 +9,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from deepbregman.errors import UserError
+from deepbregman.runs import Run
 from deepbregman.studies.catalogue import find_study, load_catalogue
 from deepbregman.studies.definition import StudyOptions, StudyResult, read_changes, read_value
+from deepbregman.studies.results import check_new_folder
 from deepbregman.terminal import say
 
-from .parameters import Accelerator, PythonOnly
+from .parameters import Accelerator, PythonOnly, check_study
 
 
 def study(
@@ -92,7 +94,9 @@ def study(
         out=out,
         accelerator=accelerator,
     )
-    return find_study(name, also=SUBCOMMANDS).run(options, console or Console(quiet=True))
+    entry = find_study(name, also=SUBCOMMANDS)
+    check_study((recipe, *recipes), data, out)
+    return entry.run(options, console or Console(quiet=True))
 
 
 def distributions(
@@ -111,6 +115,7 @@ def distributions(
         out: Folder of the study, new or empty.
         console: To draw on; quiet when None.
     """
+    check_new_folder(out)
     from deepbregman.studies.distributions import run_distributions
 
     return run_distributions(out, seeds=seeds, console=console)
@@ -143,6 +148,7 @@ def divergence_2d(
         out: Folder of the study, new or empty.
         console: To draw on; quiet when None.
     """
+    check_new_folder(out)
     from deepbregman.studies.divergence_2d import run_divergence_2d
 
     return run_divergence_2d(
@@ -178,6 +184,10 @@ def tsne(
         accelerator: Where to compute features; auto takes a GPU if there is one.
         console: To draw on; quiet when None.
     """
+    check_new_folder(out)
+    for run in runs:
+        Run.open(Path(run))
+    check_study((), data)
     from deepbregman.studies.tsne import run_tsne
 
     return run_tsne(

@@ -9,7 +9,7 @@ from rich.console import Console
 from deepbregman.studies.definition import StudyResult, read_changes
 from deepbregman.terminal import say
 
-from .parameters import Accelerator, PythonOnly
+from .parameters import Accelerator, PythonOnly, check_study
 
 
 def tune(
@@ -57,6 +57,7 @@ def tune(
     Returns:
         The folder of the search and what its trials.json holds.
     """
+    check_study((recipe,), data, out)
     from deepbregman.studies.tuning import SearchOptions, run_search
 
     options = SearchOptions(

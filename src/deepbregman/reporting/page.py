@@ -350,6 +350,8 @@ def read_pictures(folder: Path) -> list[Picture]:
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() not in (".png", ".jpg", ".jpeg") or path.is_symlink():
             continue
+        if not path.is_file():  # a pipe would be waited for
+            continue
         try:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
             with os.fdopen(handle, "rb") as file, warnings.catch_warnings():

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from deepbregman.errors import UserError
+from deepbregman.files import check_can_be_folder
 from deepbregman.reporting.screen import outcome_table, study_table, trial_table
 from deepbregman.runs import Record, now, write_csv, write_json
 from deepbregman.statistics import summarise, summarise_pairs
@@ -168,13 +169,19 @@ def print_result(result: StudyResult, console: Console) -> None:
 # What follows is of studies that compute and draw at once, without trials.
 
 
-def make_folder(out: Path) -> None:
-    """Make the folder of a study; refuse one that holds anything."""
+def check_new_folder(out: Path) -> None:
+    """Refuse a folder for a study that holds anything, or that cannot be made."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             f"--out {out} exists and is not an empty folder: a study never overwrites another; "
             "name another folder, or remove it"
         )
+    check_can_be_folder(out)
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of a study; refuse one that holds anything."""
+    check_new_folder(out)
     out.mkdir(parents=True, exist_ok=True)
 
 
