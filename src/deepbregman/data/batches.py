@@ -116,9 +116,7 @@ class _Decoded(NamedTuple):
     """uint8 (B, side, side, 3), as decoders write it."""
     sizes: Tensor | None
     broken: list[tuple[int, str]]
-    """Index and message of each unreadable file."""
-    replaced: bool
-    """Whether there was a readable image to stand in for them."""
+    """Index and message of each unreadable file; another stands in for it, unless all are."""
 
 
 class _BatchOrder(Sampler[list[int]]):
@@ -155,14 +153,12 @@ class _FrameDataset(Dataset[_Decoded]):
                     sizes[position] = decode_to(self._path(index), pixels[position])
                 except UnreadableImage as error:
                     broken[position] = str(error)
-        replaced = len(broken) < len(indices)
-        if replaced:
+        if len(broken) < len(indices):
             replace_unreadable(pixels, sizes, list(broken))
         return _Decoded(
             torch.from_numpy(pixels),
             None if self._fills_frame else torch.from_numpy(sizes),
             [(indices[position], message) for position, message in broken.items()],
-            replaced,
         )
 
     def _path(self, index: int) -> Path:
@@ -288,7 +284,8 @@ class StreamingBatches:
         )
 
     def _note_unreadable(self, decoded: _Decoded) -> None:
-        if decoded.broken and not (self._skip_unreadable and decoded.replaced):
+        replaced = len(decoded.broken) < len(decoded.pixels)
+        if decoded.broken and not (self._skip_unreadable and replaced):
             raise UnreadableImage(decoded.broken[0][1])
         self._broken.update(index for index, _ in decoded.broken)
 

@@ -48,7 +48,7 @@ class Report:
         if name not in DATASETS:
             raise UserError(f"{name}: {found}")
         dataset = DATASETS[name]
-        layout = f" Layout under {str(root)!r}: {'; '.join(dataset.layout)}." * bool(dataset.layout)
+        layout = f" Layout under {str(root)!r}: {dataset.layout}." * bool(dataset.layout)
         prepare = f", or let `deepbregman data prepare {name} --root {root}` download it"
         raise UserError(
             f"{name} is not complete under {str(root)!r}: {found}. Get it: {dataset.fetch}"

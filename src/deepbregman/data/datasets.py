@@ -39,7 +39,7 @@ class Dataset:
     """Side of the training images that is usual for it."""
     size: str
     """Of the archives."""
-    layout: tuple[str, ...]
+    layout: str
     """What lies under the root once it is unpacked."""
     terms: str
     """Licence, or the terms its authors state."""
@@ -87,7 +87,7 @@ DATASETS: dict[str, Dataset] = {
             {"train": (1297,), "test": (500,)},
             8,
             "0.1 MB",
-            (),
+            "",
             "CC BY 4.0 (UCI)",
             "it comes with scikit-learn",
         ),
@@ -98,7 +98,7 @@ DATASETS: dict[str, Dataset] = {
             {"train": (50_000,), "test": (10_000,)},
             32,
             "170 MB",
-            ("cifar-10-batches-py/data_batch_1 ... data_batch_5, test_batch, batches.meta",),
+            "cifar-10-batches-py/data_batch_1 ... data_batch_5, test_batch, batches.meta",
             "no licence stated; cite Krizhevsky (2009)",
             "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, unpacked in the root",
             {"cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a"},
@@ -110,7 +110,7 @@ DATASETS: dict[str, Dataset] = {
             {"train": (50_000,), "test": (10_000,)},
             32,
             "169 MB",
-            ("cifar-100-python/train, test, meta",),
+            "cifar-100-python/train, test, meta",
             "no licence stated; cite Krizhevsky (2009)",
             "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, unpacked in the root",
             {"cifar-100-python.tar.gz": "eb9058c3a382ffc7106e4002c42a8d85"},
@@ -122,7 +122,7 @@ DATASETS: dict[str, Dataset] = {
             {"train": (5_000,), "test": (8_000,), "unlabelled": (100_000,)},
             96,
             "2.6 GB",
-            ("stl10_binary/{train,test}_{X,y}.bin, unlabeled_X.bin, class_names.txt",),
+            "stl10_binary/{train,test}_{X,y}.bin, unlabeled_X.bin, class_names.txt",
             "images of ImageNet, for research; cite Coates et al. (2011)",
             "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz, unpacked in the root",
             {"stl10_binary.tar.gz": "91f7769df0f17e558f3565bffb0c7dfb"},
@@ -134,11 +134,9 @@ DATASETS: dict[str, Dataset] = {
             {"train": (100_000,), "test": (10_000,)},
             64,
             "248 MB",
-            (
-                "tiny-imagenet-200/wnids.txt, words.txt",
-                "tiny-imagenet-200/train/<wnid>/images/*.JPEG",
-                "tiny-imagenet-200/val/val_annotations.txt, val/images/*.JPEG",
-            ),
+            "tiny-imagenet-200/wnids.txt, words.txt; "
+            "tiny-imagenet-200/train/<wnid>/images/*.JPEG; "
+            "tiny-imagenet-200/val/val_annotations.txt, val/images/*.JPEG",
             "images of ImageNet, for non-commercial research and education",
             "http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked in the root",
             {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
@@ -152,7 +150,7 @@ DATASETS: dict[str, Dataset] = {
             {"train": (1_281_167,), "test": (50_000,)},
             224,
             "155 GB",
-            ("imagenet/train/<wnid>/*.JPEG", "imagenet/val/<wnid>/*.JPEG"),
+            "imagenet/train/<wnid>/*.JPEG; imagenet/val/<wnid>/*.JPEG",
             "non-commercial research and education, after agreeing to its terms of access",
             "agree to the terms at https://image-net.org/download.php; unpack "
             "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar so that each class is a folder "
@@ -171,15 +169,11 @@ DATASETS: dict[str, Dataset] = {
             {"train": (10_015,), "test": (1_512, 1_511)},
             128,
             "3 GB",
-            (
-                "isic2018/ISIC2018_Task3_Training_Input/*.jpg",
-                "isic2018/ISIC2018_Task3_Training_GroundTruth/"
-                "ISIC2018_Task3_Training_GroundTruth.csv",
-                "isic2018/ISIC2018_Task3_Training_LesionGroupings.csv (optional)",
-                "isic2018/ISIC2018_Task3_Test_Input/*.jpg (optional)",
-                "isic2018/ISIC2018_Task3_Test_GroundTruth/"
-                "ISIC2018_Task3_Test_GroundTruth.csv (optional)",
-            ),
+            "isic2018/ISIC2018_Task3_Training_Input/*.jpg; "
+            "isic2018/ISIC2018_Task3_Training_GroundTruth/ISIC2018_Task3_Training_GroundTruth.csv; "
+            "isic2018/ISIC2018_Task3_Training_LesionGroupings.csv (optional); "
+            "isic2018/ISIC2018_Task3_Test_Input/*.jpg and isic2018/ISIC2018_Task3_Test_GroundTruth/"
+            "ISIC2018_Task3_Test_GroundTruth.csv (both optional)",
             "CC BY-NC 4.0; cite Tschandl et al. (2018) and Codella et al. (2019)",
             "the archives of task 3 at https://challenge.isic-archive.com/data/#2018, unpacked in "
             "the root or in isic2018 there",
@@ -193,7 +187,7 @@ DATASETS: dict[str, Dataset] = {
             {"2007 trainval": (5_011,), "2007 test": (4_952,), "2012 trainval": (11_540,)},
             224,
             "2.9 GB",
-            ("VOCdevkit/VOC2007, VOCdevkit/VOC2012: JPEGImages, Annotations, ImageSets/Main",),
+            "VOCdevkit/VOC2007, VOCdevkit/VOC2012: JPEGImages, Annotations, ImageSets/Main",
             "photographs of Flickr under its terms of use; for research",
             "http://host.robots.ox.ac.uk/pascal/VOC/: VOCtrainval_06-Nov-2007.tar, "
             "VOCtest_06-Nov-2007.tar and VOCtrainval_11-May-2012.tar, unpacked in the root",

@@ -304,7 +304,9 @@ def channel_statistics(
         count += num_pixels
     mean = total / max(count, 1)
     deviation = (squares / max(count, 1) - mean.square()).clamp_min(0).sqrt() / 255
-    return _triple(mean / 255), _triple(deviation.clamp_min(_SMALLEST_DEVIATION))
+    red, green, blue = (mean / 255).tolist()
+    deviations = deviation.clamp_min(_SMALLEST_DEVIATION).tolist()
+    return (red, green, blue), (deviations[0], deviations[1], deviations[2])
 
 
 def _measurable(images: Images, skip_unreadable: bool) -> tuple[Tensor, int]:
@@ -314,8 +316,3 @@ def _measurable(images: Images, skip_unreadable: bool) -> tuple[Tensor, int]:
     frames, results = _decode_all(images.paths, images.side)
     num_pixels = int(collect_sizes(results, skip_unreadable).prod(axis=1).sum())
     return torch.from_numpy(frames).permute(0, 3, 1, 2), num_pixels
-
-
-def _triple(values: Tensor) -> Triple:
-    red, green, blue = values.tolist()
-    return red, green, blue

@@ -208,6 +208,10 @@ def _parse(path: Path) -> ElementTree.Element:
 def _read_object(
     path: Path, node: ElementTree.Element, size: tuple[int, int]
 ) -> tuple[list[float], int, bool]:
+    """Return a box, a class, and whether it is difficult.
+
+    The box counts from 0 with its end excluded; the devkit counts from 1 and includes the end.
+    """
     name = (node.findtext("name") or "").strip()
     if name not in CLASSES:
         raise UserError(
@@ -217,13 +221,6 @@ def _read_object(
     difficult = (node.findtext("difficult") or "0").strip()
     if difficult not in ("0", "1"):
         raise UserError(f"annotation {path}: difficult is {difficult[:40]!r}: it must be 0 or 1")
-    return _read_box(path, node, name, size), CLASSES.index(name), difficult == "1"
-
-
-def _read_box(
-    path: Path, node: ElementTree.Element, name: str, size: tuple[int, int]
-) -> list[float]:
-    """Return a box from 0 with its end excluded; the devkit counts from 1 and includes the end."""
     words = [(node.findtext(f"bndbox/{corner}") or "").strip() for corner in _CORNERS]
     what = f"annotation {path}: the box of a {name} is ({', '.join(words)[:80]})"
     try:
@@ -238,4 +235,4 @@ def _read_box(
             f"{what}: it must go from left to right and from top to bottom, and lie in the image, "
             f"which has {width} x {height} pixels"
         )
-    return box
+    return box, CLASSES.index(name), difficult == "1"
