@@ -357,7 +357,7 @@ class TestDetectron2:
             "__author__": "deepbregman",
             "matching_heuristics": True,
         }
-        state = content["objective"]
+        state = content["model"]
         assert {name: tuple(tensor.shape) for name, tensor in state.items()} == r50_shapes()
         settings = json.loads(written.files[1].read_text())["detectron2"]
         assert settings["INPUT.FORMAT"] == "RGB"
@@ -380,7 +380,7 @@ class TestDetectron2:
 
     def test_the_thumbnail_stem_does_not_fit(self, short_config: Config) -> None:
         config = override(short_config, {"encoder.name": "resnet50"})
-        encoder = build_step(config).encoder
+        encoder = build_step(config).objective.encoder
         with pytest.raises(UserError, match=r"thumbnail stem.* --encoder.stem standard"):
             formats.to_detectron2(formats.Source(encoder, config, {}))
 
