@@ -22,7 +22,12 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, to_toml
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display, open_events, write_events
+from deepbregman.training.display import (
+    Display,
+    _order_events_before,
+    open_events,
+    write_events,
+)
 
 FORKING = """
 import json, os, pathlib, pydoc, signal, sys, time
@@ -287,6 +292,18 @@ def test_events_for_tensorboard_are_written_before_the_checkpoint(
     assert [event.step for event in events] == [2, 4, 6]
     values = [row["total"] for row in Run.open(folder).metrics()]
     assert [event.value for event in events] == pytest.approx(values, rel=1e-6)
+
+
+def test_no_file_of_events_takes_the_name_of_another(tmp_path: Path) -> None:
+    """A process in a container has the same number after each start."""
+    seconds = (10, 97, 200, 201)
+    for second in seconds:
+        path = tmp_path / f"events.out.tfevents.{second:010d}.host.1.0"
+        path.write_text(str(second))
+    _order_events_before(tmp_path, 101)
+    found = sorted(tmp_path.iterdir())
+    assert [int(path.read_text()) for path in found] == list(seconds)
+    assert found[-1].name < f"events.out.tfevents.{101:010d}"
 
 
 @pytest.mark.parametrize("seconds_between", [0, 5, -100])

@@ -113,8 +113,10 @@ def _order_events_before(folder: Path, now: int) -> None:
     parts = [path.name.split(".", 4) for path in files]
     if not files or not any(part[3] >= f"{now:010d}" for part in parts):
         return
+    # Before the oldest of them, so that no new name is the name of another.
+    oldest = min([now, *(int(part[3]) for part in parts if part[3].isdecimal())])
     for place, (path, part) in enumerate(zip(files, parts, strict=True)):
-        second = f"{now - len(files) + place:010d}"
+        second = f"{max(0, oldest - len(files)) + place:010d}"
         path.rename(path.with_name(".".join([*part[:3], second, *part[4:]])))
 
 
