@@ -377,6 +377,21 @@ def test_a_database_behind_a_link_is_left_alone(name: str, begun: Path, tmp_path
     assert (tmp_path / "precious").read_bytes() == b"x"
 
 
+@pytest.mark.parametrize("name", ["name", "search"])
+@pytest.mark.parametrize("content", [None, b"", b"no database"])
+def test_nothing_is_made_in_a_file_that_only_the_folder_names(
+    content: bytes | None, name: str, tmp_path: Path
+) -> None:
+    theirs, folder = tmp_path / "theirs.db", tmp_path / "search"
+    folder.mkdir()
+    if content is not None:
+        theirs.write_bytes(content)
+    remember_storage(f"sqlite:///{theirs}", name, folder)
+    with pytest.raises(UserError, match=f"which has no search '{name}'"):
+        run_search(SearchOptions(out=folder, accelerator="cpu"))
+    assert (theirs.read_bytes() if theirs.exists() else None) == content
+
+
 def test_a_search_elsewhere_keeps_its_name(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     url = "postgresql+psycopg://me@host/db"

@@ -16,9 +16,10 @@ again; whoever takes them up goes on with the run that the first worker left beh
 import inspect
 import shlex
 import shutil
+import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -141,6 +142,8 @@ def run_search(options: SearchOptions, console: Console | None = None) -> StudyR
     with _storage_errors_in_words(folder):
         with lock(folder, "search"):
             url, name = locate_storage(options, folder)
+            if options.storage is None and url != f"sqlite:///{folder / 'search.db'}":
+                check_remembered(url, name, folder)
             study, plan = join_search(replace(options, storage=url), folder, name)
             advice = remember_storage(url, name, folder)
         how = Judgement(
@@ -369,6 +372,30 @@ def locate_storage(options: SearchOptions, folder: Path) -> tuple[str, str]:
             "to go on there, or choose another folder with --out"
         )
     return options.storage, OWN_NAME if asked == inside else name
+
+
+def check_remembered(url: str, name: str, folder: Path) -> None:
+    """Refuse an SQLite file that a folder names, unless it has the search.
+
+    The folder may be a stranger's and name any file: nothing is made there unasked.
+    """
+    parts = sqlalchemy.make_url(url)
+    if parts.get_backend_name() != "sqlite":
+        return
+    place = Path(parts.database or "").resolve()
+    try:
+        address = f"{place.as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, timeout=60, uri=True)) as database:
+            query = "SELECT 1 FROM studies WHERE study_name = ?"
+            has_search = database.execute(query, (name,)).fetchone() is not None
+    except sqlite3.DatabaseError as error:
+        # A killed worker's journal cannot be undone by a reader; opening it for writing will.
+        has_search = "readonly" in str(error)
+    if not has_search:
+        raise UserError(
+            f"{folder / STORAGE_FILE} names {place}, which has no search {name!r}: put that file "
+            "back, or give --storage to begin a search there"
+        )
 
 
 def remember_storage(url: str, name: str, folder: Path) -> str:
