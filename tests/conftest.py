@@ -157,6 +157,8 @@ def forks() -> Iterator[Forks]:
     )
     theirs.close()
     yield Forks(ours)
+    # Not only closed: a process that a test forked may still hold a copy of the socket.
+    ours.shutdown(socket.SHUT_RDWR)
     ours.close()
     server.wait(timeout=60)
 

@@ -155,6 +155,7 @@ def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
     )
 
 
+@pytest.mark.slow
 def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(run_joined: RunJoined) -> None:
     """As after an error in one process, while another waits for what that one will never send."""
     run_joined(
