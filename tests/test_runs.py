@@ -416,6 +416,18 @@ def test_add_result_merges(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 # Where it came from
 
 
+def test_what_a_killed_writer_of_the_result_left_goes_with_the_next(
+    short_run: Run, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", short_run.config, {})
+    left, other = run.path / ".result.json.0123abcd", run.path / ".other.json.0123abcd"
+    left.touch()
+    other.touch()
+    run.add_result(pretrain={"epoch": 1})
+    assert not left.exists()
+    assert other.exists()
+
+
 def test_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/deepbregman", "pretrain", "--seed", "1"])
     known = importlib.metadata.version

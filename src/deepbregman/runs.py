@@ -318,6 +318,8 @@ class Run:
                     f"{lock} has been held by another process for {PATIENCE_SECONDS:g} seconds: "
                     "see what that one waits for, or end it, and give the command again"
                 )
+            # Who holds the lock is the only writer, so these are of processes that were killed.
+            clear_temporaries(self.path, frozenset({name}))
             record = read_json(path) if path.is_file() else {}
             yield record
             if record:

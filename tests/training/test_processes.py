@@ -132,6 +132,7 @@ def test_only_the_first_process_writes(
     assert record["processes"] == len(several)
 
 
+@pytest.mark.slow
 def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
     run_joined: RunJoined,
 ) -> None:

@@ -10,6 +10,7 @@ from deepbregman.training.checkpoints import load
 
 from .conftest import RunJoined
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("shared_faults.py")
 Endings = list[dict[str, tuple[str, int]]]
 
