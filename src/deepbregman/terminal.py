@@ -32,7 +32,10 @@ def progress_bars(console: Console) -> Iterator[ReportProgress]:
 
     A bar appears when its work is first reported as unfinished.
     """
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    if not console.is_terminal:  # older versions of rich print an empty line for bars that are off
+        yield ignore_progress
+        return
+    with Progress(console=console, transient=True) as progress:
         bars: dict[str, TaskID] = {}
 
         def report(work: str, done: int, total: int) -> None:
