@@ -539,3 +539,10 @@ class TestErrors:
         )
         assert code == 2
         assert "no CUDA device" in err
+
+
+def test_errors_show_no_password(command: Command) -> None:
+    code, _, errors = command("postgresql://me:geheim@host/database")
+    assert code == 2
+    assert "me:***@host" in errors
+    assert "geheim" not in errors

@@ -28,7 +28,7 @@ from deepbregman import __version__
 
 from .commands.parameters import PYTHON_ONLY
 from .config import Config
-from .errors import Notice, UserError, explain_error, suggest
+from .errors import Notice, UserError, explain_error, mask_secrets, suggest
 from .launching import COMMAND_LINE, Process, current_process, is_first_of_machine
 from .terminal import lasting_console, print_note, progress_bars, say, silence
 
@@ -185,7 +185,7 @@ def _print_error(error: BaseException, debug: bool) -> int:
     """Print an error as one paragraph, once among the processes that meet it; return its code."""
     explained = explain_error(error)
     if debug:
-        print(traceback.format_exc(), file=sys.stderr, end="")
+        print(mask_secrets(traceback.format_exc()), file=sys.stderr, end="")
     message, code = explained or (
         f"{type(error).__name__}: {error}; this is a fault of {PROGRAM}: give the command again "
         "with --debug to see where it arose, and report it",
@@ -198,7 +198,7 @@ def _print_error(error: BaseException, debug: bool) -> int:
     if message:
         here = Process() if shared else current_process()  # which may be what is wrong
         who = f"process {here.rank} of processes 0 to {here.processes - 1}: " * (here.rank > 0)
-        say(lasting_console(stderr=True), f"error: {who}{message}")
+        say(lasting_console(stderr=True), f"error: {who}{mask_secrets(message)}")
     return code
 
 
