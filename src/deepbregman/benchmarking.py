@@ -82,15 +82,8 @@ def measure(
     """Build arms one after the other, then let them take turns.
 
     Args:
-        config: what the arms have in common.
         arms: name -> a function that makes the step.
-        effort: how long to measure.
-        device: that the arms run on.
-        console: to name the arms that are ready on.
         lead_in: name -> untimed steps before every turn.
-
-    Returns:
-        The group's part of a record.
     """
     images_per_step = config.training.batch_size * config.views.num_views
     ready = []
@@ -230,9 +223,6 @@ def training_step(config: Config, images: Images, fabric: Fabric, folder: Path) 
     """Build the step exactly as the loop takes it: order, gather, views, networks, losses.
 
     Args:
-        config: of the arm.
-        images: to train on.
-        fabric: launched.
         folder: for a run folder that nobody will read.
     """
     job = Pretraining(config, images, fabric, folder / secrets.token_hex(8))

@@ -108,7 +108,6 @@ def _clear_stale(path: Path, now_there: float) -> None:
     """Remove temporary files of ``path`` that killed processes have left.
 
     Args:
-        path: of the complete file.
         now_there: the time by the clock of its file system, which may be another machine's.
     """
     for other in path.parent.glob(f".{glob.escape(path.name)}.????????"):
@@ -165,7 +164,6 @@ def clear_half_made(folder: Path, parts: Set[str]) -> None:
     """Remove folders that a process was killed while making, an hour or more ago.
 
     Args:
-        folder: that they lie in.
         parts: names of all that they may hold.
     """
     for path in folder.glob(".*.????????"):
@@ -190,12 +188,7 @@ def refuse_link(path: Path) -> None:
 
 
 def open_inside(path: Path, mode: str) -> IO[bytes]:
-    """Open a file of a run or study for writing in place, never through a symbolic link.
-
-    Args:
-        path: of the file.
-        mode: binary, as :func:`open` takes it.
-    """
+    """Open a file of a run or study for writing in place, never through a symbolic link."""
     refuse_link(path)
 
     def opener(name: str, flags: int) -> int:
@@ -285,12 +278,7 @@ def _parse_float(text: str) -> float:
 
 
 def read_json(path: Path, shape: Shape = None) -> Record:
-    """Read a JSON object that somebody may have edited or damaged.
-
-    Args:
-        path: of the file.
-        shape: that it must have; anything when None.
-    """
+    """Read a JSON object that somebody may have edited or damaged."""
     try:
         record = parse_json(path.read_text(encoding="utf-8"))
         check_shape(record, {} if shape is None else shape)

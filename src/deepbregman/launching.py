@@ -30,12 +30,7 @@ _POLL_SECONDS = 0.1
 
 
 class ProcessDied(Exception):
-    """A signal from outside killed a process of the run.
-
-    Args:
-        message: names the process and says what to do.
-        number: of the signal.
-    """
+    """A signal from outside killed a process of the run."""
 
     def __init__(self, message: str, number: int) -> None:
         super().__init__(message)
@@ -118,7 +113,6 @@ def must_start_processes(devices: int | None, nodes: int | None) -> bool:
 
     Args:
         devices: processes on each machine, as asked for; None leaves it to who starts them.
-        nodes: machines, likewise.
     """
     for name, count in (("devices", devices), ("nodes", nodes)):
         if count is not None and count < 1:
@@ -146,8 +140,6 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
     that waits for a dead one would wait for long. Signals are passed on, once.
 
     Args:
-        devices: processes on this machine.
-        nodes: machines, each of which runs this.
         extra: words to add to the command line.
         advice: what to do after a process died, for the error.
 

@@ -154,8 +154,6 @@ class Run:
 
         Args:
             path: must not exist, or be an empty folder.
-            config: of the run.
-            record: its provenance.
         """
         cls.check_free(path)
         place = path.resolve()  # behind a link, perhaps

@@ -25,10 +25,6 @@ def summarise_pairs(mine: Mapping[int, float], reference: Mapping[int, float]) -
 
     Pairing removes what the seed alone does. ``interval`` holds the mean difference with 95 %
     confidence, by Student's t with n - 1 degrees of freedom; None of a single seed.
-
-    Args:
-        mine: value by seed.
-        reference: value by seed.
     """
     from scipy.special import stdtrit
 

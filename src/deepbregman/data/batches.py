@@ -319,8 +319,6 @@ def open_batches(
     """Put images on the device when they fit, and stream them otherwise.
 
     Args:
-        images: The images.
-        device: Where the batches go.
         resident: ``auto`` is yes when they take at most 0.4 of the free memory of the device, or
             are an array in the memory of the CPU that is the device.
         num_workers: Processes that decode files when streaming; fewer where the CPUs are fewer.

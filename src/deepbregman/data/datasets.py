@@ -245,9 +245,6 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
 
     A dataset known by name must be there if it cannot be downloaded; a folder must hold an image;
     an ``.npz`` file must have ``train_images``.
-
-    Raises:
-        UserError: As :func:`open_source` would.
     """
     dataset, path = find_source(spec)
     if dataset is not None:
@@ -278,14 +275,10 @@ def open_source(
             ``./digits`` for the folder.
         root: Where the files of datasets known by name lie, or are downloaded to.
         image_size: Side of the training images; sets the frame that files are decoded into.
-        download: Whether to download a dataset that is absent.
         skip_unreadable: Leave unreadable image files out instead of stopping at the first. In
             datasets of up to 20,000 files every file is decoded here, so that a truncated one is
             found now; in larger ones only the headers are read now, and in ImageNet nothing is.
         progress: Called with the files checked and the files in all, where there are files.
-
-    Raises:
-        UserError: When there is no such source or it cannot be used.
     """
     from deepbregman.data.archives import open_archive
     from deepbregman.data.downloads import open_download

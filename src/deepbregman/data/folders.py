@@ -196,7 +196,6 @@ def _label_by_table(
 
     Args:
         found: The image files by the name that the table has for them.
-        table: For errors.
         rows: Number of the line, name and label.
     """
     labels: dict[str, int] = {}

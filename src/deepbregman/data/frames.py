@@ -279,7 +279,6 @@ def channel_statistics(
     """Measure each channel over the true pixels of the images, padding excluded.
 
     Args:
-        images: The training images.
         max_images: Where there are more, measure a random subset of this many, always the same;
             by default 10,000 of an array and 1,000 files.
         skip_unreadable: Leave unreadable files out instead of stopping at the first.

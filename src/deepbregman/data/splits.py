@@ -22,7 +22,6 @@ def stratified_split(
 
     Args:
         labels: int64 (num_items,), or None for a plain random split.
-        num_items: How many items there are.
         fraction: The share to hold out, 0 <= fraction < 1; with 0 nothing is.
         seed: The same seed gives the same split, whatever the versions of torch and NumPy.
 

@@ -83,8 +83,6 @@ def bregman_clusters(
         scores: (N, K) of any floating type; computed in float64.
         num_clusters: C, from 1 to N.
         smoothing: temperature of the smooth form; 0 is the hard form.
-        seed: of the starts.
-        restarts: how many starts.
 
     Returns:
         The clustering with the lowest objective, the first of equals.

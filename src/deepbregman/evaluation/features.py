@@ -82,9 +82,7 @@ def compute_features(
     """Pass every image, resized and centre-cropped, through the frozen networks.
 
     Args:
-        model: of a run.
         batches: the images; the features have their order and their device.
-        image_size: side of the view.
         progress: called with the number of images done and their total number.
     """
     representation, scores = [], []
@@ -110,11 +108,8 @@ def compute_crop_features(
     depend on the seed and its position alone, not on the device or the size of the batches.
 
     Args:
-        model: of a run.
         batches: the images; the features (N, d) have their order and their device.
         views: M of each image.
-        seed: of the views.
-        progress: called with the number of images done and their total number.
     """
     generator = torch.Generator().manual_seed(seed)
     # As many views in one pass as whole images elsewhere, so that it takes no more memory.

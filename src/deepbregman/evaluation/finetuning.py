@@ -106,14 +106,10 @@ def finetune(
 
     Args:
         network: to train, on the device of the labels.
-        batches: the images.
         labels: int64 (N,) of all images in ``batches``.
         views: one view of an image is trained on.
-        budget: epochs, batch and rates.
-        seed: of the order, the views and dropout.
         indices: int64 (M,) on the CPU, the images to train on; all when None.
         mixed: run the network in bfloat16 where it is safe to.
-        progress: called after each step.
         title: of the progress and of errors.
     """
     rows = torch.arange(batches.num_images) if indices is None else indices

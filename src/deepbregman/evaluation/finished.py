@@ -27,15 +27,7 @@ NAME = "finished_arms.json"
 def describe_part(
     labelled: LabelledFeatures, images: Split, variant: str, seed: int, options: Record
 ) -> Record:
-    """Collect everything that the numbers of a part depend on.
-
-    Args:
-        labelled: the networks, and the dataset they are judged on.
-        images: that the part learns from.
-        variant: its name.
-        seed: of all that is drawn.
-        options: its budget and grids.
-    """
+    """Collect everything that the numbers of a part depend on."""
     assert labelled.source.test is not None  # require_labelled has made sure
     settings = {
         "variant": variant,
@@ -91,12 +83,7 @@ class FinishedParts:
     """Names of the parts read that have not been announced yet."""
 
     def measure(self, settings: Record, work: Callable[[], Measurement]) -> Measurement:
-        """Read a part that was measured before the evaluation was stopped, or measure and keep it.
-
-        Args:
-            settings: of :func:`describe_part`.
-            work: trains and tests.
-        """
+        """Read a part that was measured before the evaluation was stopped, or measure it."""
         key = _digest(json.dumps(settings, sort_keys=True).encode())
         found = self._find(key)
         if found is not None:

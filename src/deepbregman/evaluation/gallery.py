@@ -55,7 +55,6 @@ class OpenedRun(NamedTuple):
         """Check the measures that are asked for; by default all that the run has.
 
         Args:
-            by: what the user asks for.
             known: all there are; ``divergence`` among them needs the run's divergence network.
         """
         for name in by:
@@ -91,8 +90,6 @@ def open_run(loaded: LoadedRun, data: str | None, *, records: bool = True) -> Op
     """Open a run's own data, or other data in their place.
 
     Args:
-        loaded: the run's networks.
-        data: a dataset; the run's own when None.
         records: whether results are to be recorded, if the run's folder can be written to.
     """
     records = records and can_record(loaded.run)

@@ -70,10 +70,6 @@ class LoadedRun:
         """Add to rows what is the same for all rows of a protocol; see :mod:`.results`.
 
         Args:
-            rows: of :func:`.results.make_rows`.
-            protocol: its name.
-            data: the dataset that was judged on; the run's own when None.
-            seed: the first.
             data_changed: whether the run's own dataset has changed since pretraining.
         """
         return [
@@ -103,10 +99,7 @@ def load_run(
     """Load a run's networks from its last checkpoint, in evaluation mode.
 
     Args:
-        run: a run, or its folder.
-        accelerator: ``auto``, ``cpu`` or ``cuda``.
         encoder: a module of the same structure, for a run whose encoder was the user's own.
-        skip_unreadable: leave out images that cannot be read.
         image_size: side of the images in place of the run's, if it is not 0.
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
@@ -132,8 +125,6 @@ def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 
     """Open a dataset whose images are shown or written by name, so that none may replace another.
 
     Args:
-        config: of the run.
-        data: a dataset in place of the run's own.
         stacklevel: of the notice about unreadable images; 3 is the caller of the caller.
     """
     source = open_data(config, data)
@@ -152,12 +143,7 @@ def open_labelled(config: Config, data: str | None = None) -> Source:
 
 
 def require_labelled(source: Source, name: str) -> Source:
-    """Return a dataset that has labels in both splits, and no class in the test split only.
-
-    Args:
-        source: already open.
-        name: what the user calls it.
-    """
+    """Return a dataset that has labels in both splits, and no class in the test split only."""
     if source.train.labels is None or source.test is None or source.test.labels is None:
         raise UserError(
             f"data {name!r} has no labels to judge by: give a labelled dataset with --data, such "

@@ -60,8 +60,6 @@ def nearest_by(
 
     Args:
         similarity: Maps a chunk of queries (c, ...) to its similarities with the bank (c, B).
-        queries: (Q, ...), cut along the first dimension.
-        k: Neighbours per query, 1 to B.
         chunk: Queries at a time; memory is proportional to ``chunk * B``.
     """
     if chunk < 1:
@@ -104,9 +102,7 @@ def vote(
     """Let the neighbours vote with weight ``exp(similarity / temperature)`` (Wu et al., 2018).
 
     Args:
-        neighbours: What a search returned.
         bank_labels: (B,), integers in [0, num_classes).
-        num_classes: Number of classes.
         temperature: The smaller, the more the nearest neighbour decides; positive.
         k: Only the first k neighbours vote; all of them by default.
 
@@ -201,9 +197,7 @@ def rank_bank(
         measure: ``cosine``, ``divergence``, or another divergence of scores.
         queries: (Q, d) features, or (Q, K) scores.
         bank: (B, d) or (B, K).
-        k: from 1 to B.
         smoothing: of ``divergence``; 0 is the hard form.
-        seed: of the shuffle.
     """
     order = epoch_order(len(bank), seed, 0).to(bank.device)
     found = nearest_by(likeness_to(measure, bank[order], smoothing), queries, k)
@@ -268,7 +262,6 @@ def knn_by_divergence(
     """Classify by the neighbours of the smallest learned divergence.
 
     Args:
-        labelled: whose scores.
         seed: decides among equals.
         divergence: of scores (N, K) and (M, K); the configuration's when None.
     """
@@ -303,11 +296,6 @@ def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor |
     The queries are the held-out training images; the bank is the rest. With ``data.holdout`` 0
     there are none, so a tenth of the training images, which pretraining has seen without their
     labels, is taken as queries instead. Both sides are capped, stratified, for speed.
-
-    Args:
-        train: the training split, all of it.
-        config: of the run.
-        device: of the networks.
     """
     if train.labels is None or config.training.knn_every == 0:
         return None

@@ -91,8 +91,6 @@ def fit_linear(
 
     Args:
         features: (n, d).
-        labels: (n,), integers in [0, num_classes).
-        num_classes: Number of classes, C.
         l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
         max_iterations: A limit; stopping short of the optimum gives a RuntimeWarning.
         start: Where to start, to save iterations; the optimum does not depend on it.
@@ -142,11 +140,7 @@ def choose_l2(
     and the weakest take nearly all of the time. Those left are not tried.
 
     Args:
-        features: (n, d), all of the training set.
-        labels: (n,).
         held_out: (m,), indices of the held-out part; the fits see the other n - m rows only.
-        num_classes: Number of classes.
-        grid: The penalties to try.
 
     Returns:
         The best penalty (the strongest among equals), and the held-out accuracies by penalty.
@@ -201,8 +195,6 @@ def minimise(
         targets: (n,), classes from 0 to C - 1, each of them present.
         weight: (C, d), the start; changed in place.
         bias: (C,), the same.
-        l2: The penalty.
-        max_iterations: A limit.
     """
     # The distance to the optimum is at most the slope over l2, so a small l2 asks for more.
     tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
@@ -316,9 +308,6 @@ def fit_linear_sgd(
 
     Args:
         batches: Maps an epoch to its rows, of augmented images.
-        settings: One for each classifier, M.
-        num_classes: Number of classes, C.
-        epochs: Passes over ``batches``.
         seed: Of the initial weights, the same for every classifier.
         mean: (d,), subtracted from the features; its device is trained on.
         deviation: (d,), divides the features; nowhere zero.
@@ -427,10 +416,7 @@ def linear_on_crops(
     the second is tested.
 
     Args:
-        labelled: the networks and the images.
         seed: of the held-out part, the order, the crops and the initial weights.
-        epochs: passes over the training images.
-        progress: called after each epoch.
     """
     train, device = labelled.train, labelled.device
     views, encoder = crop_and_flip(labelled.config), labelled.model.encoder

@@ -61,10 +61,7 @@ def accuracies(
     """Measure ``top1``; ``top5`` from logits of 6 classes or more; ``balanced`` where asked for.
 
     Args:
-        labels: (n,).
-        predicted: (n,), classes.
         logits: (n, C), or None where only the winner is known.
-        balanced: also take the mean over classes.
     """
     values = {"top1": 100.0 * (predicted == labels.to(predicted.device)).double().mean().item()}
     if logits is not None and logits.shape[1] > 5:

@@ -61,15 +61,9 @@ def ranking_quality(
     whose label the bank does not have are left out. Memory does not grow with their number.
 
     Args:
-        measure: ``cosine`` or ``divergence``, as in :func:`.knn.rank_bank`.
         queries: (Q, d) features, or (Q, K) scores.
-        query_labels: (Q,)
         bank: (B, d) or (B, K).
-        bank_labels: (B,)
         k: of the precision among the first k, from 1 to B.
-        smoothing: of the divergence.
-        seed: of the shuffle.
-        progress: called with the number of queries done and their total number.
     """
     if not 1 <= k <= len(bank):
         raise ValueError(

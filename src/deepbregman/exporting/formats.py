@@ -43,13 +43,7 @@ class Content(NamedTuple):
 
 
 def open_source(run: Run, format_name: str, encoder: nn.Module | None = None) -> Source:
-    """Load a run's encoder and describe it.
-
-    Args:
-        run: the run.
-        format_name: the format it is exported to.
-        encoder: a module of the same structure, for a run whose encoder was your own.
-    """
+    """Load a run's encoder and describe it."""
     model, config, epoch, _ = load_trained(run, encoder=encoder)
     mean, deviation = pixel_statistics(model.encoder)
     name = config.encoder.name

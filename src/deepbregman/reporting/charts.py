@@ -169,7 +169,6 @@ def for_page(spec: Record, *, legend: bool = True) -> Record:
     """Fit a specification to its container; the title is the page's.
 
     Args:
-        spec: of a :class:`Figure`.
         legend: with the chart's own; without, the page has one for all charts of some arms.
     """
     shown = {key: value for key, value in spec.items() if key != "title"}
@@ -235,10 +234,6 @@ def curve_figures(
     """Draw every metric that any run has by epoch: the loss terms and monitors, the diagnostics.
 
     Thin lines are runs, the thick one is the mean of an arm's runs.
-
-    Args:
-        groups: with a colour each.
-        prefix: of the files' names.
     """
     frame = metric_frame(groups)
     known = {*MONITORS, *DIAGNOSTICS, *NO_CURVES}
@@ -318,7 +313,6 @@ def _curve_template(
     """Return the specification of curves without their points; Altair takes long to make one.
 
     Args:
-        arms: names with the places of their colours.
         epochs: to mark, where they are few.
         has_kinds: with solid and dashed lines, for positives and negatives.
     """

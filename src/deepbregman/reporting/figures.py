@@ -104,14 +104,7 @@ def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> 
 def save_map_figure(
     paths: Sequence[Path], maps: Sequence[FeatureMap], labels: np.ndarray, classes: Sequence[str]
 ) -> None:
-    """Write maps side by side, of the same images.
-
-    Args:
-        paths: of the files.
-        maps: one for each run.
-        labels: (N,)
-        classes: their names.
-    """
+    """Write maps side by side, of the same images."""
     figures = [feature_map(one, labels, classes) for one in maps]
     notes = [f"{one.title}: {'; '.join(one.words)}" for one in maps if one.words]
     save_chart(paths, stack(figures, "Features, mapped to the plane", notes, columns=len(maps)))
@@ -124,15 +117,7 @@ def save_quickstart_figure(
     labels: np.ndarray,
     classes: Sequence[str],
 ) -> None:
-    """Write the quickstart's figure: learning curves, and maps of features before and after.
-
-    Args:
-        path: of the PNG.
-        metrics: of the run.
-        maps: of features.
-        labels: (N,)
-        classes: their names.
-    """
+    """Write the quickstart's figure: learning curves, and maps of features before and after."""
     import altair as alt
 
     x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
@@ -178,8 +163,6 @@ def save_plane_figure(
     """Write maps of divergences to a chosen sample, the samples over them.
 
     Args:
-        paths: of the files.
-        maps: three in a row.
         x: (G,) abscissae of the maps.
         y: (G,) ordinates.
         points: (N, 2) samples.
@@ -287,7 +270,6 @@ def save_ring_figure(
     """Write the figure of the rings: the distributions, two clusterings, and every arm's ARI.
 
     Args:
-        paths: of the files.
         points: (N, S, 2), the held-out distributions of the first seed.
         labels: (N,), their rings.
         clusters: arm -> (N,) clusters found, for the arms to show.

@@ -375,7 +375,6 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
     """Draw all there is of some arms.
 
     Args:
-        groups: the arms with their runs.
         key: begins the names of files; may be empty.
         evaluated: with tables and charts of evaluations; a study has its own.
     """

@@ -74,7 +74,6 @@ def published_for(measure: Measure, num_subnetworks: Collection[int] = ()) -> li
     """Return what was printed for the same quantity.
 
     Args:
-        measure: the quantity.
         num_subnetworks: of the runs; the table of subnetworks is shown for these only.
     """
     if _OURS.search(measure.variant):

@@ -123,7 +123,6 @@ def cluster_table(
 
     Args:
         partitions: for each variant the sizes of its clusters, and its objective for each seed.
-        title: of the table.
     """
     table = _table(title, "variant", "objective (best seed)", "sizes, largest first")
     table.columns[2].justify = "left"
@@ -157,7 +156,6 @@ def draw_table(table: tables.Table, shown: Collection[str] = ()) -> Table:
     """Draw a table of the page on the terminal.
 
     Args:
-        table: to draw.
         shown: columns to draw besides the published ones; all when empty.
     """
     columns = [

@@ -54,12 +54,7 @@ class Panel(NamedTuple):
 
 
 def contact_sheet(path: Path, panels: Sequence[Panel]) -> None:
-    """Write a PNG with a panel for each query, one below the other.
-
-    Args:
-        path: of the PNG.
-        panels: at least one; all strips of any lengths.
-    """
+    """Write a PNG with a panel for each query, one below the other."""
     sheet = draw_sheet(panels)
     with replacing(path) as file:
         sheet.save(file, format="PNG")

@@ -149,12 +149,7 @@ def known_costs(results: Record) -> dict[str, str]:
 
 
 def study_figures(results: Record, key: str) -> list[Figure]:
-    """Draw a study of arms and seeds: what each arm came to, and its difference to a reference.
-
-    Args:
-        results: what ``results.json`` holds.
-        key: begins the names of files.
-    """
+    """Draw a study of arms and seeds: what each arm came to, and its difference to a reference."""
     if results["study"]["figure"] == "pairs":
         drawn = [_pair_figure(results, key), _difference_figure(results, key)]
     else:
@@ -163,12 +158,7 @@ def study_figures(results: Record, key: str) -> list[Figure]:
 
 
 def save_study_figure(paths: Sequence[Path], results: Record) -> None:
-    """Write a study's figure; the ending of a path names the format.
-
-    Args:
-        paths: of the files.
-        results: what ``results.json`` holds.
-    """
+    """Write a study's figure; the ending of a path names the format."""
     figures = study_figures(results, "study")
     if results["study"]["figure"] != "pairs":
         figures = figures[:1]
@@ -557,8 +547,6 @@ def search_figures(
     """Draw the trials of a search over each field, and how much each field mattered.
 
     Args:
-        record: what ``trials.json`` holds.
-        key: begins the names of files.
         published: field -> the best value that somebody else found.
     """
     slices = [_slice_figure(record, key, part, published or {}) for part in search_space(record)]

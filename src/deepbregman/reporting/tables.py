@@ -228,7 +228,6 @@ def mark_best(cells: Sequence[Cell], num_seeds: Sequence[int]) -> list[Cell]:
 
     Args:
         cells: of one quantity of which more is better, an arm each.
-        num_seeds: of each arm.
     """
     known = [(index, cell.summary) for index, cell in enumerate(cells) if cell.summary is not None]
     if len(known) < 2:

@@ -62,12 +62,7 @@ def train_deep_divergence(
     with the same configuration. The moment form takes the K outputs as features.
 
     Args:
-        source: whose training split has labels.
         config: encoder, views, batch and optimiser; its losses are not used.
-        form: of the divergence: ``max`` (Eq. 6), ``smooth`` or ``moment``.
-        loss: ``contrastive`` or ``triplet``.
-        device: of the networks.
-        watch: gets each epoch and its mean loss.
 
     Returns:
         The networks, in evaluation mode, with the configuration that builds them again.
@@ -163,14 +158,7 @@ def run_deep_divergence(
     can be loaded, evaluated and embedded like any run's.
 
     Args:
-        config: of the trial.
-        form: of the divergence.
-        loss: of the training.
-        folder: of the run, new or empty.
-        source: the data, open.
         judge: what the test split of the source is, for the record.
-        accelerator: ``auto``, ``cpu`` or ``cuda``.
-        watch: gets each epoch and its mean loss.
 
     Returns:
         ``state``, ``judge``, ``supervised`` and ``metrics``, or ``why`` it diverged; also in the

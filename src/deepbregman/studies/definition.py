@@ -170,9 +170,6 @@ class Study:
         """Make the arms of a study that compares recipes.
 
         The first recipe is the reference; an arm changes all in which its recipe differs from it.
-
-        Args:
-            configs: by name of the arm.
         """
         reference, base = next(iter(configs.items()))
         arms: list[Arm] = []
@@ -245,11 +242,7 @@ def arms_over(
     """Make an arm for each value of a field.
 
     Args:
-        name: of the field.
-        values: of it.
-        series: of the arms.
         also: what every one of them changes.
-        prefix: of their names.
         beyond: further values, which the paper does not have.
         only_if: a field; where the recipe has 0 for it, the arms are left out.
     """
@@ -287,11 +280,7 @@ def read_changes(words: Iterable[str]) -> dict[str, Any]:
 
 
 def join_changes(data: str | None, epochs: int | None, changes: Changes) -> dict[str, Any]:
-    """Return all fields that the user sets, by ``--data``, ``--epochs`` and ``--set``.
-
-    Raises:
-        UserError: When they contradict each other.
-    """
+    """Return all fields that the user sets, by ``--data``, ``--epochs`` and ``--set``."""
     given: dict[str, Any] = {}
     for option, name, value in (
         ("data", "data.source", data),
@@ -312,9 +301,7 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
     """Refuse to vary fields of a loss term that is off: every configuration would train the same.
 
     Args:
-        config: in which the fields are varied.
         fields: by their dotted names; a section alone stands for the whole term.
-        what: varies them, for the message.
     """
     values = fields_of(config)
     for name in fields:
@@ -356,9 +343,6 @@ def find_unequal_budget(configs: Mapping[str, Config]) -> list[str]:
     """Say in which ways recipes do not spend alike; nothing where they do.
 
     Samples in a step may differ: with more of them a step costs more, and there are fewer steps.
-
-    Args:
-        configs: by name of the arm.
 
     Raises:
         UserError: When they are not of the same images, which makes no comparison at all.

@@ -140,11 +140,7 @@ def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) 
     """Train an arm and cluster the held-out distributions with what it learned.
 
     Args:
-        name: of ``ARMS``.
-        settings: of the experiment.
-        train: labelled, to train on.
         test: to cluster; its labels only judge.
-        seed: of weights, order and first centroids.
     """
     how = ARMS[name]
     num_clusters = len(settings.radii)

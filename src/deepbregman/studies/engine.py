@@ -105,7 +105,6 @@ def lock(folder: Path, name: str, *, wait: bool = True) -> AbstractContextManage
     """Lock something of a study for a block, in all processes that share the folder.
 
     Args:
-        folder: of the study.
         name: of what is locked; the file is ``locks/NAME``.
         wait: for another process that has it; else the block runs, and gets False.
     """
@@ -133,9 +132,6 @@ def run_trial(trial: Trial, source: Source, how: Judgement, watch: Watch | None 
     """Train and judge a trial, from wherever it stands.
 
     Args:
-        trial: to bring to its end.
-        source: its data, open.
-        how: to judge it.
         watch: called with what the kNN monitor measured; what it raises ends the trial, unjudged.
 
     Returns:
@@ -229,13 +225,7 @@ def _judge(run: Run, source: Source, how: Judgement) -> dict[str, float]:
 
 
 class Stopped(Exception):
-    """A signal stopped a study or a search; what was done is kept.
-
-    Args:
-        done: what is done, in words.
-        command: the command that continues.
-        number: of the signal.
-    """
+    """A signal stopped a study or a search; what was done is kept."""
 
     def __init__(self, done: str, command: str, number: int) -> None:
         name = signal.Signals(number).name
@@ -244,13 +234,7 @@ class Stopped(Exception):
 
 
 class Worker:
-    """Runs trials in this process, one after the other, and shows how far they are.
-
-    Args:
-        source: the data of all trials.
-        how: to judge them.
-        console: to draw on.
-    """
+    """Runs trials in this process, one after the other, and shows how far they are."""
 
     def __init__(self, source: Source, how: Judgement, console: Console) -> None:
         self.source, self.how, self.console = source, how, console
@@ -280,8 +264,6 @@ class Worker:
 
         Args:
             trial: whose lock this process holds.
-            title: of the trial, for the user.
-            watch: called with what the kNN monitor measured.
         """
 
         def show(epoch: int, values: Mapping[str, float]) -> None:
@@ -327,14 +309,6 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
     """Run trials until all are done, together with other processes.
 
     Waits for the trials of others, who may die over them.
-
-    Args:
-        queue: of the trials.
-        worker: that runs them.
-        command: that continues when this one is stopped.
-
-    Returns:
-        The results of all.
     """
     is_waiting = False
     try:

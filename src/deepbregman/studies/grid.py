@@ -76,14 +76,7 @@ class Cell:
 
 
 def plan_cells(arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Path) -> list[Cell]:
-    """Lay out the cells, seed by seed, so that a study cut short compares all arms.
-
-    Args:
-        arms: of the study.
-        base: what they change.
-        seeds: in place of the base's.
-        runs: the folder of the runs.
-    """
+    """Lay out the cells, seed by seed, so that a study cut short compares all arms."""
     cells: list[Cell] = []
     trials: dict[str, Trial] = {}
     for seed in seeds:

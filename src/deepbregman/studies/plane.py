@@ -28,12 +28,9 @@ class PlaneNetwork(nn.Module):
 
     Args:
         widths: of the shared hidden layers, each with ReLU; none leaves the point itself.
-        num_outputs: number of features, or K.
         subnetworks: end with K subnetworks, as in Deep Divergence, instead of one linear layer.
-        activation: of the subnetworks: ``"relu"`` (Deep Divergence) or None (the paper: affine).
         norm: of the subnetworks, see :class:`BregmanNetwork`. Without one the same subnetwork often
             wins everywhere at the start; then every hard divergence is 0 and nothing is learned.
-        hidden: width of each subnetwork's hidden layer.
     """
 
     def __init__(
@@ -86,16 +83,8 @@ def fit(
     epoch, a last, short one left out.
 
     Args:
-        network: to train.
         points: (N, 2), or (N, S, 2): each set an empirical distribution.
-        labels: (N,)
-        form: of the divergence.
-        loss: on the matrix of divergences of a batch.
-        margin: of the loss.
-        steps: of the optimiser.
         batch_size: points or sets in a batch; at most N are used.
-        learning_rate: at the beginning.
-        seed: of the order.
 
     Returns:
         The network, in evaluation mode.

@@ -45,9 +45,6 @@ def find_references(study: Record) -> dict[str, str]:
     """Name the arm with which each other is compared.
 
     It is the study's reference or, in a figure of drops, the first arm of the same series.
-
-    Args:
-        study: its definition.
     """
     first: dict[str, str] = {}
     for arm in study["arms"]:
@@ -61,10 +58,6 @@ def find_references(study: Record) -> dict[str, str]:
 
 def compare_arms(rows: Sequence[Record], against: Mapping[str, str]) -> dict[str, Record]:
     """Compare every metric of every arm with its reference's, seed by seed.
-
-    Args:
-        rows: of the cells.
-        against: arm -> its reference.
 
     Returns:
         Arm -> metric -> mean, deviation, n and interval of the differences.
@@ -87,12 +80,6 @@ def write_results(
     folder: Path, definition: Record, rows: Sequence[Record], costs: Mapping[str, Record]
 ) -> Record:
     """Write ``results.json``, ``results.csv`` and ``summary.csv``.
-
-    Args:
-        folder: of the study.
-        definition: what ``study.json`` holds.
-        rows: one for each arm and seed that is done.
-        costs: of each arm's training.
 
     Returns:
         What is in ``results.json``: enough to draw the table and the figure.
@@ -202,12 +189,7 @@ def write_rows(
     """Write ``results.json`` with a row for every arm and metric.
 
     Args:
-        out: folder of the study.
-        study: its name.
-        settings: of it.
-        provenance: of this process.
         values: (arm, metric) -> a value for each seed.
-        notes: what a reader should know.
     """
     results = {
         "study": study,

@@ -125,12 +125,7 @@ def run_search_study(entry: Search, options: StudyOptions, console: Console) -> 
 
 
 def run_search(options: SearchOptions, console: Console | None = None) -> StudyResult:
-    """Search until the trials are done, together with other processes on the same storage.
-
-    Args:
-        options: what to search, and how.
-        console: to draw on; quiet when None.
-    """
+    """Search until the trials are done, together with other processes on the same storage."""
     console = console or Console(quiet=True)
     become_worker()
     pick_device(options.accelerator)
@@ -203,7 +198,6 @@ def resolve(options: SearchOptions, stored: Record | None) -> SearchPlan:
     """Check what the user asked for, alone or against what the search began with.
 
     Args:
-        options: of the user.
         stored: the definition in the storage, None of a new search.
     """
     if stored is None and (options.recipe is None or not options.space):
@@ -268,13 +262,7 @@ def _check_same(stored: Record, definition: Record, recipe: Config) -> None:
 
 
 def join_search(options: SearchOptions, folder: Path, name: str) -> tuple[optuna.Study, SearchPlan]:
-    """Begin the search in its storage, or join it.
-
-    Args:
-        options: what is asked for, with the URL of the storage.
-        folder: of the search.
-        name: of the search in its storage.
-    """
+    """Begin the search in its storage, or join it."""
     assert options.storage is not None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = open_storage(options.storage)
@@ -419,8 +407,6 @@ def open_storage(
     """Open the storage of a search, in which trials of killed workers are found and queued again.
 
     Args:
-        url: SQLAlchemy's, such as ``sqlite:///search.db`` or ``postgresql://user@host/database``.
-        heartbeat: seconds between signs of life.
         grace: seconds without one after which a worker counts as dead.
     """
     is_sqlite = url.startswith("sqlite")
@@ -517,7 +503,6 @@ class SharedSearch:
     """A search that several processes work on: no trial is lost, and none is counted twice.
 
     Args:
-        study: shared.
         total: trials of all workers together.
     """
 
@@ -598,14 +583,7 @@ class SharedSearch:
 
 
 class SearchQueue(SharedSearch):
-    """The trials of a search: Optuna chooses them, the engine trains and judges them.
-
-    Args:
-        study: shared.
-        plan: of the search.
-        folder: of the search.
-        total: trials of all workers together.
-    """
+    """The trials of a search: Optuna chooses them, the engine trains and judges them."""
 
     def __init__(self, study: optuna.Study, plan: SearchPlan, folder: Path, total: int) -> None:
         super().__init__(study, total)
@@ -739,9 +717,7 @@ def write_best(folder: Path, recipe: Config, record: Record) -> None:
     """Write ``best.toml``: the recipe with the values of the best trial, ready to train.
 
     Args:
-        folder: of the search.
         recipe: as it was before the search held images out of it.
-        record: of :func:`write_trials`.
     """
     best = record["best"]
     if best is None:

@@ -217,8 +217,6 @@ def load_trained(
     """Load the networks of a run, in evaluation mode, with the epoch they were saved at.
 
     Args:
-        run: a run, or its folder.
-        device: where to put them.
         encoder: a module of the same structure, for a run whose encoder was the user's own; it is
             copied.
     """
@@ -335,11 +333,6 @@ def replace_last_by_previous(run: Run) -> None:
 
 def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> FoundCheckpoint:
     """Refuse to go on with other images, or with a configuration that trains something else.
-
-    Args:
-        found: the checkpoint.
-        config: that the run folder holds now.
-        images: there are to pretrain on now.
 
     Returns:
         The checkpoint, with a note on the fields that were changed and may be.

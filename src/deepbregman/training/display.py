@@ -27,11 +27,7 @@ class Display:
     """A progress bar for people, and a line every few epochs that also suits a log file.
 
     Args:
-        console: to draw on.
-        epochs: of the whole run.
-        steps_per_epoch: optimiser steps.
         report_every: print a line every so many epochs, and for the first and the last.
-        terms: names of the losses to show beside the total.
     """
 
     def __init__(

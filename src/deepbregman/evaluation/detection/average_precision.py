@@ -53,12 +53,7 @@ class Scores(NamedTuple):
 
 
 def score_detections(truth: Sequence[Objects], found: Sequence[PredictedBoxes]) -> Scores:
-    """Measure the detections of a set of images.
-
-    Args:
-        truth: the objects of each image.
-        found: the detections of each image.
-    """
+    """Measure the detections of a set of images."""
     if len(truth) != len(found):
         raise ValueError(f"{len(truth)} images have objects, {len(found)} have detections")
     tables = {"": coco_precision(truth, found), "-07": voc_precision(truth, found, points=11)}
@@ -154,8 +149,6 @@ def voc_precision(
     """Return VOC's average precision (10, 20) by threshold and class; NaN without objects.
 
     Args:
-        truth: the objects of each image.
-        found: the detections of each image.
         points: of recall to average over, 11 in 2007; 0 integrates, as VOC does since 2010.
     """
     table = np.full((len(THRESHOLDS), len(CLASSES)), np.nan)

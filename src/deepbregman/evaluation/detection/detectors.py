@@ -96,7 +96,6 @@ def build_detector(
         regions: sampled in each image to train the head.
         proposals: handed on to the head in a test image; twice as many are sampled from in
             training.
-        mixed: run the convolutions in bfloat16.
     """
     trunk = require_fitting(encoder)
     low, high = image_side
@@ -212,9 +211,7 @@ def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int
     """Copy an encoder's trunk into a detector, tensor by tensor, and check that it arrived.
 
     Args:
-        detector: whose trunk is overwritten.
         state: of the trunk, every tensor of it.
-        origin: what the state came from, for the error.
 
     Returns:
         The number of tensors copied: all of them, or it is an error that names the others.

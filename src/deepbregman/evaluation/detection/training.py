@@ -85,9 +85,7 @@ def load_batches(
     """Yield batches of photographs, on the device.
 
     Args:
-        data: to take them from.
         batches: the indices of the photographs of each.
-        device: where they go.
         workers: processes that decode; 0 decodes in this one.
     """
     loader: DataLoader[list[Tensor | str]] = DataLoader(
@@ -171,11 +169,7 @@ def fine_tune(
     """Train a detector to the end, from its checkpoint if it has one; then average its norms.
 
     Args:
-        detector: on the device.
-        data: to train on.
-        options: how.
         seed: of the order, the flips and what torchvision draws.
-        device: of the detector.
         checkpoint: file that is written now and then, on a signal, and at the end of training.
         settings: everything the numbers depend on; a checkpoint with others is refused.
         report: called with the number of iterations done and the loss.

@@ -19,7 +19,6 @@ def find_study(name: str, also: Iterable[str] = ()) -> Entry:
     """Return a study by its name.
 
     Args:
-        name: as the user wrote it.
         also: names of studies that are not in the catalogue, for the message.
     """
     known = load_catalogue()
