@@ -21,12 +21,15 @@ from .method.bregman import similarity as similarity
 from .method.bregman import soft_divergence as soft_divergence
 from .method.bregman import squared_euclidean as squared_euclidean
 from .method.losses import divergence_loss as divergence_loss
+from .method.losses import match_divergence as match_divergence
 from .method.losses import nt_logistic as nt_logistic
 from .method.losses import nt_xent as nt_xent
 from .method.networks import BregmanNetwork as BregmanNetwork
 from .method.networks import Encoder as Encoder
 from .method.networks import build_encoder as build_encoder
 from .method.views import Views as Views
+from .objectives.teacher import Bank as Bank
+from .objectives.teacher import Teacher as Teacher
 from .runs import Run as Run
 
 __version__: str

@@ -91,11 +91,78 @@ def soft_divergence(p: Tensor, q: Tensor, temperature: Number = 1.0) -> Tensor:
     return (temperature * ((prob_q * log_q).sum(dim=1) - cross)).clamp_min(0.0)
 
 
+def is_hard(smoothing: Number | None) -> bool:
+    """Whether a smoothing asks for the hard form: None or the number 0; a tensor never does."""
+    return smoothing is None or (isinstance(smoothing, int | float) and smoothing == 0)
+
+
 def learned_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> Tensor:
     """Take the smooth form at a temperature, or the hard one when it is None or the number 0."""
-    if smoothing is None or (isinstance(smoothing, int | float) and smoothing == 0):
+    if smoothing is None or is_hard(smoothing):
         return divergence(p, q)
     return soft_divergence(p, q, smoothing)
+
+
+def paired_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> Tensor:
+    """Divergence of each row of p to the same row of q: the diagonal of the matrix, and no more.
+
+    Args:
+        p: (N, K) scores, or (N, S, K) sets.
+        q: (N, K) scores, or (N, S, K) sets.
+        smoothing: T of the smooth form; None or 0 takes the hard one (Eq. 6).
+
+    Returns:
+        (N,)
+    """
+    p, q = of_distribution(p), of_distribution(q)
+    if p.shape != q.shape:
+        raise ValueError(
+            f"scores of shapes {tuple(p.shape)} and {tuple(q.shape)}: row i of one is compared "
+            "with row i of the other, so they must have the same shape"
+        )
+    if smoothing is None or is_hard(smoothing):
+        winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(p.dtype)  # (N, K)
+        return p.max(dim=1).values - (p * winner).sum(dim=1)
+    require_positive("smoothing", smoothing)
+    log_p = F.log_softmax(p / smoothing, dim=1)
+    log_q = F.log_softmax(q / smoothing, dim=1)
+    return smoothing * (log_q.exp() * (log_q - log_p)).sum(dim=1)
+
+
+def cosine_scores(z: Tensor, weight: Tensor) -> Tensor:
+    """Score embeddings by linear functionals of unit norm: the cosine of every z with every row.
+
+    Args:
+        z: (N, d)
+        weight: (K, d), its rows the K functionals; of any norm above 0.
+
+    Returns:
+        (N, K), in float32 or wider also under autocast.
+    """
+    wide = torch.promote_types(z.dtype, torch.float32)
+    with torch.autocast(z.device.type, enabled=False):
+        return F.normalize(z.to(wide), dim=1) @ F.normalize(weight.to(wide), dim=1).T
+
+
+def balance_scores(scores: Tensor, temperature: Number, iterations: int = 3) -> Tensor:
+    """Shift scores until the batch uses all functionals alike (Sinkhorn-Knopp, in logarithms).
+
+    Of the scores that come back, ``softmax(scores / T)`` is the assignment of SwAV: each row sums
+    to 1, and each column to about N / K.
+
+    Args:
+        scores: (N, K)
+        temperature: T of the assignment.
+        iterations: rounds of evening out columns, then rows.
+
+    Returns:
+        (N, K)
+    """
+    logits = scores / temperature
+    for _ in range(iterations):
+        logits = F.log_softmax(logits, dim=0)  # every functional has the same share
+        logits = F.log_softmax(logits, dim=1)  # every sample counts once
+    return logits * temperature
 
 
 def moment_divergence(p: Tensor, q: Tensor) -> Tensor:

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .bregman import Number, learned_divergence, of_distribution, require_positive, similarity
+from .bregman import (
+    Number,
+    cosine_scores,
+    is_hard,
+    learned_divergence,
+    of_distribution,
+    paired_divergence,
+    require_positive,
+    similarity,
+)
 
 Pairs = Literal["views", "all"]
 Sets = Literal["none", "halves", "rest"]
@@ -134,6 +143,93 @@ def divergence_loss(
         itself = torch.eye(len(rows), dtype=torch.bool, device=o1.device)
         logits = logits.masked_fill(itself, -torch.inf)
     return F.cross_entropy(logits, target)
+
+
+def match_scores(
+    scores: Tensor,
+    target: Tensor,
+    *,
+    temperature: Number = 0.2,
+    target_temperature: Number | None = None,
+) -> Tensor:
+    """Mean divergence of each row of scores to its own target, which gets no gradient.
+
+    ``mean_i KL(softmax(target_i / T_t) || softmax(scores_i / T_s))``: the smooth divergence of the
+    functionals divided by their temperatures. Its gradient in the scores of a row is
+    ``(softmax(scores_i / T_s) - softmax(target_i / T_t)) / T_s``, bounded.
+
+    Args:
+        scores: (N, K) of the student, or (N, S, K) sets.
+        target: (N, K) of the teacher, or (N, S, K) sets.
+        temperature: T_s; 0 takes the hard form (Eq. 6), which has no temperature: the gap between
+            the best score of a row and its score at the target's winner.
+        target_temperature: T_t; None takes T_s. Below T_s the target is the sharper of the two.
+
+    Returns:
+        A scalar.
+    """
+    p, q = of_distribution(scores), of_distribution(target).detach()
+    if is_hard(temperature):
+        return paired_divergence(p, q).mean()
+    require_positive("temperature", temperature)
+    if target_temperature is None:
+        target_temperature = temperature
+    require_positive("target_temperature", target_temperature)
+    return paired_divergence(p / temperature, q / target_temperature, 1.0).mean()
+
+
+def match_divergence(
+    z: Tensor,
+    target: Tensor,
+    weight: Tensor,
+    *,
+    temperature: Number = 0.2,
+    target_temperature: Number | None = 0.1,
+) -> Tensor:
+    """Mean divergence of embeddings to their targets, with the rows of a matrix as subnetworks.
+
+    The scores of an embedding are its cosines with the rows of ``weight``, such as a bank of the
+    teacher's last embeddings: student and teacher shall place an image alike among them.
+
+    Args:
+        z: (N, d) of the student, with gradient.
+        target: (N, d) of the teacher; no gradient reaches it, nor the weight.
+        weight: (K, d).
+        temperature: T_s, see :func:`match_scores`.
+        target_temperature: T_t.
+
+    Returns:
+        A scalar.
+    """
+    if z.ndim != 2 or z.shape != target.shape or weight.ndim != 2 or weight.shape[1] != z.shape[1]:
+        raise ValueError(
+            f"z of shape {tuple(z.shape)}, target of shape {tuple(target.shape)} and weight of "
+            f"shape {tuple(weight.shape)}: expected (N, d), (N, d) and (K, d)"
+        )
+    weight = weight.detach()
+    return match_scores(
+        cosine_scores(z, weight),
+        cosine_scores(target.detach(), weight),
+        temperature=temperature,
+        target_temperature=target_temperature,
+    )
+
+
+def info_nce(z: Tensor, target: Tensor, negatives: Tensor, *, temperature: Number = 0.2) -> Tensor:
+    """Cross-entropy of an image's own target among the targets of the batch and the negatives.
+
+    Args:
+        z: (N, d) of the student.
+        target: (N, d) of the teacher, row i of the same image as row i of z.
+        negatives: (K, d) further embeddings that no image of the batch matches.
+        temperature: tau.
+
+    Returns:
+        A scalar.
+    """
+    require_positive("temperature", temperature)
+    logits = cosine_scores(z, torch.cat([target, negatives]).detach()) / temperature
+    return F.cross_entropy(logits, torch.arange(len(z), device=z.device))
 
 
 def usage_entropy(scores: Tensor, temperature: Number = 1.0) -> Tensor:

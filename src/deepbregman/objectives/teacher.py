@@ -1,0 +1,131 @@
+"""A momentum teacher, and the sources of subnetworks that go with it: a bank, and prototypes."""
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deepbregman.method.bregman import cosine_scores
+
+
+class Teacher(nn.Module):
+    """A copy of a network that follows it slowly; its outputs carry no gradient.
+
+    In training mode its batch normalisation uses the batch, as the student's does.
+
+    Args:
+        network: to copy, with its present weights.
+        momentum: share of the old weights that an update keeps.
+    """
+
+    def __init__(self, network: nn.Module, momentum: float = 0.99) -> None:
+        super().__init__()
+        if not 0.0 <= momentum <= 1.0:
+            raise ValueError(f"momentum is {momentum!r}: it must be between 0 and 1")
+        self.network = copy.deepcopy(network).requires_grad_(False)
+        self.momentum = momentum
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Embed images."""
+        z: Tensor = self.network(images)
+        return z
+
+    def update(self, network: nn.Module, momentum: float | None = None) -> None:
+        """Move towards a network of the same structure, after its step.
+
+        Args:
+            network: the student.
+            momentum: of this update; None takes the teacher's own.
+        """
+        follow(self.network, network, self.momentum if momentum is None else momentum)
+
+
+@torch.no_grad()
+def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
+    """Set the weights of a network to ``momentum * its own + (1 - momentum) * the other's``."""
+    theirs = list(fast.parameters())
+    mine = list(slow.parameters())
+    if len(mine) != len(theirs):
+        raise ValueError(
+            f"the network has {len(theirs)} parameters and its teacher {len(mine)}: give the "
+            "network that the teacher was made from"
+        )
+    torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
+
+
+def momentum_at(momentum: float, schedule: str, progress: float) -> float:
+    """Return the momentum after a share of the training steps.
+
+    Args:
+        momentum: at the start.
+        schedule: ``constant``, or ``cosine``: rises to 1 at the end.
+        progress: from 0 to 1.
+    """
+    if schedule == "constant":
+        return momentum
+    return 1.0 - (1.0 - momentum) * (1.0 + math.cos(math.pi * progress)) / 2.0
+
+
+class Bank(nn.Module):
+    """The last K embeddings of a teacher, as K linear subnetworks.
+
+    A ring: new embeddings replace the oldest. Until it is full, its other rows are random.
+
+    Args:
+        size: K.
+        width: of an embedding.
+    """
+
+    weight: Tensor
+    pushed: Tensor
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        for name, count in (("size", size), ("width", width)):
+            if count < 1:
+                raise ValueError(f"{name} is {count}: it must be 1 or more")
+        self.num_subnetworks = size
+        self.register_buffer("weight", F.normalize(torch.randn(size, width), dim=1))
+        self.register_buffer("pushed", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Score embeddings by their cosines with the rows: (N, d) to (N, K)."""
+        # A copy: a push may change the rows before the gradient has come back through them.
+        return cosine_scores(z, self.weight.clone())
+
+    @property
+    def is_full(self) -> Tensor:
+        """Whether every row is an embedding; a tensor, so that the host need not wait."""
+        return self.pushed >= self.num_subnetworks
+
+    @torch.no_grad()
+    def push(self, embeddings: Tensor) -> None:
+        """Put in embeddings (N, d), the last of them the youngest; of more than K, the last K."""
+        count = len(embeddings)
+        latest = embeddings[-self.num_subnetworks :]
+        rows = F.normalize(latest.to(self.weight.dtype), dim=1)
+        first = self.pushed + (count - len(latest))
+        places = (first + torch.arange(len(rows), device=rows.device)) % self.num_subnetworks
+        self.weight.index_copy_(0, places, rows)
+        self.pushed.add_(count)
+
+
+class Prototypes(nn.Module):
+    """K learned directions; the score of an embedding is its cosine with each.
+
+    Args:
+        size: K.
+        width: of an embedding.
+    """
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.num_subnetworks = size
+        self.weight = nn.Parameter(F.normalize(torch.randn(size, width), dim=1))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """Score embeddings: (N, d) to (N, K)."""
+        return cosine_scores(z, self.weight)

@@ -1,0 +1,207 @@
+"""The teacher, the bank and the matched divergence, against loops and closed forms."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deepbregman import Bank, Teacher, match_divergence, soft_divergence
+from deepbregman.method.bregman import balance_scores, divergence, paired_divergence
+from deepbregman.method.losses import info_nce, match_scores
+from deepbregman.objectives.teacher import Prototypes, momentum_at
+
+SEEDS = st.integers(0, 2**31)
+WARM = st.floats(0.05, 2.0)
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def softmax(values: list[float]) -> list[float]:
+    top = max(values)
+    powers = [math.exp(value - top) for value in values]
+    return [power / sum(powers) for power in powers]
+
+
+@given(SEEDS, WARM, WARM)
+def test_match_is_cross_entropy_minus_entropy(seed: int, student: float, teacher: float) -> None:
+    """ReSSL's cross-entropy of relations minus the target's entropy, by a loop."""
+    z, target, bank = draw(seed, 3, 4), draw(seed + 1, 3, 4), draw(seed + 2, 5, 4)
+
+    def cosine(a: Tensor, b: Tensor) -> float:
+        a, b = a.tolist(), b.tolist()
+        dot = sum(x * y for x, y in zip(a, b, strict=True))
+        return dot / math.hypot(*a) / math.hypot(*b)
+
+    total = 0.0
+    for i in range(3):
+        p = softmax([cosine(z[i], row) / student for row in bank])
+        q = softmax([cosine(target[i], row) / teacher for row in bank])
+        cross = -sum(b * math.log(a) for a, b in zip(p, q, strict=True))
+        entropy = -sum(b * math.log(b) for b in q if b > 0.0)
+        total += cross - entropy
+    found = match_divergence(z, target, bank, temperature=student, target_temperature=teacher)
+    assert found.item() == pytest.approx(total / 3, abs=1e-9)
+
+
+@given(SEEDS, WARM)
+def test_match_is_the_diagonal_of_the_smooth_divergence(seed: int, temperature: float) -> None:
+    z, target, weight = draw(seed, 4, 6), draw(seed + 1, 4, 6), F.normalize(draw(seed + 2, 7, 6))
+    p, q = F.normalize(z) @ weight.T, F.normalize(target) @ weight.T
+    expected = soft_divergence(p, q, temperature).diagonal().mean() / temperature
+    found = match_divergence(
+        z, target, weight, temperature=temperature, target_temperature=temperature
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    for smoothing in (0.0, temperature):
+        matrix = divergence(p, q) if smoothing == 0.0 else soft_divergence(p, q, smoothing)
+        own = paired_divergence(p, q, smoothing)
+        torch.testing.assert_close(own, matrix.diagonal(), rtol=1e-9, atol=1e-12)
+
+
+@given(SEEDS, WARM)
+def test_with_one_hot_targets_it_is_infonce(seed: int, temperature: float) -> None:
+    """A very sharp target at one functional leaves the cross-entropy of that functional."""
+    keys, z = F.normalize(draw(seed, 5, 8)), draw(seed + 1, 5, 8)
+    scores = F.normalize(z) @ keys.T
+    one_hot = 1e4 * torch.eye(5, dtype=torch.float64)
+    found = match_scores(scores, one_hot, temperature=temperature, target_temperature=1.0)
+    expected = F.cross_entropy(scores / temperature, torch.arange(5))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    none = torch.empty(0, 8, dtype=torch.float64)
+    again = info_nce(z, keys, none, temperature=temperature)
+    torch.testing.assert_close(found, again, rtol=1e-9, atol=1e-12)
+
+
+def test_infonce_by_a_loop() -> None:
+    z, target, negatives = draw(0, 3, 4), draw(1, 3, 4), draw(2, 6, 4)
+    rows = F.normalize(torch.cat([target, negatives]))
+    total = 0.0
+    for i in range(3):
+        weights = softmax([float(F.normalize(z)[i] @ row) / 0.3 for row in rows])
+        total -= math.log(weights[i])
+    assert info_nce(z, target, negatives, temperature=0.3).item() == pytest.approx(total / 3)
+
+
+def test_gradient_is_the_difference_of_assignments() -> None:
+    p, q = draw(0, 4, 9).requires_grad_(), draw(1, 4, 9).requires_grad_()
+    match_scores(p, q, temperature=0.5, target_temperature=0.2).backward()
+    expected = (F.softmax(p / 0.5, dim=1) - F.softmax(q / 0.2, dim=1)) / 0.5 / 4
+    torch.testing.assert_close(p.grad, expected.detach())
+    assert q.grad is None
+
+
+def test_gradcheck_and_no_gradient_to_target_or_bank() -> None:
+    z, target, bank = (draw(i, 3, 4).requires_grad_() for i in range(3))
+    assert torch.autograd.gradcheck(lambda x: match_divergence(x, target, bank), (z,))
+    match_divergence(z, target, bank).backward()
+    assert z.grad is not None
+    assert target.grad is None
+    assert bank.grad is None
+
+
+def test_hard_match_moves_only_two_scores_of_a_row() -> None:
+    p = torch.tensor([[3.0, 1.0, 2.0], [5.0, 0.0, 0.0]], requires_grad=True)
+    q = torch.tensor([[0.0, 1.0, 0.0], [9.0, 0.0, 0.0]])
+    loss = match_scores(p, q, temperature=0)
+    loss.backward()
+    assert loss.item() == pytest.approx((3.0 - 1.0 + 0.0) / 2)
+    assert p.grad is not None
+    assert p.grad.tolist() == [[0.5, -0.5, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_several_weak_views_are_a_distribution() -> None:
+    p, q = draw(0, 4, 9), draw(1, 4, 3, 9)
+    expected = match_scores(p, q.mean(dim=1), temperature=0.3)
+    torch.testing.assert_close(match_scores(p, q, temperature=0.3), expected)
+
+
+def test_momentum_after_n_steps_in_closed_form() -> None:
+    student = nn.Linear(3, 2).double()
+    teacher = Teacher(student, momentum=0.9)
+    first = student.weight.detach().clone()
+    with torch.no_grad():
+        student.weight += 1.0
+    for _ in range(7):
+        teacher.update(student)
+    expected = 0.9**7 * first + (1 - 0.9**7) * student.weight.detach()
+    torch.testing.assert_close(teacher.network.weight, expected)
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    assert not teacher(torch.randn(1, 3, dtype=torch.float64)).requires_grad
+    teacher.update(student, momentum=0.0)
+    assert torch.equal(teacher.network.weight, student.weight)
+
+
+def test_momentum_rises_to_one() -> None:
+    assert momentum_at(0.9, "constant", 0.5) == 0.9
+    assert momentum_at(0.9, "cosine", 0.0) == pytest.approx(0.9)
+    assert momentum_at(0.9, "cosine", 0.5) == pytest.approx(0.95)
+    assert momentum_at(0.9, "cosine", 1.0) == 1.0
+
+
+@given(st.integers(1, 9), st.lists(st.integers(1, 12), max_size=6))
+def test_bank_holds_the_last_rows(size: int, pushes: list[int]) -> None:
+    bank, everything = Bank(size, 2), torch.empty(0, 2)
+    for number, count in enumerate(pushes):
+        rows = draw(number, count, 2).float()
+        bank.push(rows)
+        everything = torch.cat([everything, F.normalize(rows)])
+    total = len(everything)
+    assert bool(bank.is_full) == (total >= size)
+    for place in range(max(0, total - size), total):
+        torch.testing.assert_close(bank.weight[place % size], everything[place])
+    torch.testing.assert_close(bank.weight.norm(dim=1), torch.ones(size))
+
+
+def test_push_before_backward_does_not_disturb_the_gradient() -> None:
+    bank, z = Bank(6, 4), torch.randn(3, 4, requires_grad=True)
+    scores = bank(z)
+    bank.push(torch.randn(5, 4))
+    scores.sum().backward()
+    assert z.grad is not None
+
+
+def test_balanced_scores_use_all_functionals_alike() -> None:
+    scores = draw(0, 40, 5)
+    assigned = F.softmax(balance_scores(scores, 0.5, iterations=50) / 0.5, dim=1)
+    torch.testing.assert_close(assigned.sum(dim=0), torch.full((5,), 8.0, dtype=torch.float64))
+    matrix = (scores / 0.5).exp()  # as the algorithm is usually written
+    for _ in range(3):
+        matrix = matrix / matrix.sum(dim=0)
+        matrix = matrix / matrix.sum(dim=1, keepdim=True)
+    found = F.softmax(balance_scores(scores, 0.5) / 0.5, dim=1)
+    torch.testing.assert_close(found, matrix)
+
+
+def test_prototypes_are_cosines() -> None:
+    prototypes, z = Prototypes(5, 4), torch.randn(3, 4)
+    expected = F.cosine_similarity(z[:, None], prototypes.weight[None], dim=2)
+    torch.testing.assert_close(prototypes(z), expected)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Teacher(nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
+        (lambda: Bank(0, 2), "size is 0"),
+        (lambda: Teacher(nn.Linear(2, 2)).update(nn.Sequential()), "the network that the teacher"),
+        (
+            lambda: match_divergence(torch.ones(2, 3), torch.ones(2, 4), torch.ones(5, 3)),
+            "expected",
+        ),
+        (
+            lambda: match_divergence(
+                torch.ones(2, 3), torch.ones(2, 3), torch.ones(5, 3), target_temperature=0.0
+            ),
+            "target_temperature is 0.0",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
