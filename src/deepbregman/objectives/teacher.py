@@ -46,8 +46,8 @@ class Teacher(nn.Module):
 @torch.no_grad()
 def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
     """Set the weights of a network to ``momentum * its own + (1 - momentum) * the other's``."""
-    theirs = list(fast.parameters())
-    mine = list(slow.parameters())
+    theirs: list[Tensor] = list(fast.parameters())
+    mine: list[Tensor] = list(slow.parameters())
     if len(mine) != len(theirs):
         raise ValueError(
             f"the network has {len(theirs)} parameters and its teacher {len(mine)}: give the "
