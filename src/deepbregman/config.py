@@ -299,6 +299,10 @@ class ObjectiveSettings(Section, table="objective"):
     """Optional groups of views that the method takes: ``weak_views``, ``small_views``."""
     fewest_views: ClassVar[int] = 2
     """Views of the main group that the method needs."""
+    needs_labels: ClassVar[bool] = False
+    """Whether the method learns from labels."""
+    needs_indices: ClassVar[bool] = False
+    """Whether the method must know which image of the dataset is which."""
 
     name: str = ""
     """Of the method."""

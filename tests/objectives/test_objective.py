@@ -124,7 +124,8 @@ def complete(tmp_path_factory: pytest.TempPathFactory, few_digits: str) -> Run:
         config = override(load_recipe("digits"), {**SMALL, "data.source": few_digits})
         return pretrain(config, run=tmp_path_factory.mktemp("toy") / "run", accelerator="cpu")
     finally:
-        del METHODS["toy"], OBJECTIVES["toy"]
+        for name in ("toy", "informed"):
+            del METHODS[name], OBJECTIVES[name]
 
 
 def test_its_terms_and_metrics_travel_by_name(complete: Run) -> None:

@@ -1,4 +1,8 @@
-"""A method with all that one can have: a momentum teacher on a weak view, a queue, a predictor."""
+"""Two methods with all that one can have.
+
+One has a momentum teacher on a weak view, a queue and a predictor; the other labels, a memory of
+every image, and randomness of its own.
+"""
 
 import copy
 import math
@@ -11,7 +15,15 @@ from torch.nn import functional as F
 
 from deepbregman.config import METHODS, EncoderSettings, ObjectiveSettings
 from deepbregman.method.networks import Encoder, build_projection
-from deepbregman.objectives import OBJECTIVES, Gather, Group, Objective, Outputs, ViewGroups
+from deepbregman.objectives import (
+    OBJECTIVES,
+    Gather,
+    Group,
+    Objective,
+    Outputs,
+    Samples,
+    ViewGroups,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +47,7 @@ class Toy(Objective):
         self.teacher = copy.deepcopy(nn.Sequential(encoder, projection)).requires_grad_(False)
         self.register_buffer("queue", F.normalize(torch.randn(settings.queue, width), dim=1))
 
-    def forward(self, views: ViewGroups[Tensor], gather: Gather) -> Outputs:
+    def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         assert views.weak is not None
         h, z = self.embed(views.main)
         with self.autocast():
@@ -67,7 +79,50 @@ class Toy(Objective):
         return {"queue_norm": self.queue.norm(dim=1).mean()}
 
 
+@dataclass(frozen=True)
+class InformedSettings(ObjectiveSettings, table="objective"):
+    needs_labels = True
+    needs_indices = True
+    name: Literal["informed"] = "informed"
+
+
+class Informed(Objective):
+    memory: Tensor
+
+    def __init__(
+        self, settings: InformedSettings, encoder: Encoder, widths: EncoderSettings
+    ) -> None:
+        width = widths.embedding
+        projection = build_projection(encoder.num_features, widths.projection_hidden, width)
+        super().__init__(encoder, projection, {"classify": settings.weight, "recall": 0.5})
+
+    def size_by(self, num_images: int, num_classes: int) -> None:
+        width = self.projection[-1].out_features
+        self.classifier = nn.Linear(width, num_classes)
+        self.register_buffer("memory", torch.zeros(num_images, width))
+
+    def draw(self, num_images: int, *, device: torch.device, generator: torch.Generator) -> Tensor:
+        return torch.rand(num_images, device=device, generator=generator)
+
+    def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
+        indices, labels, random = samples
+        assert indices is not None
+        assert labels is not None
+        assert random is not None
+        h, z = self.embed(views.main)
+        student = gather(z)
+        scores = self.classifier(student)  # (M, N, C)
+        losses = [F.cross_entropy(view, labels, reduction="none") for view in scores]
+        last = self.memory.index_select(0, indices)  # (N, d)
+        recall = (student - last).square().mean()
+        self.memory.index_copy_(0, indices, student[0].detach())
+        terms = {"classify": (torch.stack(losses) * random).mean(), "recall": recall}
+        return Outputs(terms, student, None, h.detach())
+
+
 def register() -> None:
-    """Make the method known, as a line in each registry would."""
+    """Make the methods known, as a line in each registry would."""
     METHODS["toy"] = ToySettings
     OBJECTIVES["toy"] = Toy
+    METHODS["informed"] = InformedSettings
+    OBJECTIVES["informed"] = Informed

@@ -60,6 +60,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "objective.name": "toy",
         "weak_views.num_views": 2,
     },
+    "labels, a memory of every image and draws": {"objective.name": "informed"},
     "learnt sigma without a use": {
         "divergence.kernel": "inverse",
         "divergence.learn_sigma": True,
@@ -98,7 +99,8 @@ def state(job: Pretraining) -> dict[str, Tensor]:
 
 
 def trained(fabric: Any, folder: Path, changes: Mapping[str, Any]) -> dict[str, Tensor]:
-    job = Pretraining(configured(changes), images(), fabric, folder)
+    labels = torch.arange(NUM_IMAGES) * 7 % 5
+    job = Pretraining(configured(changes), images(), fabric, folder, labels=labels)
     feed = job.feed(0, 0)
     job.step_module.train()
     for _ in range(STEPS):

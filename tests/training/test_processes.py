@@ -25,7 +25,7 @@ CASES = (
         "two passes a step",
     ),
     *("sets of four views", "each view against the rest", "learnt sigma without a use"),
-    "teacher, queue, predictor and a weak view",
+    *("teacher, queue, predictor and a weak view", "labels, a memory of every image and draws"),
 )
 SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]
 Found = list[dict[str, Any]]

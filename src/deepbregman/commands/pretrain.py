@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -168,7 +169,12 @@ def _train(
     watch: Watch | None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
-    from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
+    from deepbregman.data.opening import (
+        images_to_pretrain_on,
+        labels_to_pretrain_on,
+        open_data,
+        split_for_monitor,
+    )
     from deepbregman.evaluation.knn import knn_monitor
     from deepbregman.training.faults import explain_faults
     from deepbregman.training.loop import Pretraining
@@ -201,12 +207,13 @@ def _train(
         if source.skipped_notice:
             say(console, source.skipped_notice, "yellow")
         kept, held_out = together(fabric, lambda: split_for_monitor(train, config))
-        images = images_to_pretrain_on(source, kept)
+        labels = together(fabric, partial(labels_to_pretrain_on, source, kept, config))
+        images = images_to_pretrain_on(source, kept, labelled=labels is not None)
         sharing = together(
             fabric,
             lambda: _describe_sharing(config, fabric.world_size, Run(folder) if resuming else None),
         )
-        job = Pretraining(config, images, fabric, folder, resuming, encoder)
+        job = Pretraining(config, images, fabric, folder, resuming, encoder, labels)
         if not resuming:
             together(fabric, hold)
         for note in job.notes:

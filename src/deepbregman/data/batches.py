@@ -37,9 +37,11 @@ class Batch(NamedTuple):
     """uint8 (B, 3, H, W); streamed ones are channels-last in memory."""
     sizes: Tensor | None
     """int64 (B, 2): height and width of each in its frame; None: all fill it."""
+    indices: Tensor | None = None
+    """int64 (B,): their places in the dataset, where the method that trains asks for them."""
 
 
-def _cut_orders(
+def cut_orders(
     orders: Iterable[Tensor], batch_size: int, num_images: int, device: torch.device
 ) -> Iterator[Tensor]:
     """Bring each order to a device whole, and cut it there into consecutive parts.
@@ -86,7 +88,7 @@ class ResidentBatches:
 
     def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
         """Yield several orders one after the other."""
-        for indices in _cut_orders(orders, batch_size, self.num_images, self._device):
+        for indices in cut_orders(orders, batch_size, self.num_images, self._device):
             sizes = None if self._sizes is None else self._sizes.index_select(0, indices)
             yield Batch(self._pixels.index_select(0, indices), sizes)
 
@@ -228,7 +230,7 @@ class StreamingBatches:
 
         One pass at a time: beginning another ends this one.
         """
-        parts = _cut_orders(orders, batch_size, self.num_images, torch.device("cpu"))
+        parts = cut_orders(orders, batch_size, self.num_images, torch.device("cpu"))
         if self._arrays is None:
             yield from self._iterate_files(parts)
             return

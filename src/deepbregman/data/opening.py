@@ -16,6 +16,7 @@ from deepbregman.data import (
     open_source,
     stratified_split,
 )
+from deepbregman.errors import UserError
 from deepbregman.launching import current_process
 
 
@@ -50,8 +51,33 @@ def split_for_monitor(train: Split, config: Config) -> tuple[Tensor, Tensor]:
     return stratified_split(train.labels, len(train), config.data.holdout, config.seed)
 
 
-def images_to_pretrain_on(source: Source, kept: Tensor) -> Images:
-    """Join the training images that are not held out with a source's unlabelled ones."""
+def images_to_pretrain_on(source: Source, kept: Tensor, labelled: bool = False) -> Images:
+    """Join the training images that are not held out with a source's unlabelled ones.
+
+    Args:
+        source: of the images.
+        kept: indices of the training images that are not held out.
+        labelled: leave the unlabelled ones out, for a method that learns from labels.
+    """
     everything = len(kept) == len(source.train)
     images = source.train.images if everything else source.train.images.select(kept)
-    return images if source.unlabelled is None else join_images(images, source.unlabelled.images)
+    if labelled or source.unlabelled is None:
+        return images
+    return join_images(images, source.unlabelled.images)
+
+
+def labels_to_pretrain_on(source: Source, kept: Tensor, config: Config) -> Tensor | None:
+    """Return the labels (N,) of the images to pretrain on, if the method learns from labels.
+
+    Raises:
+        UserError: When it does and there are none.
+    """
+    if not config.objective.needs_labels:
+        return None
+    if source.train.labels is None:
+        raise UserError(
+            f"objective.name is {config.objective.name!r}: it learns from labels, and "
+            f"{source.name} has none; give a labelled dataset, such as a folder with "
+            "a folder for each class, or choose a method that learns without labels"
+        )
+    return source.train.labels[kept]

@@ -117,7 +117,7 @@ def compute_crop_features(
     means = []
     done = 0
     with frozen(model):
-        for images, sizes in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
+        for images, sizes, _ in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
             drawn = views.draw(len(images), device="cpu", generator=generator)  # (M, B, R)
             uniforms = drawn.reshape(len(images), views.num_views, -1).transpose(0, 1)
             for start in range(0, len(images), together):

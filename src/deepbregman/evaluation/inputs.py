@@ -49,7 +49,10 @@ class LoadedRun:
         if self.data_fingerprint is None:
             return None
         kept, _ = split_for_monitor(source.train, self.config)
-        changed = fingerprint(images_to_pretrain_on(source, kept)) != self.data_fingerprint
+        changed = (
+            fingerprint(images_to_pretrain_on(source, kept, self.config.objective.needs_labels))
+            != self.data_fingerprint
+        )
         if changed:
             warnings.warn(
                 f"data {self.config.data.source!r} has changed since {self.run.path} was "

@@ -21,6 +21,7 @@ from .objective import Gather as Gather
 from .objective import Group as Group
 from .objective import Objective as Objective
 from .objective import Outputs as Outputs
+from .objective import Samples as Samples
 from .objective import ViewGroups as ViewGroups
 from .simclr import SimCLR as SimCLR
 from .step import Step as Step
@@ -147,6 +148,8 @@ def build_step(
     gather: Gather = gather_alone,
     mixed: bool = False,
     trunk: nn.Module | None = None,
+    num_images: int = 0,
+    num_classes: int = 0,
 ) -> Step:
     """Build all that is trained, its initial weights drawn from the configuration's seed.
 
@@ -158,11 +161,14 @@ def build_step(
             several processes is then the loss of their joint batch.
         mixed: run the networks, and nothing else, in bfloat16 where it is safe to.
         trunk: (N, 3, H, W) -> (N, d), the user's own; a copy is used, its weights as they are.
+        num_images: to train on, for a method that remembers each of them.
+        num_classes: of them, for a method that learns from labels.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = build_run_encoder(config, mean, deviation, trunk)
         objective = OBJECTIVES[config.objective.name](config.objective, encoder, config.encoder)
+        objective.size_by(num_images, num_classes)
         divergence = None
         if config.divergence.weight > 0.0:
             divergence = DivergenceTerm(config.divergence, config.encoder.embedding)

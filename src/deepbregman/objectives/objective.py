@@ -24,6 +24,17 @@ class ViewGroups(NamedTuple, Generic[T]):
     small: T | None = None  # parts of the image (multi-crop)
 
 
+class Samples(NamedTuple):
+    """What a method may know of the images of the joint batch, in the order of the embeddings.
+
+    Each is None unless the method asks for it: by its settings, or by drawing.
+    """
+
+    indices: Tensor | None = None  # (N,) places in the dataset; settings: ``needs_indices``
+    labels: Tensor | None = None  # (N,) classes from 0; settings: ``needs_labels``
+    random: Tensor | None = None  # what ``Objective.draw`` drew, the same in every process
+
+
 class Outputs(NamedTuple):
     """What a method makes of a batch."""
 
@@ -66,12 +77,33 @@ class Objective(nn.Module):
         self.projection = projection
         self.weights = weights
 
-    def forward(self, views: ViewGroups[Tensor], gather: Gather) -> Outputs:
+    def size_by(self, num_images: int, num_classes: int) -> None:
+        """Make what has the size of the data, such as a memory bank; before training or loading.
+
+        Args:
+            num_images: to train on.
+            num_classes: of them, 0 unless the method needs labels.
+        """
+
+    def draw(
+        self, num_images: int, *, device: torch.device, generator: torch.Generator
+    ) -> Tensor | None:
+        """Draw the randomness of one call; every process draws the same.
+
+        Args:
+            num_images: in the joint batch.
+            device: of the tensor.
+            generator: to draw from, and from nothing else.
+        """
+        return None
+
+    def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Compute the loss terms of a batch.
 
         Args:
             views: of this process's images.
             gather: joins embeddings of all processes.
+            samples: of the joint batch.
         """
         raise NotImplementedError
 

@@ -7,7 +7,7 @@ from deepbregman.config import EncoderSettings, SimCLRSettings
 from deepbregman.method.losses import CONTRASTIVE_LOSSES, contrast_sets
 from deepbregman.method.networks import Encoder, build_projection
 
-from .objective import Gather, Objective, Outputs, ViewGroups
+from .objective import Gather, Objective, Outputs, Samples, ViewGroups
 
 
 class SimCLR(Objective):
@@ -28,7 +28,7 @@ class SimCLR(Objective):
         # A buffer, so that one compiled step serves all values.
         self.register_buffer("temperature", torch.tensor(settings.temperature), persistent=False)
 
-    def forward(self, views: ViewGroups[Tensor], gather: Gather) -> Outputs:
+    def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Contrast the main views with each other."""
         h, z = self.embed(views.main)
         z = gather(z)  # (M, N, d)

@@ -9,7 +9,9 @@ from deepbregman.method.networks import Model
 from deepbregman.method.views import Views
 
 from .divergence import DivergenceTerm
-from .objective import Gather, Group, Objective, Outputs, ViewGroups
+from .objective import Gather, Group, Objective, Outputs, Samples, ViewGroups
+
+NO_SAMPLES = Samples()
 
 
 def gather_alone(mine: Tensor) -> Tensor:
@@ -67,7 +69,11 @@ class Step(nn.Module):
         )
 
     def forward(
-        self, images: Tensor, sizes: Tensor | None, uniforms: ViewGroups[Tensor]
+        self,
+        images: Tensor,
+        sizes: Tensor | None,
+        uniforms: ViewGroups[Tensor],
+        samples: Samples = NO_SAMPLES,
     ) -> StepOutputs:
         """Compute the losses of a batch.
 
@@ -75,13 +81,16 @@ class Step(nn.Module):
             images: (n, 3, H, W) uint8 of this process.
             sizes: (n, 2) true sizes of padded images, or None.
             uniforms: the randomness of each group of views, (M, n, R).
+            samples: of this process, where the method asks for them.
         """
         main = self.views.main(images, sizes, uniforms.main)
         weak, small = (
             None if group is None else group(images, sizes, random)
             for group, random in zip(self.views[1:], uniforms[1:], strict=True)
         )
-        outputs: Outputs = self.objective(ViewGroups(main, weak, small), self.gather)
+        outputs: Outputs = self.objective(
+            ViewGroups(main, weak, small), self.gather, self._join(samples)
+        )
         terms, scores = outputs.terms, None
         if self.divergence is not None:
             found = self.divergence(outputs.student, outputs.teacher)
@@ -106,6 +115,14 @@ class Step(nn.Module):
             outputs.representation,
             scores,
         )
+
+    def _join(self, samples: Samples) -> Samples:
+        """Join the samples of all processes, in the order in which embeddings are joined."""
+
+        def join(mine: Tensor | None) -> Tensor | None:
+            return None if mine is None else self.gather(mine.view(1, -1, 1)).flatten()
+
+        return Samples(join(samples.indices), join(samples.labels), samples.random)
 
     def follow_schedule(self, step: int, steps_per_epoch: int) -> None:
         """Set the weight of the divergence, which may warm up."""

@@ -221,8 +221,9 @@ def load_trained(
             copied.
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
-    step = build_step(run.config, trunk=encoder)
     saved = _load_last(run, (*NETWORKS, "epoch"))
+    counts = {name: saved.get(name, 0) for name in ("num_images", "num_classes")}
+    step = build_step(run.config, trunk=encoder, **counts)
     load_networks(step, saved, str(run.last_checkpoint))
     model = step.model
     model.to(memory_format=torch.channels_last)
@@ -256,6 +257,7 @@ def take_snapshot(job: "Pretraining") -> State:
         "step": job.step,
         "epoch": job.step / job.steps_per_epoch,
         "num_images": job.batches.num_images,
+        "num_classes": job.num_classes,
         "data": job.data_fingerprint,
         "config": to_toml(job.config),
         "sums": dict(zip(job.term_names, job.sums.unbind(), strict=True)),

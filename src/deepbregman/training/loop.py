@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 from deepbregman.config import Config
 from deepbregman.data import Batch, Images, channel_statistics, fingerprint
+from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
 from deepbregman.errors import ReportedElsewhere
 from deepbregman.method.networks import Model
-from deepbregman.objectives import Step, StepOutputs, build_step, gather_alone
+from deepbregman.objectives import Samples, Step, StepOutputs, build_step, gather_alone
 from deepbregman.runs import Record, Run, now, provenance
 
 from . import checkpoints, diagnostics
@@ -52,6 +53,7 @@ class Pretraining:
         folder: of the run; new, or an interrupted run's when resuming.
         resume: go on from the folder's last checkpoint.
         trunk: of an encoder of the user's own.
+        labels: (N,) of the images, where the method learns from labels.
     """
 
     def __init__(
@@ -62,8 +64,11 @@ class Pretraining:
         folder: Path,
         resume: bool = False,
         trunk: nn.Module | None = None,
+        labels: Tensor | None = None,
     ) -> None:
         self.config, self.fabric, self.run = config, fabric, Run(folder)
+        self.labels = None if labels is None else labels.to(fabric.device)
+        self.num_classes = 0 if labels is None else int(labels.max()) + 1
         optimiser, found = together(fabric, partial(self._assemble, images, resume, trunk))
         self.notes: list[str] = [] if found is None else found.notes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
@@ -98,6 +103,8 @@ class Pretraining:
             gather=gather if several else gather_alone,
             mixed=is_mixed(config, fabric.device),
             trunk=trunk,
+            num_images=len(images),
+            num_classes=self.num_classes,
         )
         if several and config.training.sync_norm:
             synchronise_norms(self.step_module.objective, fabric.device)
@@ -180,10 +187,13 @@ class Pretraining:
             batch = next(feed)
             draw = self.step * accumulate + part
             uniforms = self.share.draw_uniforms(self.step_module.views, draw)
+            samples = self._describe(batch, draw)
             self.share.seed_dropout(draw)
             more = part < accumulate - 1
             with self.fabric.no_backward_sync(self.wrapped_step, enabled=more):
-                outputs: StepOutputs = self.wrapped_step(batch.images, batch.sizes, uniforms)
+                outputs: StepOutputs = self.wrapped_step(
+                    batch.images, batch.sizes, uniforms, samples
+                )
                 self.fabric.backward(outputs.total / accumulate)
             values = [outputs.total.detach(), *outputs.terms.values()]
             losses += torch.stack(values) / accumulate
@@ -195,6 +205,14 @@ class Pretraining:
         self.guard.count(self.sums)
         self.step += 1
         return outputs
+
+    def _describe(self, batch: Batch, draw: int) -> Samples:
+        """Collect what the method asks for beside views; without a wish nothing is computed."""
+        labels = None
+        if self.labels is not None and batch.indices is not None:
+            labels = self.labels.index_select(0, batch.indices)
+        indices = batch.indices if self.config.objective.needs_indices else None
+        return Samples(indices, labels, self.share.draw_for(self.step_module.objective, draw))
 
     @property
     def total_steps(self) -> int:
@@ -246,11 +264,19 @@ class Pretraining:
 
         One iterator for all epochs, so that streaming need not start afresh at each.
         """
-        orders = (
-            self.share.order(later, offset if later == epoch else 0)
-            for later in range(epoch, self.config.training.epochs)
+
+        def orders() -> Iterator[Tensor]:
+            for later in range(epoch, self.config.training.epochs):
+                yield self.share.order(later, offset if later == epoch else 0)
+
+        size, method = self.share.batch_size, self.config.objective
+        batches = self.batches.chain(orders(), size)
+        if not (method.needs_indices or method.needs_labels):
+            return batches
+        places = cut_orders(orders(), size, self.batches.num_images, self.fabric.device)
+        return (
+            batch._replace(indices=indices) for batch, indices in zip(batches, places, strict=True)
         )
-        return self.batches.chain(orders, self.share.batch_size)
 
     def _diagnose(self, outputs: StepOutputs) -> dict[str, float]:
         """Look at the epoch's last batch, unless it was one to skip."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from deepbregman.config import Config
 from deepbregman.errors import UserError
 from deepbregman.method.views import Views
-from deepbregman.objectives import ViewGroups
+from deepbregman.objectives import Objective, ViewGroups
 
 
 def derive_seed(seed: int, purpose: str, position: int = 0) -> int:
@@ -95,6 +95,16 @@ class Share:
         main = share(views.main, "views")
         assert main is not None
         return ViewGroups(main, share(views.weak, "weak_views"), share(views.small, "small_views"))
+
+    def draw_for(self, objective: Objective, draw: int) -> Tensor | None:
+        """Draw what a method needs beside its views: for the joint batch, alike in all processes.
+
+        A method without such a need gets None.
+        """
+        self.generator.manual_seed(derive_seed(self.config.seed, "objective", draw))
+        return objective.draw(
+            self.config.training.batch_size, device=self.device, generator=self.generator
+        )
 
     def seed_dropout(self, draw: int) -> None:
         """Seed dropout for a forward pass.
