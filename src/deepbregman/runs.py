@@ -9,6 +9,7 @@
       result.json        what pretraining ended with, and each evaluation
       finished_arms.json what an evaluation has measured so far; only while it is not finished
       checkpoints/       last.pt, previous.pt, and epoch-0010.pt ... where asked for
+      features/          of images, kept for the next search; may be deleted
       tensorboard/
       .lock              names the process that trains; the kernel holds the lock itself
       .records.lock      held for the moment in which result.json is changed

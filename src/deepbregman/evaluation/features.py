@@ -17,6 +17,7 @@ from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
 from deepbregman.training.randomness import derive_seed
 
+from .kept import KeptFeatures
 from .results import accuracies
 
 BATCH_SIZE = 512
@@ -157,6 +158,8 @@ class SplitFeatures:
     device: torch.device
     progress: Progress | None = None
     """Called while the features are computed."""
+    kept: KeptFeatures | None = None
+    """Where features are read from if they are there, and written to if not."""
 
     @cached_property
     def labels(self) -> Tensor:
@@ -172,8 +175,16 @@ class SplitFeatures:
     @cached_property
     def features(self) -> Features:
         """The features of the whole images, without augmentation."""
+        images, kept = self.split.images, self.kept
+        found = None if kept is None else kept.read(images)
+        if found is not None and "representation" in found:
+            return Features(found["representation"], found.get("scores"))
         size = self.config.data.image_size
-        return compute_features(self.model, self.batches, size, self.progress).require_finite()
+        features = compute_features(self.model, self.batches, size, self.progress).require_finite()
+        if kept is not None and not self.num_replaced:
+            parts = features._asdict().items()
+            kept.write(images, {name: part for name, part in parts if part is not None})
+        return features
 
     def averaged(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
         """Return the representation (N, d) averaged over random crops and flips of each image."""

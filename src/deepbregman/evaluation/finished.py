@@ -5,20 +5,19 @@ digest of everything that their numbers depend on. A part leaves it when the row
 are written, or when the run's networks have changed.
 """
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from deepbregman.config import to_toml
 from deepbregman.data import Split
-from deepbregman.data.images import ArrayImages
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run, now, read_json, recorded_versions
 from deepbregman.training.checkpoints import fingerprint_module
 from deepbregman.training.processes import device_name
 
 from .features import LabelledFeatures
+from .kept import digest, digest_images
 from .results import Measurement
 
 NAME = "finished_arms.json"
@@ -33,7 +32,7 @@ def describe_part(
         "variant": variant,
         "seed": seed,
         "networks": fingerprint_module(labelled.model),
-        "config": _digest(to_toml(labelled.config).encode()),
+        "config": digest(to_toml(labelled.config).encode()),
         "data": labelled.source.name,
         "labelled": digest_split(images),
         "test": digest_split(labelled.source.test),
@@ -48,25 +47,10 @@ def describe_part(
     return record
 
 
-def _digest(*parts: bytes | memoryview) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(f"{len(part)} ".encode())
-        digest.update(part)
-    return digest.hexdigest()[:16]
-
-
 def digest_split(split: Split) -> str:
-    """Tell splits apart by labels and pixels, or by labels and the paths, sizes, times of files."""
+    """Tell splits apart by their labels and images."""
     assert split.labels is not None
-    labels = split.labels.numpy().tobytes()
-    images = split.images
-    if isinstance(images, ArrayImages):
-        sizes = images.true_sizes().contiguous().numpy().tobytes()
-        return _digest(labels, sizes, images.pixels.contiguous().numpy().data.cast("B"))
-    files = [(str(path), path.stat()) for path in images.paths]
-    known = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
-    return _digest(labels, json.dumps([images.side, known]).encode())
+    return digest(split.labels.numpy().tobytes(), digest_images(split.images).encode())
 
 
 @dataclass(frozen=True)
@@ -84,7 +68,7 @@ class FinishedParts:
 
     def measure(self, settings: Record, work: Callable[[], Measurement]) -> Measurement:
         """Read a part that was measured before the evaluation was stopped, or measure it."""
-        key = _digest(json.dumps(settings, sort_keys=True).encode())
+        key = digest(json.dumps(settings, sort_keys=True).encode())
         found = self._find(key)
         if found is not None:
             self._read.append(f"{settings['variant']}, seed {settings['seed']}")

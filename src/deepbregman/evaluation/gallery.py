@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deepbregman.data import Batches, Source, Split
+from deepbregman.data import Batches, ResidentBatches, Source, Split
 from deepbregman.errors import UserError, suggest
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
@@ -73,10 +73,10 @@ class OpenedRun(NamedTuple):
     def features_of(
         self, split: Split, name: str, progress: ReportProgress | None = None
     ) -> SplitFeatures:
-        """Return the features of a split; they are computed when first used."""
+        """Return the features of a split; they are read or computed when first used."""
         report = None if progress is None else partial(progress, f"features of {name}")
         loaded = self.loaded
-        return SplitFeatures(loaded.model, loaded.config, split, loaded.device, report)
+        return SplitFeatures(loaded.model, loaded.config, split, loaded.device, report, loaded.kept)
 
     def record(self, rows: Sequence[Record], protocol: str, seed: int) -> list[Record]:
         """Complete rows of a measurement and write them into the run's result if possible."""
@@ -145,8 +145,11 @@ class Gallery:
         for part in self.parts.values():
             size = len(part.split)
             wanted = sorted({i - start for i in indices if 0 <= i - start < size})
-            for index, image in zip(wanted, decode_images(part.batches, wanted), strict=True):
-                pixels[start + index] = image
+            if wanted:  # these alone: all images may never have been decoded
+                chosen = part.split.images.select(torch.tensor(wanted))
+                shown = ResidentBatches(chosen, torch.device("cpu"))
+                images = decode_images(shown, list(range(len(wanted))))
+                pixels |= {start + i: image for i, image in zip(wanted, images, strict=True)}
             start += size
         return pixels
 

@@ -25,6 +25,7 @@ from deepbregman.training.processes import device_name, pick_device
 
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures
 from .finished import FinishedParts
+from .kept import KeptFeatures
 from .options import Options
 from .results import can_record, record_rows
 
@@ -40,6 +41,14 @@ class LoadedRun:
     device: torch.device
     data_fingerprint: str | None = None
     """Of the images that they were pretrained on, where it is known."""
+
+    @cached_property
+    def kept(self) -> KeptFeatures | None:
+        """The features kept beside the run; None with an encoder whose code is not ours to know."""
+        if self.config.encoder.name == "custom":
+            return None
+        size = self.config.data.image_size
+        return KeptFeatures.of(self.run.path, self.model, size, self.device)
 
     def has_data_changed(self, source: Source) -> bool | None:
         """Whether the run's own dataset has other images than at pretraining; a notice says so.

@@ -1,0 +1,132 @@
+"""Features that are kept beside the run, so that the next command need not compute them again.
+
+``RUN/features/`` holds a file for each set of images. Its name is a digest of all that the features
+depend on: the networks, the images, their size, the device and the versions. So a file is never
+out of date, two processes that write it write the same, and a file may be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deepbregman.data import Images
+from deepbregman.data.images import ArrayImages
+from deepbregman.errors import UserError
+from deepbregman.files import is_temporary, refuse_link
+from deepbregman.method.networks import Model
+from deepbregman.runs import recorded_versions
+from deepbregman.training import checkpoints
+
+FOLDER = "features"
+LARGEST_TOTAL = 2 * 2**30
+"""Bytes of all files of a run; those that were used longest ago are deleted first."""
+_ABANDONED_SECONDS = 3600.0  # after which a temporary file is that of a killed process
+
+
+def digest(*parts: bytes | memoryview) -> str:
+    """Return 16 digits that differ when any part does."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(f"{len(part)} ".encode())
+        hashed.update(part)
+    return hashed.hexdigest()[:16]
+
+
+def digest_images(images: Images) -> str:
+    """Tell images apart by all their pixels, or by the paths, sizes and times of their files."""
+    if isinstance(images, ArrayImages):
+        sizes = images.true_sizes().contiguous().numpy().tobytes()
+        return digest(sizes, images.pixels.contiguous().numpy().data.cast("B"))
+    files = [(os.path.abspath(path), path.stat()) for path in images.paths]
+    known = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+    return digest(json.dumps([images.side, known]).encode())
+
+
+@dataclass(frozen=True)
+class KeptFeatures:
+    """The features that a run's folder keeps of its networks."""
+
+    folder: Path
+    networks: str
+    """Digest of the networks."""
+    settings: str
+    """Digest of whatever else the features depend on, apart from the images."""
+    device: torch.device
+
+    @classmethod
+    def of(cls, run: Path, model: Model, image_size: int, device: torch.device) -> "KeptFeatures":
+        """Take the folder of a run; nothing is written yet.
+
+        Args:
+            run: its folder.
+            model: whose features.
+            image_size: side of the view.
+            device: on which they are computed, which their last bits depend on.
+        """
+        folder = run / FOLDER
+        refuse_link(folder)
+        settings = {
+            "image_size": image_size,
+            "device": device.type,
+            "versions": recorded_versions(),
+        }
+        networks = checkpoints.fingerprint_module(model)
+        return cls(folder, networks, digest(json.dumps(settings).encode()), device)
+
+    def read(self, images: Images) -> dict[str, Tensor] | None:
+        """Return the tensors kept of some images; None where there are none that can be used."""
+        path = self._path(images)
+        try:
+            state = checkpoints.load(path, self.device) if path.is_file() else {}
+            os.utime(path)  # it was used
+        except (OSError, UserError):  # damaged, or deleted by another process
+            return None
+        tensors = {name: part for name, part in state.items() if isinstance(part, Tensor)}
+        if any(len(part) != len(images) for part in tensors.values()):
+            return None
+        return tensors or None
+
+    def write(self, images: Images, tensors: Mapping[str, Tensor]) -> None:
+        """Keep tensors of some images, if the folder can be written to and they are not too large.
+
+        Args:
+            images: as many as each tensor has rows.
+            tensors: by name.
+        """
+        if sum(part.nbytes for part in tensors.values()) > LARGEST_TOTAL:
+            return
+        path = self._path(images)
+        with suppress(OSError):  # a full disk: it is only computed again
+            self.folder.mkdir(exist_ok=True)
+            # A view of a larger tensor would be saved with all of it.
+            checkpoints.save(path, {name: part.cpu().clone() for name, part in tensors.items()})
+            self._make_room()
+
+    def _path(self, images: Images) -> Path:
+        key = digest(self.settings.encode(), digest_images(images).encode())
+        return self.folder / f"{self.networks}-{key}.pt"
+
+    def _make_room(self) -> None:
+        """Delete what can never be used again, and what was used longest ago where it is full."""
+        found = []
+        for path in self.folder.iterdir():
+            with suppress(FileNotFoundError):  # another process makes room, too
+                status = path.lstat()
+                found.append((status.st_mtime, status.st_size, path))
+        total = 0
+        for used, size, path in sorted(found, reverse=True):
+            if is_temporary(path):
+                if time.time() - used > _ABANDONED_SECONDS:
+                    path.unlink(missing_ok=True)
+                continue
+            total += size
+            if total > LARGEST_TOTAL or not path.name.startswith(self.networks):
+                path.unlink(missing_ok=True)
