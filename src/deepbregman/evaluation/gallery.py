@@ -141,7 +141,8 @@ class Gallery:
 
     def pixels(self, indices: Sequence[int]) -> dict[int, Pixels]:
         """Return images (H, W, 3), each in its own size."""
-        pixels, start = {}, 0
+        pixels: dict[int, Pixels] = {}
+        start = 0
         for part in self.parts.values():
             size = len(part.split)
             wanted = sorted({i - start for i in indices if 0 <= i - start < size})
