@@ -8,6 +8,7 @@ import sys
 import tomllib
 from datetime import UTC, date, datetime
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -56,10 +57,12 @@ def values(hint: Any, rule: Range | None = None) -> st.SearchStrategy[Any]:
         return values(get_args(hint)[0], rules[0] if rules else rule)
     if get_origin(hint) is Literal:
         return st.sampled_from(get_args(hint))
+    if get_origin(hint) is UnionType:
+        return st.one_of(values(kind, rule) for kind in get_args(hint))
     if get_origin(hint) is tuple:
         items = get_args(hint)
         if items[-1] is Ellipsis:
-            return st.lists(values(items[0]), max_size=3).map(tuple)
+            return st.lists(values(items[0], rule), max_size=3).map(tuple)
         parts = st.tuples(*(values(item, rule) for item in items))
         return parts.map(lambda part: tuple(sorted(part))) if rule.increasing else parts
     if hint is float:
@@ -92,6 +95,10 @@ def configs(draw: st.DrawFn) -> Config:
         tables["encoder"]["stem"] = "auto"
     views["jitter"] = (*views["jitter"][:3], min(views["jitter"][3], 0.5))
     views["num_views"] = max(views["num_views"], 2)
+    for name in ("blur", "solarise"):
+        if isinstance(views[name], tuple):
+            views["num_views"] = 3
+            views[name] = (*views[name], 0.5, 0.0, 1.0)[:3]
     views["relative_size"] = max(views["relative_size"], 4 / tables["data"]["image_size"])
     if optimiser["schedule"] == "step":
         optimiser["milestones"] = optimiser["milestones"] or (7,)
@@ -445,6 +452,12 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ({"objective": {"weight": -0.1}}, ("objective.weight is -0.1", "0 or more")),
         ({"divergence": {"dropout": 1.0}}, ("divergence.dropout is 1.0", "between 0 and 0.99")),
         ({"views": {"flip": 1.01}}, ("views.flip is 1.01", "between 0 and 1")),
+        ({"views": {"solarise": [0.1, 1.2]}}, ("views.solarise is (0.1, 1.2)", "between 0 and 1")),
+        ({"views": {"solarise": "often"}}, ("views.solarise is 'often'", "a number or a list")),
+        (
+            {"views": {"blur": [0.1, 0.2, 0.3]}},
+            ("views.blur is [0.1, 0.2, 0.3] with views.num_views 2", "one for each view"),
+        ),
         ({"views": {"flip": False}}, ("views.flip is False", "a number")),
         ({"views": {"crop_area": [0.2]}}, ("views.crop_area is (0.2,)", "a list of 2 items")),
         ({"views": {"crop_area": 0.2}}, ("views.crop_area is 0.2", "a list of 2 items")),

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import tomli_w
@@ -87,6 +88,8 @@ def has_type(value: Any, hint: Any) -> bool:
         return has_type(value, get_args(hint)[0])
     if get_origin(hint) is Literal:
         return value in get_args(hint)
+    if get_origin(hint) is UnionType:
+        return any(has_type(value, kind) for kind in get_args(hint))
     if get_origin(hint) is tuple:
         items = get_args(hint)
         if not isinstance(value, tuple):
@@ -107,6 +110,8 @@ def describe(hint: Any) -> str:
         return describe(get_args(hint)[0])
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is UnionType:
+        return " or ".join(map(describe, get_args(hint)))
     if get_origin(hint) is tuple:
         items = get_args(hint)
         if items[-1] is Ellipsis:
@@ -171,7 +176,9 @@ Whole = Annotated[int, Range(low=0)]
 Share = Annotated[float, Range(0.0, 1.0)]
 Positive = Annotated[float, Range(above=0.0)]
 NotNegative = Annotated[float, Range(low=0.0)]
-Operator = Literal["crop", "rotation", "flip", "jitter", "greyscale", "blur"]
+Chances = Annotated[float | tuple[float, ...], Range(0.0, 1.0)]
+"""A probability of all views, or one of each."""
+Operator = Literal["crop", "rotation", "flip", "jitter", "greyscale", "blur", "solarise"]
 Sets = Literal["none", "halves", "rest"]
 
 
@@ -220,12 +227,14 @@ class ViewSettings(Section, table="views"):
     """Probability of a colour jitter."""
     greyscale: Share = 0.2
     """Probability of greyscale."""
-    blur: Share = 0.0
-    """Probability of a Gaussian blur."""
+    blur: Chances = 0.0
+    """Probability of a Gaussian blur; a list has one for each view in turn."""
     blur_sigma: Annotated[tuple[float, float], Range(above=0.0, increasing=True)] = (0.1, 2.0)
     """Width of the blur in pixels, from and to."""
     rotation: Annotated[float, Range(0.0, 180.0)] = 0.0
     """Largest rotation in degrees, either way."""
+    solarise: Chances = 0.0
+    """Probability of inverting what is brighter than half; a list has one for each view in turn."""
     without: tuple[Operator, ...] = ()
     """Operators to leave out, by name."""
 
@@ -234,6 +243,13 @@ class ViewSettings(Section, table="views"):
         super().__post_init__()
         if self.jitter[3] > 0.5:
             raise UserError(f"{self.table}.jitter is {self.jitter!r}: its hue must be 0.5 or less")
+        for name in ("blur", "solarise"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != self.num_views:
+                raise UserError(
+                    f"{self.table}.{name} is {abbreviate(list(value))} with {self.table}.num_views "
+                    f"{self.num_views}: give one probability, or one for each view"
+                )
 
     def side(self, image_size: int) -> int:
         """Return the side of a view in pixels."""
@@ -277,7 +293,11 @@ class EncoderSettings(Section):
     projection_hidden: Count = 1024
     """Width of the projection's hidden layer."""
     projection_norm: bool = True
-    """Batch-normalise the projection's hidden layer."""
+    """Batch-normalise the projection's hidden layers."""
+    projection_layers: Annotated[int, Range(low=2)] = 2
+    """Linear layers of the projection."""
+    projection_output_norm: bool = False
+    """Batch-normalise the embedding as well, without a learnt gain and shift."""
     embedding: Count = 128
     """Width of the embedding z."""
 

@@ -168,6 +168,18 @@ def test_projection_is_the_papers() -> None:
     assert layers(torch.rand(4, 512)).shape == (4, 128)
 
 
+def test_a_projection_can_be_deeper_and_end_in_a_norm() -> None:
+    layers = build_projection(512, 32, 8, layers=3, output_norm=True)
+    hidden = [nn.Linear, nn.BatchNorm1d, nn.ReLU]
+    assert [type(layer) for layer in layers] == [*hidden, *hidden, nn.Linear, nn.BatchNorm1d]
+    assert [layer.weight.shape for layer in layers if isinstance(layer, nn.Linear)] == [
+        *((32, 512), (32, 32), (8, 32)),
+    ]
+    found = layers(torch.rand(50, 512))
+    torch.testing.assert_close(found.mean(0), torch.zeros(8), atol=1e-5, rtol=0.0)
+    assert layers[-1].weight is None
+
+
 def test_model_passes_h_to_z_to_scores() -> None:
     encoder, projection = build_encoder("small", 8), build_projection(128, 16, 8)
     model = Model(encoder, projection, BregmanNetwork(8, 5, 4)).eval()

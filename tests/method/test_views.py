@@ -78,6 +78,8 @@ def reference(image: Tensor, size: int, p: dict[str, Tensor], kernel: int) -> Te
         view = tv.rgb_to_grayscale(view, 3)
     if p["blurred"]:
         view = tv.gaussian_blur(view, [kernel, kernel], [float(p["blur_sigma"])] * 2)
+    if p["solarised"]:
+        view = tv.solarize(view, 0.5)
     return view
 
 
@@ -182,6 +184,16 @@ def test_blur(size: int, kernel: int) -> None:
         close(actual[n], tv.gaussian_blur(images[n], [kernel, kernel], [float(sigma[n])] * 2))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_solarisation(channels: int) -> None:
+    images = colours(4, channels, 16)
+    assert (images == 0.5).any()  # the threshold itself is inverted
+    actual = operators.solarise_images(images, torch.tensor([True, False, True, False]))
+    assert torch.equal(actual[::2], tv.solarize(images[::2], 0.5))
+    assert not torch.equal(actual[::2], images[::2])
+    assert torch.equal(actual[1::2], images[1::2])
+
+
 # ---- the whole pipeline
 
 
@@ -193,7 +205,7 @@ def test_pipeline_on_a_padded_batch(size: int, channels: int) -> None:
     heights = torch.randint(12, 61, (10,), generator=generator)
     widths = torch.randint(12, 49, (10,), generator=generator)
     sizes = torch.stack((heights, widths), dim=-1)
-    views = Views(size, num_views=3, blur=0.5, rotation=30.0, crop_area=(0.08, 1.0))
+    views = Views(size, num_views=3, blur=[0.9, 0.0, 0.5], rotation=30.0, solarise=[0.0, 0.0, 0.8])
     uniforms = views.draw(10, device="cpu", generator=generator)
     actual = views(images, sizes, uniforms)
     assert actual.shape == (3, 10, channels, size, size)
@@ -203,9 +215,12 @@ def test_pipeline_on_a_padded_batch(size: int, channels: int) -> None:
         one = {name: value[m, n] for name, value in parameters._asdict().items()}
         image = images[n, :, : heights[n], : widths[n]].float() / 255
         expected = reference(image, size, one, 2 * views.blur_radius + 1)
-        # Rotation's grid differs by rounding, and strong contrast magnifies it.
-        close(actual[m, n], expected, 1e-4)
-        assert (actual[m, n] - expected).abs().mean() < 3e-6
+        # Rotation's grid differs by rounding, and strong contrast magnifies it. What lies within
+        # that of the solarisation's threshold may come out on either side of it.
+        difference = (actual[m, n] - expected).abs()
+        difference[(expected - 0.5).abs() < 1e-4] = 0.0
+        assert difference.max() < 1e-4
+        assert difference.mean() < 3e-6
 
 
 def test_padding_never_leaks() -> None:
@@ -271,7 +286,7 @@ def test_float32_without_gradient_under_autocast() -> None:
 def test_fullgraph_compile() -> None:
     torch._dynamo.reset()
     images = pictures(4, 3, 20, 24)
-    views = Views(16, blur=0.5, rotation=10.0)
+    views = Views(16, blur=0.5, rotation=10.0, solarise=[0.0, 0.5])
     uniforms = views.draw(4, device="cpu", generator=torch.Generator().manual_seed(3))
     expected = views(images, None, uniforms)
     compiled = torch.compile(views, fullgraph=True, backend="aot_eager")
@@ -298,7 +313,7 @@ def test_never_waits_for_the_device(
 ) -> None:
     images = pictures(64, 3, 40, 40).cuda()
     sizes = all_sizes(images).cuda()
-    views = Views(32, blur=0.5, rotation=10.0)
+    views = Views(32, blur=0.5, rotation=10.0, solarise=[0.0, 0.5])
     uniforms = views.draw(64, device="cuda")
     expected = views(images.cpu(), sizes.cpu(), uniforms.cpu())
     views(images)
@@ -350,6 +365,22 @@ def test_jitter_distribution() -> None:
     draws = torch.tensor([tv1.ColorJitter.get_params(*ranges)[1:] for _ in range(3000)])
     for index, name in enumerate(("brightness", "contrast", "saturation", "hue")):
         assert_same_law(getattr(parameters, name), draws[:, index])
+
+
+def test_a_view_can_have_chances_of_its_own() -> None:
+    p = sample(Views(8, blur=[1.0, 0.0], solarise=[0.0, 0.25]), 4000, 9, 9)
+    assert p.blurred[0].all()
+    assert not p.blurred[1].any()
+    assert not p.solarised[0].any()
+    assert abs(p.solarised[1].float().mean().item() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 4000)
+
+
+def test_solarisation_leaves_the_earlier_draws_as_they_were() -> None:
+    views = Views(8)
+    drawn = views.draw(5, device="cpu", generator=torch.Generator().manual_seed(2))
+    earlier = torch.rand((2, 5, 36), generator=torch.Generator().manual_seed(2))
+    assert torch.equal(drawn[..., :36], earlier)
+    assert drawn.shape[-1] == 37
 
 
 def test_frequencies_and_order() -> None:
@@ -413,12 +444,13 @@ FIELDS = {
     "jitter": {"brightness", "contrast", "saturation", "hue"},
     "greyscale": {"grey"},
     "blur": {"blurred", "blur_sigma"},
+    "solarise": {"solarised"},
 }
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_removing_one_leaves_the_others(name: str) -> None:
-    options = {"blur": 0.5, "rotation": 20.0}
+    options = {"blur": 0.5, "rotation": 20.0, "solarise": 0.5}
     full, less = Views(16, **options), Views(16, **options, without=[name])
     images = pictures(12, 3, 30, 20)
     uniforms = full.draw(12, device="cpu", generator=torch.Generator().manual_seed(0))
@@ -434,7 +466,7 @@ def test_removing_one_leaves_the_others(name: str) -> None:
 
 def test_without_everything_is_a_plain_resize() -> None:
     images = pictures(3, 3, 30, 20)
-    views = Views(16, blur=1.0, rotation=20.0, without=OPERATORS)
+    views = Views(16, blur=1.0, rotation=20.0, solarise=1.0, without=OPERATORS)
     expected = tv.resize(images.float() / 255, [16, 16], interpolation=BILINEAR, antialias=True)
     close(views(images), expected.expand(2, -1, -1, -1, -1))
 
@@ -483,6 +515,8 @@ def test_centre_view_stands_for_resize_and_crop() -> None:
         ({"jitter_probability": -0.1}, "jitter_probability is -0.1"),
         ({"greyscale": 2}, "greyscale is 2"),
         ({"blur": float("nan")}, "blur is nan"),
+        ({"solarise": [0.1, 0.2, 0.3]}, r"solarise is \[0.1.*one for each of the 2 views"),
+        ({"solarise": [0.1, 1.2]}, r"solarise is \[0.1, 1.2\]"),
         ({"blur_sigma": (0.0, 1.0)}, r"blur_sigma is \(0.0, 1.0\)"),
         ({"jitter": (0.4, 0.4, 0.4, 0.6)}, r"jitter is .*hue up to 0.5"),
         ({"jitter": (-0.4, 0.4, 0.4, 0.1)}, r"jitter is \(-0.4"),

@@ -157,3 +157,8 @@ def test_many_dimensions_are_checked_one_by_one() -> None:
     assert math.prod((3, 2, 4, 2, 39, 2)) > 1024
     with pytest.raises(UserError, match=r"reaches divergence\.dropout=2\.0, where"):
         parse_space(words, BASE)
+
+
+def test_a_chance_of_all_views_can_be_searched() -> None:
+    (dimension,) = parse_space(["views.solarise=0.0:0.5"], load_recipe("digits"))
+    assert dimension == Interval("views.solarise", 0.0, 0.5)

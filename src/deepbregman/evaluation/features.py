@@ -144,7 +144,7 @@ def crop_and_flip(config: Config, num_views: int = 1) -> Views:
         crop_area=config.views.crop_area,
         crop_aspect=config.views.crop_aspect,
         flip=config.views.flip,
-        without=("rotation", "jitter", "greyscale", "blur"),
+        without=("rotation", "jitter", "greyscale", "blur", "solarise"),
     )
 
 

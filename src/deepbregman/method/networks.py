@@ -247,15 +247,34 @@ def build_encoder(
 
 
 def build_projection(
-    in_features: int, hidden_features: int = 1024, out_features: int = 128, norm: bool = True
+    in_features: int,
+    hidden_features: int = 1024,
+    out_features: int = 128,
+    norm: bool = True,
+    layers: int = 2,
+    output_norm: bool = False,
 ) -> nn.Sequential:
-    """Build the projection head: Linear, batch norm (unless not ``norm``), ReLU, Linear."""
-    return nn.Sequential(
-        nn.Linear(in_features, hidden_features, bias=not norm),
-        nn.BatchNorm1d(hidden_features) if norm else nn.Identity(),
-        nn.ReLU(inplace=True),
-        nn.Linear(hidden_features, out_features),
-    )
+    """Build a head of linear layers, each but the last with batch norm and ReLU.
+
+    Args:
+        in_features: width of what comes in.
+        hidden_features: width of every hidden layer.
+        out_features: width of what comes out.
+        norm: batch-normalise the hidden layers.
+        layers: linear layers, 2 or more.
+        output_norm: batch-normalise what comes out as well, without a learnt gain and shift.
+    """
+    parts: list[nn.Module] = []
+    for width in (in_features, *(hidden_features,) * (layers - 2)):
+        parts += [
+            nn.Linear(width, hidden_features, bias=not norm),
+            nn.BatchNorm1d(hidden_features) if norm else nn.Identity(),
+            nn.ReLU(inplace=True),
+        ]
+    parts.append(nn.Linear(hidden_features, out_features, bias=not output_norm))
+    if output_norm:
+        parts.append(nn.BatchNorm1d(out_features, affine=False))
+    return nn.Sequential(*parts)
 
 
 class BregmanNetwork(nn.Module):

@@ -7,7 +7,7 @@ every operator equals torchvision's functional one on float images given the sam
 
 import difflib
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
-OPERATORS = ("crop", "rotation", "flip", "jitter", "greyscale", "blur")
+OPERATORS = ("crop", "rotation", "flip", "jitter", "greyscale", "blur", "solarise")
+SOLARISE_FROM = 0.5
+"""Brightness in [0, 1] from which solarisation inverts a channel."""
 _ATTEMPTS = 10  # torchvision tries this many crop boxes before it falls back to a central one
 # How many uniforms each decision takes. The layout is the same whichever operators are on, so that
 # removing one leaves the draws of the others as they were.
@@ -32,6 +34,9 @@ _LAYOUT = {
     "blur": 1,
     "sigma": 1,
 }
+# Drawn after all others, so that runs from before these decisions existed draw what they drew.
+_LATER = {"solarise": 1}
+_COLUMNS = {**_LAYOUT, **_LATER}
 
 
 class ViewParameters(NamedTuple):
@@ -54,10 +59,11 @@ class ViewParameters(NamedTuple):
     grey: Tensor  # bool
     blurred: Tensor  # bool
     blur_sigma: Tensor  # pixels: 0 where not blurred
+    solarised: Tensor  # bool
 
 
 class Views(nn.Module):
-    """Random views: crop and flip, rotation, colour jitter, greyscale, blur, in this order.
+    """Random views: crop and flip, rotation, jitter, greyscale, blur, solarisation, in this order.
 
     Args:
         size: Height and width of a view, in pixels.
@@ -68,9 +74,11 @@ class Views(nn.Module):
         jitter: Strength of brightness, contrast, saturation (factors in 1 +- strength) and hue.
         jitter_probability: Probability of colour jitter.
         greyscale: Probability of greyscale.
-        blur: Probability of Gaussian blur, with a kernel of about a tenth of ``size``.
+        blur: Probability of Gaussian blur, with a kernel of about a tenth of ``size``: of all
+            views, or of each in turn.
         blur_sigma: Least and greatest standard deviation of the blur, in pixels.
         rotation: Greatest rotation to either side, in degrees.
+        solarise: Probability of inverting what is brighter than half: of all views, or of each.
         without: Names out of ``OPERATORS`` to leave out. Without "crop" the whole image is resized.
 
     Raises:
@@ -88,9 +96,10 @@ class Views(nn.Module):
         jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1),
         jitter_probability: float = 0.8,
         greyscale: float = 0.2,
-        blur: float = 0.0,
+        blur: float | Sequence[float] = 0.0,
         blur_sigma: tuple[float, float] = (0.1, 2.0),
         rotation: float = 0.0,
+        solarise: float | Sequence[float] = 0.0,
         without: Collection[str] = (),
     ) -> None:
         super().__init__()
@@ -99,8 +108,8 @@ class Views(nn.Module):
         _require_range("crop_area", crop_area, 1.0)
         _require_range("crop_aspect", crop_aspect, float("inf"))
         _require_range("blur_sigma", blur_sigma, float("inf"))
-        names = ("flip", "jitter_probability", "greyscale", "blur")
-        chances = (flip, jitter_probability, greyscale, blur)
+        names = ("flip", "jitter_probability", "greyscale")
+        chances = (flip, jitter_probability, greyscale)
         for name, chance in zip(names, chances, strict=True):
             _require(0 <= chance <= 1, name, chance, "a probability between 0 and 1")
         rule = "four strengths (brightness, contrast, saturation, hue), from 0, hue up to 0.5"
@@ -123,17 +132,26 @@ class Views(nn.Module):
         self.jitter = jitter
         self.jitter_probability = 0.0 if "jitter" in removed else jitter_probability
         self.greyscale = 0.0 if "greyscale" in removed else greyscale
-        self.blur = 0.0 if "blur" in removed else blur
+        self.blur = _by_view("blur", 0.0 if "blur" in removed else blur, num_views)
         self.blur_sigma = blur_sigma
         # An odd number of pixels near a tenth of the view (SimCLR: 23 of 224), hence this radius.
         self.blur_radius = max(1, round((0.1 * size - 1) / 2))
+        self.solarise = _by_view("solarise", 0.0 if "solarise" in removed else solarise, num_views)
 
     def draw(
         self, num_images: int, *, device: torch.device | str, generator: Generator | None = None
     ) -> Tensor:
         """Draw all the randomness of one call: (M, num_images, R) uniforms in [0, 1)."""
-        shape = (self.num_views, num_images, sum(_LAYOUT.values()))
-        return torch.rand(shape, device=device, generator=generator, dtype=torch.float32)
+        parts = [
+            torch.rand(
+                (self.num_views, num_images, sum(layout.values())),
+                device=device,
+                generator=generator,
+                dtype=torch.float32,
+            )
+            for layout in (_LAYOUT, _LATER)
+        ]
+        return torch.cat(parts, dim=-1)
 
     def parametrise(self, uniforms: Tensor, sizes: Tensor) -> ViewParameters:
         """Turn uniforms into parameters; nothing else is random.
@@ -145,8 +163,8 @@ class Views(nn.Module):
         Returns:
             The parameters of every view of every image.
         """
-        parts = torch.split(uniforms, list(_LAYOUT.values()), dim=-1)
-        columns = dict(zip(_LAYOUT, parts, strict=True))  # (M, N, width) each
+        parts = torch.split(uniforms, list(_COLUMNS.values()), dim=-1)
+        columns = dict(zip(_COLUMNS, parts, strict=True))  # (M, N, width) each
         single = {name: part[..., 0] for name, part in columns.items()}  # (M, N) each
         jittered = single["jitter"] < self.jitter_probability
         factors = []  # (M, N) each
@@ -162,7 +180,7 @@ class Views(nn.Module):
             whole = F.pad(sizes.long(), (2, 0))  # (N, 4): top and left are 0
             boxes = whole.expand(self.num_views, -1, -1)
         top, left, height, width = boxes.unbind(dim=-1)  # (M, N) each
-        blurred = single["blur"] < self.blur
+        blurred = _happens(single["blur"], self.blur)
         least, greatest = self.blur_sigma
         return ViewParameters(
             top=top,
@@ -179,6 +197,7 @@ class Views(nn.Module):
             grey=single["grey"] < self.greyscale,
             blurred=blurred,
             blur_sigma=torch.where(blurred, least + (greatest - least) * single["sigma"], 0.0),
+            solarised=_happens(single["solarise"], self.solarise),
         )
 
     @torch.no_grad()
@@ -205,8 +224,10 @@ class Views(nn.Module):
                 views = jitter_images(views, factors, hue, of.order)
             if self.greyscale > 0:
                 views = greyscale_images(views, of.grey)
-            if self.blur > 0:
+            if any(self.blur):
                 views = blur_images(views, of.blur_sigma, self.blur_radius)
+            if any(self.solarise):
+                views = solarise_images(views, of.solarised)
             return views.clamp_(0, 1).view(shape)  # weights sum to 1 only up to rounding
 
     def forward(
@@ -229,7 +250,7 @@ class Views(nn.Module):
         _require_images(images)
         if uniforms is None:
             uniforms = self.draw(len(images), device=images.device)
-        fits = tuple(uniforms.shape) == (self.num_views, len(images), sum(_LAYOUT.values()))
+        fits = tuple(uniforms.shape) == (self.num_views, len(images), sum(_COLUMNS.values()))
         rule = "(num_views, number of images, columns): use draw(len(images), device=...)"
         _require(fits, "uniforms.shape", tuple(uniforms.shape), rule)
         sizes = _whole(images) if sizes is None else sizes
@@ -288,6 +309,24 @@ def _require_range(name: str, value: tuple[float, float], most: float) -> None:
 def _require(condition: bool, name: str, value: object, rule: str) -> None:
     if not condition:
         raise ValueError(f"{name} is {value!r}, but must be {rule}")
+
+
+def _by_view(name: str, chance: float | Sequence[float], num_views: int) -> tuple[float, ...]:
+    """Return the probability of each view."""
+    chances = tuple(chance) if isinstance(chance, Sequence) else (chance,) * num_views
+    fits = len(chances) == num_views and all(0 <= each <= 1 for each in chances)
+    rule = f"a probability between 0 and 1, or one for each of the {num_views} views"
+    _require(fits, name, chance, rule)
+    return chances
+
+
+def _happens(uniforms: Tensor, chances: tuple[float, ...]) -> Tensor:
+    """Decide for each of M views of N images; ``uniforms`` (M, N), ``chances`` one of each view."""
+    if len(set(chances)) == 1:
+        return uniforms < chances[0]
+    # Row by row: a tensor made of the chances would be copied to the device, and waited for.
+    rows = zip(uniforms.unbind(), chances, strict=True)
+    return torch.stack([row < chance for row, chance in rows])
 
 
 def crop_boxes(
@@ -421,6 +460,12 @@ def blur_images(images: Tensor, sigma: Tensor, radius: int) -> Tensor:
     weights = weights / weights.sum(dim=-1, keepdim=True)
     blurred = torch.bmm(images.flatten(1, 2), weights.mT).view_as(images)
     return torch.matmul(weights.unsqueeze(1), blurred)
+
+
+def solarise_images(images: Tensor, solarised: Tensor) -> Tensor:
+    """Invert the bright values of the images (B, C, H, W) where ``solarised`` (B,) is true."""
+    inverted = solarised.view(-1, 1, 1, 1) & (images >= SOLARISE_FROM)
+    return torch.where(inverted, 1 - images, images)
 
 
 def luminance(images: Tensor) -> Tensor:

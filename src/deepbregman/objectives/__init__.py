@@ -51,6 +51,7 @@ def build_views(settings: ViewSettings, image_size: int) -> Views:
         blur=settings.blur,
         blur_sigma=settings.blur_sigma,
         rotation=settings.rotation,
+        solarise=settings.solarise,
         without=settings.without,
     )
 

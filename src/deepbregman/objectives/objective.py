@@ -7,7 +7,8 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from deepbregman.method.networks import Encoder
+from deepbregman.config import EncoderSettings
+from deepbregman.method.networks import Encoder, build_projection
 
 Gather = Callable[[Tensor], Tensor]
 """Joins (M, n, d) of every process to (M, N, d), with gradient; one process has nothing to join."""
@@ -52,6 +53,18 @@ class Group(NamedTuple):
     scheduled: bool = True  # whether the rate follows the schedule
     decayed: bool = True  # whether weight decay may apply
     frozen_until: float = 0.0  # share of training during which the rate is 0
+
+
+def build_head(encoder: Encoder, widths: EncoderSettings) -> nn.Sequential:
+    """Build the projection that the settings describe."""
+    return build_projection(
+        encoder.num_features,
+        widths.projection_hidden,
+        widths.embedding,
+        widths.projection_norm,
+        widths.projection_layers,
+        widths.projection_output_norm,
+    )
 
 
 class Objective(nn.Module):

@@ -5,9 +5,9 @@ from torch import Tensor
 
 from deepbregman.config import EncoderSettings, SimCLRSettings
 from deepbregman.method.losses import CONTRASTIVE_LOSSES, contrast_sets
-from deepbregman.method.networks import Encoder, build_projection
+from deepbregman.method.networks import Encoder
 
-from .objective import Gather, Objective, Outputs, Samples, ViewGroups
+from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
 class SimCLR(Objective):
@@ -16,13 +16,7 @@ class SimCLR(Objective):
     temperature: Tensor
 
     def __init__(self, settings: SimCLRSettings, encoder: Encoder, widths: EncoderSettings) -> None:
-        projection = build_projection(
-            encoder.num_features,
-            widths.projection_hidden,
-            widths.embedding,
-            widths.projection_norm,
-        )
-        super().__init__(encoder, projection, {"contrastive": settings.weight})
+        super().__init__(encoder, build_head(encoder, widths), {"contrastive": settings.weight})
         self.loss = CONTRASTIVE_LOSSES[settings.loss]
         self.sets = settings.sets
         # A buffer, so that one compiled step serves all values.

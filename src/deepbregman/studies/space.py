@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 from deepbregman.config import Config, fields_of, override
@@ -162,6 +163,8 @@ def _kind(name: str, base: Config) -> Any:
         raise UserError(f"--space {name}: there is no such field{suggest(name, known)}")
     hint = get_type_hints(type(getattr(base, section)), include_extras=True)[key]
     while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) is UnionType:  # a number, or one for each view
         hint = get_args(hint)[0]
     if get_origin(hint) is tuple:
         raise UserError(

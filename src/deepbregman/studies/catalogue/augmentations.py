@@ -2,12 +2,13 @@
 
 from deepbregman.studies.definition import OURS, SIMCLR, Arm, Study
 
+COLOUR = ("greyscale", "jitter", "solarise")
 STEPS: tuple[tuple[str, str, tuple[str, ...], str | None], ...] = (
     ("all", "all", (), None),
     ("no-greyscale", "no greyscale", ("greyscale",), "views.greyscale"),
-    ("no-colour", "no colour", ("greyscale", "jitter"), "views.jitter_probability"),
-    ("crop-blur", "crop and blur", ("greyscale", "jitter", "flip", "rotation"), "views.blur"),
-    ("crop", "crop only", ("greyscale", "jitter", "flip", "rotation", "blur"), None),
+    ("no-colour", "no colour", COLOUR, "views.jitter_probability"),
+    ("crop-blur", "crop and blur", (*COLOUR, "flip", "rotation"), "views.blur"),
+    ("crop", "crop only", (*COLOUR, "flip", "rotation", "blur"), None),
     ("no-crop", "all but crop", ("crop",), None),
 )
 """Name, words, operators to leave out, and the field without which the step is none."""
