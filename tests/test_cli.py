@@ -220,6 +220,16 @@ class TestVerbs:
             ["cluster", run, "--out", "there.csv"],
             ["data", "check", "digit"],
             ["report", "nowhere", "--out", "full"],
+            ["study", "kappa", "--out", "full"],
+            ["study", "kappa", "--data", "imagenet"],
+            ["study", "kappa", "--set", "data.source=digit"],
+            ["study", "comparison", "--recipes", "simclr", "digts"],
+            ["study", "sigma-lambda", "--out", "full"],
+            ["study", "sigma-lambda", "--data", "isic2018"],
+            ["study", "tsne", "--runs", run, "--data", "imagenet"],
+            ["tune", "digits", "--space", "divergence.sigma=1:2", "--out", "full"],
+            ["tune", "digits", "--space", "divergence.sigma=1:2", "--data", "imagenet"],
+            ["tune", "digits", "--space", "divergence.sgima=1:2"],
         ]
         script = (
             "import json, sys\nfrom deepbregman.cli import main\n"
@@ -236,6 +246,8 @@ class TestVerbs:
             command, cwd=tmp_path, capture_output=True, text=True, check=False, encoding="utf-8"
         )
         assert done.returncode == 0, done.stderr[-2000:]
+        assert [path.name for path in (tmp_path / "full").iterdir()] == ["x"]
+        assert not (tmp_path / "studies").exists()
 
     def test_debug_shows_where_an_error_arose(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

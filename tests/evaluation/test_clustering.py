@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ def test_the_objective_never_increases(
 ) -> None:
     x = points(seed, num_points, num_scores, rounded)
     num_clusters = min(num_clusters, num_points)
-    found = bregman_clusters(x, num_clusters, smoothing, seed, restarts=2)
+    with patch.object(clustering, "RESTARTS", 2):
+        found = bregman_clusters(x, num_clusters, smoothing, seed)
     steps = list(itertools.pairwise(found.objective))
     assert all(after <= before + 1e-12 for before, after in steps)
     # What is returned is what the last number says, and is a fixed point of both steps.
@@ -114,10 +116,10 @@ def test_separate_groups_are_found_and_the_best_start_is_kept() -> None:
         found = bregman_clusters(x, 5, smoothing, seed=0)
         assert purity(labels, found.assignment) == 1.0
         assert len(found.assignment.unique()) == 5
-        alone = [
-            bregman_clusters(x, 3, smoothing, seed=1, restarts=count).objective[-1]
-            for count in (1, 4, 8)
-        ]
+        alone = []
+        for count in (1, 4, 8):
+            with patch.object(clustering, "RESTARTS", count):
+                alone.append(bregman_clusters(x, 3, smoothing, seed=1).objective[-1])
         assert alone == sorted(alone, reverse=True)
 
 
@@ -158,11 +160,10 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.zeros(3, 2), {"num_clusters": 4}),
         (torch.zeros(3, 2), {"num_clusters": 0}),
         (torch.zeros(3), {"num_clusters": 1}),
-        (torch.zeros(3, 2), {"num_clusters": 2, "restarts": 0}),
     ],
 )
 def test_impossible_clusterings_are_refused(scores: Tensor, options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"at least 1|1 to N"):
+    with pytest.raises(ValueError, match="1 to N"):
         bregman_clusters(scores, **options)
 
 

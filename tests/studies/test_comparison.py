@@ -23,7 +23,8 @@ from deepbregman.studies.definition import (
     read_changes,
 )
 from deepbregman.studies.engine import MAIN_METRIC
-from deepbregman.studies.grid import default_folder, open_grid
+from deepbregman.studies.grid import open_grid
+from deepbregman.studies.grid_plan import default_folder
 
 from .conftest import TINY
 

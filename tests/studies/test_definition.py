@@ -17,7 +17,8 @@ from deepbregman.studies.definition import (
     read_changes,
     read_value,
 )
-from deepbregman.studies.grid import plan_cells, usable_arms
+from deepbregman.studies.grid import plan_cells
+from deepbregman.studies.grid_plan import usable_arms
 
 ENTRIES = load_catalogue()
 GRIDS = {name: entry for name, entry in ENTRIES.items() if isinstance(entry, Study)}

@@ -32,8 +32,8 @@ from deepbregman.runs import Run
 from deepbregman.studies import engine, tuning
 from deepbregman.studies.definition import read_changes
 from deepbregman.studies.engine import Stopped
+from deepbregman.studies.search_plan import SearchOptions
 from deepbregman.studies.tuning import (
-    SearchOptions,
     SharedSearch,
     build_sampler,
     continue_command,

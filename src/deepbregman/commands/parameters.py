@@ -1,11 +1,9 @@
 """What parameters of several verbs have in common: their types, and a check."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
 
-from deepbregman.config import Config, load_recipe
-from deepbregman.files import check_can_be_folder
+from deepbregman.config import Config
 
 T = TypeVar("T")
 PYTHON_ONLY = "a parameter that the command line does not offer"
@@ -22,27 +20,6 @@ if TYPE_CHECKING:
 else:
     Accelerator = Literal["auto", "cpu", "cuda", "mps"]
     RunFolder = Path
-
-
-def check_study(
-    recipes: Sequence[str | None], data: str | Path | None, out: Path | None = None
-) -> None:
-    """Refuse what is plainly wrong with a study or a search now: it takes seconds to load torch.
-
-    Args:
-        recipes: as named by the user.
-        data: a source in place of theirs; where datasets lie, the folder of a study may know.
-        out: folder of the study.
-    """
-    from deepbregman.data.datasets import check_source, find_source
-
-    for recipe in recipes:
-        if recipe is not None:
-            load_recipe(recipe)
-    if data is not None and find_source(str(data))[0] is None:
-        check_source(str(data))
-    if out is not None:
-        check_can_be_folder(out)
 
 
 def check_data(config: Config, data: str | Path | None = None) -> None:

@@ -15,7 +15,7 @@ from deepbregman.studies.definition import StudyOptions, StudyResult, read_chang
 from deepbregman.studies.results import check_new_folder
 from deepbregman.terminal import say
 
-from .parameters import Accelerator, PythonOnly, check_study
+from .parameters import Accelerator, PythonOnly, check_data
 
 
 def study(
@@ -94,9 +94,7 @@ def study(
         out=out,
         accelerator=accelerator,
     )
-    entry = find_study(name, also=SUBCOMMANDS)
-    check_study((recipe, *recipes), data, out)
-    return entry.run(options, console or Console(quiet=True))
+    return find_study(name, also=SUBCOMMANDS).run(options, console or Console(quiet=True))
 
 
 def distributions(
@@ -185,9 +183,9 @@ def tsne(
         console: To draw on; quiet when None.
     """
     check_new_folder(out)
-    for run in runs:
-        Run.open(Path(run))
-    check_study((), data)
+    opened = [Run.open(Path(run)) for run in runs]
+    if opened:
+        check_data(opened[0].config, data)
     from deepbregman.studies.tsne import run_tsne
 
     return run_tsne(

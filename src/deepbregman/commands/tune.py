@@ -7,9 +7,10 @@ import tyro
 from rich.console import Console
 
 from deepbregman.studies.definition import StudyResult, read_changes
+from deepbregman.studies.search_plan import SearchOptions, check_search
 from deepbregman.terminal import say
 
-from .parameters import Accelerator, PythonOnly, check_study
+from .parameters import Accelerator, PythonOnly
 
 
 def tune(
@@ -57,9 +58,6 @@ def tune(
     Returns:
         The folder of the search and what its trials.json holds.
     """
-    check_study((recipe,), data, out)
-    from deepbregman.studies.tuning import SearchOptions, run_search
-
     options = SearchOptions(
         recipe=recipe,
         space=space,
@@ -74,6 +72,9 @@ def tune(
         storage=storage,
         accelerator=accelerator,
     )
+    check_search(options)  # it takes seconds to load torch: refuse first
+    from deepbregman.studies.tuning import run_search
+
     return run_search(options, console)
 
 

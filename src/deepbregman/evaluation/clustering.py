@@ -38,6 +38,7 @@ from .results import Measurement, make_rows
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
 """What to cluster by, and the variant's name in the rows."""
 RESTARTS = 10
+"""Starts, of which the best is kept."""
 MAX_ITERATIONS = 300
 """After which a start ends at the latest."""
 _ENTRIES = 2**22  # of a matrix of points and centroids at a time, 32 MiB in float64
@@ -70,8 +71,6 @@ def bregman_clusters(
     num_clusters: int,
     smoothing: float = 0.0,
     seed: int = 0,
-    *,
-    restarts: int = RESTARTS,
 ) -> Clusters:
     """Cluster points by ``D(point, centroid)``, and keep the best of several starts.
 
@@ -92,17 +91,15 @@ def bregman_clusters(
             f"{num_clusters} clusters of scores of shape {tuple(scores.shape)}: give (N, K) scores "
             "and ask for 1 to N clusters"
         )
-    if restarts < 1:
-        raise ValueError(f"restarts is {restarts}: it must be at least 1")
     points = scores.double()
     best: Clusters | None = None
-    for start in range(restarts):
+    for start in range(RESTARTS):
         generator = torch.Generator().manual_seed(derive_seed(seed, "clusters", start))
         centroids = _scattered(points, num_clusters, smoothing, generator)
         found = _refine(points, centroids, smoothing)
         if best is None or found.objective[-1] < best.objective[-1]:
             best = found
-    assert best is not None  # there was at least one start
+    assert best is not None
     return best
 
 

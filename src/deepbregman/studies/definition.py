@@ -21,6 +21,8 @@ Form = Literal["moment", "max", "smooth"]
 MetricLoss = Literal["contrastive", "triplet"]
 """Of a network that is trained with labels."""
 OURS, SIMCLR = "with divergence", "SimCLR"
+HOLDOUT = 0.1
+"""Share of the training images to judge on where the recipe holds none out."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
 """Fields that say which images there are; recipes that are compared have the same."""
 BUDGET = ("encoder.name", "encoder.stem", "data.image_size", "data.holdout")
@@ -131,6 +133,9 @@ class Study:
 
     def run(self, options: StudyOptions, console: Console) -> StudyResult:
         """Train and judge what is not done yet."""
+        from .grid_plan import plan_study
+
+        plan_study(self, options)  # it takes seconds to load torch: refuse first
         from .grid import run_study
 
         return run_study(self, options, console)
@@ -224,9 +229,13 @@ class Search:
 
     def run(self, options: StudyOptions, console: Console) -> StudyResult:
         """Search until the trials are done."""
-        from .tuning import run_search_study
+        from .search_plan import check_search, search_of_catalogue
 
-        return run_search_study(self, options, console)
+        asked = search_of_catalogue(self, options)
+        check_search(asked)  # it takes seconds to load torch: refuse first
+        from .tuning import run_search
+
+        return run_search(asked, console)
 
 
 def arms_over(
@@ -295,6 +304,14 @@ def join_changes(data: str | None, epochs: int | None, changes: Changes) -> dict
             )
         given[name] = value
     return {**given, **changes}
+
+
+def describe_differences(before: Config, after: Config) -> str:
+    """Name every field in which a stored configuration and a new one differ; empty for none."""
+    return "; ".join(
+        f"{name} is {old!r} there, {new!r} here"
+        for name, (old, new) in differing_fields(before, after).items()
+    )
 
 
 def check_terms(config: Config, fields: Iterable[str], what: str) -> None:

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from deepbregman.commands.pretrain import Watch, pretrain, resume
-from deepbregman.config import Config, differing_fields
+from deepbregman.config import Config
 from deepbregman.data import Source
 from deepbregman.data.opening import open_data, split_for_monitor
 from deepbregman.errors import Diverged, UserError
@@ -36,12 +36,10 @@ from deepbregman.runs import Record, Run
 from deepbregman.training.faults import Interrupted
 
 from .deep_divergence import baseline_config, run_deep_divergence
-from .definition import Form, Judge, MetricLoss
+from .definition import Form, Judge, MetricLoss, describe_differences
 from .results import MAIN_METRIC
 
 POLL_SECONDS = 0.5
-HOLDOUT = 0.1
-"""Share of the training images to judge on where the recipe holds none out."""
 
 
 @dataclass(frozen=True)
@@ -186,14 +184,6 @@ def _open_run(trial: Trial, config: Config) -> Run | None:
             "choose another folder with --out"
         )
     return run
-
-
-def describe_differences(before: Config, after: Config) -> str:
-    """Name every field in which a stored configuration and a new one differ; empty for none."""
-    return "; ".join(
-        f"{name} is {old!r} there, {new!r} here"
-        for name, (old, new) in differing_fields(before, after).items()
-    )
 
 
 def _train(

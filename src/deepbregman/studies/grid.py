@@ -11,59 +11,25 @@
       NAME.png, NAME.svg
 """
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from deepbregman.config import Config, fields_of, from_toml, load_recipe, override, to_toml
-from deepbregman.errors import UserError
+from deepbregman.config import Config, override
 from deepbregman.reporting.studies import save_study_figure
-from deepbregman.runs import Record, Run, provenance, read_json, write_json
+from deepbregman.runs import Record, Run, provenance, write_json
 from deepbregman.statistics import summarise
 from deepbregman.training.processes import device_name, pick_device
 
-from .definition import (
-    Arm,
-    Study,
-    StudyOptions,
-    StudyResult,
-    check_arms,
-    check_budget,
-    join_changes,
-    name_arms,
-)
-from .engine import (
-    HOLDOUT,
-    Judgement,
-    Trial,
-    Worker,
-    become_worker,
-    describe_differences,
-    lock,
-    work,
-)
+from .definition import Arm, Study, StudyOptions, StudyResult
+from .engine import Judgement, Trial, Worker, become_worker, lock, work
+from .grid_plan import plan_study, usable_arms
 from .results import write_results
-
-DEFAULTS: Record = {
-    **{"recipes": [], "unequal": False},
-    **{"data": None, "epochs": None, "changes": {}},
-    **{"values": [], "judge": "test", "linear_epochs": 0, "seeds": 3, "only": []},
-}
-SHAPE = {
-    "study": {"name": str, "arms": [{"name": str, "changes": {}}]},
-    **{"provenance": {}, "changes": {}, "base": str, "data": str, "recipe": str, "judge": str},
-    **{"epochs": int, "seeds": int, "linear_epochs": int, "only": [str], "recipes": [str]},
-}
-"""Of ``study.json``."""
-FIXED = ("recipes", "values", "judge", "linear_epochs")
-"""Options that a folder keeps, beside its configuration; seeds and arms may be added."""
 
 
 @dataclass(frozen=True)
@@ -202,172 +168,24 @@ def run_study(study: Study, options: StudyOptions, console: Console) -> StudyRes
     return StudyResult(grid.folder, results)
 
 
-def usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
-    """Leave out arms that change nothing in this recipe."""
-    fields = fields_of(base)
-    return tuple(arm for arm in arms if arm.only_if is None or fields[arm.only_if])
-
-
-def default_folder(study: Study, options: StudyOptions) -> Path:
-    """Name a study's folder by what it is, so that the same command goes on with it."""
-    recipes = list(options.recipes or study.recipes)
-    name = "-".join(name_arms(recipes)) if recipes else Path(options.recipe or study.recipe).stem
-    first = recipes[0] if recipes else options.recipe or study.recipe
-    data = options.data or load_recipe(first).data.source
-    return Path("studies") / f"{study.name}-{name}-{Path(data).stem}"
-
-
 def open_grid(study: Study, options: StudyOptions) -> Grid:
-    """Check all that can be checked before an image is read; begin the folder, or join it."""
-    _check_kind(study, options)
-    folder = options.out or default_folder(study, options)
-    _resolve(study, options, folder)  # nothing is made for a request that is refused
-    with lock(folder, "study"):
-        grid = _resolve(study, options, folder)  # another process may have begun it meanwhile
-        write_json(folder / "study.json", grid.definition)
-    return grid
-
-
-def _check_kind(study: Study, options: StudyOptions) -> None:
-    """Refuse options of another kind of study."""
-    if options.trials is not None:
-        raise UserError(f"study {study.name} is a grid and takes no --trials; see --seeds")
-    if study.recipes and options.recipe is not None:
-        raise UserError(
-            f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
-            f"the reference first, such as --recipes simclr {options.recipe}"
-        )
-    given = "--recipes" * bool(options.recipes) or "--unequal" * options.unequal
-    if not study.recipes and given:
-        raise UserError(
-            f"study {study.name} varies one recipe and takes no {given}: give that with --recipe; "
-            "study comparison compares whole recipes"
-        )
-
-
-def _resolve(study: Study, options: StudyOptions, folder: Path) -> Grid:
-    before = _read_definition(folder, study)
-    settings = _merge_options(study, options, before)
-    bases = _build_bases(study, options, settings, before, folder)
-    base, unequal = next(iter(bases.values())), []
-    if study.recipes:
-        unequal = check_budget(bases, unequal=settings["unequal"])
-        study = study.with_recipes(bases)
-    study = study.with_values(settings["values"])
-    arms = usable_arms(study.arms, base)
-    chosen = [arm for arm in study.choose_arms(settings["only"]) if arm in arms]
-    if not chosen:
-        raise UserError(
-            f"--only {' '.join(settings['only'])}: these arms change nothing in recipe "
-            f"{settings['recipe']}; choose among {', '.join(arm.name for arm in arms)}"
-        )
-    check_arms(study, chosen, base)
-    if settings["seeds"] < 1:
-        raise UserError(f"--seeds {settings['seeds']}: there must be at least 1")
-    if settings["linear_epochs"] < 0:
-        raise UserError(f"--linear-epochs {settings['linear_epochs']}: it must be 0 or more")
+    """Begin the folder of a study, or join it."""
+    plan = plan_study(study, options)  # nothing is made for a request that is refused
     device = pick_device(options.accelerator)
-    epochs = {config.training.epochs for config in bases.values()}
-    definition = {
-        **settings,
-        "study": dataclasses.asdict(study),
-        "data": base.data.source,
-        "epochs": base.training.epochs if len(epochs) == 1 else None,
-        "base": to_toml(base),
-        "unequal_budget": unequal,
-        "left_out": [arm.name for arm in study.arms if arm not in arms],
-        "provenance": before["provenance"] if before else provenance(device_name(device)),
-    }
+    with lock(plan.folder, "study"):
+        plan = plan_study(study, options)  # another process may have begun it meanwhile
+        definition = plan.definition
+        if definition["provenance"] is None:
+            definition["provenance"] = provenance(device_name(device))
+        write_json(plan.folder / "study.json", definition)
     how = Judgement(
-        settings["judge"],
-        linear_epochs=settings["linear_epochs"],
+        definition["judge"],
+        linear_epochs=definition["linear_epochs"],
         keep_checkpoints=options.keep_checkpoints,
         accelerator=options.accelerator,
     )
-    seeds = range(base.seed, base.seed + settings["seeds"])
-    cells = plan_cells(arms, base, seeds, folder / "runs")  # of all arms: which trial an arm shares
-    cells = [cell for cell in cells if cell.arm in chosen]
-    return Grid(study, folder, base, how, definition, cells)
-
-
-def _read_definition(folder: Path, study: Study) -> Record | None:
-    """Read what a folder was begun with; None of a new one."""
-    path = folder / "study.json"
-    if path.is_file():
-        before = read_json(path, SHAPE)
-        if not {"study", "provenance", "base", "data", "epochs", "changes"} <= before.keys():
-            raise UserError(f"{path} holds no study of ours: restore it, or choose another --out")
-        name = before["study"].get("name")
-        if name != study.name:
-            raise UserError(
-                f"{folder} holds study {name}, not {study.name}: choose another folder with --out"
-            )
-        return before
-    if folder.exists() and (
-        not folder.is_dir() or any(inside.name != "locks" for inside in folder.iterdir())
-    ):
-        raise UserError(f"{folder} exists and holds no study: choose another folder with --out")
-    return None
-
-
-def _merge_options(study: Study, options: StudyOptions, before: Record | None) -> dict[str, Any]:
-    """Take each option as it is given, else as the folder has it, else its default."""
-    given = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name in ("recipe", *DEFAULTS)
-        if (value := getattr(options, name)) not in (None, (), {}) and value is not False
-    }
-    if before is None:
-        defaults = {"recipe": study.recipe, **DEFAULTS, "recipes": list(study.recipes)}
-        settings = {**defaults, **given}
-        if study.recipes:
-            settings["recipe"] = ", ".join(name_arms(settings["recipes"]))
-        return settings
-    stored = {name: before.get(name, DEFAULTS.get(name)) for name in ("recipe", *DEFAULTS)}
-    for name in FIXED:
-        if given.get(name, stored[name]) != stored[name]:
-            raise UserError(
-                f"--{name.replace('_', '-')} is {given[name]!r} here and {stored[name]!r} in the "
-                f"folder of this study, begun before: leave it out to go on, or choose another "
-                "folder with --out"
-            )
-    return {**stored, **given}
-
-
-def _build_bases(
-    study: Study, options: StudyOptions, settings: Record, before: Record | None, folder: Path
-) -> dict[str, Config]:
-    """Return what the arms start from: one configuration, or one by arm where those are recipes.
-
-    A folder that has begun keeps its own, even where a recipe's file has changed since.
-    """
-    stored: dict[str, Config] = {}
-    if before is not None:
-        base = from_toml(before["base"], str(folder / "study.json"))
-        stored = {study.name: base}
-        if study.recipes:
-            arms = before["study"]["arms"]
-            stored = {arm["name"]: override(base, arm["changes"]) for arm in arms}
-    given = join_changes(options.data, options.epochs, options.changes)
-    if stored and not (options.recipe or options.recipes or given):
-        return stored
-    kept: dict[str, Any] = {}
-    if before is not None:
-        named = {"data.source": before["data"], "training.epochs": before["epochs"]}
-        kept = {name: value for name, value in named.items() if value is not None}
-        kept |= {} if options.changes else before["changes"]
-    names = name_arms(settings["recipes"]) if study.recipes else [study.name]
-    bases = {}
-    for name, recipe in zip(names, settings["recipes"] or [settings["recipe"]], strict=True):
-        config = override(load_recipe(recipe), {**kept, **given})
-        if settings["judge"] == "holdout" and config.data.holdout == 0.0:
-            config = override(config, {"data.holdout": HOLDOUT})
-        bases[name] = config
-        changed = describe_differences(stored[name], config) if stored else ""
-        if changed:
-            of_arm = f", {name}" * bool(study.recipes)
-            raise UserError(
-                f"{folder} holds study {study.name}{of_arm} with other settings ({changed}): leave "
-                "the options out to go on with those, or choose another folder with --out"
-            )
-    return bases
+    seeds = range(plan.base.seed, plan.base.seed + definition["seeds"])
+    # Of all arms, for an arm that is not chosen may be the first of a trial that several share.
+    cells = plan_cells(plan.arms, plan.base, seeds, plan.folder / "runs")
+    cells = [cell for cell in cells if cell.arm in plan.chosen]
+    return Grid(plan.study, plan.folder, plan.base, how, definition, cells)

@@ -20,9 +20,9 @@ import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 import sqlalchemy
@@ -32,7 +32,7 @@ from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 from rich.markup import escape
 
-from deepbregman.config import Config, from_toml, load_recipe, override, to_toml
+from deepbregman.config import Config, override, to_toml
 from deepbregman.errors import UserError, is_secret_option
 from deepbregman.files import refuse_link
 from deepbregman.reporting.published import is_dataset
@@ -41,24 +41,20 @@ from deepbregman.runs import Record, command_line, now, read_json, replacing, wr
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.processes import pick_device
 
-from .definition import Changes, Search, StudyOptions, StudyResult, join_changes
-from .engine import (
-    HOLDOUT,
-    Judgement,
-    Trial,
-    Worker,
-    become_worker,
-    describe_differences,
-    lock,
-    work,
-)
+from .definition import StudyResult
+from .engine import Judgement, Trial, Worker, become_worker, lock, work
 from .results import MAIN_METRIC
-from .space import Space, parse_space
+from .search_plan import (
+    STORAGE_FILE,
+    SearchOptions,
+    SearchPlan,
+    check_search,
+    has_begun,
+    resolve,
+)
 
-STORAGE_FILE = "storage.json"
 OWN_NAME = "search"
 """Of the search in a folder's own database: the folder may be renamed or copied."""
-DEFAULTS: Record = {"objective": "linear", "sampler": "gp", "prune": True, "trials": 40}
 STARTUP_TRIALS = 10
 """Random at first, for the model of the rest."""
 HEARTBEAT_SECONDS = 30
@@ -74,66 +70,13 @@ METRICS = {"linear": MAIN_METRIC, "knn": "knn, cosine"}
 """Objective -> how the name of its metric begins."""
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """What the user asked for; None is the default, or what the search has begun with."""
-
-    recipe: str | None = None
-    space: tuple[str, ...] = ()
-    trials: int | None = None
-    data: str | None = None
-    epochs: int | None = None
-    changes: Changes = field(default_factory=dict)
-    objective: Literal["linear", "knn"] | None = None
-    sampler: Literal["gp", "tpe", "random"] | None = None
-    prune: bool | None = None
-    out: Path | None = None
-    storage: str | None = None
-    accelerator: str = "auto"
-    published: Mapping[str, float] = field(default_factory=dict)
-    """Field -> the best value that was published for images of ``published_data``."""
-    published_data: str = ""
-    command: str = "tune"
-
-
-def run_search_study(entry: Search, options: StudyOptions, console: Console) -> StudyResult:
-    """Run a search of the catalogue."""
-    refused = ("recipes", "unequal", "seeds", "only", "values", "judge", "linear_epochs")
-    for name in (*refused, "keep_checkpoints"):
-        if getattr(options, name) not in (None, (), False):
-            raise UserError(
-                f"study {entry.name} is a search and takes no --{name.replace('_', '-')}; see "
-                "--trials"
-            )
-    name = f"{entry.name}-{Path(options.recipe or entry.recipe).stem}"
-    out = options.out or Path("studies") / name
-    begun = has_begun(out)
-    asked = SearchOptions(
-        recipe=options.recipe or (None if begun else entry.recipe),
-        space=entry.space,
-        trials=options.trials or (None if begun else entry.trials),
-        data=options.data,
-        epochs=options.epochs,
-        changes=options.changes,
-        out=out,
-        accelerator=options.accelerator,
-        published=entry.published,
-        published_data=entry.published_data,
-        command=f"study {entry.name}",
-    )
-    return run_search(asked, console)
-
-
 def run_search(options: SearchOptions, console: Console | None = None) -> StudyResult:
     """Search until the trials are done, together with other processes on the same storage."""
     console = console or Console(quiet=True)
     become_worker()
     pick_device(options.accelerator)
-    if options.trials is not None and options.trials < 1:
-        raise UserError(f"--trials {options.trials}: there must be at least 1")
-    folder = options.out or Path("studies") / f"tune-{Path(options.recipe or 'search').stem}"
-    if options.storage is None and not has_begun(folder):
-        resolve(options, None)  # nothing is made for a request that is refused
+    check_search(options)  # nothing is made for a request that is refused
+    folder = options.folder
     with _storage_errors_in_words(folder):
         with lock(folder, "search"):
             url, name = locate_storage(options, folder)
@@ -170,95 +113,6 @@ def continue_command(options: SearchOptions, folder: Path) -> str:
         bare, has_secret = without_password(options.storage)
         words += ["--storage", bare] if has_secret else []
     return shlex.join(words)
-
-
-# The plan of a search: checked against the recipe, kept in the storage, the same for every worker.
-
-
-@dataclass(frozen=True)
-class SearchPlan:
-    """A search as every worker of it must run it."""
-
-    recipe: Config
-    """Before anything is held out of it."""
-    space: Space
-    definition: Record
-    """What the storage keeps."""
-
-    @property
-    def base(self) -> Config:
-        """What the trials change: the recipe with images held out to judge by."""
-        changes: dict[str, Any] = {"training.tensorboard": False}
-        if self.recipe.data.holdout == 0.0:
-            changes["data.holdout"] = HOLDOUT
-        return override(self.recipe, changes)
-
-
-def resolve(options: SearchOptions, stored: Record | None) -> SearchPlan:
-    """Check what the user asked for, alone or against what the search began with.
-
-    Args:
-        stored: the definition in the storage, None of a new search.
-    """
-    if stored is None and (options.recipe is None or not options.space):
-        raise UserError(
-            "a new search needs a recipe and a space: deepbregman tune paper --space "
-            "divergence.sigma=0.1:5:log"
-        )
-    recipe, changes = _build_recipe(options, stored)
-    definition: Record = {
-        "recipe": options.recipe,
-        "data": recipe.data.source,
-        "epochs": recipe.training.epochs,
-        "changes": changes,
-        "objective": options.objective,
-        "sampler": options.sampler,
-        "prune": options.prune,
-        "trials": options.trials,
-        "base": to_toml(recipe),
-    }
-    defaults = {**DEFAULTS, **(stored or {})}
-    definition |= {key: defaults[key] for key in defaults if definition.get(key) is None}
-    words = options.space or tuple(defaults["space"])
-    space = parse_space(words, SearchPlan(recipe, (), definition).base)
-    definition["space"] = [str(dimension) for dimension in space]
-    if stored is not None:
-        _check_same(stored, definition, recipe)
-    return SearchPlan(recipe, space, definition)
-
-
-def _build_recipe(options: SearchOptions, stored: Record | None) -> tuple[Config, Changes]:
-    """Return the recipe with the user's changes; what is left out is as the search began.
-
-    A search that has begun keeps its own recipe, even where the file has changed since.
-    """
-    given = join_changes(options.data, options.epochs, options.changes)
-    if stored is None:
-        assert options.recipe is not None
-        return override(load_recipe(options.recipe), given), options.changes
-    before = stored["changes"]
-    if options.recipe is None:
-        recipe = from_toml(stored["base"], "the search")
-    else:
-        named = {"data.source": stored["data"], "training.epochs": stored["epochs"]}
-        recipe = override(load_recipe(options.recipe), {**named, **before})
-    return override(recipe, given), {**before, **options.changes}
-
-
-def _check_same(stored: Record, definition: Record, recipe: Config) -> None:
-    """Refuse to go on with other settings than a search began with."""
-    differences = describe_differences(from_toml(stored["base"], "the search"), recipe)
-    changed = [differences] if differences else []
-    changed += [
-        f"{key} is {stored[key]!r} there, {definition[key]!r} here"
-        for key in ("space", "objective", "sampler", "prune")
-        if stored[key] != definition[key]
-    ]
-    if changed:
-        raise UserError(
-            f"this search was begun with other settings ({'; '.join(changed)}): leave the options "
-            "out to go on with those, or choose another folder with --out"
-        )
 
 
 def join_search(options: SearchOptions, folder: Path, name: str) -> tuple[optuna.Study, SearchPlan]:
@@ -308,11 +162,6 @@ def build_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 # The storage.
-
-
-def has_begun(folder: Path) -> bool:
-    """Whether a folder is that of a search; what a command leaves out is then the folder's."""
-    return any((folder / name).exists() for name in ("search.db", STORAGE_FILE))
 
 
 def without_password(url: str) -> tuple[str, bool]:
