@@ -323,6 +323,8 @@ class ObjectiveSettings(Section, table="objective"):
     """Whether the method learns from labels."""
     needs_indices: ClassVar[bool] = False
     """Whether the method must know which image of the dataset is which."""
+    has_teacher: ClassVar[bool] = False
+    """Whether the method returns targets of a teacher of its own."""
 
     name: str = ""
     """Of the method."""
@@ -357,8 +359,14 @@ class DivergenceSettings(Section):
 
     weight: NotNegative = 1.0
     """Weight of the divergence loss; 0 turns it off."""
+    source: Literal["learned", "bank", "prototypes"] = "learned"
+    """Where the subnetworks come from: learned (the paper), a bank of the teacher's last
+    embeddings, or learned prototypes of which the teacher has a copy."""
+    compare: Literal["contrast", "match"] = "contrast"
+    """Contrast an image's own divergence with those to other images (the paper), or match: lower
+    the divergence of each view to the teacher's target of the same image."""
     num_subnetworks: Count = 100
-    """K, the paper's kappa."""
+    """K, the paper's kappa; the size of the bank."""
     hidden: Count = 32
     """Width of a subnetwork's hidden layer."""
     norm: Literal["output", "standard", "hidden", "none"] = "output"
@@ -384,6 +392,15 @@ class DivergenceSettings(Section):
     """tau_div, divides psi; 1 is the paper, which has none."""
     smoothing: NotNegative = 0.0
     """Temperature T of the smooth divergence; 0 is the hard form of the paper."""
+    target_smoothing: NotNegative = 0.0
+    """Temperature of the teacher's scores when the smooth form is matched; 0 takes that of
+    smoothing. Lower is sharper."""
+    centring: Literal["none", "mean", "sinkhorn"] = "none"
+    """What keeps the teacher's scores from one favourite: nothing, taking away the mean of the
+    batch, or evening out the use of all subnetworks."""
+    info_nce: NotNegative = 0.0
+    """Weight of InfoNCE between a view and the teacher's target, with the bank as negatives: the
+    control of the matched divergence."""
     usage_bonus: NotNegative = 0.0
     """Weight of the bonus on using all subnetworks alike."""
     sets: Sets = "none"
@@ -392,19 +409,55 @@ class DivergenceSettings(Section):
     warmup_epochs: NotNegative = 0.0
     """Epochs over which the weight rises from 0."""
 
+    def __post_init__(self) -> None:
+        """Check the fields, and that InfoNCE has its negatives."""
+        super().__post_init__()
+        if self.info_nce > 0.0 and self.source != "bank":
+            raise UserError(
+                f"divergence.info_nce is {self.info_nce} with divergence.source {self.source!r}: "
+                "its negatives are the bank's; set divergence.source to bank"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the term is there at all."""
+        return self.weight > 0.0 or self.info_nce > 0.0
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the term compares with a teacher."""
+        return self.is_on and (self.source != "learned" or self.compare == "match")
+
+
+@dataclass(frozen=True)
+class TeacherSettings(Section):
+    """A momentum copy of encoder and projection, beside a method that has no teacher of its own.
+
+    It sees the weak views and gives the divergence its targets.
+    """
+
+    momentum: Share = 0.99
+    """Share of its weights that the teacher keeps at each step; 0 copies the student."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Of the momentum: cosine rises to 1 at the end of training."""
+
 
 @dataclass(frozen=True)
 class OptimiserSettings(Section):
     """How the parameters move."""
 
-    name: Literal["adam", "adamw", "sgd", "lars"] = "adam"
-    """Algorithm."""
+    name: Literal["adam", "adamw", "sgd", "lars", "muon"] = "adam"
+    """Algorithm; muon is for the convolutions of networks with batch normalisation, and sgd for
+    all other parameters."""
     learning_rate: Positive = 0.005
     """At its highest; never scaled behind your back."""
+    convolution_rate: Positive = 0.02
+    """Of muon's convolutions, at its highest: the share by which a step turns the weights. It
+    follows the same schedule."""
     betas: Annotated[tuple[float, float], Range(0.0, 0.99999)] = (0.5, 0.999)
     """Of adam and adamw."""
     momentum: Annotated[float, Range(0.0, 0.99999)] = 0.9
-    """Of sgd and lars."""
+    """Of sgd, lars and muon."""
     weight_decay: NotNegative = 1e-4
     """L2 penalty (decoupled in adamw)."""
     decay_all: bool = True
@@ -468,6 +521,7 @@ class Config:
     small_views: SmallViewSettings | None = None
     encoder: EncoderSettings = EncoderSettings()
     objective: ObjectiveSettings = SimCLRSettings()
+    teacher: TeacherSettings | None = None
     divergence: DivergenceSettings = DivergenceSettings()
     optimiser: OptimiserSettings = OptimiserSettings()
     training: TrainingSettings = TrainingSettings()
@@ -482,17 +536,40 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, kind) and not (value is None and name in OPTIONAL):
                 raise UserError(f"{name} is {abbreviate(value)}: it must be a {kind.__name__}")
-        if self.objective.weight == 0.0 and self.divergence.weight == 0.0:
+        if self.objective.weight == 0.0 and not self.divergence.is_on:
             raise UserError(
                 "objective.weight and divergence.weight are both 0: nothing would be trained; "
                 "raise one of them"
             )
+        self._check_teacher()
         self._check_views()
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:
             raise UserError(
                 f"optimiser.milestones {late} never come: training.epochs is "
                 f"{self.training.epochs}; lower them or train longer"
+            )
+
+    def _check_teacher(self) -> None:
+        method = self.objective
+        if self.divergence.needs_target and self.teacher is None and not method.has_teacher:
+            raise UserError(
+                f"divergence.source is {self.divergence.source!r} and divergence.compare "
+                f"{self.divergence.compare!r}: they need the targets of a teacher, which the "
+                f"method {method.name} has not; add a [teacher] table, such as with "
+                "--teacher.momentum 0.99, and [weak_views] for what it sees"
+            )
+        if self.teacher is None:
+            return
+        if method.has_teacher:
+            raise UserError(
+                f"[teacher] is given, but the method {method.name} has a teacher of its own: "
+                "leave the table out"
+            )
+        if self.weak_views is None:
+            raise UserError(
+                "[teacher] is given without [weak_views], the views that it sees: add them, such "
+                f"as with --weak-views.relative-size {self.views.relative_size:g}"
             )
 
     def _check_views(self) -> None:
@@ -503,7 +580,8 @@ class Config:
                 f"{objective.fewest_views} or more"
             )
         for group in self.view_groups.values():
-            if group.table in OPTIONAL and group.table not in objective.groups:
+            takes = objective.groups + (() if self.teacher is None else ("weak_views",))
+            if group.table in OPTIONAL and group.table not in takes:
                 raise UserError(
                     f"[{group.table}] is given, but the method {objective.name} takes no such "
                     "views: leave the table out, or choose another objective"
@@ -518,9 +596,17 @@ class Config:
 
     @property
     def view_groups(self) -> dict[str, ViewSettings]:
-        """The groups of views that there are, by the name of their table."""
+        """The groups of views that are made, by the name of their table.
+
+        Without a divergence nobody looks at the teacher, nor at the views that it would see.
+        """
         groups = (self.views, self.weak_views, self.small_views)
-        return {group.table: group for group in groups if group is not None}
+        idle = self.teacher is not None and not self.divergence.is_on
+        return {
+            group.table: group
+            for group in groups
+            if group is not None and not (idle and group is self.weak_views)
+        }
 
     @property
     def view_size(self) -> int:
@@ -529,6 +615,7 @@ class Config:
 
 
 OPTIONAL: dict[str, type[Section]] = {
+    "teacher": TeacherSettings,
     "weak_views": WeakViewSettings,
     "small_views": SmallViewSettings,
 }

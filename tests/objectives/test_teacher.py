@@ -1,6 +1,10 @@
 """The teacher, the bank and the matched divergence, against loops and closed forms."""
 
 import math
+import os
+import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,10 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deepbregman import Bank, Teacher, match_divergence, soft_divergence
+from deepbregman import Bank, Config, Teacher, match_divergence, soft_divergence
+from deepbregman.commands.pretrain import pretrain, resume
+from deepbregman.config import load_recipe, override
+from deepbregman.errors import UserError
 from deepbregman.method.bregman import balance_scores, divergence, paired_divergence
 from deepbregman.method.losses import info_nce, match_scores
+from deepbregman.objectives import Step, StepOutputs, ViewGroups, build_step
 from deepbregman.objectives.teacher import Prototypes, momentum_at
+from deepbregman.training import checkpoints
+from deepbregman.training.display import Display
+from deepbregman.training.faults import Interrupted
 
 SEEDS = st.integers(0, 2**31)
 WARM = st.floats(0.05, 2.0)
@@ -205,3 +216,162 @@ def test_prototypes_are_cosines() -> None:
 def test_bad_arguments_are_named(make, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
+
+
+BEST = {
+    "teacher.momentum": 0.9,
+    "weak_views.num_views": 2,
+    "divergence.source": "bank",
+    "divergence.compare": "match",
+    "divergence.num_subnetworks": 96,
+    "divergence.smoothing": 0.2,
+    "divergence.target_smoothing": 0.1,
+    "divergence.info_nce": 0.5,
+    "training.batch_size": 16,
+    "training.epochs": 1,
+    "training.knn_every": 1,
+    "training.save_seconds": 0.0,
+    "training.tensorboard": False,
+    "encoder.projection_hidden": 12,
+    "encoder.embedding": 6,
+    "optimiser.name": "muon",
+}
+
+
+def configure(**changes: Any) -> Config:
+    return override(load_recipe("digits"), {**BEST, **changes})
+
+
+def take_step(step: Step, seed: int = 0) -> StepOutputs:
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (16, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    uniforms = ViewGroups(
+        *(
+            None if group is None else group.draw(16, device="cpu", generator=generator)
+            for group in step.views
+        )
+    )
+    outputs: StepOutputs = step(images, None, uniforms)
+    return outputs
+
+
+def test_terms_are_those_of_the_formulas_once_the_bank_is_full() -> None:
+    step = build_step(configure())
+    for seed in range(3):  # 2 targets for each of 16 images: 32, 64, 96
+        outputs = take_step(step, seed)
+        assert outputs.terms["divergence"] == 0.0
+        assert outputs.terms["info_nce"] == 0.0
+    assert step.divergence is not None
+    bank = step.divergence.network
+    assert isinstance(bank, Bank)
+    assert bank.is_full
+    weight = bank.weight.clone()
+    outputs = take_step(step, 3)
+    assert outputs.teacher is not None
+    pairs = [(z, target) for z in outputs.student for target in outputs.teacher]
+    matched = [
+        match_divergence(*pair, weight, temperature=0.2, target_temperature=0.1) for pair in pairs
+    ]
+    torch.testing.assert_close(outputs.terms["divergence"], torch.stack(matched).mean())
+    temperature = step.divergence.settings.temperature
+    contrasted = [info_nce(*pair, weight, temperature=temperature) for pair in pairs]
+    torch.testing.assert_close(outputs.terms["info_nce"], torch.stack(contrasted).mean())
+    newest = F.normalize(outputs.teacher.flatten(0, 1), dim=1)
+    torch.testing.assert_close(bank.weight[:32], newest)
+
+
+def test_the_teacher_gets_no_gradient_and_follows() -> None:
+    step = build_step(configure())
+    take_step(step).total.backward()
+    assert step.teacher is not None
+    assert all(parameter.grad is None for parameter in step.teacher.parameters())
+    optimised = {id(p) for group in step.parameter_groups() for _, p in group.parameters}
+    assert not optimised & {id(parameter) for parameter in step.teacher.parameters()}
+    before = step.teacher.network[1][0].weight.clone()
+    with torch.no_grad():
+        step.objective.projection[0].weight += 1.0
+    step.after_step(0.5)
+    torch.testing.assert_close(step.teacher.network[1][0].weight, before + 0.1)
+
+
+def test_prototypes_have_a_teacher_of_their_own() -> None:
+    step = build_step(
+        configure(**{"divergence.source": "prototypes", "divergence.info_nce": 0.0,
+                     "divergence.centring": "mean"})
+    )  # fmt: skip
+    term = step.divergence
+    assert term is not None
+    assert term.teacher_network is not None
+    take_step(step).total.backward()
+    assert term.network.weight.grad.abs().sum() > 0
+    assert term.teacher_network.weight.grad is None
+    before = term.teacher_network.weight.clone()
+    with torch.no_grad():
+        term.network.weight += 1.0
+    step.after_step(0.5)
+    torch.testing.assert_close(term.teacher_network.weight, before + 0.1)
+
+
+@pytest.mark.parametrize("centring", ["mean", "sinkhorn"])
+def test_centring_evens_out_what_the_teacher_prefers(centring: str) -> None:
+    changes = {"divergence.source": "prototypes", "divergence.info_nce": 0.0}
+    term = build_step(configure(**changes, **{"divergence.centring": centring})).divergence
+    assert term is not None
+    targets = draw(0, 1, 400, 6).float() + torch.tensor([3.0, 0, 0, 0, 0, 0])  # all lean one way
+    scores = term._score_targets(targets)[0]
+    plain = F.softmax(term.teacher_network(targets[0]) / 0.1, dim=1).mean(dim=0)
+    even = F.softmax(scores / 0.1, dim=1).mean(dim=0)
+    assert torch.special.entr(even).sum() > torch.special.entr(plain).sum() + 0.1
+
+
+def test_the_step_compiles_as_one_graph() -> None:
+    step = build_step(configure())
+    expected = [take_step(build_step(configure()), seed).total.item() for seed in (0,)]
+    step.compile(backend="eager", fullgraph=True)
+    assert take_step(step, 0).total.item() == pytest.approx(expected[0], rel=1e-6)
+
+
+def test_without_the_divergence_nobody_asks_the_teacher() -> None:
+    step = build_step(configure(**{"divergence.weight": 0.0, "divergence.info_nce": 0.0}))
+    assert step.teacher is None
+    assert step.views.weak is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"teacher": None, "weak_views": None}, r"need the targets of a teacher, which the method"),
+        ({"weak_views": None}, r"\[teacher\] is given without \[weak_views\]"),
+        ({"divergence.source": "learned"}, r"divergence.info_nce is 0.5 .* set divergence.source"),
+        ({"teacher.momentum": 1.5}, r"teacher.momentum is 1.5: it must be between 0 and 1"),
+    ],
+)
+def test_settings_that_contradict_are_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        configure(**changes)
+
+
+def test_a_run_with_a_half_filled_bank_resumes_to_the_bit(
+    tmp_path: Path, few_digits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(**{"data.source": few_digits, "divergence.num_subnetworks": 128})
+    complete = pretrain(config, run=tmp_path / "complete", accelerator="cpu")
+    plain = Display.step
+
+    def stop(display: Display, step: int) -> None:
+        plain(display, step)
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Display, "step", stop)
+        with pytest.raises(Interrupted):
+            pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    run = resume(tmp_path / "run", accelerator="cpu")
+    found, expected = (checkpoints.load(each.last_checkpoint) for each in (run, complete))
+    for part in checkpoints.NETWORKS:
+        assert found[part].keys() == expected[part].keys()
+        assert expected[part]
+        assert all(torch.equal(found[part][k], expected[part][k]) for k in expected[part])
+    assert run.metrics()[-1]["knn"] == complete.metrics()[-1]["knn"]
+    assert run.metrics()[-1]["divergence"] > 0.0

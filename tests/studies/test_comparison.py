@@ -92,7 +92,9 @@ def test_an_arm_is_all_in_which_its_recipe_differs() -> None:
     for arm in study.arms:
         assert override(configs["simclr"], arm.changes) == configs[arm.name]
         start = fields_of(configs["simclr"])
-        assert all(value != start[field] for field, value in arm.changes.items())
+        assert all(value != start.get(field) for field, value in arm.changes.items())
+    back = STUDY.with_recipes({name: configs[name] for name in ("best", "simclr")}).arms[1]
+    assert override(configs["best"], back.changes) == configs["simclr"]  # without a teacher
     with pytest.raises(UserError, match="recipes b and c come to the same configuration"):
         STUDY.with_recipes({"a": configs["best"], "b": configs["paper"], "c": configs["paper"]})
 

@@ -61,6 +61,24 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "weak_views.num_views": 2,
     },
     "labels, a memory of every image and draws": {"objective.name": "informed"},
+    "teacher beside it, bank, matched": {
+        "teacher.momentum": 0.9,
+        "weak_views.num_views": 2,
+        "divergence.source": "bank",
+        "divergence.compare": "match",
+        "divergence.num_subnetworks": 40,  # full in the second step
+        "divergence.smoothing": 0.2,
+        "divergence.target_smoothing": 0.1,
+        "divergence.info_nce": 0.5,
+        "optimiser.name": "muon",
+    },
+    "prototypes, contrasted with a teacher": {
+        "teacher.schedule": "cosine",
+        "weak_views.num_views": 1,
+        "divergence.source": "prototypes",
+        "divergence.centring": "sinkhorn",
+        "divergence.smoothing": 0.2,
+    },
     "learnt sigma without a use": {
         "divergence.kernel": "inverse",
         "divergence.learn_sigma": True,

@@ -196,9 +196,9 @@ def test_a_later_format(
 ) -> None:
     path = tmp_path / "last.pt"
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "FORMAT", 4)
+        patch.setattr(checkpoints, "FORMAT", 5)
         save_checkpoint(path, state)
-    assert "has checkpoint format 4, this version reads 3" in refusal(path)
+    assert "has checkpoint format 5, this version reads 4" in refusal(path)
     with pytest.raises(UserError) as caught:
         load(path)
     assert not isinstance(caught.value, DamagedCheckpoint)  # an older one must not take its place
@@ -234,7 +234,7 @@ def test_the_checksum_is_that_of_other_programs(written: tuple[Path, bytes]) -> 
     """What follows the first line is ``torch.save``'s, should this package not be at hand."""
     head, content = written[1].split(b"\n", 1)
     title, digest = head[:-64], head[-64:]
-    assert title == b"deepbregman checkpoint 3 sha256 "
+    assert title == b"deepbregman checkpoint 4 sha256 "
     assert hashlib.sha256(title + content).hexdigest().encode() == digest
     assert torch.load(io.BytesIO(content), weights_only=True)["step"] == 1
 
@@ -396,7 +396,7 @@ def test_load_model_of_another_configuration(run: Run, config: Config) -> None:
 
 def test_load_model_of_a_checkpoint_without_one(run: Run) -> None:
     save_checkpoint(run.last_checkpoint, {"step": 3})
-    with pytest.raises(UserError, match="has no objective, divergence, epoch") as caught:
+    with pytest.raises(UserError, match="has no objective, teacher, divergence, epoch") as caught:
         load_trained(run)
     assert str(run.last_checkpoint) in str(caught.value)
 

@@ -171,13 +171,13 @@ def build_step(
         objective = OBJECTIVES[config.objective.name](config.objective, encoder, config.encoder)
         objective.size_by(num_images, num_classes)
         divergence = None
-        if config.divergence.weight > 0.0:
+        if config.divergence.is_on:
             divergence = DivergenceTerm(config.divergence, config.encoder.embedding)
     objective.mixed = mixed
     size = config.data.image_size
-    views = ViewGroups(
-        build_views(config.views, size),
-        None if config.weak_views is None else build_views(config.weak_views, size),
-        None if config.small_views is None else build_views(config.small_views, size),
-    )
-    return Step(views, objective, divergence, gather)
+    tables = ("views", "weak_views", "small_views")
+    groups = [config.view_groups.get(table) for table in tables]
+    main, weak, small = (None if group is None else build_views(group, size) for group in groups)
+    assert main is not None  # every configuration has main views
+    teacher = None if divergence is None else config.teacher
+    return Step(ViewGroups(main, weak, small), objective, divergence, gather, teacher)

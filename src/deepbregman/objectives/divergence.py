@@ -1,16 +1,24 @@
 """The divergence as a loss term of its own, which any method can carry."""
 
+import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from deepbregman.config import DivergenceSettings
-from deepbregman.method.bregman import learned_divergence, of_distribution
-from deepbregman.method.losses import divergence_loss, list_comparisons, usage_entropy
+from deepbregman.method.bregman import balance_scores, learned_divergence, of_distribution
+from deepbregman.method.losses import (
+    divergence_loss,
+    info_nce,
+    list_comparisons,
+    match_scores,
+    usage_entropy,
+)
 from deepbregman.method.networks import BregmanNetwork
 
 from .objective import Group
+from .teacher import Bank, Prototypes, follow
 
 FEW_ACTIVE = 0.1
 """Share of the subnetworks below which those in use are few."""
@@ -26,7 +34,7 @@ class Divergences(NamedTuple):
 class DivergenceTerm(nn.Module):
     """K subnetworks score embeddings; the loss compares an image's scores (Eq. 6 to 8).
 
-    Views are compared with each other, or with the teacher's where the method has one. The
+    Views are compared with each other, or with the teacher's targets where there are any. The
     subnetworks see the joint batch, so that their batch normalisation needs no synchronising.
 
     Every number is a buffer (sigma a parameter when learnable), so that a compiled step serves all
@@ -37,67 +45,108 @@ class DivergenceTerm(nn.Module):
 
     def __init__(self, settings: DivergenceSettings, in_features: int) -> None:
         super().__init__()
-        self.network = BregmanNetwork(
-            in_features,
-            settings.num_subnetworks,
-            settings.hidden,
-            norm=settings.norm,
-            activation="relu" if settings.activation == "relu" else None,
-            dropout=settings.dropout,
-            normalise_input=settings.normalise_input,
-        )
+        self.network = _build_subnetworks(settings, in_features)
+        # Learned functionals that judge their own targets would agree on one favourite.
+        copied = settings.source == "prototypes"
+        self.teacher_network = copy.deepcopy(self.network).requires_grad_(False) if copied else None
         self.settings = settings
-        self.weights = {"divergence": settings.weight}
+        self.weights = {"divergence": settings.weight} if settings.weight > 0.0 else {}
+        if settings.info_nce > 0.0:
+            self.weights["info_nce"] = settings.info_nce
         if settings.usage_bonus > 0.0:
             self.weights["usage"] = -settings.usage_bonus
         # Only where it is used: several processes wait for the gradient of every parameter.
         learns = settings.learn_sigma and settings.kernel == "gaussian"
+        learns = learns and settings.compare == "contrast"
         self.log_sigma = nn.Parameter(torch.tensor(settings.sigma).log()) if learns else None
-        values = (settings.sigma, settings.alpha, settings.temperature, settings.smoothing)
+        values = (
+            settings.sigma,
+            settings.alpha,
+            settings.temperature,
+            settings.smoothing,
+            settings.target_smoothing or settings.smoothing,
+        )
         self.register_buffer("numbers", torch.tensor(values), persistent=False)
 
     def forward(self, student: Tensor, teacher: Tensor | None) -> Divergences:
-        """Compute the loss terms.
+        """Compute the loss terms; in training, put the targets into the bank afterwards.
 
         Args:
             student: (M, N, d) embeddings of every process.
             teacher: (M', N, d) targets, or None.
         """
-        sigma, alpha, temperature, smoothing = self.numbers.unbind()
-        settings = self.settings
-        is_smooth = settings.smoothing > 0.0
-        scores = self._score(student)  # (M, N, K)
-        losses = [
-            divergence_loss(
-                first,
-                second,
-                kernel=settings.kernel,
-                sigma=sigma if self.log_sigma is None else self.log_sigma.exp(),
-                alpha=alpha,
-                pairs=settings.pairs,
-                temperature=temperature,
-                smoothing=smoothing if is_smooth else None,
-            )
-            for first, second in self._comparisons(scores, teacher)
-        ]
-        terms = {"divergence": torch.stack(losses).mean()}
+        scores = _score(self.network, student)  # (M, N, K)
+        targets = None if teacher is None else self._score_targets(teacher)  # (M', N, K)
+        terms: dict[str, Tensor] = {}
+        if "divergence" in self.weights:
+            pairs = self._list_pairs(scores, targets)
+            terms["divergence"] = torch.stack([self._compare(*pair) for pair in pairs]).mean()
+        if "info_nce" in self.weights:
+            assert teacher is not None  # the configuration has made sure
+            terms["info_nce"] = self._contrast_with_bank(student, teacher)
         if "usage" in self.weights:
-            assigned_by = smoothing if is_smooth else 1.0
+            assigned_by = self.numbers[3] if self.settings.smoothing > 0.0 else 1.0
             terms["usage"] = usage_entropy(scores.flatten(0, 1), assigned_by)
+        if isinstance(self.network, Bank) and teacher is not None:
+            full = self.network.is_full.to(scores.dtype)
+            terms = {name: full * value for name, value in terms.items()}
+            if self.training:
+                self.network.push(teacher.flatten(0, 1))
         return Divergences(terms, scores.detach())
 
-    def _score(self, embeddings: Tensor) -> Tensor:
-        scores: Tensor = self.network(embeddings.flatten(0, 1))
-        return scores.view(*embeddings.shape[:2], -1)
+    @torch.no_grad()
+    def _score_targets(self, teacher: Tensor) -> Tensor:
+        scores = _score(self.teacher_network or self.network, teacher)  # (M', N, K)
+        if self.settings.centring == "mean":
+            return scores - scores.mean(dim=(0, 1))
+        if self.settings.centring == "sinkhorn":
+            temperature = self.numbers[4] if self.settings.smoothing > 0.0 else 1.0
+            return torch.stack([balance_scores(view, temperature) for view in scores])
+        return scores
 
-    def _comparisons(self, scores: Tensor, teacher: Tensor | None) -> list[tuple[Tensor, Tensor]]:
-        if teacher is None:
+    def _list_pairs(self, scores: Tensor, targets: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+        if targets is None:
             return list_comparisons(scores, self.settings.sets)
-        with torch.no_grad():
-            targets = self._score(teacher)  # (M', N, K)
         if self.settings.sets != "none":  # the teacher's views as one distribution
             return [(view, targets.transpose(0, 1)) for view in scores]
         return [(view, target) for view in scores for target in targets]
+
+    def _compare(self, first: Tensor, second: Tensor) -> Tensor:
+        sigma, alpha, temperature, smoothing, target_smoothing = self.numbers.unbind()
+        settings = self.settings
+        is_smooth = settings.smoothing > 0.0
+        if settings.compare == "match":
+            return match_scores(
+                first,
+                second,
+                temperature=smoothing if is_smooth else 0.0,
+                target_temperature=target_smoothing,
+            )
+        return divergence_loss(
+            first,
+            second,
+            kernel=settings.kernel,
+            sigma=sigma if self.log_sigma is None else self.log_sigma.exp(),
+            alpha=alpha,
+            pairs=settings.pairs,
+            temperature=temperature,
+            smoothing=smoothing if is_smooth else None,
+        )
+
+    def _contrast_with_bank(self, student: Tensor, teacher: Tensor) -> Tensor:
+        assert isinstance(self.network, Bank)  # the configuration has made sure
+        temperature, negatives = self.numbers[2], self.network.weight.clone()
+        losses = [
+            info_nce(view, target, negatives, temperature=temperature)
+            for view in student
+            for target in teacher
+        ]
+        return torch.stack(losses).mean()
+
+    def after_step(self, momentum: float) -> None:
+        """Let the teacher's copy of the subnetworks follow them."""
+        if self.teacher_network is not None:
+            follow(self.teacher_network, self.network, momentum)
 
     def weight_at(self, step: int, steps_per_epoch: int) -> float:
         """Return the weight of the divergence at a step, counted from 0, while it warms up."""
@@ -109,7 +158,7 @@ class DivergenceTerm(nn.Module):
 
     def parameter_groups(self) -> list[Group]:
         """Keep weight decay away from sigma: it would be pulled to 1."""
-        groups = [Group(self.network.named_parameters(prefix="network"))]
+        groups = [Group(list(self.network.named_parameters(prefix="network")))]
         if self.log_sigma is not None:
             groups.append(Group([("log_sigma", self.log_sigma)], decayed=False))
         return groups
@@ -150,10 +199,37 @@ class DivergenceTerm(nn.Module):
         active, total = record["active_subnetworks"], self.settings.num_subnetworks
         if active >= FEW_ACTIVE * min(total, num_samples):
             return []
+        words = f"only {active:.0f} of {total} subnetworks are in use; try "
+        if self.settings.source == "bank":
+            return [f"{words}a larger objective.weight, which keeps embeddings apart"]
+        if self.settings.source == "prototypes":
+            return [f"{words}divergence.centring sinkhorn"]
         return [
-            f"only {active:.0f} of {total} subnetworks are in use; try divergence.norm output, "
-            "divergence.smoothing above 0, or a divergence.usage_bonus"
+            f"{words}divergence.norm output, divergence.smoothing above 0, or a "
+            "divergence.usage_bonus"
         ]
+
+
+def _build_subnetworks(settings: DivergenceSettings, in_features: int) -> nn.Module:
+    if settings.source == "bank":
+        return Bank(settings.num_subnetworks, in_features)
+    if settings.source == "prototypes":
+        return Prototypes(settings.num_subnetworks, in_features)
+    return BregmanNetwork(
+        in_features,
+        settings.num_subnetworks,
+        settings.hidden,
+        norm=settings.norm,
+        activation="relu" if settings.activation == "relu" else None,
+        dropout=settings.dropout,
+        normalise_input=settings.normalise_input,
+    )
+
+
+def _score(network: nn.Module, embeddings: Tensor) -> Tensor:
+    """Score the embeddings (M, N, d) of several views at once: (M, N, K)."""
+    scores: Tensor = network(embeddings.flatten(0, 1))
+    return scores.view(*embeddings.shape[:2], -1)
 
 
 def count_usage(scores: Tensor) -> tuple[Tensor, Tensor]:

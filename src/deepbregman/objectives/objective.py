@@ -81,6 +81,8 @@ class Objective(nn.Module):
 
     mixed = False
     """Whether networks run in bfloat16 where that is safe; the builder sets it."""
+    momentum = 0.99
+    """Of the method's teacher, if it has one: a teacher's copy of prototypes follows at it."""
 
     def __init__(
         self, encoder: Encoder, projection: nn.Sequential, weights: dict[str, float]

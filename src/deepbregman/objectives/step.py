@@ -5,11 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from deepbregman.config import TeacherSettings
 from deepbregman.method.networks import Model
 from deepbregman.method.views import Views
 
 from .divergence import DivergenceTerm
 from .objective import Gather, Group, Objective, Outputs, Samples, ViewGroups
+from .teacher import Teacher, momentum_at
 
 NO_SAMPLES = Samples()
 
@@ -37,6 +39,7 @@ class Step(nn.Module):
         views: makes the views of each group.
         objective: the method.
         divergence: the term beside it, or None.
+        teacher: gives the divergence its targets where the method has none; sees the weak views.
         gather: joins embeddings of all processes, with gradient.
     """
 
@@ -48,16 +51,22 @@ class Step(nn.Module):
         objective: Objective,
         divergence: DivergenceTerm | None,
         gather: Gather = gather_alone,
+        teacher: TeacherSettings | None = None,
     ) -> None:
         super().__init__()
         self.views = views
         self.objective = objective
         self.divergence = divergence
+        self.teacher_settings = teacher
+        self.teacher = None if teacher is None else Teacher(self._student(), teacher.momentum)
         self.gather = gather
         self.weights = {**objective.weights, **({} if divergence is None else divergence.weights)}
         """Of each loss term in the total, by name."""
         factors = torch.tensor(list(self.weights.values()))
         self.register_buffer("factors", factors, persistent=False)
+
+    def _student(self) -> nn.Sequential:
+        return nn.Sequential(self.objective.encoder, self.objective.projection)
 
     @property
     def model(self) -> Model:
@@ -92,8 +101,9 @@ class Step(nn.Module):
             ViewGroups(main, weak, small), self.gather, self._join(samples)
         )
         terms, scores = outputs.terms, None
+        targets = outputs.teacher if weak is None else self._find_targets(outputs, weak)
         if self.divergence is not None:
-            found = self.divergence(outputs.student, outputs.teacher)
+            found = self.divergence(outputs.student, targets)
             terms, scores = {**terms, **found.terms}, found.scores
         if terms.keys() != self.weights.keys():
             raise ValueError(
@@ -111,7 +121,7 @@ class Step(nn.Module):
             total,
             {name: terms[name].detach() for name in self.weights},
             outputs.student.detach(),
-            outputs.teacher,
+            targets,
             outputs.representation,
             scores,
         )
@@ -124,6 +134,14 @@ class Step(nn.Module):
 
         return Samples(join(samples.indices), join(samples.labels), samples.random)
 
+    def _find_targets(self, outputs: Outputs, weak: Tensor) -> Tensor | None:
+        """Return the targets (M', N, d) of the method's teacher, or of the one beside it."""
+        if self.teacher is None:
+            return outputs.teacher
+        with self.objective.autocast():
+            z = self.teacher(weak.flatten(0, 1))
+        return self.gather(z.unflatten(0, weak.shape[:2])).detach()
+
     def follow_schedule(self, step: int, steps_per_epoch: int) -> None:
         """Set the weight of the divergence, which may warm up."""
         term = self.divergence
@@ -132,8 +150,15 @@ class Step(nn.Module):
             self.factors[place].fill_(term.weight_at(step, steps_per_epoch))
 
     def after_step(self, progress: float) -> None:
-        """Let the method update what no gradient moves."""
+        """Update what no gradient moves: the method's own, then the teacher beside it."""
         self.objective.after_step(progress)
+        momentum = self.objective.momentum
+        if self.teacher is not None and self.teacher_settings is not None:
+            settings = self.teacher_settings
+            momentum = momentum_at(settings.momentum, settings.schedule, progress)
+            self.teacher.update(self._student(), momentum)
+        if self.divergence is not None:
+            self.divergence.after_step(momentum)
 
     def parameter_groups(self) -> list[Group]:
         """List the parameters to train."""

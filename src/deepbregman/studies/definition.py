@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from rich.console import Console
 
-from deepbregman.config import Config, differing_fields, fields_of
+from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of
 from deepbregman.errors import UserError, suggest
 
 Changes = Mapping[str, Any]
@@ -182,6 +182,11 @@ class Study:
             mine, differing = fields_of(config), differing_fields(base, config)
             changes = {
                 field: mine[field] for field in differing if field in mine and field != "seed"
+            }
+            changes |= {
+                table: None
+                for table in OPTIONAL
+                if getattr(config, table) is None and getattr(base, table) is not None
             }
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:

@@ -3,7 +3,7 @@
 A file is a line of text and then what ``torch.save`` wrote. The line ends with the SHA-256 of all
 that surrounds it, so that a byte that is wrong or missing anywhere is found before use::
 
-    deepbregman checkpoint 3 sha256 <64 digits>
+    deepbregman checkpoint 4 sha256 <64 digits>
 """
 
 import hashlib
@@ -27,11 +27,11 @@ from deepbregman.runs import Record, Run, replacing
 if TYPE_CHECKING:
     from .loop import Pretraining
 
-FORMAT = 3
+FORMAT = 4
 _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
 State = dict[str, Any]
-NETWORKS = ("objective", "divergence")
-"""The parts of a checkpoint that hold networks."""
+NETWORKS = ("objective", "teacher", "divergence")
+"""The parts of a step that hold networks, and of a checkpoint; some steps have not all of them."""
 RESUMED = (
     *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "data", "config"),
     *("sums", "seconds", "skipped", "skipped_in_epoch"),
@@ -157,17 +157,14 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> N
 
 def network_states(step: Step) -> State:
     """Collect the networks of a step, as a checkpoint holds them."""
-    divergence = step.divergence
-    return {
-        "objective": step.objective.state_dict(),
-        "divergence": {} if divergence is None else divergence.state_dict(),
-    }
+    parts = {name: getattr(step, name) for name in NETWORKS}
+    return {name: {} if part is None else part.state_dict() for name, part in parts.items()}
 
 
 def load_networks(step: Step, saved: State, origin: str) -> None:
     """Put the networks of a checkpoint into a step."""
-    load_strictly(step.objective, saved["objective"], origin)
-    load_strictly(step.divergence or nn.Identity(), saved["divergence"], origin)
+    for name in NETWORKS:
+        load_strictly(getattr(step, name) or nn.Identity(), saved[name], origin)
 
 
 def describe_alternatives(run: Run) -> str:

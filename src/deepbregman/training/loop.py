@@ -108,6 +108,8 @@ class Pretraining:
         )
         if several and config.training.sync_norm:
             synchronise_norms(self.step_module.objective, fabric.device)
+            if self.step_module.teacher is not None:
+                synchronise_norms(self.step_module.teacher, fabric.device)
         self.step_module.to(memory_format=torch.channels_last)
         self.step_module.to(fabric.device)
         optimiser = build_optimiser(

@@ -1,0 +1,105 @@
+"""Muon against a singular value decomposition and plain SGD."""
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import OptimiserSettings, load_recipe, override
+from deepbregman.objectives import Group
+from deepbregman.training.optimisers import (
+    Muon,
+    build_optimiser,
+    orthogonalise,
+    set_learning_rates,
+)
+
+CPU = torch.device("cpu")
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def test_singular_values_come_near_one_and_vectors_stay() -> None:
+    for shape in ((2, 6, 10), (2, 10, 6)):
+        matrices = draw(*shape)
+        found = orthogonalise(matrices, 8, Muon.COEFFICIENTS)
+        values = torch.linalg.svdvals(found)
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+        left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+        between = left.mT @ found @ right.mT  # diagonal in the same vectors
+        off = between - torch.diag_embed(between.diagonal(dim1=1, dim2=2))
+        assert off.abs().max() < 1e-9
+
+
+def test_one_iteration_is_the_quintic_of_the_singular_values() -> None:
+    matrix = draw(1, 4, 7)
+    a, b, c = Muon.COEFFICIENTS
+    left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
+    changed = a * values + b * values**3 + c * values**5
+    expected = left @ torch.diag_embed(changed) @ right
+    torch.testing.assert_close(orthogonalise(matrix, 1, Muon.COEFFICIENTS), expected)
+
+
+def step_by_hand(weight: Tensor, gradients: list[Tensor], rate: float) -> Tensor:
+    """One convolution at a time, in matrices."""
+    rows = len(weight)
+    matrix, velocity = weight.flatten(1), torch.zeros_like(weight.flatten(1))
+    for gradient in gradients:
+        velocity = 0.9 * velocity + 0.1 * gradient.flatten(1)
+        ahead = 0.1 * gradient.flatten(1) + 0.9 * velocity
+        update = orthogonalise(ahead[None], 4, Muon.COEFFICIENTS)[0]
+        matrix = matrix - rate * update * rows**0.5 / update.norm()
+        matrix = matrix * rows**0.5 / matrix.norm()
+    return matrix.view(weight.shape)
+
+
+def test_convolutions_turn_and_the_rest_descends_as_sgd() -> None:
+    convolutions = [nn.Parameter(draw(4, 3, 2, 2, seed=i)) for i in range(2)]
+    convolutions.append(nn.Parameter(draw(8, 4, 1, 1, seed=2)))
+    dense, twin = (nn.Parameter(draw(5, 4, seed=9)) for _ in range(2))
+    names = [(f"convolution{i}.weight", weight) for i, weight in enumerate(convolutions)]
+    settings = OptimiserSettings(
+        name="muon", learning_rate=0.5, convolution_rate=0.05, weight_decay=0.01
+    )
+    groups = [Group([*names, ("dense.weight", dense)])]
+    optimiser = build_optimiser(settings, groups, CPU)
+    plain = torch.optim.SGD([twin], 0.5, momentum=0.9, weight_decay=0.01)
+    for group in optimiser.param_groups:
+        group["lr"] = 0.5 * group["rate"]
+    starts = [weight.detach().clone() for weight in convolutions]
+    gradients = [[draw(*w.shape, seed=50 + 10 * i + s) for s in range(3)] for i, w in
+                 enumerate(convolutions)]  # fmt: skip
+    for s in range(3):
+        for weight, each in zip(convolutions, gradients, strict=True):
+            weight.grad = each[s].clone()
+        dense.grad = draw(5, 4, seed=90 + s)
+        twin.grad = dense.grad.clone()
+        optimiser.step()
+        plain.step()
+    torch.testing.assert_close(dense, twin)
+    for weight, start, each in zip(convolutions, starts, gradients, strict=True):
+        torch.testing.assert_close(weight.detach(), step_by_hand(start, each, 0.05))
+
+
+def test_both_rates_follow_the_schedule() -> None:
+    config = override(
+        load_recipe("simclr"),
+        {"optimiser.name": "muon", "optimiser.convolution_rate": 0.03, "training.epochs": 20},
+    )
+    names = [("a.weight", nn.Parameter(draw(2, 2))), ("b.weight", nn.Parameter(draw(2, 2, 1, 1)))]
+    optimiser = build_optimiser(config.optimiser, [Group(names)], CPU)
+    set_learning_rates(config, 100, 10, optimiser)  # the end of the warm-up
+    assert [group["lr"] for group in optimiser.param_groups] == [1.0, 0.03]
+    set_learning_rates(config, 150, 10, optimiser)
+    rates = [group["lr"] for group in optimiser.param_groups]
+    torch.testing.assert_close(rates, [0.5, 0.015])
+
+
+def test_a_gradient_of_zero_turns_nothing() -> None:
+    weight = nn.Parameter(draw(4, 3, 2, 2))
+    optimiser = Muon([{"params": [weight], "is_convolution": True}], 0.1)
+    weight.grad = torch.zeros_like(weight)
+    before = weight.detach() * 2.0 / weight.detach().norm()
+    optimiser.step()
+    torch.testing.assert_close(weight.detach(), before)
