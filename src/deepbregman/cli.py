@@ -108,7 +108,9 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     """
     signature = inspect.signature(function)
     offered = [
-        parameter.replace(annotation=Annotated[Config, tyro.conf.arg(name="")])
+        parameter.replace(
+            annotation=Annotated[Config, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
+        )
         if isinstance(parameter.default, Config)
         else parameter
         for parameter in signature.parameters.values()

@@ -331,6 +331,9 @@ class ObjectiveSettings(Section, table="objective"):
     weight: NotNegative = 1.0
     """Of the method's own loss in the total; lambda of the paper."""
 
+    def check_with(self, config: "Config") -> None:
+        """Check what the method needs of the other tables."""
+
 
 @dataclass(frozen=True)
 class SimCLRSettings(ObjectiveSettings, table="objective"):
@@ -349,7 +352,78 @@ class SimCLRSettings(ObjectiveSettings, table="objective"):
     mean of the other (halves), or each with the mean of all the others (rest)."""
 
 
-METHODS: dict[str, type[ObjectiveSettings]] = {"simclr": SimCLRSettings}
+def _check_queue(queue: int, config: "Config") -> None:
+    batch = config.training.batch_size
+    if queue < batch:
+        raise UserError(
+            f"objective.queue is {queue} with training.batch_size {batch}: the queue of the method "
+            f"{config.objective.name} must hold a batch or more; raise it, or lower the batch size"
+        )
+
+
+@dataclass(frozen=True)
+class SimSiamSettings(ObjectiveSettings, table="objective"):
+    """Each view predicts the embedding of the other, which gets no gradient."""
+
+    name: Literal["simsiam"] = "simsiam"
+    """Of the method."""
+    predictor_hidden: Count = 512
+    """Width of the predictor's hidden layer."""
+
+
+@dataclass(frozen=True)
+class NNCLRSettings(ObjectiveSettings, table="objective"):
+    """A contrastive loss whose positive is the nearest neighbour in a queue."""
+
+    name: Literal["nnclr"] = "nnclr"
+    """Of the method."""
+    temperature: Positive = 0.2
+    """tau."""
+    predictor_hidden: Count = 4096
+    """Width of the predictor's hidden layer."""
+    queue: Count = 65536
+    """Embeddings of past batches among which a neighbour is looked for."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the queue holds a batch."""
+        _check_queue(self.queue, config)
+
+
+@dataclass(frozen=True)
+class SwAVSettings(ObjectiveSettings, table="objective"):
+    """Each view predicts which prototypes another view of the image is assigned to."""
+
+    groups = ("small_views",)
+    name: Literal["swav"] = "swav"
+    """Of the method."""
+    prototypes: Count = 3000
+    """K, the number of prototypes."""
+    temperature: Positive = 0.1
+    """Of the predictions."""
+    assignment_temperature: Positive = 0.05
+    """Of the assignments; epsilon of the paper."""
+    assignment_rounds: Count = 3
+    """Of evening out how often each prototype is assigned (Sinkhorn)."""
+    queue: Whole = 3840
+    """Embeddings of past batches that are assigned with the batch, for batches smaller than the
+    number of prototypes; 0 has none."""
+    queue_from: Share = 0.05
+    """Share of training after which the queue is used."""
+    freeze_prototypes: Share = 0.002
+    """Share of training during which the prototypes stay as they are."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the queue, where there is one, holds a batch."""
+        if self.queue:
+            _check_queue(self.queue, config)
+
+
+METHODS: dict[str, type[ObjectiveSettings]] = {
+    "nnclr": NNCLRSettings,
+    "simclr": SimCLRSettings,
+    "simsiam": SimSiamSettings,
+    "swav": SwAVSettings,
+}
 """``objective.name`` -> the class of its settings."""
 
 
@@ -543,6 +617,7 @@ class Config:
             )
         self._check_teacher()
         self._check_views()
+        self.objective.check_with(self)
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:
             raise UserError(

@@ -35,7 +35,9 @@ BASE: Mapping[str, Any] = {
     "optimiser.learning_rate": 0.05,
     "optimiser.warmup_epochs": 0.0,
 }
+sys.path.insert(0, str(Path(__file__).parents[1] / "objectives"))
 CASES: Mapping[str, Mapping[str, Any]] = {
+    **importlib.import_module("methods").CASES,
     "NT-Xent alone": {"divergence.weight": 0.0},
     "NT-Logistic, hard": {"objective.loss": "nt_logistic", "divergence.smoothing": 0.0},
     "pairs all, hard, learnt sigma": {
@@ -85,7 +87,6 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     },
 }
 STEPS = 3
-sys.path.insert(0, str(Path(__file__).parents[1] / "objectives"))
 NUM_IMAGES = 103  # leaves a short batch in every epoch
 
 

@@ -13,10 +13,12 @@ from torch import Tensor
 from deepbregman.config import load_recipe, override
 from deepbregman.training.processes import compile_step, is_mixed, launch
 
+from ..objectives import methods
 from .conftest import RunJoined
 
 SCRIPT = Path(__file__).with_name("joint_batch.py")
 CASES = (
+    *methods.CASES,
     *("NT-Xent alone", "NT-Logistic, hard", "pairs all, hard, learnt sigma"),
     *(
         "pairs views, smooth, learnt sigma, usage",

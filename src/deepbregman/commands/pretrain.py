@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
-from deepbregman.config import Config, load_recipe, override, recipes
+from deepbregman.config import OPTIONAL, Config, load_recipe, override, recipes
 from deepbregman.errors import UserError
 from deepbregman.files import exclusive
 from deepbregman.launching import must_start_processes, run_in_processes
@@ -48,7 +48,9 @@ def pretrain(
 ) -> Run:
     """Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.
 
-    Defaults are the recipe's. To go on with an interrupted run: deepbregman pretrain --resume RUN
+    Defaults are the recipe's; an option of a table that it has not adds the table.
+
+    To go on with an interrupted run: deepbregman pretrain --resume RUN
 
     Args:
         recipe: A recipe's name, a .toml file, or a configuration.
@@ -147,9 +149,17 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
 
     signature = inspect.signature(pretrain)
     first, *others = signature.parameters.values()
-    first = first.replace(default=load_recipe(name), kind=inspect.Parameter.KEYWORD_ONLY)
+    config = _add_tables(load_recipe(name), words[named:])
+    first = first.replace(default=config, kind=inspect.Parameter.KEYWORD_ONLY)
     with_fields.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
     return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
+
+
+def _add_tables(config: Config, words: list[str]) -> Config:
+    """Return a recipe with those optional tables that the words have options of."""
+    options = [word.replace("-", "_") for word in words if word.startswith("--")]
+    asked = [table for table in OPTIONAL if any(o.startswith(f"__{table}.") for o in options)]
+    return override(config, {table: {} for table in asked if getattr(config, table) is None})
 
 
 def _start_processes(devices: int, nodes: int, folder: Path, extra: list[str]) -> None:

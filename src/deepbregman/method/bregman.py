@@ -144,7 +144,9 @@ def cosine_scores(z: Tensor, weight: Tensor) -> Tensor:
         return F.normalize(z.to(wide), dim=1) @ F.normalize(weight.to(wide), dim=1).T
 
 
-def balance_scores(scores: Tensor, temperature: Number, iterations: int = 3) -> Tensor:
+def balance_scores(
+    scores: Tensor, temperature: Number, iterations: int = 3, counts: Tensor | None = None
+) -> Tensor:
     """Shift scores until the batch uses all functionals alike (Sinkhorn-Knopp, in logarithms).
 
     Of the scores that come back, ``softmax(scores / T)`` is the assignment of SwAV: each row sums
@@ -154,13 +156,16 @@ def balance_scores(scores: Tensor, temperature: Number, iterations: int = 3) -> 
         scores: (N, K)
         temperature: T of the assignment.
         iterations: rounds of evening out columns, then rows.
+        counts: (N,) how often each sample counts in its column, 0 or more; None: each once.
 
     Returns:
         (N, K)
     """
     logits = scores / temperature
+    weight = scores.new_zeros(1) if counts is None else counts.to(scores.dtype).log()
     for _ in range(iterations):
-        logits = F.log_softmax(logits, dim=0)  # every functional has the same share
+        # Every functional has the same share.
+        logits = logits - (logits + weight[:, None]).logsumexp(dim=0, keepdim=True)
         logits = F.log_softmax(logits, dim=1)  # every sample counts once
     return logits * temperature
 

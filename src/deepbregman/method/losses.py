@@ -215,7 +215,14 @@ def match_divergence(
     )
 
 
-def info_nce(z: Tensor, target: Tensor, negatives: Tensor, *, temperature: Number = 0.2) -> Tensor:
+def info_nce(
+    z: Tensor,
+    target: Tensor,
+    negatives: Tensor | None = None,
+    *,
+    temperature: Number = 0.2,
+    in_batch: bool = True,
+) -> Tensor:
     """Cross-entropy of an image's own target among the targets of the batch and the negatives.
 
     Args:
@@ -223,13 +230,74 @@ def info_nce(z: Tensor, target: Tensor, negatives: Tensor, *, temperature: Numbe
         target: (N, d) of the teacher, row i of the same image as row i of z.
         negatives: (K, d) further embeddings that no image of the batch matches.
         temperature: tau.
+        in_batch: whether the targets of the batch's other images are negatives as well.
 
     Returns:
         A scalar.
     """
     require_positive("temperature", temperature)
-    logits = cosine_scores(z, torch.cat([target, negatives]).detach()) / temperature
-    return F.cross_entropy(logits, torch.arange(len(z), device=z.device))
+    target = target.detach()
+    if in_batch:
+        others = target if negatives is None else torch.cat([target, negatives.detach()])
+        logits = cosine_scores(z, others) / temperature
+        return F.cross_entropy(logits, torch.arange(len(z), device=z.device))
+    if negatives is None:
+        raise ValueError("negatives is None and in_batch False: nothing is left to compare with")
+    own = paired_cosines(z, target) / temperature  # (N,)
+    others = cosine_scores(z, negatives.detach()) / temperature  # (N, K)
+    return (torch.logaddexp(own, others.logsumexp(dim=1)) - own).mean()
+
+
+def bank_share_loss(
+    z: Tensor, target: Tensor, negatives: Tensor, *, temperature: Number = 0.2
+) -> Tensor:
+    """Negative logarithm of the share that the negatives have beside an image's own target.
+
+    The third term of SCE (Denize et al. 2023), which they call the ceiling: without it the
+    relations to the negatives would be matched, however much the own target outweighs them all.
+
+    Args:
+        z: (N, d) of the student.
+        target: (N, d) of the teacher.
+        negatives: (K, d)
+        temperature: tau.
+
+    Returns:
+        A scalar.
+    """
+    require_positive("temperature", temperature)
+    own = paired_cosines(z, target.detach()) / temperature  # (N,)
+    others = (cosine_scores(z, negatives.detach()) / temperature).logsumexp(dim=1)  # (N,)
+    return F.softplus(own - others).mean()
+
+
+def paired_cosines(z: Tensor, target: Tensor) -> Tensor:
+    """Return the cosine (N,) of each row of z (N, d) with the same row of the target (N, d)."""
+    wide = torch.promote_types(z.dtype, torch.float32)
+    return (F.normalize(z.to(wide), dim=1) * F.normalize(target.to(wide), dim=1)).sum(dim=1)
+
+
+def cross_view_entropy(targets: Tensor, scores: Tensor, temperature: Number = 0.1) -> Tensor:
+    """Mean cross-entropy of each target with the scores of every view but its own.
+
+    Up to the entropy of the targets, which has no gradient, it is the smooth divergence of the
+    scores to the targets.
+
+    Args:
+        targets: (A, N, K) probabilities, of the first A of the views; no gradient reaches them.
+        scores: (V, N, K) of every view, V >= 2.
+        temperature: of the scores.
+
+    Returns:
+        A scalar.
+    """
+    require_positive("temperature", temperature)
+    targets = targets.detach()
+    log_p = F.log_softmax(scores / temperature, dim=2)
+    # All pairs less each target with its own view: no tensor of pairs is made.
+    every = (targets.sum(dim=0) * log_p.sum(dim=0)).sum()
+    own = (targets * log_p[: len(targets)]).sum()
+    return (own - every) / (targets[..., 0].numel() * (len(scores) - 1))
 
 
 def usage_entropy(scores: Tensor, temperature: Number = 1.0) -> Tensor:

@@ -17,6 +17,7 @@ from deepbregman.method.networks import Encoder, build_encoder, measure_width
 from deepbregman.method.views import Views
 
 from .divergence import DivergenceTerm as DivergenceTerm
+from .nnclr import NNCLR as NNCLR
 from .objective import Gather as Gather
 from .objective import Group as Group
 from .objective import Objective as Objective
@@ -24,11 +25,18 @@ from .objective import Outputs as Outputs
 from .objective import Samples as Samples
 from .objective import ViewGroups as ViewGroups
 from .simclr import SimCLR as SimCLR
+from .simsiam import SimSiam as SimSiam
 from .step import Step as Step
 from .step import StepOutputs as StepOutputs
 from .step import gather_alone as gather_alone
+from .swav import SwAV as SwAV
 
-OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], Objective]] = {"simclr": SimCLR}
+OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], Objective]] = {
+    "nnclr": NNCLR,
+    "simclr": SimCLR,
+    "simsiam": SimSiam,
+    "swav": SwAV,
+}
 """``objective.name`` -> the class, made from its settings, an encoder and the heads' widths."""
 
 

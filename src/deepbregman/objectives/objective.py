@@ -133,6 +133,21 @@ class Objective(nn.Module):
         """List the parameters to train; one group unless some need a rate of their own."""
         return [Group(self.named_parameters())]
 
+    def set_apart(
+        self, part: str, scheduled: bool = True, frozen_until: float = 0.0
+    ) -> list[Group]:
+        """List the parameters with those of one part in a group of their own; see :class:`Group`.
+
+        Args:
+            part: the name of a module of this one.
+            scheduled: whether the part's learning rate follows the schedule.
+            frozen_until: share of training during which the part stays as it is.
+        """
+        named = list(self.named_parameters())
+        mine = [pair for pair in named if pair[0].startswith(f"{part}.")]
+        rest = [pair for pair in named if not pair[0].startswith(f"{part}.")]
+        return [Group(rest), Group(mine, scheduled=scheduled, frozen_until=frozen_until)]
+
     def metrics(self) -> dict[str, Tensor]:
         """Return scalars to log after each epoch, such as a learnt temperature."""
         return {}
@@ -155,3 +170,22 @@ class Objective(nn.Module):
             h = self.encoder(views.flatten(0, 1))
             z = self.projection(h)
         return h.unflatten(0, views.shape[:2]), z.unflatten(0, views.shape[:2])
+
+    def apply_head(self, head: nn.Module, z: Tensor) -> Tensor:
+        """Pass embeddings (M, n, d) through a further head, all at once."""
+        with self.autocast():
+            found: Tensor = head(z.flatten(0, 1))
+        return found.view(*z.shape[:2], -1)
+
+
+def list_pairs(num_views: int, num_targets: int | None = None) -> list[tuple[int, int]]:
+    """List which view goes with which target: every one with every other.
+
+    Args:
+        num_views: of the student.
+        num_targets: of the first views; None: of all.
+    """
+    count = num_views if num_targets is None else num_targets
+    return [
+        (view, target) for view in range(num_views) for target in range(count) if view != target
+    ]

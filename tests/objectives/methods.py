@@ -1,0 +1,58 @@
+"""Every method in small, for the tests that hold for all of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepbregman.config import Config, load_recipe, override
+
+TINY: Mapping[str, Any] = {
+    "data.holdout": 0.0,
+    "training.batch_size": 32,
+    "training.epochs": 2,
+    "training.knn_every": 0,
+    "training.tensorboard": False,
+    "training.precision": "32-true",
+    "encoder.projection_hidden": 12,
+    "encoder.embedding": 6,
+    "divergence.num_subnetworks": 5,
+    "divergence.hidden": 4,
+}
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "nnclr": {"predictor_hidden": 8, "queue": 40},
+    "simsiam": {"predictor_hidden": 8},
+    "swav": {"prototypes": 7, "queue": 40, "queue_from": 0.2, "freeze_prototypes": 0.2},
+}
+"""Recipe -> the fields of its objective that make it small."""
+GROUPS: Mapping[str, Mapping[str, Any]] = {
+    "swav": {"small_views.num_views": 2, "small_views.relative_size": 0.5},
+}
+"""Recipe -> its further groups of views."""
+
+
+def shrink(name: str) -> dict[str, Any]:
+    """The changes of a configuration that make it one of this method, in small."""
+    method = load_recipe(name).objective.name
+    fields = {f"objective.{key}": value for key, value in METHODS[name].items()}
+    return {"objective.name": method, **fields, **GROUPS.get(name, {})}
+
+
+def configure(name: str, **changes: Any) -> Config:
+    """A method in small, on digits, without the divergence."""
+    base = override(load_recipe("digits"), {**TINY, "divergence.weight": 0.0})
+    return override(base, {**shrink(name), **changes})
+
+
+def draw_views(num_views: int, num_images: int, size: int = 8) -> Tensor:
+    """Noise in float64, the same at each call."""
+    generator = torch.Generator().manual_seed(num_views + size)
+    shape = (num_views, num_images, 3, size, size)
+    return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+
+LEARNING: Mapping[str, Mapping[str, Any]] = {}
+"""Recipe -> what it needs in order to learn digits in half a minute."""
+CASES = {f"method {name}": shrink(name) for name in METHODS}
+"""For several processes; see training/joint_batch.py."""

@@ -1,0 +1,190 @@
+"""What holds for every method: it steps, resumes, compiles, learns, and refuses what is wrong."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepbregman.commands.pretrain import pretrain
+from deepbregman.config import METHODS, Config, from_toml, load_recipe, override, recipes, to_toml
+from deepbregman.data.images import ArrayImages
+from deepbregman.errors import UserError
+from deepbregman.evaluation.knn import knn_monitor
+from deepbregman.objectives import Step, StepOutputs, ViewGroups, build_step
+from deepbregman.training import checkpoints, diagnostics
+from deepbregman.training.loop import Pretraining
+from deepbregman.training.processes import launch
+
+from . import methods
+from .methods import configure
+
+NAMES = list(methods.METHODS)
+
+
+def images(count: int = 96) -> ArrayImages:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    return ArrayImages(pixels)
+
+
+def take_step(step: Step, count: int = 32) -> StepOutputs:
+    generator = torch.Generator().manual_seed(1)
+    uniforms = ViewGroups(
+        *(
+            None if group is None else group.draw(count, device="cpu", generator=generator)
+            for group in step.views
+        )
+    )
+    pixels = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    return step(pixels, None, uniforms)  # type: ignore[no-any-return]
+
+
+def test_every_method_has_a_recipe() -> None:
+    assert {load_recipe(name).objective.name for name in recipes()} >= METHODS.keys()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+@pytest.mark.parametrize("name", NAMES)
+def test_two_steps_through_the_command_line(
+    name: str, weight: float, command: Any, few_digits: str, tmp_path: Path
+) -> None:
+    changes = {**methods.TINY, **methods.shrink(name), "divergence.weight": weight}
+    changes |= {"data.image_size": 8, "encoder.name": "small", "data.source": few_digits}
+    changes |= {"training.batch_size": 40 if "queue" in methods.METHODS[name] else 100}
+    changes |= {"training.epochs": 1, "optimiser.warmup_epochs": 0}
+    words = []
+    for key, value in changes.items():
+        option = f"--{key.replace('_', '-')}"
+        if isinstance(value, bool) or key == "training.tensorboard":
+            words.append(option.replace("training.", "training.no-"))
+            continue
+        words += [option, *(value if isinstance(value, list) else [value])]
+    run = tmp_path / "run"
+    code, _, errors = command("pretrain", name, "--run", run, "--accelerator", "cpu", *words)
+    assert code == 0, errors
+    (row,) = (run / "metrics.jsonl").read_text().splitlines()
+    assert ("active_subnetworks" in row) == (weight > 0.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_configuration_survives_toml(name: str) -> None:
+    config = configure(name)
+    assert from_toml(to_toml(config), "here") == config
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
+    config = configure(name, **{"divergence.weight": 0.5})
+    fabric = launch("cpu")
+    first = Pretraining(config, images(), fabric, tmp_path / "first")
+    feed = first.feed(0, 0)
+    first.step_module.train()
+    for _ in range(2):
+        first.advance(feed)
+    saved = copy.deepcopy(checkpoints.take_snapshot(first))
+    for _ in range(3):  # into the second epoch
+        first.advance(feed)
+    second = Pretraining(config, images(), fabric, tmp_path / "second")
+    checkpoints.restore(second, checkpoints.FoundCheckpoint(saved, "here", [], {}))
+    second.step_module.train()
+    feed = second.feed(*divmod(second.step, second.steps_per_epoch))
+    for _ in range(3):
+        second.advance(feed)
+    found, expected = (dict(job.step_module.state_dict()) for job in (second, first))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    assert torch.equal(second.sums, first.sums)
+    fresh = build_step(config).state_dict()
+    still = {key for key in expected if torch.equal(expected[key], fresh[key])}
+    assert all("mean" in key or "deviation" in key or "bias" in key for key in still), still
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_collapse_is_warned_of(name: str) -> None:
+    step = build_step(configure(name))
+    assert diagnostics.find_collapse(diagnostics.diagnose(step, take_step(step))) == []
+    for networks in (step.objective.encoder.trunk, getattr(step.objective, "teacher", None)):
+        for parameter in [] if networks is None else networks.parameters():
+            torch.nn.init.zeros_(parameter)
+    (words,) = diagnostics.find_collapse(diagnostics.diagnose(step, take_step(step)))
+    assert "collapsed" in words
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_loss_is_finite_in_bfloat16(name: str) -> None:
+    step = build_step(configure(name), mixed=True)
+    outputs = take_step(step)
+    outputs.total.backward()
+    assert outputs.total.dtype == torch.float32
+    assert outputs.total.isfinite()
+    assert all(p.grad is not None for p in step.parameters() if p.requires_grad)
+    plain = take_step(build_step(configure(name))).total
+    torch.testing.assert_close(outputs.total, plain, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_its_step_is_one_graph(name: str) -> None:
+    torch._dynamo.reset()
+    config = configure(name, **{"divergence.weight": 0.5})
+    plain, compiled = build_step(config), build_step(config)
+    compiled.compile(backend="eager", fullgraph=True)
+    for _ in range(2):
+        totals = [take_step(step).total for step in (plain, compiled)]
+        torch.testing.assert_close(totals[1], totals[0])
+        for step in (plain, compiled):
+            step.after_step(0.5)
+
+
+def untrained_accuracy(config: Config, source: Any) -> float:
+    monitor = knn_monitor(source.train, config, torch.device("cpu"))
+    assert monitor is not None
+    return monitor(build_step(config).model.eval())["knn"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns(name: str, tmp_path: Path) -> None:
+    from deepbregman.data.opening import open_data
+
+    config = override(
+        load_recipe("digits"),
+        {
+            **methods.shrink(name),
+            **methods.LEARNING.get(name, {}),
+            "divergence.weight": 0.0,
+            "training.epochs": 30,
+            "training.batch_size": 128,
+            "training.tensorboard": False,
+            "training.knn_every": 30,
+            "optimiser.warmup_epochs": 2.0,
+        },
+    )
+    before = untrained_accuracy(config, open_data(config))
+    run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    after = run.metrics()[-1]["knn"]
+    assert after > before + 0.04, (before, after)
+
+
+QUEUES = [name for name in NAMES if "queue" in methods.METHODS[name]]
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_a_queue_smaller_than_the_batch_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"objective.queue is 31 with training.batch_size 32: .*"):
+        configure(name, **{"objective.queue": 31})
+
+
+TAKES = {name: type(configure(name).objective).groups for name in NAMES}
+
+
+@pytest.mark.parametrize(
+    ("name", "group"),
+    [(n, g) for n in NAMES for g in ("weak_views", "small_views") if g not in TAKES[n]],
+)
+def test_a_group_of_views_that_it_does_not_take_is_refused(name: str, group: str) -> None:
+    method = configure(name).objective.name
+    with pytest.raises(UserError, match=rf"\[{group}\] is given, but the method {method} takes"):
+        configure(name, **{f"{group}.num_views": 1})
