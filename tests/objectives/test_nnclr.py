@@ -30,7 +30,7 @@ def test_the_loss_is_the_papers() -> None:
         for i in range(5):
             near = [float((row - z[a, i].detach()).norm()) for row in queue]
             neighbour = queue[near.index(min(near))]
-            logits = [float(neighbour @ p[b, k]) / 0.2 for k in range(5)]
+            logits = [float(neighbour @ p[b, k].detach()) / 0.2 for k in range(5)]
             total += math.log(sum(math.exp(x) for x in logits)) - logits[i]
     found = objective(ViewGroups(views), gather_alone, Samples())
     assert found.terms["contrastive"].item() == pytest.approx(total / 10, rel=1e-6)
