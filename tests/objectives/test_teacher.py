@@ -337,6 +337,13 @@ def test_without_the_divergence_nobody_asks_the_teacher() -> None:
     assert step.views.weak is None
 
 
+def test_the_control_is_infonce_without_the_divergence() -> None:
+    step = build_step(configure(**{"divergence.weight": 0.0}))
+    step.follow_schedule(0, 10)
+    assert step.weights == {"contrastive": 1.0, "info_nce": 0.5}
+    assert list(take_step(step).terms) == ["contrastive", "info_nce"]
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -145,7 +145,9 @@ class Step(nn.Module):
     def follow_schedule(self, step: int, steps_per_epoch: int) -> None:
         """Set the weight of the divergence, which may warm up."""
         term = self.divergence
-        if term is not None and term.is_warming_up(step, steps_per_epoch):
+        if term is None or "divergence" not in self.weights:
+            return
+        if term.is_warming_up(step, steps_per_epoch):
             place = list(self.weights).index("divergence")
             self.factors[place].fill_(term.weight_at(step, steps_per_epoch))
 
