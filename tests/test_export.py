@@ -509,7 +509,7 @@ class TestCommand:
             raise OSError(28, "No space left on device", str(path))
 
         run = make_run("resnet18")
-        monkeypatch.setattr(module, "creating", full)
+        monkeypatch.setattr(module, "create_file", full)
         with pytest.raises(OSError, match="No space"):
             export(run, tmp_path / "e.pth", format="torchvision")
         assert not list(tmp_path.iterdir())

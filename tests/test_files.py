@@ -18,27 +18,27 @@ from deepbregman.files import (
     check_shape,
     check_writable,
     clear_temporaries,
-    creating,
-    exclusive,
-    locked,
+    create_file,
+    hold_folder,
+    hold_lock,
     open_inside,
     parse_json,
     read_json,
-    replacing,
+    replace_file,
 )
 
 HOLDING = """
 import pathlib, sys
-from deepbregman.files import exclusive
-with exclusive(pathlib.Path(sys.argv[1])):
+from deepbregman.files import hold_folder
+with hold_folder(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
-WAITED_FOR = HOLDING.replace("exclusive", "locked")
+WAITED_FOR = HOLDING.replace("hold_folder", "hold_lock")
 
 
 def write(path: Path, text: str, keep: Path | None = None) -> None:
-    with replacing(path, keep) as file:
+    with replace_file(path, keep) as file:
         file.write(text.encode())
 
 
@@ -110,7 +110,7 @@ def test_temporaries_are_cleared_and_nothing_else(tmp_path: Path) -> None:
 
 
 def refusal(folder: Path) -> str:
-    with pytest.raises(UserError, match="is in use by") as caught, exclusive(folder):
+    with pytest.raises(UserError, match="is in use by") as caught, hold_folder(folder):
         pass
     return str(caught.value)
 
@@ -119,10 +119,10 @@ def test_a_folder_is_held_once_in_a_process_and_free_after(tmp_path: Path) -> No
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     for _ in range(2):
-        with exclusive(tmp_path / "run"), exclusive(tmp_path):
+        with hold_folder(tmp_path / "run"), hold_folder(tmp_path):
             said = refusal(tmp_path / "link")
             assert f"process {os.getpid()} on {platform.node()} since " in said
-    with exclusive(tmp_path):  # and being refused here does not let others in
+    with hold_folder(tmp_path):  # and being refused here does not let others in
         refusal(tmp_path)
         done = subprocess.run(
             [sys.executable, "-c", HOLDING, str(tmp_path)],
@@ -132,9 +132,9 @@ def test_a_folder_is_held_once_in_a_process_and_free_after(tmp_path: Path) -> No
             check=False,
         )
         assert f"in use by process {os.getpid()} " in done.stderr
-    with pytest.raises(ValueError, match="inside"), exclusive(tmp_path):
+    with pytest.raises(ValueError, match="inside"), hold_folder(tmp_path):
         raise ValueError("inside")
-    with exclusive(tmp_path):
+    with hold_folder(tmp_path):
         pass
 
 
@@ -152,7 +152,7 @@ def test_another_process_is_refused_until_the_holder_is_gone(tmp_path: Path, how
         assert f"process {holder.pid} on {platform.node()} since " in refusal(tmp_path)
         holder.kill() if how == "is killed" else holder.stdin.close()
         holder.wait()
-    with exclusive(tmp_path):
+    with hold_folder(tmp_path):
         assert f"process {os.getpid()} " in (tmp_path / ".lock").read_text()
     assert (tmp_path / ".lock").read_text() == ""
 
@@ -160,8 +160,8 @@ def test_another_process_is_refused_until_the_holder_is_gone(tmp_path: Path, how
 def test_forked_workers_do_not_hold_the_folder_on(tmp_path: Path) -> None:
     """A worker that outlives a killed run for a moment must not keep it from being resumed."""
     program = (
-        "import os, pathlib, sys, time; from deepbregman.files import exclusive\n"
-        "with exclusive(pathlib.Path(sys.argv[1])):\n"
+        "import os, pathlib, sys, time; from deepbregman.files import hold_folder\n"
+        "with hold_folder(pathlib.Path(sys.argv[1])):\n"
         "    worker = os.fork()\n"
         "    if worker: print(worker, flush=True); os._exit(9)\n"
         "    sys.stdin.read(); os._exit(0)"
@@ -176,7 +176,7 @@ def test_forked_workers_do_not_hold_the_folder_on(tmp_path: Path) -> None:
         worker = int(process.stdout.readline())
         process.wait()
         os.kill(worker, 0)  # it lives
-        with exclusive(tmp_path):
+        with hold_folder(tmp_path):
             pass
         assert process.stdin is not None
         process.stdin.close()
@@ -192,7 +192,7 @@ def test_a_file_system_without_locks_is_used_without(
         raise OSError(number, "No locks here")
 
     monkeypatch.setattr("fcntl.flock", missing)
-    with exclusive(tmp_path), exclusive(tmp_path), locked(tmp_path / "lock") as is_held:
+    with hold_folder(tmp_path), hold_folder(tmp_path), hold_lock(tmp_path / "lock") as is_held:
         assert is_held
     assert sorted(os.listdir(tmp_path)) == [".lock", "lock"]
 
@@ -208,12 +208,12 @@ def test_a_file_is_waited_for_until_its_holder_is_gone(tmp_path: Path, how: str)
         assert holder.stdout is not None
         assert holder.stdin is not None
         assert holder.stdout.readline() == "held\n"
-        with locked(tmp_path / "lock", 0.05) as is_held:
+        with hold_lock(tmp_path / "lock", 0.05) as is_held:
             assert not is_held
         end = holder.kill if how == "is killed" else holder.stdin.close
         begun = time.monotonic()
         threading.Timer(0.2, end).start()
-        with locked(tmp_path / "lock", 60.0) as is_held:
+        with hold_lock(tmp_path / "lock", 60.0) as is_held:
             assert is_held
             assert 0.2 <= time.monotonic() - begun < 30.0
         holder.wait()
@@ -221,15 +221,15 @@ def test_a_file_is_waited_for_until_its_holder_is_gone(tmp_path: Path, how: str)
 
 def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path: Path) -> None:
     path = tmp_path / "lock"
-    with pytest.raises(ValueError, match="inside"), locked(path):
+    with pytest.raises(ValueError, match="inside"), hold_lock(path):
         raise ValueError("inside")
     seen: list[str] = []
 
     def second() -> None:
-        with locked(path):
+        with hold_lock(path):
             seen.append("second")
 
-    with locked(path):
+    with hold_lock(path):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(0.1)
@@ -240,8 +240,8 @@ def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path: Path) ->
 
 def test_a_process_forked_meanwhile_does_not_hold_a_file_on(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, sys; from deepbregman.files import locked\n"
-        "with locked(pathlib.Path(sys.argv[1])):\n"
+        "import os, pathlib, sys; from deepbregman.files import hold_lock\n"
+        "with hold_lock(pathlib.Path(sys.argv[1])):\n"
         "    if os.fork() == 0: sys.stdin.read(); os._exit(0)\n"
         "print('free', flush=True); sys.stdin.read()"
     )
@@ -254,7 +254,7 @@ def test_a_process_forked_meanwhile_does_not_hold_a_file_on(tmp_path: Path) -> N
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == "free\n"
-        with locked(tmp_path / "lock", 5.0) as is_held:
+        with hold_lock(tmp_path / "lock", 5.0) as is_held:
             assert is_held
         process.stdin.close()
 
@@ -274,12 +274,12 @@ def test_nothing_is_written_through_a_link(
     for write_at in (
         lambda: open_inside(link, "ab"),
         lambda: open_inside(link, "wb"),
-        lambda: locked(link).__enter__(),
-        lambda: exclusive(tmp_path).__enter__(),
+        lambda: hold_lock(link).__enter__(),
+        lambda: hold_folder(tmp_path).__enter__(),
     ):
         with pytest.raises(UserError, match="is a symbolic link: nothing is written through"):
             write_at()
-    with replacing(link) as file:
+    with replace_file(link) as file:
         file.write(b"new")
     assert (precious.read_text(), link.read_text(), link.is_symlink()) == ("x", "new", False)
 
@@ -292,7 +292,7 @@ def test_a_link_put_there_after_the_check_is_not_followed(
     monkeypatch.setattr(Path, "is_symlink", lambda path: False)
     with pytest.raises(OSError, match="link"):
         open_inside(tmp_path / "link", "wb")
-    with pytest.raises(OSError, match="link"), locked(tmp_path / "link"):
+    with pytest.raises(OSError, match="link"), hold_lock(tmp_path / "link"):
         pass
     assert (tmp_path / "precious").read_text() == "x"
 
@@ -309,28 +309,16 @@ def test_of_two_that_make_one_file_exactly_one_succeeds(
     path = tmp_path / "new"
 
     def make(text: bytes) -> None:
-        with creating(path) as file:
+        with create_file(path) as file:
             file.write(text)
             if text == b"first":
-                with creating(path) as other:
+                with create_file(path) as other:
                     other.write(b"second")
 
     with pytest.raises(UserError, match=r"new exists: another process has written it"):
         make(b"first")
     assert path.read_bytes() == b"second"
     assert os.listdir(tmp_path) == ["new"]
-
-
-def test_what_killed_writers_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    old, young, other = (
-        tmp_path / f".{name}" for name in ("a.01234567", "a.89abcdef", "b.01234567")
-    )
-    for path in (old, young, other):
-        path.touch()
-    for path in (old, other):
-        os.utime(path, (time.time() - 7200, time.time() - 7200))
-    write(tmp_path / "a", "text")
-    assert sorted(os.listdir(tmp_path)) == [".a.89abcdef", ".b.01234567", "a"]
 
 
 def test_a_folder_that_cannot_be_written_to(
@@ -342,7 +330,7 @@ def test_a_folder_that_cannot_be_written_to(
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match=r"cannot be written to \(Read-only file system\)"):
         check_writable(tmp_path)
 

@@ -14,7 +14,7 @@ import deepbregman
 from deepbregman import runs
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError, mask_secrets
-from deepbregman.runs import Run, default_folder, provenance, replacing, write_json
+from deepbregman.runs import Run, default_folder, provenance, replace_file, write_json
 
 CONFIG = override(Config(), {"seed": 5, "data.source": 'été/\n"quoted"', "views.without": ["flip"]})
 
@@ -34,7 +34,7 @@ def refuse(*arguments: Any, **options: Any) -> Any:
 def test_replacing_shows_the_new_file_at_the_end_only(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(b"new" * 100_000)
         file.flush()
         assert path.read_bytes() == b"old"
@@ -44,7 +44,7 @@ def test_replacing_shows_the_new_file_at_the_end_only(tmp_path: Path) -> None:
 
 def test_replacing_makes_a_file_that_was_not_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(b"new")
         assert not path.exists()
     assert path.read_bytes() == b"new"
@@ -58,7 +58,7 @@ def test_replacing_keeps_the_old_file_when_the_block_fails(
     path.write_bytes(b"old")
 
     def write_half() -> None:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             file.write(b"half")
             raise error
 
@@ -75,7 +75,7 @@ def test_replacing_keeps_the_old_file_when_the_disk_fails(
     path = tmp_path / "file"
     path.write_bytes(b"old")
     monkeypatch.setattr(target, refuse)
-    with pytest.raises(OSError, match="No space"), replacing(path) as file:
+    with pytest.raises(OSError, match="No space"), replace_file(path) as file:
         file.write(b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["file"]
@@ -99,7 +99,7 @@ def test_replacing_is_on_disk_before_it_takes_the_name(
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(Path, "replace", note_replace)
-    with replacing(tmp_path / "file") as file:
+    with replace_file(tmp_path / "file") as file:
         file.write(b"12345")
     assert events == [("fsync", 5), ("replace", 5), ("fsync", -1)]  # and then the folder
 
@@ -108,8 +108,8 @@ def test_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
     program = (
-        "import os, pathlib, sys; from deepbregman.runs import replacing\n"
-        "with replacing(pathlib.Path(sys.argv[1])) as file:\n"
+        "import os, pathlib, sys; from deepbregman.runs import replace_file\n"
+        "with replace_file(pathlib.Path(sys.argv[1])) as file:\n"
         "    file.write(b'half'); file.flush(); os._exit(9)"
     )
     assert subprocess.run([sys.executable, "-c", program, str(path)], check=False).returncode == 9
@@ -133,9 +133,9 @@ def test_files_and_folders_have_the_mode_that_the_umask_leaves(tmp_path: Path, m
 def test_replacing_at_the_same_time_in_two_places(tmp_path: Path) -> None:
     """Each writes a file of its own; the last to end wins, whole."""
     path = tmp_path / "file"
-    with replacing(path) as first:
+    with replace_file(path) as first:
         first.write(b"first")
-        with replacing(path) as second:
+        with replace_file(path) as second:
             second.write(b"second")
         assert path.read_bytes() == b"second"
     assert path.read_bytes() == b"first"
@@ -228,17 +228,6 @@ def test_create_leaves_nothing_when_a_record_is_not_json(tmp_path: Path) -> None
     with pytest.raises(TypeError):
         Run.create(tmp_path / "run", CONFIG, {"device": object()})
     assert os.listdir(tmp_path) == []
-
-
-def test_create_clears_what_killed_processes_left_half_made(tmp_path: Path) -> None:
-    old, young, strange = (tmp_path / f".{name}.01234567" for name in ("old", "young", "strange"))
-    for path in (old, young, strange):
-        (path / "checkpoints").mkdir(parents=True)
-    (strange / "mine.txt").touch()
-    for path in (old, strange):
-        os.utime(path, (0, 0))
-    Run.create(tmp_path / "run", CONFIG, {})
-    assert (old.exists(), young.exists(), strange.exists()) == (False, True, True)
 
 
 def test_create_loses_a_race_without_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

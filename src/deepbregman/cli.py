@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in words
     token = COMMAND_LINE.set(words)
     try:
-        with _notices_in_a_line(), _flushed():
+        with _print_notices(), _flush_output():
             _dispatch([word for word in words if word != "--debug"])
     except BrokenPipeError:  # the reader has left
         _exit(1)
@@ -205,7 +205,7 @@ def _print_error(error: BaseException, debug: bool) -> int:
 
 
 @contextmanager
-def _flushed() -> Iterator[None]:
+def _flush_output() -> Iterator[None]:
     """Flush standard output while an error can still be reported."""
     try:
         yield
@@ -216,7 +216,7 @@ def _flushed() -> Iterator[None]:
 
 
 @contextmanager
-def _notices_in_a_line() -> Iterator[None]:
+def _print_notices() -> Iterator[None]:
     """Print notices as words on stderr, and other warnings as Python does."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)

@@ -1,8 +1,7 @@
-"""How files are written, read and locked: whole or not at all, through no link, by one only."""
+"""Files that are complete or absent, records in JSON and CSV, and locks."""
 
 import csv
 import errno
-import glob
 import io
 import json
 import math
@@ -10,9 +9,7 @@ import os
 import platform
 import re
 import secrets
-import shutil
-import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +24,8 @@ Shape = Any
 """What a record must look like: ``str``, ``int``, ``float``, ``[shape]`` for a list, and
 ``{name: shape}`` for a table whose fields may be absent or None, with ``...`` for other fields."""
 _TEMPORARY = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}")
-_STALE_SECONDS = 3600.0
-"""A temporary file that nobody has written to for so long is that of a killed process."""
 _SETTLING_SECONDS = 0.5
-"""How long a worker that was forked from a killed process may need to let go of its lock."""
+"""Time for a worker that was forked from a killed process to release its lock."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 """How a text begins that a spreadsheet runs; the last four are the wide forms of the signs."""
@@ -42,38 +37,28 @@ def now() -> str:
 
 
 @contextmanager
-def replacing(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
+def replace_file(path: Path, keep: Path | None = None) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of ``path`` only once it is complete and on disk.
 
-    Args:
-        path: to replace; a link is replaced, not followed.
-        keep: a second name for what ``path`` held before.
+    A link is replaced, not followed. ``keep`` is a second name for what ``path`` held before.
     """
-    with _temporary(path) as temporary:
-        with temporary.open("xb") as file:
-            _clear_stale(path, os.fstat(file.fileno()).st_mtime)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+    with _write_beside(path) as (temporary, file):
+        yield file
+        _finish(file)
         if keep is not None and path.exists():
             _name_also(path, keep)
         temporary.replace(path)
-        _sync_folder(path.parent)
 
 
 @contextmanager
-def creating(path: Path) -> Iterator[IO[bytes]]:
-    """Open a new file that is there only once it is complete and on disk.
+def create_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a new file that appears only once it is complete and on disk.
 
-    Raises:
-        UserError: ``path`` exists at the end: of several processes exactly one makes it.
+    If ``path`` exists by then, that is an error: of several processes exactly one makes it.
     """
-    with _temporary(path) as temporary:
-        with temporary.open("xb") as file:
-            _clear_stale(path, os.fstat(file.fileno()).st_mtime)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
+    with _write_beside(path) as (temporary, file):
+        yield file
+        _finish(file)
         try:
             try:
                 path.hardlink_to(temporary)
@@ -87,16 +72,17 @@ def creating(path: Path) -> Iterator[IO[bytes]]:
                 f"{path} exists: another process has written it in the meantime, and it was left "
                 "as it is; name another file, or remove it"
             ) from None
-        temporary.unlink(missing_ok=True)
-        _sync_folder(path.parent)
 
 
 @contextmanager
-def _temporary(path: Path) -> Iterator[Path]:
-    """Name a temporary file beside ``path``, and remove it if the block fails."""
+def _write_beside(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """Open a temporary file beside ``path``; afterwards remove it, if it is still there."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        yield temporary
+        with temporary.open("xb") as file:
+            yield temporary, file
+        temporary.unlink(missing_ok=True)
+        _sync_folder(path.parent)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
@@ -104,21 +90,11 @@ def _temporary(path: Path) -> Iterator[Path]:
         raise
 
 
-def _clear_stale(path: Path, now_there: float) -> None:
-    """Remove temporary files of ``path`` that killed processes have left.
-
-    Args:
-        now_there: the time by the clock of its file system, which may be another machine's.
-    """
-    for other in path.parent.glob(f".{glob.escape(path.name)}.????????"):
-        with suppress(OSError):  # another process may have removed it
-            if is_temporary(other) and now_there - other.lstat().st_mtime > _STALE_SECONDS:
-                other.unlink()
-
-
-def is_temporary(path: Path) -> bool:
-    """Whether a file or folder is named as one that is being made."""
-    return _TEMPORARY.fullmatch(path.name) is not None
+def _finish(file: IO[bytes]) -> None:
+    """Bring a file to disk and close it."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
 
 
 def _name_also(path: Path, other: Path) -> None:
@@ -134,7 +110,7 @@ def _name_also(path: Path, other: Path) -> None:
 
 
 def _sync_folder(path: Path) -> None:
-    """Bring a folder's names to disk, else a crash of the machine may undo a replacement."""
+    """Write the names of a folder to disk; else a crash of the machine may undo a replacement."""
     if os.name == "nt":  # where folders cannot be opened
         return
     handle = os.open(path, os.O_RDONLY)
@@ -147,32 +123,28 @@ def _sync_folder(path: Path) -> None:
         os.close(handle)
 
 
+def list_names(folder: Path) -> set[str]:
+    """List a folder, without files that are being written; empty if there is no folder."""
+    if not folder.exists():
+        return set()
+    return {path.name for path in folder.iterdir() if not is_temporary(path)}
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a file is named as one that is being written."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
 def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
-    """Remove the temporary files that killed processes have left in a folder.
+    """Remove temporary files of killed processes from a folder in which no process writes now.
 
     Args:
-        folder: in which no process writes now.
         of: the files whose temporaries to remove; all when None.
     """
     for path in folder.iterdir():
         match = _TEMPORARY.fullmatch(path.name)
         if match and path.is_file() and (of is None or match["name"] in of):
             path.unlink(missing_ok=True)
-
-
-def clear_half_made(folder: Path, parts: Set[str]) -> None:
-    """Remove folders that a process was killed while making, an hour or more ago.
-
-    Args:
-        parts: names of all that they may hold.
-    """
-    for path in folder.glob(".*.????????"):
-        with suppress(OSError):
-            is_old = time.time() - path.lstat().st_mtime > _STALE_SECONDS
-            if not is_old or not is_temporary(path) or path.is_symlink():
-                continue
-            if {each.name for each in path.iterdir()} <= parts:
-                shutil.rmtree(path)
 
 
 # Writing inside a folder that may come from a stranger
@@ -183,7 +155,7 @@ def refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise UserError(
             f"{path} is a symbolic link: nothing is written through links inside a run or study, "
-            "for they may lead to any file; remove it, or put what it points to in its place"
+            "since they may lead to any file; remove it, or put what it points to in its place"
         )
 
 
@@ -210,9 +182,8 @@ def check_can_be_folder(path: Path) -> None:
 def check_writable(folder: Path) -> None:
     """Refuse, before any work, a folder in which no file can be made."""
     try:
-        with _temporary(folder / "trial") as temporary:
-            temporary.touch()
-            temporary.unlink()
+        with _write_beside(folder / "trial"):
+            pass
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written to ({error.strerror or error}), and results go there: "
@@ -225,13 +196,13 @@ def check_writable(folder: Path) -> None:
 
 def write_json(path: Path, record: Record) -> None:
     """Write a record as readable JSON, atomically."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(json.dumps(record, indent=2).encode() + b"\n")
 
 
 def write_csv(path: Path, rows: Sequence[Record]) -> None:
     """Write records as CSV, atomically; see :func:`csv_text`."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
 
 
@@ -263,7 +234,7 @@ def _without_formula(value: Any) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON that anybody may have written; whatever is wrong with it is a ValueError."""
+    """Parse JSON from any source; anything wrong with it is a ValueError."""
     try:
         return json.loads(text, parse_float=_parse_float)
     except RecursionError:
@@ -320,15 +291,14 @@ def is_number(value: Any) -> bool:
 
 
 @contextmanager
-def locked(path: Path, seconds: float = math.inf) -> Iterator[bool]:
-    """Hold a lock file for the block; give whether it is held.
+def hold_lock(path: Path, seconds: float = math.inf) -> Iterator[bool]:
+    """Hold a lock file for the block; the block gets whether it is held.
 
-    The lock ends with the process, however that ends; forked workers do not inherit it. It keeps
-    out other threads, too. Where a file system has no locks, nothing is held and all go on.
+    The lock ends with the process, however that ends; forked workers do not inherit it. It also
+    excludes other threads. On a file system without locks nothing is held, and the block gets True.
 
     Args:
-        path: of the lock file, which is made where it is not there and left in place.
-        seconds: to wait for another holder; the block then runs, with False.
+        seconds: time to wait for another holder; then the block runs with False.
     """
     refuse_link(path)
     lock = FileLock(
@@ -352,10 +322,10 @@ def locked(path: Path, seconds: float = math.inf) -> Iterator[bool]:
 
 
 @contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Hold a folder for this process alone; another is refused and told which process holds it."""
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder for this process alone; another one gets an error that names the holder."""
     path = folder / ".lock"
-    with locked(path, _SETTLING_SECONDS) as is_held:
+    with hold_lock(path, _SETTLING_SECONDS) as is_held:
         if not is_held:
             holder = ""
             with suppress(OSError):
@@ -372,7 +342,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def _write_holder(path: Path, words: str) -> None:
-    """Write who holds a lock into its file; not where the system keeps even the holder out."""
+    """Write who holds a lock into its file, if the system lets the holder write there."""
     with suppress(OSError), open_inside(path, "r+b") as file:
         file.truncate()
         file.write(words.encode())

@@ -156,7 +156,7 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
     command = [sys.executable, "-m", "deepbregman", *words, *extra]
     environments = _environments(devices, nodes)
     started: list[subprocess.Popen[bytes]] = []
-    with _signals_passed_on(started):
+    with _pass_on_signals(started):
         try:
             # A session of their own: a Ctrl-C of the terminal reaches them through this process
             # only, and so once.
@@ -239,7 +239,7 @@ def stopping_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def _signals_passed_on(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+def _pass_on_signals(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
     """Pass signals that ask for an end on to processes."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves behind, written so that a crash never leaves half a file.
+"""The run folder. It is written so that a crash never leaves half a file.
 
 ::
 
@@ -7,7 +7,7 @@
       provenance.json    command, commit, versions, device, times
       metrics.jsonl      one JSON object per epoch
       result.json        what pretraining ended with, and each evaluation
-      finished_arms.json what an evaluation has measured so far; only while it is not finished
+      finished_arms.json what an unfinished evaluation has measured so far
       checkpoints/       last.pt, previous.pt, and epoch-0010.pt ... where asked for
       features/          of images, kept for the next search; may be deleted
       tensorboard/
@@ -38,26 +38,21 @@ from .files import Record as Record
 from .files import (
     check_can_be_folder,
     check_shape,
-    clear_half_made,
     clear_temporaries,
+    hold_lock,
     is_number,
-    locked,
     open_inside,
     refuse_link,
 )
 from .files import now as now
 from .files import parse_json as parse_json
 from .files import read_json as read_json
-from .files import replacing as replacing
+from .files import replace_file as replace_file
 from .files import write_csv as write_csv
 from .files import write_json as write_json
 
 PATIENCE_SECONDS = 60.0
-"""Seconds to wait for another process that changes a record, which takes it milliseconds."""
-
-
-_PARTS = {"config.toml", "checkpoints", "metrics.jsonl", "provenance.json"}
-"""Of a new run."""
+"""Time to wait for another process that changes a record, which takes milliseconds."""
 _METRICS = {...: float}
 _START = {
     "command": [str],
@@ -132,7 +127,7 @@ def recorded_versions() -> dict[str, str | None]:
 
 
 def provenance(device: str) -> Record:
-    """Collect what is needed to know where a number came from."""
+    """Collect the origin of a number: command, commit, versions, machine, time."""
     return {
         "command": command_line(),
         "started": now(),
@@ -151,16 +146,11 @@ class Run:
 
     @classmethod
     def create(cls, path: Path, config: Config, record: Record) -> "Run":
-        """Make a new run folder, whole or not at all.
-
-        Args:
-            path: must not exist, or be an empty folder.
-        """
+        """Make a new run folder, complete or not at all; ``path`` may be an empty folder."""
         cls.check_free(path)
         place = path.resolve()  # behind a link, perhaps
         existed = place.exists()
         place.parent.mkdir(parents=True, exist_ok=True)
-        clear_half_made(place.parent, _PARTS)
         temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
         try:
             temporary.mkdir()
@@ -200,7 +190,7 @@ class Run:
         return cls(path)
 
     def check_links(self) -> None:
-        """Refuse to write into a run with a symbolic link where files are written in place."""
+        """Refuse a run with a symbolic link where files are written in place."""
         for name in ("checkpoints", "tensorboard", "metrics.jsonl", ".lock", ".records.lock"):
             refuse_link(self.path / name)
 
@@ -216,7 +206,7 @@ class Run:
             raise UserError(f"{error}{self._other_version()}") from None
 
     def _other_version(self) -> str:
-        """Say which version wrote the run, if it was another one, and nothing otherwise."""
+        """Name the version that wrote the run if it was another one; empty otherwise."""
         try:
             wrote = self.provenance()["versions"]["deepbregman"]
         except (UserError, KeyError, TypeError):
@@ -232,18 +222,18 @@ class Run:
 
     @property
     def last_checkpoint(self) -> Path:
-        """The checkpoint a run resumes from and is judged by."""
+        """The checkpoint that a run resumes from and is evaluated by."""
         return self.checkpoints / "last.pt"
 
     @property
     def previous_checkpoint(self) -> Path:
-        """What the last checkpoint was before it was written anew; for when that is damaged."""
+        """The checkpoint before the last one, in case that is damaged."""
         return self.checkpoints / "previous.pt"
 
     def clear_temporaries(self) -> None:
-        """Remove what a killed process left half-written.
+        """Remove the half-written files of a killed process.
 
-        Not that of result.json: an evaluation may be writing it at this moment.
+        Not those of result.json: an evaluation may be writing it at this moment.
         """
         clear_temporaries(self.path, frozenset({"metrics.jsonl", "provenance.json"}))
         clear_temporaries(self.checkpoints)
@@ -281,13 +271,13 @@ class Run:
             raise
 
     def truncate_metrics(self, epochs: int) -> None:
-        """Keep the metrics of the first ``epochs`` epochs: what a resumed run will write again."""
+        """Keep the metrics of the first ``epochs`` epochs; a resumed run writes the others anew."""
         kept = [record for record in self.metrics() if record["epoch"] <= epochs]
-        with replacing(self.path / "metrics.jsonl") as file:
+        with replace_file(self.path / "metrics.jsonl") as file:
             file.write("".join(json.dumps(record) + "\n" for record in kept).encode())
 
     def result(self) -> Record:
-        """Read what the run and its evaluations ended with; empty before that."""
+        """Read the results of pretraining and evaluations; empty before there are any."""
         path = self.path / "result.json"
         return read_json(path, _RESULT) if path.is_file() else {}
 
@@ -303,21 +293,20 @@ class Run:
         return rows
 
     @contextmanager
-    def changing(self, name: str = "result.json") -> Iterator[Record]:
-        """Hand out a record to be changed in the block, then write it; other processes wait.
+    def edit_record(self, name: str = "result.json") -> Iterator[Record]:
+        """Read a record, change it in the block, and write it; other processes wait.
 
-        Args:
-            name: of its file, which is not there before it has content, nor after.
+        The file exists only while the record has content.
         """
         path = self.path / name
         lock = self.path / ".records.lock"
-        with locked(lock, PATIENCE_SECONDS) as is_held:
+        with hold_lock(lock, PATIENCE_SECONDS) as is_held:
             if not is_held:
                 raise UserError(
                     f"{lock} has been held by another process for {PATIENCE_SECONDS:g} seconds: "
-                    "see what that one waits for, or end it, and give the command again"
+                    "end that process, or wait for it, and give the command again"
                 )
-            # Who holds the lock is the only writer, so these are of processes that were killed.
+            # The holder of the lock is the only writer, so these are of killed processes.
             clear_temporaries(self.path, frozenset({name}))
             record = read_json(path) if path.is_file() else {}
             yield record
@@ -328,11 +317,11 @@ class Run:
 
     def add_result(self, **parts: Any) -> None:
         """Write parts of the result, leaving the others."""
-        with self.changing() as record:
+        with self.edit_record() as record:
             record.update(parts)
 
     def provenance(self) -> Record:
-        """Read where the run came from; empty where that was removed."""
+        """Read the provenance of the run; empty if it was removed."""
         path = self.path / "provenance.json"
         return read_json(path, _PROVENANCE) if path.is_file() else {}
 
@@ -343,7 +332,7 @@ class Run:
         return int(last.get("processes", 1))
 
     def add_resumption(self, record: Record) -> None:
-        """Note where the run goes on: perhaps another device, perhaps another version."""
+        """Record a resumption: the device and the version may differ from before."""
         before = self.provenance()
         resumed = [*before.get("resumed", []), record]
         write_json(self.path / "provenance.json", {**before, "resumed": resumed})

@@ -282,7 +282,7 @@ def refuse_writing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     folder.chmod(0o555)
-    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr(Path, "open", refuse)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

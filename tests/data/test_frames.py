@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from deepbregman.data.frames import UnreadableImage, decode_frame, fitted_size, read_size
+from deepbregman.data.frames import UnreadableImage, decode_frame, fit_size, read_size
 from deepbregman.errors import UserError
 
 
@@ -198,5 +198,5 @@ def test_every_way_of_being_unreadable_names_the_file(
     [((10, 10), (10, 10)), ((20, 10), (20, 10)), ((40, 10), (20, 5)), ((1000, 3), (20, 1))],
 )
 def test_fitted_size(size: tuple[int, int], fitted: tuple[int, int]) -> None:
-    assert fitted_size(*size, 20) == fitted
-    assert fitted_size(*size[::-1], 20) == fitted[::-1]
+    assert fit_size(*size, 20) == fitted
+    assert fit_size(*size[::-1], 20) == fitted[::-1]

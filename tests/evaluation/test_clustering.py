@@ -77,7 +77,7 @@ def test_starts_are_far_from_each_other(seed: int, num_clusters: int, smoothing:
     corners = 9.0 * torch.eye(num_clusters, dtype=torch.float64)
     x = torch.cat([corners[:1].repeat(40, 1), corners])
     generator = torch.Generator().manual_seed(seed)
-    starts = clustering._scattered(x, num_clusters, smoothing, generator)
+    starts = clustering._draw_starts(x, num_clusters, smoothing, generator)
     assert sorted(starts.argmax(dim=1).tolist()) == list(range(num_clusters))
 
 

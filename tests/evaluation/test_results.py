@@ -17,7 +17,7 @@ WRITERS, TIMES = 4, 25
 STUCK = """
 import pathlib, sys
 from deepbregman.runs import Run
-with Run.open(pathlib.Path(sys.argv[1])).changing() as result:
+with Run.open(pathlib.Path(sys.argv[1])).edit_record() as result:
     result["half"] = 1
     print("ready", flush=True)
     sys.stdin.read()

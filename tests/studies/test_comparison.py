@@ -19,7 +19,6 @@ from deepbregman.studies.catalogue.comparison import STUDY
 from deepbregman.studies.definition import (
     StudyOptions,
     check_budget,
-    find_unequal_budget,
     read_changes,
 )
 from deepbregman.studies.engine import MAIN_METRIC
@@ -69,8 +68,9 @@ def test_what_may_differ_at_an_equal_budget() -> None:
         {"data.workers": 0, "training.precision": "32-true", "seed": 7},
     ]
     for changes in free:
-        assert find_unequal_budget({"a": base, "b": override(base, changes)}) == []
-    assert find_unequal_budget({name: load_recipe(name) for name in STUDY.recipes}) == []
+        assert check_budget({"a": base, "b": override(base, changes)}, unequal=True) == []
+    recipes = {name: load_recipe(name) for name in STUDY.recipes}
+    assert check_budget(recipes, unequal=True) == []
 
 
 @pytest.mark.parametrize("name", ["data.source", "data.root"])
@@ -95,7 +95,7 @@ def test_an_arm_is_all_in_which_its_recipe_differs() -> None:
         assert all(value != start.get(field) for field, value in arm.changes.items())
     back = STUDY.with_recipes({name: configs[name] for name in ("best", "simclr")}).arms[1]
     assert override(configs["best"], back.changes) == configs["simclr"]  # without a teacher
-    with pytest.raises(UserError, match="recipes b and c come to the same configuration"):
+    with pytest.raises(UserError, match="recipes b and c are the same configuration"):
         STUDY.with_recipes({"a": configs["best"], "b": configs["paper"], "c": configs["paper"]})
 
 
@@ -237,7 +237,7 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
     settings = StudyOptions(
         recipes=tuple(two),
         data=few_digits,
-        changes={"optimiser.weight_decay": 0.25},
+        changes=("optimiser.weight_decay=0.25",),
         judge="holdout",
         out=out,
         accelerator="cpu",
@@ -250,7 +250,9 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
     again = open_grid(STUDY, StudyOptions(out=out, accelerator="cpu"))
     assert [cell.trial.config for cell in again.cells] == configs
     recipe(Path(two[1]), {"training.epochs": 3})
-    with pytest.raises(UserError, match=r"comparison, ours \[x\] with other settings \(.*epochs"):
+    with pytest.raises(
+        UserError, match=r"comparison, ours \[x\] was begun with other settings \(.*epochs"
+    ):
         open_grid(STUDY, settings)
     name = default_folder(STUDY, StudyOptions(data="cifar10"))
     assert name == Path("studies/comparison-simclr-best-cifar10")

@@ -17,11 +17,11 @@ from deepbregman.evaluation.knn import knn_by_divergence
 from deepbregman.runs import Run
 from deepbregman.studies.deep_divergence import (
     baseline_config,
-    judge_baseline,
-    run_deep_divergence,
+    evaluate_baseline,
     train_deep_divergence,
 )
 from deepbregman.studies.definition import Form, MetricLoss
+from deepbregman.studies.engine import EvaluationPlan, Trial, run_trial
 from deepbregman.studies.plane import FORMS
 
 CPU = torch.device("cpu")
@@ -48,9 +48,9 @@ def test_it_learns_the_labels(
     changes |= {"divergence.num_subnetworks": 30, "training.epochs": 4}
     config = override(short_config, changes)
     few = Source("few digits", source.train.select(torch.arange(384)), source.test)
-    found = train_deep_divergence(few, config, form, loss, CPU)
+    found = train_deep_divergence(few, baseline_config(config, form), form, loss, CPU)
     assert found.losses[-1] < 0.7 * found.losses[0]
-    metrics = judge_baseline(found, few, form, CPU)
+    metrics = evaluate_baseline(found, few, form, CPU)
     assert metrics["knn, divergence, k=20"] > 40.0  # chance is 10
     assert metrics["knn, cosine, k=20"] > 70.0
 
@@ -61,9 +61,8 @@ def test_a_trial_is_a_run_like_any_other(
     changes = {"training.epochs": 1, "divergence.num_subnetworks": 7, "data.source": few_digits}
     config = override(short_config, {**changes, "training.batch_size": 64})
     source, folder = open_labelled(config), tmp_path / "trial"
-    outcome = run_deep_divergence(
-        config, "max", "triplet", folder, source=source, accelerator="cpu"
-    )
+    how = EvaluationPlan("test", keep_checkpoints=True, accelerator="cpu")
+    outcome = run_trial(Trial(folder, config, ("max", "triplet")), source, how)
     assert outcome["supervised"] is True
     run = Run.open(folder)
     assert run.result()["study"] == outcome
@@ -75,8 +74,6 @@ def test_a_trial_is_a_run_like_any_other(
         if row["metric"] == "top1"
     }
     assert rows == pytest.approx(outcome["metrics"])
-    with pytest.raises(UserError, match="never overwrites"):
-        run_deep_divergence(config, "max", "triplet", folder, source=source)
 
 
 def test_a_loss_that_is_not_finite_ends_the_trial(
@@ -84,15 +81,8 @@ def test_a_loss_that_is_not_finite_ends_the_trial(
 ) -> None:
     changes = {"optimiser.learning_rate": 1e30, "training.epochs": 2}
     few = Source("few digits", source.train.select(torch.arange(256)), source.test)
-    outcome = run_deep_divergence(
-        override(short_config, changes),
-        "moment",
-        "contrastive",
-        tmp_path / "cell",
-        source=few,
-        judge="holdout",
-        accelerator="cpu",
-    )
+    trial = Trial(tmp_path / "cell", override(short_config, changes), ("moment", "contrastive"))
+    outcome = run_trial(trial, few, EvaluationPlan("holdout", accelerator="cpu"))
     assert (outcome["state"], outcome["metrics"]) == ("diverged", {})
     assert outcome["judge"] == "holdout"
     assert "lower optimiser.learning_rate" in outcome["why"]
@@ -133,6 +123,7 @@ def test_two_runs_of_one_seed_are_the_same_with_dropout(
     config = override(short_config, changes)
     few = Source("few digits", source.train.select(torch.arange(256)), source.test)
     first, second = (
-        train_deep_divergence(few, config, "max", "triplet", CPU).losses for _ in range(2)
+        train_deep_divergence(few, baseline_config(config, "max"), "max", "triplet", CPU).losses
+        for _ in range(2)
     )
     assert first == second

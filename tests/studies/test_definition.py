@@ -1,6 +1,7 @@
 """A study is data, and adding one is adding a short file."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from deepbregman.studies.definition import (
     Arm,
     Search,
     Study,
+    StudyOptions,
     join_changes,
     read_changes,
     read_value,
@@ -150,20 +152,22 @@ def test_a_change_needs_a_field_and_a_value(word: str) -> None:
 @pytest.mark.parametrize(
     ("data", "epochs", "changes", "words"),
     [
-        (None, 3, {"training.epochs": 4}, "--epochs 3 and --set training.epochs=4 contradict"),
-        ("a.npz", None, {"data.source": "b.npz"}, "--data a.npz and --set data.source=b.npz"),
+        (None, 3, "training.epochs=4", "--epochs 3 and --set training.epochs=4 contradict"),
+        ("a.npz", None, "data.source=b.npz", "--data a.npz and --set data.source=b.npz"),
     ],
 )
 def test_an_option_and_a_field_that_say_otherwise_are_refused(
-    data: str | None, epochs: int | None, changes: dict[str, object], words: str
+    data: str | None, epochs: int | None, changes: str, words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        join_changes(data, epochs, changes)
+        join_changes(StudyOptions(data=data, epochs=epochs, changes=(changes,)))
 
 
 def test_an_option_and_a_field_may_say_the_same() -> None:
+    options = StudyOptions(data="a.npz", epochs=3)
+    both = replace(options, changes=("training.epochs=3", "data.source=a.npz"))
     same = {"training.epochs": 3, "data.source": "a.npz"}
-    assert join_changes("a.npz", 3, same) == join_changes("a.npz", 3, {}) == same
+    assert join_changes(both) == join_changes(options) == same
 
 
 @pytest.mark.parametrize(

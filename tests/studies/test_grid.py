@@ -29,7 +29,7 @@ from deepbregman.launching import current_process
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import find_study, kappa
-from deepbregman.studies.definition import StudyOptions, read_changes
+from deepbregman.studies.definition import StudyOptions
 from deepbregman.studies.engine import MAIN_METRIC, Trial, lock, run_trial
 from deepbregman.studies.grid import open_grid
 from deepbregman.studies.results import compare_arms, find_references, summarise_arms
@@ -167,11 +167,9 @@ def test_a_crash_costs_no_finished_work_and_changes_no_number(
 
 
 def settings(data: str, out: Path, **others: Any) -> StudyOptions:
-    changes = read_changes(
-        [
-            *("training.batch_size=64", "training.knn_every=0", "training.tensorboard=false"),
-            *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
-        ]
+    changes = (
+        *("training.batch_size=64", "training.knn_every=0", "training.tensorboard=false"),
+        *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
     )
     return StudyOptions(
         recipe="digits", data=data, epochs=1, changes=changes, out=out, accelerator="cpu", **others
@@ -244,7 +242,7 @@ def test_a_trial_behind_a_link_is_left_alone(linked: str, few_digits: str, tmp_p
     link.symlink_to(theirs)
     config = override(Config(), {"data.source": few_digits})
     trial = Trial(tmp_path / "study" / "runs" / "none-seed0", config)
-    how = engine.Judgement("test", accelerator="cpu")
+    how = engine.EvaluationPlan("test", accelerator="cpu")
     source = how.open_images(config)
     with pytest.raises(UserError, match="is a symbolic link"):
         run_trial(trial, source, how)
@@ -527,8 +525,8 @@ def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(
 @pytest.mark.parametrize(
     ("begun", "now"),
     [
-        ({"epochs": 1}, {"changes": {"training.epochs": 2}}),
-        ({"changes": {"training.epochs": 1}}, {"epochs": 2}),
+        ({"epochs": 1}, {"changes": ("training.epochs=2",)}),
+        ({"changes": ("training.epochs=1",)}, {"epochs": 2}),
         ({"epochs": 1}, {"epochs": 2}),
     ],
 )

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import pwd
-import re
 import shlex
 import shutil
 import signal
@@ -30,18 +29,14 @@ from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
 from deepbregman.studies import engine, tuning
-from deepbregman.studies.definition import read_changes
+from deepbregman.studies.definition import SearchOptions, read_changes
 from deepbregman.studies.engine import Stopped
-from deepbregman.studies.search_plan import SearchOptions
 from deepbregman.studies.tuning import (
     SharedSearch,
     build_sampler,
-    continue_command,
     join_search,
-    locate_storage,
     open_storage,
     queue_again,
-    remember_storage,
     run_search,
     trial_rows,
     write_trials,
@@ -52,22 +47,18 @@ BEGAN = ["deepbregman", "tune", "digits"]
 SPACE = ("divergence.sigma=0.5:3:log", "divergence.kernel=gaussian,inverse")
 
 
-def changes(*more: str) -> dict[str, Any]:
-    return read_changes(
-        [
-            *("training.batch_size=64", "training.knn_every=1", "data.holdout=0"),
-            *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
-            *more,
-        ]
-    )
+CHANGES = (
+    *("training.batch_size=64", "training.knn_every=1", "data.holdout=0"),
+    *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
+)
 
 
-def request(data: str, out: Path, **others: Any) -> SearchOptions:
+def request(data: str, out: Path, **others: Any) -> tuple[str, SearchOptions]:
     given: dict[str, Any] = {
-        **{"recipe": "digits", "space": SPACE, "trials": 3, "data": data, "epochs": 1},
-        **{"changes": changes(), "out": out, "accelerator": "cpu", "sampler": "random"},
+        **{"space": SPACE, "trials": 3, "data": data, "epochs": 1},
+        **{"changes": CHANGES, "out": out, "accelerator": "cpu", "sampler": "random"},
     }
-    return SearchOptions(**{**given, **others})
+    return "digits", SearchOptions(**{**given, **others})
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +67,7 @@ def searched(few_digits: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("searched") / "study"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", BEGAN)
-        run_search(request(few_digits, out, trials=1))
+        run_search(*request(few_digits, out, trials=1))
     return out
 
 
@@ -104,12 +95,11 @@ def test_end_to_end_without_the_test_images(
         "tune": ["tune", "digits", "--space", *SPACE, "--sampler", "tpe", "--objective", "knn"],
         "study": ["study", "sigma-lambda", "--recipe", "digits"],
     }[command]
-    settings = [f"{name}={value}" for name, value in changes().items()]
     main(
         [
             *words,
             *("--trials", "2", "--data", few_digits, "--epochs", "1", "--out", str(out)),
-            *("--accelerator", "cpu", "--set", *settings),
+            *("--accelerator", "cpu", "--set", *CHANGES),
         ]
     )
     rows = trials(out)
@@ -117,7 +107,8 @@ def test_end_to_end_without_the_test_images(
     best = max(rows, key=lambda row: row["value"])
     found = load_recipe(str(out / "best.toml"))
     recipe = override(
-        load_recipe("digits"), {**changes(), "data.source": few_digits, "training.epochs": 1}
+        load_recipe("digits"),
+        {**read_changes(CHANGES), "data.source": few_digits, "training.epochs": 1},
     )
     assert found == override(recipe, best["values"])
     assert found.data.holdout == 0.0  # the recipe's own, though the trials held a tenth out
@@ -145,30 +136,31 @@ def test_more_trials_later_and_nothing_else(
 ) -> None:
     first = trials(begun)
     with pytest.raises(UserError, match=r"training\.epochs is 1 there, 2 here"):
-        run_search(request(few_digits, begun, epochs=2))
+        run_search(*request(few_digits, begun, epochs=2))
     with pytest.raises(UserError, match=r"sampler is 'random' there, 'gp' here"):
-        run_search(request(few_digits, begun, sampler="gp"))
+        run_search(*request(few_digits, begun, sampler="gp"))
     with pytest.raises(UserError, match="space is"):
-        run_search(request(few_digits, begun, space=("divergence.sigma=1:2",)))
+        run_search(*request(few_digits, begun, space=("divergence.sigma=1:2",)))
     options: list[tuple[dict[str, Any], str]] = [
-        ({"changes": {"training.knn_every": 2}}, r"\(training\.knn_every is 1 there, 2 here\)"),
+        ({"changes": ("training.knn_every=2",)}, r"\(training\.knn_every is 1 there, 2 here\)"),
         ({"epochs": 2}, r"other settings \(training\.epochs is 1 there, 2 here\)"),
-        ({"changes": {"training.epochs": 2}}, r"\(training\.epochs is 1 there, 2 here\)"),
+        ({"changes": ("training.epochs=2",)}, r"\(training\.epochs is 1 there, 2 here\)"),
         (
-            {"recipe": "digits", "changes": {"training.epochs": 2}},
+            {"recipe": "digits", "changes": ("training.epochs=2",)},
             r"\(training\.epochs is 1 there, 2 here\)",
         ),
         (
-            {"epochs": 2, "changes": {"training.epochs": 1}},
+            {"epochs": 2, "changes": ("training.epochs=1",)},
             r"--epochs 2 and --set training\.epochs=1 contradict",
         ),
     ]
     for given, words in options:
+        recipe = given.pop("recipe", None)
         with pytest.raises(UserError, match=words):
-            run_search(SearchOptions(out=begun, accelerator="cpu", **given))
-    run_search(SearchOptions(out=begun, trials=1, epochs=1, accelerator="cpu"))
-    again = {"recipe": "digits", "changes": {"training.knn_every": 1}}
-    run_search(SearchOptions(out=begun, trials=2, accelerator="cpu", **again))  # type: ignore[arg-type]
+            run_search(recipe, SearchOptions(out=begun, accelerator="cpu", **given))
+    run_search(None, SearchOptions(out=begun, trials=1, epochs=1, accelerator="cpu"))
+    again = SearchOptions(out=begun, trials=2, changes=("training.knn_every=1",), accelerator="cpu")
+    run_search("digits", again)
     later = trials(begun)
     header = (begun / "best.toml").read_text()
     assert f"# Search:   {shlex.join(BEGAN)}\n" in header  # what began it can be done again
@@ -181,7 +173,7 @@ def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(
     few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda self: self.number == 1)
-    run_search(request(few_digits, out, trials=2, epochs=2))
+    run_search(*request(few_digits, out, trials=2, epochs=2))
     assert [row["state"] for row in trials(out)] == ["complete", "pruned"]
     pruned = trials(out)[1]
     assert pruned["last_epoch"] == 1  # of two
@@ -192,8 +184,8 @@ def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(
 def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(
     few_digits: str, out: Path
 ) -> None:
-    wild = changes("optimiser.learning_rate=1e30", "optimiser.name=sgd")
-    run_search(request(few_digits, out, trials=1, changes=wild))
+    wild = (*CHANGES, "optimiser.learning_rate=1e30", "optimiser.name=sgd")
+    run_search(*request(few_digits, out, trials=1, changes=wild))
     (row,) = trials(out)
     assert row["diverged"]
     assert row["value"] == pytest.approx(100.0 * 2 / 18)  # the largest of ten classes in 18 images
@@ -211,9 +203,9 @@ def test_an_interrupted_trial_goes_on_where_it_stopped(
 
         patch.setattr(engine, "run_protocols", interrupted)
         with pytest.raises(Stopped, match="trials are done") as stopped:
-            run_search(request(few_digits, out))
+            run_search(*request(few_digits, out))
     assert f"deepbregman tune --out {out}" in str(stopped.value)
-    run_search(SearchOptions(out=out, trials=1, accelerator="cpu"))
+    run_search(None, SearchOptions(out=out, trials=1, accelerator="cpu"))
     lost, again = trials(out)
     assert (lost["state"], again["state"]) == ("fail", "complete")
     assert again["continues"] == lost["trial"]
@@ -250,14 +242,14 @@ def test_the_command_that_goes_on_names_the_storage(
     monkeypatch.setattr(tuning.SearchQueue, "run_next", interrupted)
     out, storage = tmp_path / "a search", f"sqlite:///{tmp_path}/other.db"
     with pytest.raises(Stopped) as stopped:
-        run_search(request(few_digits, out, storage=storage))
-    command = str(stopped.value).partition("continue with: ")[2]
-    assert shlex.split(command) == ["deepbregman", "tune", "--out", str(out)]
+        run_search(*request(few_digits, out, storage=storage))
+    command = shlex.split(str(stopped.value).partition("continue with: ")[2])
+    assert command == ["deepbregman", "tune", "--out", str(out), "--storage", storage]
     with pytest.raises(SystemExit) as ended:
-        main([*shlex.split(command)[1:], "--accelerator", "cpu"])
+        main([*command[1:], "--accelerator", "cpu"])
     assert ended.value.code == 128 + signal.SIGINT  # it joined, and was stopped again
-    secret = SearchOptions(out=out, storage="postgresql+psycopg://me:secret@host/database")
-    assert continue_command(secret, out).endswith("--storage postgresql+psycopg://me@host/database")
+    secret = SearchOptions(storage="postgresql+psycopg://me:s3cret@host/database")
+    assert "s3cret" not in tuning._continue_command(secret, out, None)
 
 
 def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
@@ -270,64 +262,26 @@ def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path:
         open_storage(f"sqlite:///{tmp_path}/no/such/folder.db")
 
 
-def test_a_search_begun_in_another_storage_goes_on_there(
-    few_digits: str, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_search_in_another_storage_is_continued_with_that_storage(
+    few_digits: str, out: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_search(request(few_digits, out, trials=1, storage="sqlite:///elsewhere.db"))
+    storage = f"sqlite:///{tmp_path}/elsewhere.db"
+    run_search(*request(few_digits, out, trials=1, storage=storage))
     first = trials(out)
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")  # what was given was relative to where it was given
-    run_search(SearchOptions(out=out, trials=1, accelerator="cpu"))
-    assert trials(out) == first
     assert not (out / "search.db").exists()
-    assert list((tmp_path / "other").iterdir()) == []
-    same = f"sqlite:///{tmp_path}/elsewhere.db"
-    run_search(SearchOptions(out=out, trials=1, storage=same, accelerator="cpu"))
-    with pytest.raises(UserError, match=r"second\.db: the search of .* was begun in .*elsewhere"):
-        run_search(SearchOptions(out=out, storage="sqlite:///second.db", accelerator="cpu"))
-    main(["tune", "--out", str(out), "--trials", "1", "--accelerator", "cpu"])
+    run_search(None, SearchOptions(out=out, trials=1, storage=storage, accelerator="cpu"))
+    assert trials(out) == first
+    with pytest.raises(UserError, match=r"does not have: give the --storage that it was begun"):
+        run_search(*request(few_digits, out))
     assert trials(out) == first
 
 
 def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(
     begun: Path, tmp_path: Path
 ) -> None:
-    assert not (begun / "storage.json").exists()
-    with pytest.raises(UserError, match=r"was begun in .*search\.db; leave --storage out"):
-        run_search(SearchOptions(out=begun, storage=f"sqlite:///{tmp_path}/x.db"))
+    with pytest.raises(UserError, match=r"was begun in its own search\.db; leave --storage out"):
+        run_search(None, SearchOptions(out=begun, storage=f"sqlite:///{tmp_path}/x.db"))
     assert not (tmp_path / "x.db").exists()
-    run_search(SearchOptions(out=begun, storage=_own(begun), trials=1, accelerator="cpu"))
-    assert len(trials(begun)) == 1
-
-
-@pytest.mark.parametrize(
-    ("url", "kept", "other"),
-    [
-        ("postgresql://me:s3cret@host/db", "postgresql://me@host/db", "postgresql://me:x@host/db"),
-        (
-            "postgresql://host/db?user=me&password=s3cret&sslmode=require",
-            "postgresql://host/db?sslmode=require&user=me",
-            "postgresql://host/db?sslmode=require&user=me",
-        ),
-        ("mssql+pyodbc:///?odbc_connect=PWD%3Ds3cret", "mssql+pyodbc:///", "mssql+pyodbc:///"),
-    ],
-)
-def test_no_password_is_written_down_and_that_is_said(
-    url: str, kept: str, other: str, tmp_path: Path
-) -> None:
-    assert "give --storage again" in remember_storage(url, "name", tmp_path)
-    written = "".join(path.read_text() for path in tmp_path.iterdir())
-    assert "s3cret" not in written
-    assert kept in written
-    words = f"is in {re.escape(kept)}, whose password is not written down: give --storage again"
-    with pytest.raises(UserError, match=words):
-        locate_storage(SearchOptions(), tmp_path)
-    for given in (url, other):
-        assert locate_storage(SearchOptions(storage=given), tmp_path) == (given, "name")
-    with pytest.raises(UserError, match="was begun in") as refused:
-        locate_storage(SearchOptions(storage="postgresql://me:s3cret@host/other"), tmp_path)
-    assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -337,20 +291,11 @@ def test_no_password_reaches_the_record_of_a_search(
     url: str, few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", [*BEGAN, "--storage", url])
-    study, plan = join_search(request(few_digits, out, storage=_own(out)), out, "search")
+    study, plan = join_search(*request(few_digits, out), out, _own(out), "search")
     write_trials(out, study, plan.definition)
     kept = b"".join(path.read_bytes() for path in out.iterdir() if path.is_file())
     assert b"postgresql" in kept
     assert b"s3cret" not in kept
-
-
-def test_a_storage_without_a_password_is_found_again(tmp_path: Path) -> None:
-    url = "postgresql+psycopg://me@host:5433/db"
-    assert remember_storage(url, "name", tmp_path) == ""
-    assert locate_storage(SearchOptions(), tmp_path) == (url, "name")
-    (tmp_path / "storage.json").write_text('{"storage": 3}')
-    with pytest.raises(UserError, match="storage is 3, not text"):
-        locate_storage(SearchOptions(), tmp_path)
 
 
 def test_a_search_folder_may_be_renamed_and_copied(
@@ -358,12 +303,12 @@ def test_a_search_folder_may_be_renamed_and_copied(
 ) -> None:
     before, table = trials(begun), (begun / "trials.csv").read_bytes()
     moved = begun.rename(tmp_path / "second")
-    run_search(SearchOptions(out=moved, trials=1, accelerator="cpu"))
-    run_search(request(few_digits, moved, trials=1))  # with the recipe given
+    run_search(None, SearchOptions(out=moved, trials=1, accelerator="cpu"))
+    run_search(*request(few_digits, moved, trials=1))  # with the recipe given
     assert (trials(moved), (moved / "trials.csv").read_bytes()) == (before, table)
     (moved / "search.db").unlink()
     with pytest.raises(UserError, match="holds trials of a search that its storage"):
-        run_search(request(few_digits, moved, trials=1))
+        run_search(*request(few_digits, moved, trials=1))
     assert (moved / "trials.csv").read_bytes() == table
 
 
@@ -373,40 +318,15 @@ def test_a_database_behind_a_link_is_left_alone(name: str, begun: Path, tmp_path
     (begun / name).unlink(missing_ok=True)
     (begun / name).symlink_to(tmp_path / "precious")
     with pytest.raises(UserError, match="is a symbolic link"):
-        run_search(SearchOptions(out=begun, accelerator="cpu"))
+        run_search(None, SearchOptions(out=begun, accelerator="cpu"))
     assert (tmp_path / "precious").read_bytes() == b"x"
-
-
-@pytest.mark.parametrize("name", ["name", "search"])
-@pytest.mark.parametrize("content", [None, b"", b"no database"])
-def test_nothing_is_made_in_a_file_that_only_the_folder_names(
-    content: bytes | None, name: str, tmp_path: Path
-) -> None:
-    theirs, folder = tmp_path / "theirs.db", tmp_path / "search"
-    folder.mkdir()
-    if content is not None:
-        theirs.write_bytes(content)
-    remember_storage(f"sqlite:///{theirs}", name, folder)
-    with pytest.raises(UserError, match=f"which has no search '{name}'"):
-        run_search(SearchOptions(out=folder, accelerator="cpu"))
-    assert (theirs.read_bytes() if theirs.exists() else None) == content
-
-
-def test_a_search_elsewhere_keeps_its_name(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    url = "postgresql+psycopg://me@host/db"
-    assert locate_storage(SearchOptions(storage=url), tmp_path / "a") == (url, "a")
-    remember_storage(url, "a", tmp_path / "a")
-    (tmp_path / "a").rename(tmp_path / "b")
-    for options in (SearchOptions(), SearchOptions(storage=url)):
-        assert locate_storage(options, tmp_path / "b") == (url, "a")
 
 
 @pytest.mark.parametrize("garbled", [b"no database at all" * 300, None])
 def test_a_damaged_database_is_words(
     garbled: bytes | None, few_digits: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    join_search(request(few_digits, out, storage=_own(out)), out, "search")
+    join_search(*request(few_digits, out), out, _own(out), "search")
     database = out / "search.db"
     whole = database.read_bytes()
     database.write_bytes(garbled or whole[:4096] + b"\xff" * (len(whole) - 4096))
@@ -441,7 +361,7 @@ def test_a_full_disk_under_the_database_is_words(
     monkeypatch.setattr(tuning, "open_storage", open_small)
     monkeypatch.setattr(tuning.SearchQueue, "_train", write_much)
     with pytest.raises(UserError, match=r"disk is full.*free space there.*nothing .* is lost"):
-        run_search(SearchOptions(out=begun, trials=2, accelerator="cpu"))
+        run_search(None, SearchOptions(out=begun, trials=2, accelerator="cpu"))
     assert trials(begun) == before
 
 
@@ -466,7 +386,7 @@ def judge_all(study: optuna.Study, total: int, objective: Callable[[optuna.Trial
     """What the engine does with a search, without networks."""
     search = SharedSearch(study, total)
     while search.count()[0] < total:
-        if search.judge_next(objective) is None:
+        if search.run_one(objective) is None:
             time.sleep(0.2)
 
 
@@ -505,7 +425,7 @@ def test_a_queued_trial_is_handed_to_one_worker(
         return judged[-1]
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda study: SharedSearch(study, 2).judge_next(objective), studies))
+        list(pool.map(lambda study: SharedSearch(study, 2).run_one(objective), studies))
     assert len(judged) == 2
     assert judged.count(0.5) == 1
 
@@ -522,8 +442,8 @@ def test_a_trial_that_another_worker_has_ended_is_harmless_and_said(
         study._storage.set_trial_state_values(trial._trial_id, state, values)
         return 0.5
 
-    words = SharedSearch(study, 1).judge_next(objective)
-    assert words == "trial 0: another worker has ended it meanwhile, and that counts"
+    words = SharedSearch(study, 1).run_one(objective)
+    assert words == "trial 0: another worker has ended it meanwhile; its result counts"
     assert study.get_trials()[0].value == (None if fails else 0.25)
 
 
@@ -532,7 +452,7 @@ def test_an_error_of_a_trial_is_no_matter_of_other_workers() -> None:
         raise ValueError("a fault of ours")
 
     with pytest.raises(ValueError, match="a fault of ours"):
-        SharedSearch(optuna.create_study(), 1).judge_next(objective)
+        SharedSearch(optuna.create_study(), 1).run_one(objective)
 
 
 def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> None:
@@ -540,8 +460,8 @@ def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> N
     study.enqueue_trial({"x": 0.5})  # of a worker that died
     late = optuna.Trial(study, study._storage.create_new_trial(study._study_id))
     objective = lambda trial: trial.suggest_float("x", 0.0, 1.0)  # noqa: E731
-    with pytest.raises(tuning.GaveWay):
-        SharedSearch(study, 1)._judge(late, objective)
+    with pytest.raises(tuning.NotOurs):
+        SharedSearch(study, 1)._run(late, objective)
     study.tell(late, state=TrialState.FAIL)
     judge_all(study, 1, objective)
     assert [(t.state.name, t.value) for t in study.get_trials()] == [
@@ -624,8 +544,8 @@ def test_the_last_trial_is_not_run_twice() -> None:
         return 1.0
 
     earlier = study.ask()
-    with pytest.raises(tuning.GaveWay):
-        SharedSearch(study, 1)._judge(late := study.ask(), objective)
+    with pytest.raises(tuning.NotOurs):
+        SharedSearch(study, 1)._run(late := study.ask(), objective)
     study.tell(late, state=TrialState.FAIL)
     assert ran == []
     assert trial_rows(study)[0]["trial"] == earlier.number

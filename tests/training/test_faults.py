@@ -15,7 +15,7 @@ import torch
 from deepbregman.cli import main
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override, to_toml
-from deepbregman.files import exclusive
+from deepbregman.files import hold_folder
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display
@@ -107,7 +107,7 @@ def test_other_errors_are_not_explained_away(
     at_step(monkeypatch, 1, fail)
     with pytest.raises(RuntimeError, match="a fault of the program"):
         pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
-    with exclusive(tmp_path / "run"):  # it is let go
+    with hold_folder(tmp_path / "run"):  # it is let go
         pass
 
 
@@ -163,7 +163,7 @@ def test_a_folder_in_use_is_refused_before_anything_is_read_or_written(
     command: Command, tiny_run: Run, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_run.path, tmp_path / "run")
-    with exclusive(tmp_path / "run"):
+    with hold_folder(tmp_path / "run"):
         code, said = command("--resume", tmp_path / "run")
     assert code == 2
     assert f"{tmp_path / 'run'} is in use by process {os.getpid()} on " in said

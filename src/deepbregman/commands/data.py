@@ -11,7 +11,7 @@ from rich.table import Table
 
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.errors import UserError
-from deepbregman.files import Record, creating, now, parse_json, write_json
+from deepbregman.files import Record, create_file, now, parse_json, write_json
 from deepbregman.terminal import ReportProgress, ignore_progress, say
 
 from .parameters import PythonOnly
@@ -126,7 +126,7 @@ def prepare(
             from deepbregman.data.archives import write_archive
 
             report = partial(progress, f"writing {cache.name}")
-            with creating(cache) as stream:
+            with create_file(cache) as stream:
                 record["num_replaced"] = write_archive(
                     source, stream, skip_unreadable=skip_unreadable, progress=report
                 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from deepbregman.files import creating
+from deepbregman.files import create_file
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import ReportProgress
 
@@ -66,7 +66,7 @@ def embed(
         arrays |= {f"{name}_{k}": v.cpu().numpy() for k, v in parts.items() if v is not None}
         if split.names is not None:
             arrays[f"{name}_names"] = np.array(split.names)
-    with creating(out) as file:
+    with create_file(out) as file:
         np.savez(file, **arrays)
     return {name: array.shape for name, array in arrays.items()}
 

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError, suggest
-from deepbregman.files import creating
+from deepbregman.files import create_file
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import say
 
@@ -105,13 +105,13 @@ def _check(out: Path, sidecar: Path, format: str) -> None:
 def _write(out: Path, sidecar: Path, content: "Content") -> tuple[Path, ...]:
     """Write the sidecar, if there is one, and then the file; both or neither."""
     if content.sidecar is None:
-        with creating(out) as file:
+        with create_file(out) as file:
             file.write(content.data)
         return (out,)
-    with creating(sidecar) as file:
+    with create_file(sidecar) as file:
         file.write(json.dumps(content.sidecar, indent=2).encode())
     try:
-        with creating(out) as file:
+        with create_file(out) as file:
             file.write(content.data)
     except BaseException:
         sidecar.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from deepbregman.config import OPTIONAL, Config, load_recipe, override, recipes
 from deepbregman.errors import UserError
-from deepbregman.files import exclusive
+from deepbregman.files import hold_folder
 from deepbregman.launching import must_start_processes, run_in_processes
 from deepbregman.runs import Run, default_folder
 from deepbregman.terminal import say
@@ -206,7 +206,7 @@ def _train(
         def hold() -> None:
             """Keep other processes out of the run's folder."""
             if fabric.is_global_zero:
-                held.enter_context(exclusive(folder))
+                held.enter_context(hold_folder(folder))
 
         if resuming:
             together(fabric, hold)
@@ -242,7 +242,7 @@ def _train(
             if not fabric.is_global_zero:  # process 0 judges for all
                 return None
             monitor = knn_monitor(train, config, fabric.device)
-            return _watched(monitor, job, watch) if monitor and watch else monitor
+            return _report_to(monitor, job, watch) if monitor and watch else monitor
 
         run = job.fit(together(fabric, build_monitor), console)
     met = from_all(fabric, job.batches.skipped) if config.data.skip_unreadable else []
@@ -252,7 +252,7 @@ def _train(
     return run
 
 
-def _watched(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor":
+def _report_to(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor":
     """Return a monitor that also passes on what it measures, and at which epoch."""
 
     def measure(model: "Model") -> dict[str, float]:

@@ -9,7 +9,6 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.files import clear_half_made
 from deepbregman.terminal import ReportProgress, say
 
 from .parameters import PythonOnly
@@ -53,7 +52,6 @@ def report(
 
     runs, studies = read_sources(sources)
     place.parent.mkdir(parents=True, exist_ok=True)
-    clear_half_made(place.parent, {"index.html", "figures", "tables"})
     temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:
         temporary.mkdir()

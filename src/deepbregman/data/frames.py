@@ -57,7 +57,7 @@ class Frame(NamedTuple):
     """Height and width of the image inside the frame."""
 
 
-def fitted_size(height: int, width: int, side: int) -> tuple[int, int]:
+def fit_size(height: int, width: int, side: int) -> tuple[int, int]:
     """Return the size shrunk, never enlarged, so that its longer side is at most ``side``."""
     longer = max(height, width)
     if longer <= side:
@@ -102,7 +102,7 @@ def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
     """
     side = len(frame)
     with _open_image(path) as image:
-        target = fitted_size(image.height, image.width, side)
+        target = fit_size(image.height, image.width, side)
         box: tuple[float, float, float, float] | None = None
         if target != (image.height, image.width):
             wanted = (target[1] * _DRAFT_MARGIN, target[0] * _DRAFT_MARGIN)
@@ -110,7 +110,7 @@ def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
             box = None if draft is None else draft[1]
         image.load()
         if box is None:  # loading may rotate (TIFF), so the header's size may not be the image's
-            target = fitted_size(image.height, image.width, side)
+            target = fit_size(image.height, image.width, side)
         colour = _to_rgb(image)
         if box is not None and box != (0, 0, *colour.size):  # a fraction that ends within a pixel
             colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)

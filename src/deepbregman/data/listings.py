@@ -18,14 +18,14 @@ from deepbregman.data.frames import (
     UnreadableImage,
     collect_sizes,
     decode_frame,
-    fitted_size,
+    fit_size,
     map_files,
     read_size,
 )
 from deepbregman.data.images import FileImages, Progress, Source, Split
 from deepbregman.data.splits import grouped_split, stratified_split
 from deepbregman.errors import UserError
-from deepbregman.files import replacing
+from deepbregman.files import replace_file
 
 TEST_FRACTION = 0.2
 """Share of labelled files that becomes the test split where there is none."""
@@ -163,7 +163,7 @@ def _check_files(
     if cache is not None and not np.array_equal(sizes, before):
         _save_sizes(cache, sizes)
     known = [size for size in sizes.tolist() if size[0]]
-    fills = all(fitted_size(height, width, side) == (side, side) for height, width in known)
+    fills = all(fit_size(height, width, side) == (side, side) for height, width in known)
     return _Readable((sizes[:, 0] > 0).tolist(), side, fills)
 
 
@@ -198,7 +198,7 @@ def _save_sizes(cache: Path, sizes: Sizes) -> None:
     owner = cache.name.partition("-")[0]
     with suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(cache) as file:
+        with replace_file(cache) as file:
             np.save(file, sizes, allow_pickle=False)
         for pattern in (f"{owner}-*", f".{owner}-*"):  # hidden: left behind by a killed process
             for other in cache.parent.glob(pattern):

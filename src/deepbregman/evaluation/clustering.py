@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.errors import UserError
-from deepbregman.files import creating, csv_text
+from deepbregman.files import create_file, csv_text
 from deepbregman.method.bregman import learned_divergence
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
@@ -95,7 +95,7 @@ def bregman_clusters(
     best: Clusters | None = None
     for start in range(RESTARTS):
         generator = torch.Generator().manual_seed(derive_seed(seed, "clusters", start))
-        centroids = _scattered(points, num_clusters, smoothing, generator)
+        centroids = _draw_starts(points, num_clusters, smoothing, generator)
         found = _refine(points, centroids, smoothing)
         if best is None or found.objective[-1] < best.objective[-1]:
             best = found
@@ -117,7 +117,7 @@ def _refine(points: Tensor, centroids: Tensor, smoothing: float) -> Clusters:
     return Clusters(step.assignment, centroids, tuple(objective))
 
 
-def _scattered(
+def _draw_starts(
     points: Tensor, num_clusters: int, smoothing: float, generator: torch.Generator
 ) -> Tensor:
     """Draw the first centroids (C, K) among the points, far from each other."""
@@ -327,5 +327,5 @@ def _write_clusters(
         known = {"class": opened.class_name(labels[index])} if labels else {}
         found = {method: column[index] for method, column in clusters.items()}
         rows.append({"image": name, **known, **found})
-    with creating(path) as file:
+    with create_file(path) as file:
         file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes

@@ -13,7 +13,7 @@ from deepbregman.config import to_toml
 from deepbregman.data import Split
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run, now, read_json, recorded_versions
-from deepbregman.training.checkpoints import fingerprint_module
+from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.processes import device_name
 
 from .features import LabelledFeatures
@@ -31,7 +31,7 @@ def describe_part(
     settings = {
         "variant": variant,
         "seed": seed,
-        "networks": fingerprint_module(labelled.model),
+        "networks": fingerprint_weights(labelled.model),
         "config": digest(to_toml(labelled.config).encode()),
         "data": labelled.source.name,
         "labelled": digest_split(images),
@@ -83,7 +83,7 @@ class FinishedParts:
             words = f"stopped; {len(self._used)} finished arms are kept, continue by giving the "
             raise KeyboardInterrupt(f"{words}same command again") from error
         if self.can_record:
-            with self.run.changing(NAME) as parts:
+            with self.run.edit_record(NAME) as parts:
                 for other in [k for k, part in parts.items() if not _has_networks(part, settings)]:
                     del parts[other]  # they can never be used again
                 parts[key] = {"settings": settings, "measured": asdict(measured), "finished": now()}
@@ -94,7 +94,7 @@ class FinishedParts:
         """Remove the parts of a protocol whose rows are written."""
         self._announce()
         if self._used:
-            with self.run.changing(NAME) as parts:
+            with self.run.edit_record(NAME) as parts:
                 for key in self._used:
                     parts.pop(key, None)
             self._used.clear()

@@ -78,7 +78,7 @@ class KeptFeatures:
             "device": device.type,
             "versions": recorded_versions(),
         }
-        networks = checkpoints.fingerprint_module(model)
+        networks = checkpoints.fingerprint_weights(model)
         return cls(folder, networks, digest(json.dumps(settings).encode()), device)
 
     def read(self, images: Images) -> dict[str, Tensor] | None:

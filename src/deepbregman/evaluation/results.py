@@ -142,7 +142,7 @@ def record_rows(run: Run, rows: Sequence[Record]) -> None:
         return row["protocol"], row["variant"], row["data"]
 
     fresh = {kind(row) for row in rows}
-    with run.changing() as result:
+    with run.edit_record() as result:
         older = [
             row
             for row in run.evaluations()

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepbregman.runs import Record, replacing
+from deepbregman.runs import Record, replace_file
 from deepbregman.statistics import Summary, format_summary
 
 from .published import published_beside
@@ -220,7 +220,7 @@ def save_chart(paths: Sequence[Path], spec: Record) -> None:
 
     svg = vl_convert.vegalite_to_svg(for_file(spec))
     for path in paths:
-        with replacing(path) as file:
+        with replace_file(path) as file:
             if path.suffix == ".png":
                 png = vl_convert.svg_to_png(svg, scale=PNG_SCALE)
                 Image.open(io.BytesIO(png)).convert("RGB").save(file, "PNG", optimize=True)

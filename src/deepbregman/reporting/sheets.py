@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
-from deepbregman.runs import replacing
+from deepbregman.runs import replace_file
 
 THUMBNAIL = 112
 FRAME = 5
@@ -56,7 +56,7 @@ class Panel(NamedTuple):
 def contact_sheet(path: Path, panels: Sequence[Panel]) -> None:
     """Write a PNG with a panel for each query, one below the other."""
     sheet = draw_sheet(panels)
-    with replacing(path) as file:
+    with replace_file(path) as file:
         sheet.save(file, format="PNG")
 
 
@@ -104,11 +104,11 @@ def _draw_tile(
     inner = (left + FRAME, top + FRAME)
     sheet.paste(_thumbnail(tile.pixels), inner)
     below = top + CELL + 4
-    draw.text((left, below), _fitted(tile.title), font=_font(TEXT), fill=INK)
+    draw.text((left, below), _shorten(tile.title), font=_font(TEXT), fill=INK)
     draw.text((left + CELL, below), tile.value, font=_font(TEXT), fill=INK, anchor="ra")
     for line in tile.lines:
         below += LINE
-        draw.text((left, below), _fitted(line), font=_font(TEXT), fill=FAINT)
+        draw.text((left, below), _shorten(line), font=_font(TEXT), fill=FAINT)
 
 
 def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
@@ -144,7 +144,7 @@ def _thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
     return square
 
 
-def _fitted(words: str) -> str:
+def _shorten(words: str) -> str:
     """Shorten words from the left until they fit a tile: the end of a path says most."""
     font = _font(TEXT)
     words = " ".join(words.encode(errors="replace").decode().split())

@@ -1,14 +1,13 @@
 """Deep Divergence Learning on images: a supervised baseline (Cilingir et al., ICML 2020).
 
-The paper's table of subnetworks prints a row "Deep Divergence" under "linear evaluation". That row
-is the kNN accuracy of a supervised network, copied from the supplement of Deep Divergence Learning;
-it is no like-for-like baseline of a self-supervised method. Here is one that can be trained with
-the same encoder, views, batch and epochs. It sees the labels, and every row of it says so.
+The paper's table of subnetworks has a row "Deep Divergence" under "linear evaluation". That row is
+the kNN accuracy of a supervised network, copied from the supplement of Deep Divergence Learning, so
+it cannot be compared with a self-supervised method. The baseline here is trained with the same
+encoder, views, batch and epochs. It uses labels, and every row of it is marked so.
 """
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -23,19 +22,19 @@ from deepbregman.evaluation.linear import linear_on_cached
 from deepbregman.method.losses import METRIC_LOSSES
 from deepbregman.method.networks import Model
 from deepbregman.objectives import Group, Step, build_step
-from deepbregman.runs import Record, Run, now, provenance
+from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.optimisers import build_optimiser, learning_rate
-from deepbregman.training.processes import device_name, is_mixed, pick_device
+from deepbregman.training.processes import is_mixed
 from deepbregman.training.randomness import Share
 
-from .definition import Form, Judge, MetricLoss
+from .definition import Form, MetricLoss
 from .plane import FORMS, SMOOTHING
 
 MARGIN = 1.0
 """Of both losses."""
 WatchLoss = Callable[[int, float], None]
-"""Gets each epoch and its mean loss."""
+"""Called with each epoch and its mean loss."""
 
 
 class DeepDivergence(NamedTuple):
@@ -59,20 +58,14 @@ def train_deep_divergence(
     """Train encoder, projection and K subnetworks, with ReLU, on pairs or triplets of labels.
 
     Every view of every image of a batch is a labelled sample, so the cost is that of pretraining
-    with the same configuration. The moment form takes the K outputs as features.
-
-    Args:
-        config: encoder, views, batch and optimiser; its losses are not used.
-
-    Returns:
-        The networks, in evaluation mode, with the configuration that builds them again.
+    with the same configuration. The moment form takes the K outputs as features. The losses of the
+    configuration, which is one of :func:`baseline_config`, are not used.
     """
     if source.train.labels is None:
         raise UserError(
             f"data {source.name!r} has no labels: Deep Divergence is supervised; give a labelled "
             "source"
         )
-    config = baseline_config(config, form)
     images, settings = source.train.images, config.training
     batches = batch_images(images, config, device)
     labels = source.train.labels.to(device)
@@ -118,7 +111,7 @@ def train_deep_divergence(
 def baseline_config(config: Config, form: Form) -> Config:
     """Return the configuration that the networks of the baseline are built from."""
     changes = {
-        "divergence.weight": config.divergence.weight or 1.0,  # SimCLR's has no subnetworks
+        "divergence.weight": config.divergence.weight or 1.0,  # with 0 there are no subnetworks
         "divergence.activation": "relu",
         "divergence.smoothing": SMOOTHING.get(form, 0.0),
         "training.accumulate": 1,
@@ -126,7 +119,7 @@ def baseline_config(config: Config, form: Form) -> Config:
     return override(config, changes)
 
 
-def judge_baseline(
+def evaluate_baseline(
     trained: DeepDivergence, source: Source, form: Form, device: torch.device
 ) -> dict[str, float]:
     """Measure kNN by the learned divergence, and kNN and linear on features, on the test split.
@@ -141,57 +134,13 @@ def judge_baseline(
     return rows | {f"linear, {linear.variant}": linear.values["top1"]}
 
 
-def run_deep_divergence(
-    config: Config,
-    form: Form,
-    loss: MetricLoss,
-    folder: Path,
-    *,
-    source: Source,
-    judge: Judge = "test",
-    accelerator: str = "auto",
-    watch: WatchLoss | None = None,
-) -> Record:
-    """Train and judge the baseline as one trial of a study, and leave an ordinary run folder.
-
-    The folder is made when all is done, so a trial that was cut short leaves nothing; its networks
-    can be loaded, evaluated and embedded like any run's.
-
-    Args:
-        judge: what the test split of the source is, for the record.
-
-    Returns:
-        ``state``, ``judge``, ``supervised`` and ``metrics``, or ``why`` it diverged; also in the
-        folder's ``result.json``, under ``study``.
-    """
-    Run.check_free(folder)
-    device = pick_device(accelerator)
-    record = provenance(device_name(device))
-    outcome: Record = {
-        "state": "done",
-        "judge": judge,
-        "supervised": True,
-        "form": form,
-        "loss": loss,
-        "margin": MARGIN,
-        "metrics": {},
+def save_baseline(run: Run, trained: DeepDivergence) -> None:
+    """Write the networks and losses into a run, so that other verbs can load it."""
+    state = {
+        **checkpoints.network_states(trained.step),
+        "epoch": float(trained.config.training.epochs),
+        "config": to_toml(trained.config),
     }
-    trained: DeepDivergence | None = None
-    try:
-        trained = train_deep_divergence(source, config, form, loss, device, watch)
-        outcome["metrics"] = judge_baseline(trained, source, form, device)
-    except Diverged as error:
-        outcome |= {"state": "diverged", "why": str(error)}
-    config = baseline_config(config, form)
-    run = Run.create(folder, config, record)
-    if trained is not None:
-        state = {
-            **checkpoints.network_states(trained.step),
-            "epoch": float(config.training.epochs),
-            "config": to_toml(config),
-        }
-        checkpoints.save(run.last_checkpoint, state)
-        for epoch, value in enumerate(trained.losses, start=1):
-            run.append_metrics({"epoch": epoch, "total": value})
-    run.add_result(study=outcome, finished=now())
-    return outcome
+    checkpoints.save(run.last_checkpoint, state)
+    for epoch, value in enumerate(trained.losses, start=1):
+        run.append_metrics({"epoch": epoch, "total": value})

@@ -1,4 +1,4 @@
-"""What a study is: data. No torch here, so that the list of studies is there at once."""
+"""What a study is: data. This file needs no torch, so the list of studies appears at once."""
 
 import dataclasses
 import fnmatch
@@ -6,11 +6,19 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
+import tyro
 from rich.console import Console
 
-from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of
+from deepbregman.config import (
+    OPTIONAL,
+    Config,
+    differing_fields,
+    fields_of,
+    load_recipe,
+    override,
+)
 from deepbregman.errors import UserError, suggest
 
 Changes = Mapping[str, Any]
@@ -22,16 +30,16 @@ MetricLoss = Literal["contrastive", "triplet"]
 """Of a network that is trained with labels."""
 OURS, SIMCLR = "with divergence", "SimCLR"
 HOLDOUT = 0.1
-"""Share of the training images to judge on where the recipe holds none out."""
+"""Share of the training images to evaluate on where the recipe holds none out."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
-"""Fields that say which images there are; recipes that are compared have the same."""
+"""Fields that choose the images; recipes can be compared only if these are equal."""
 BUDGET = ("encoder.name", "encoder.stem", "data.image_size", "data.holdout")
-"""Fields in which recipes of an equal budget agree, beside the number of views that they see."""
+"""Fields that are equal in recipes of an equal budget, besides the number of views they see."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One configuration of a study: what it changes, and where it stands in the figure."""
+    """One configuration of a study: what it changes, and its place in the figure."""
 
     name: str
     """Of its folders and on the command line."""
@@ -43,14 +51,14 @@ class Arm:
     beyond: bool = False
     """Whether the paper has no such arm."""
     only_if: str | None = None
-    """A field without which the arm changes nothing: it is left out where the recipe has 0."""
+    """A field. Where it is 0 in the recipe, the arm would change nothing and is left out."""
     supervised: tuple[Form, MetricLoss] | None = None
-    """In place of pretraining, Deep Divergence with labels; run only when it is asked for."""
+    """Train Deep Divergence with labels instead of pretraining; only if the user asks for it."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """Values that somebody printed, to stand beside ours and never to be mixed with them."""
+    """Published values, which stand beside ours and are never mixed with them."""
 
     series: str
     values: Mapping[str, float]
@@ -59,35 +67,85 @@ class Published:
     source: str
     """Where it was printed, and under which conditions."""
     beside: tuple[str, ...] = (OURS,)
-    """Series in whose rows of a table it stands: of the same method, or compared with it."""
+    """Series in whose table rows it stands: of the same method, or compared with it."""
     metric: str = "linear, cached features"
     encoder: str | None = None
-    """It stands beside arms with this encoder alone; None is any, which the source then names."""
+    """It stands only beside arms with this encoder; None is any, and the source names it."""
 
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """What the user asked for; None is the study's default, or what the study's folder holds."""
+    """Options of a study. In a folder that has begun, the default is the folder's own value."""
 
     recipe: str | None = None
+    """Name of a recipe, or a .toml file. By default the recipe of the study."""
     recipes: tuple[str, ...] = ()
+    """For study comparison: two or more recipes, the reference first. By default simclr best."""
     unequal: bool = False
+    """For study comparison: allow recipes with unequal budgets. The results name the difference."""
     data: str | None = None
+    """A labelled dataset instead of the recipe's."""
     epochs: int | None = None
-    changes: Changes = field(default_factory=dict)
+    """Epochs of pretraining, instead of the recipe's."""
+    changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
+    """Fields to change in every arm, such as training.batch_size=256."""
     seeds: int | None = None
+    """Number of seeds, 3 by default."""
     only: tuple[str, ...] = ()
-    values: tuple[Any, ...] = ()
+    """Arms to run, by name or pattern. By default all that train without labels; in study kappa '*'
+    adds Deep Divergence, which uses labels."""
+    values: tuple[str, ...] = ()
+    """For a study that varies one field: other values of it."""
     judge: Judge | None = None
+    """Evaluate on the test images (test, the default) or on a part of the training images
+    (holdout)."""
     linear_epochs: int | None = None
+    """Epochs of a second linear classifier, on random crops; 0, the default, is none."""
     keep_checkpoints: bool = False
+    """Keep the checkpoints of every run; by default they are deleted after its evaluation."""
     trials: int | None = None
+    """For a search: number of trials in all."""
     out: Path | None = None
-    accelerator: str = "auto"
+    """Folder of the study, studies/NAME-RECIPE-DATA by default."""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device to train on; auto takes a GPU if there is one."""
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Options of a search. When it has begun, the default is the value it was begun with."""
+
+    space: tuple[str, ...] = ()
+    """Fields and their values: field=LOW:HIGH, field=LOW:HIGH:log, field=A,B,C, or a .toml file of
+    them."""
+    trials: int | None = None
+    """Number of trials, of all processes together; 40 by default."""
+    data: str | None = None
+    """A labelled dataset instead of the recipe's."""
+    epochs: int | None = None
+    """Epochs of pretraining, instead of the recipe's."""
+    changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
+    """Fields to change in every trial, such as training.batch_size=256."""
+    objective: Literal["linear", "knn"] | None = None
+    """Accuracy to maximise: linear (the default) or knn."""
+    sampler: Literal["gp", "tpe", "random"] | None = None
+    """gp: a Gaussian process, the default; it learns from completed trials only. tpe: learns from
+    pruned trials too. random: draws at random."""
+    prune: bool | None = None
+    """Stop a trial early when its kNN accuracy is below the median of earlier trials; True by
+    default."""
+    out: Path | None = None
+    """Folder of the search, studies/tune-RECIPE by default."""
+    storage: str | None = None
+    """Optuna storage URL, such as postgresql+psycopg://user@host/database, for workers on several
+    machines. By default search.db in the folder. Give it in every command of the search; there the
+    search has the name of its folder."""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device to train on; auto takes a GPU if there is one."""
 
 
 class StudyResult(NamedTuple):
-    """What a study or a search came to."""
+    """The folder of a study or a search, and its results."""
 
     folder: Path
     results: dict[str, Any]
@@ -103,7 +161,7 @@ class Entry(Protocol):
 
     @property
     def title(self) -> str:
-        """What it asks, in a line."""
+        """Its question, in a line."""
 
     def run(self, options: StudyOptions, console: Console) -> StudyResult:
         """Run it to the end."""
@@ -111,7 +169,7 @@ class Entry(Protocol):
 
 @dataclass(frozen=True)
 class Study:
-    """A grid: every arm is trained with every seed and judged alike."""
+    """A grid: every arm is trained with every seed and evaluated in the same way."""
 
     name: str
     title: str
@@ -122,9 +180,9 @@ class Study:
     of every arm, and its difference to the reference."""
     recipe: str = "paper"
     recipes: tuple[str, ...] = ()
-    """Where the arms are whole recipes: which, the reference first; the arms are made of them."""
+    """Where the arms are whole recipes: their names, the reference first."""
     field: str | None = None
-    """The one field that the arms vary, whose values can then be given anew."""
+    """The one field that the arms vary; ``--values`` replaces its values."""
     reference: str | None = None
     """The arm with which the others are compared."""
     published: tuple[Published, ...] = ()
@@ -132,10 +190,10 @@ class Study:
     """What the paper says, and what it leaves open."""
 
     def run(self, options: StudyOptions, console: Console) -> StudyResult:
-        """Train and judge what is not done yet."""
+        """Train and evaluate what is not done yet."""
         from .grid_plan import plan_study
 
-        plan_study(self, options)  # it takes seconds to load torch: refuse first
+        plan_study(self, options)  # before torch is loaded, which takes seconds
         from .grid import run_study
 
         return run_study(self, options, console)
@@ -152,29 +210,29 @@ class Study:
         written = [str(value) for value in values]
         twice = [word for word in written if written.count(word) > 1]
         if twice:
-            raise UserError(f"--values names {twice[0]} twice: an arm counts once")
+            raise UserError(f"--values names {twice[0]} twice: give each value once")
         arms = [arm for arm in self.arms if arm.name == self.reference]
         first = {arm.series: arm for arm in reversed(self.arms) if arm.name != self.reference}
         for series, arm in reversed(first.items()):
-            also = dict(arm.changes)
-            prefix = arm.name.removesuffix(str(also.pop(self.field)))
+            prefix = arm.name.removesuffix(str(arm.changes[self.field]))
             known = {str(a.x) for a in self.arms if a.series == series and not a.beyond}
             known |= {x for part in self.published if series in part.beside for x in part.values}
             arms += [
                 dataclasses.replace(
-                    new,
-                    supervised=arm.supervised,
-                    only_if=arm.only_if,
-                    beyond=arm.supervised is not None or str(new.x) not in known,
+                    arm,
+                    name=f"{prefix}{value}",
+                    changes={**arm.changes, self.field: value},
+                    x=value,
+                    beyond=arm.supervised is not None or str(value) not in known,
                 )
-                for new in arms_over(self.field, values, series=series, also=also, prefix=prefix)
+                for value in values
             ]
         return dataclasses.replace(self, arms=tuple(arms))
 
     def with_recipes(self, configs: Mapping[str, Config]) -> "Study":
         """Make the arms of a study that compares recipes.
 
-        The first recipe is the reference; an arm changes all in which its recipe differs from it.
+        The first recipe is the reference. An arm changes every field that differs from it.
         """
         reference, base = next(iter(configs.items()))
         arms: list[Arm] = []
@@ -191,8 +249,8 @@ class Study:
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:
                 raise UserError(
-                    f"recipes {twin} and {name} come to the same configuration: there is nothing "
-                    "to compare; leave one of them out"
+                    f"recipes {twin} and {name} are the same configuration: there is nothing to "
+                    "compare; leave one of them out"
                 )
             series = SIMCLR if config.divergence.weight == 0.0 else OURS
             arms.append(Arm(name, changes, name, series))
@@ -219,7 +277,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Search:
-    """A Bayesian search over a few fields, judged on held-out training images."""
+    """A Bayesian search over a few fields, evaluated on held-out training images."""
 
     name: str
     title: str
@@ -229,18 +287,18 @@ class Search:
     published: Mapping[str, float] = field(default_factory=dict)
     """Field -> the best value in the paper."""
     published_data: str = ""
-    """The images that it was found on; beside others it does not stand."""
+    """The images that it was found on; it is shown beside no others."""
     note: str = ""
 
     def run(self, options: StudyOptions, console: Console) -> StudyResult:
         """Search until the trials are done."""
-        from .search_plan import check_search, search_of_catalogue
+        from .search_plan import check_search, search_of_study
 
-        asked = search_of_catalogue(self, options)
-        check_search(asked)  # it takes seconds to load torch: refuse first
+        recipe, asked = search_of_study(self, options)
+        check_search(recipe, asked)  # before torch is loaded, which takes seconds
         from .tuning import run_search
 
-        return run_search(asked, console)
+        return run_search(recipe, asked, console, self)
 
 
 def arms_over(
@@ -256,20 +314,13 @@ def arms_over(
     """Make an arm for each value of a field.
 
     Args:
-        also: what every one of them changes.
+        also: what each of them changes besides.
         beyond: further values, which the paper does not have.
         only_if: a field; where the recipe has 0 for it, the arms are left out.
     """
     marked = [(value, False) for value in values] + [(value, True) for value in beyond]
     return tuple(
-        Arm(
-            f"{prefix}{value}",
-            {**(also or {}), name: value},
-            value,
-            series,
-            beyond=is_beyond,
-            only_if=only_if,
-        )
+        Arm(f"{prefix}{value}", {**(also or {}), name: value}, value, series, is_beyond, only_if)
         for value, is_beyond in marked
     )
 
@@ -293,22 +344,34 @@ def read_changes(words: Iterable[str]) -> dict[str, Any]:
     return changes
 
 
-def join_changes(data: str | None, epochs: int | None, changes: Changes) -> dict[str, Any]:
+def join_changes(options: StudyOptions | SearchOptions) -> dict[str, Any]:
     """Return all fields that the user sets, by ``--data``, ``--epochs`` and ``--set``."""
-    given: dict[str, Any] = {}
-    for option, name, value in (
-        ("data", "data.source", data),
-        ("epochs", "training.epochs", epochs),
-    ):
+    changes, given = read_changes(options.changes), {}
+    for name, key in (("data", "data.source"), ("epochs", "training.epochs")):
+        value = getattr(options, name)
         if value is None:
             continue
-        if changes.get(name, value) != value:
+        if changes.get(key, value) != value:
             raise UserError(
-                f"--{option} {value} and --set {name}={changes[name]} contradict each other: leave "
-                "one of them out"
+                f"--{name} {value} and --set {key}={changes[key]} contradict each other: leave one "
+                "of them out"
             )
-        given[name] = value
+        given[key] = value
     return {**given, **changes}
+
+
+def build_config(
+    recipe: str | None, given: Changes, before: Config | None, kept: Changes
+) -> Config:
+    """Return a recipe with the user's changes; by default the configuration that was begun with.
+
+    Args:
+        kept: the changes that it was begun with.
+    """
+    if before is None or recipe is not None:
+        assert recipe is not None
+        before = override(load_recipe(recipe), kept)
+    return override(before, given)
 
 
 def describe_differences(before: Config, after: Config) -> str:
@@ -317,6 +380,16 @@ def describe_differences(before: Config, after: Config) -> str:
         f"{name} is {old!r} there, {new!r} here"
         for name, (old, new) in differing_fields(before, after).items()
     )
+
+
+def check_same(before: Config | None, config: Config, what: str) -> None:
+    """Refuse to continue with another configuration than before."""
+    changed = describe_differences(before, config) if before else ""
+    if changed:
+        raise UserError(
+            f"{what} was begun with other settings ({changed}): leave the options out to continue "
+            "with those, or choose another folder with --out"
+        )
 
 
 def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
@@ -331,13 +404,13 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
         if key != "weight" and values.get(f"{section}.weight") == 0.0:
             raise UserError(
                 f"{what} needs the {section} term for {name}, but {section}.weight is 0 in this "
-                "recipe, so that nothing would differ: choose a recipe in which it is above 0, "
-                f"such as best, or give --set {section}.weight=1"
+                "recipe, so nothing would differ: choose a recipe in which it is above 0, such as "
+                f"best, or give --set {section}.weight=1"
             )
 
 
 def check_arms(study: Study, arms: Iterable[Arm], base: Config) -> None:
-    """Refuse arms that vary a loss term, or stand for one, that the recipe has switched off."""
+    """Refuse arms that need a loss term that the recipe has switched off."""
     for arm in arms:
         if study.recipes or arm.supervised is not None or "divergence.weight" in arm.changes:
             continue
@@ -361,13 +434,11 @@ def name_arms(recipes: Sequence[str]) -> list[str]:
     return names
 
 
-def find_unequal_budget(configs: Mapping[str, Config]) -> list[str]:
-    """Say in which ways recipes do not spend alike; nothing where they do.
+def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
+    """Refuse recipes with unequal budgets, unless that is allowed; return the differences.
 
-    Samples in a step may differ: with more of them a step costs more, and there are fewer steps.
-
-    Raises:
-        UserError: When they are not of the same images, which makes no comparison at all.
+    The samples in a step may differ: with more of them a step costs more, and there are fewer
+    steps. Recipes for different images are always refused.
     """
     differing = differing_fields(*configs.values())
 
@@ -398,16 +469,10 @@ def find_unequal_budget(configs: Mapping[str, Config]) -> list[str]:
     if len({epochs * views for epochs, views in seen.values()}) > 1:
         words = [f"{e} x {v} = {e * v} in {name}" for name, (e, v) in seen.items()]
         found.append(f"training.epochs x views.num_views is {', '.join(words)}")
-    return found
-
-
-def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
-    """Refuse recipes that do not spend alike, unless that is allowed; return the differences."""
-    found = find_unequal_budget(configs)
     if found and not unequal:
         raise UserError(
-            f"the recipes do not spend alike ({'; '.join(found)}): make them equal, in the recipes "
-            "or with --set FIELD=VALUE for all, or compare them as they are with --unequal, which "
-            "the results then say"
+            f"the budgets of the recipes differ ({'; '.join(found)}): make them equal, in the "
+            "recipes or with --set FIELD=VALUE for all, or compare them as they are with "
+            "--unequal; the results then name the difference"
         )
     return found

@@ -1,9 +1,9 @@
 """The engine of studies and searches: trials that any number of processes share.
 
-A trial is a configuration that is trained and judged; its folder is an ordinary run. A process
-claims a trial by a lock on a file, which ends with the process, so that another one takes over what
-a killed process has begun and goes on from its checkpoint. What a trial came to stands in its
-run's ``result.json`` and is written last.
+A trial is a configuration that is trained and evaluated; its folder is an ordinary run. A process
+claims a trial by a lock on a file. The lock ends with the process, so another process continues
+the run of a killed one from its checkpoint. The outcome of a trial is in the ``result.json`` of its
+run and is written last.
 """
 
 import gc
@@ -30,12 +30,19 @@ from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import run_protocols
-from deepbregman.files import locked, refuse_link
+from deepbregman.files import hold_lock, refuse_link
 from deepbregman.launching import leave_group
-from deepbregman.runs import Record, Run
+from deepbregman.runs import Record, Run, provenance
 from deepbregman.training.faults import Interrupted
+from deepbregman.training.processes import device_name, pick_device
 
-from .deep_divergence import baseline_config, run_deep_divergence
+from .deep_divergence import (
+    MARGIN,
+    baseline_config,
+    evaluate_baseline,
+    save_baseline,
+    train_deep_divergence,
+)
 from .definition import Form, Judge, MetricLoss, describe_differences
 from .results import MAIN_METRIC
 
@@ -44,12 +51,12 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Trial:
-    """A configuration to train and judge, and the run that it is."""
+    """A configuration to train and evaluate, and the folder of its run."""
 
     folder: Path
     config: Config
     supervised: tuple[Form, MetricLoss] | None = None
-    """In place of pretraining, Deep Divergence with labels."""
+    """Train Deep Divergence with labels instead of pretraining."""
 
     @property
     def name(self) -> str:
@@ -57,21 +64,21 @@ class Trial:
         return self.folder.name
 
     def outcome(self) -> Record | None:
-        """Read what the trial came to; None when it is not done."""
+        """Read the outcome of the trial; None if it is not done."""
         if not (self.folder / "result.json").is_file():
             return None
         outcome = Run.open(self.folder).result().get("study")
         if outcome is not None and not {"state", "metrics"} <= outcome.keys():
             raise UserError(
-                f"{self.folder / 'result.json'}: 'study' is no outcome of a trial: restore the "
-                "file or remove it"
+                f"{self.folder / 'result.json'}: 'study' is not the outcome of a trial: restore "
+                "the file or remove it"
             )
         return outcome
 
 
 @dataclass(frozen=True)
-class Judgement:
-    """How every trial of a study is judged."""
+class EvaluationPlan:
+    """How every trial of a study is evaluated."""
 
     judge: Judge
     protocols: tuple[Literal["knn", "linear"], ...] = ("knn", "linear")
@@ -80,19 +87,19 @@ class Judgement:
     accelerator: str = "auto"
 
     def open_images(self, config: Config) -> Source:
-        """Open labelled images; of test images nothing, where held-out ones judge."""
+        """Open labelled images; without test images where held-out ones are used instead."""
         if self.judge == "test":
             return open_labelled(config)
         source = open_data(config)
         if source.train.labels is None:
             raise UserError(
-                f"data {config.data.source!r} has no labels to judge by: give a labelled source "
-                "with --data, such as a folder with one subfolder for each class"
+                f"data {config.data.source!r} has no labels to evaluate with: give a labelled "
+                "dataset with --data, such as a folder with one subfolder for each class"
             )
         return replace(source, test=None)
 
     def splits(self, source: Source, config: Config) -> Source:
-        """Return the splits to judge by: training and test, or the two parts of training."""
+        """Return the splits to evaluate on: training and test, or the two parts of training."""
         if self.judge == "test":
             return source
         kept, held_out = split_for_monitor(source.train, config)
@@ -100,24 +107,21 @@ class Judgement:
 
 
 def lock(folder: Path, name: str, *, wait: bool = True) -> AbstractContextManager[bool]:
-    """Lock something of a study for a block, in all processes that share the folder.
+    """Hold ``locks/NAME`` of a study for a block, among all processes that share the folder.
 
-    Args:
-        name: of what is locked; the file is ``locks/NAME``.
-        wait: for another process that has it; else the block runs, and gets False.
+    Without ``wait``, the block runs at once and gets False if another process holds the lock.
     """
     locks = folder / "locks"
     refuse_link(locks)
     locks.mkdir(parents=True, exist_ok=True)
-    return locked(locks / name, math.inf if wait else 0.0)
+    return hold_lock(locks / name, math.inf if wait else 0.0)
 
 
 def become_worker() -> None:
-    """Make this process a worker of its own, also where srun or torchrun started several.
+    """Make this process a worker of its own, even if srun or torchrun started several.
 
-    Workers share a study by its folder. Were they to join one group, each with a trial of its own,
-    the gradients of different trials would be averaged. Of the GPUs that several processes of a
-    machine see in common, each takes one.
+    Workers share a study by its folder. If they joined one group, the gradients of different trials
+    would be averaged. If several processes of a machine see the same GPUs, each takes one.
     """
     here = leave_group()
     num_gpus = torch.cuda.device_count()
@@ -126,11 +130,13 @@ def become_worker() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[here.local_rank % num_gpus]
 
 
-def run_trial(trial: Trial, source: Source, how: Judgement, watch: Watch | None = None) -> Record:
-    """Train and judge a trial, from wherever it stands.
+def run_trial(
+    trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None = None
+) -> Record:
+    """Train and evaluate a trial, from wherever it stands.
 
     Args:
-        watch: called with what the kNN monitor measured; what it raises ends the trial, unjudged.
+        watch: called with the kNN accuracy; an exception that it raises ends the trial.
 
     Returns:
         Its outcome: ``state``, and ``metrics`` or, where training diverged, ``why``.
@@ -138,84 +144,82 @@ def run_trial(trial: Trial, source: Source, how: Judgement, watch: Watch | None 
     for path in (trial.folder.parent, trial.folder):
         refuse_link(path)
     outcome = trial.outcome()
-    if outcome is None and trial.supervised is not None:
-        outcome = _run_supervised(trial, source, how, watch)
-    elif outcome is None:
-        run = _open_run(trial, trial.config)
+    if outcome is None:
+        outcome = {"state": "done", "judge": how.judge, "metrics": {}}
+        if trial.supervised is not None:
+            form, loss = trial.supervised
+            outcome |= {"supervised": True, "form": form, "loss": loss, "margin": MARGIN}
         try:
-            run = _train(run, trial, source, how, watch)
-            metrics = _judge(run, source, how)
-            outcome = {"state": "done", "judge": how.judge, "metrics": metrics}
+            work = _train_and_evaluate if trial.supervised is None else _train_supervised
+            outcome["metrics"] = work(trial, source, how, watch)
         except Diverged as error:
-            run = Run.open(trial.folder)
-            outcome = {"state": "diverged", "judge": how.judge, "metrics": {}, "why": str(error)}
-        run.add_result(study=outcome)
+            outcome |= {"state": "diverged", "why": str(error)}
+        Run.open(trial.folder).add_result(study=outcome)
     if not how.keep_checkpoints:
         shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
     return outcome
 
 
-def _run_supervised(trial: Trial, source: Source, how: Judgement, watch: Watch | None) -> Record:
+def _train_supervised(
+    trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None
+) -> dict[str, float]:
     assert trial.supervised is not None
     form, loss = trial.supervised
-    if _open_run(trial, baseline_config(trial.config, form)) is not None:
+    config = baseline_config(trial.config, form)
+    if _open_run(trial.folder, config) is not None:
         shutil.rmtree(trial.folder)  # a worker died while it wrote the outcome
-    return run_deep_divergence(
-        trial.config,
-        form,
-        loss,
-        trial.folder,
-        source=how.splits(source, trial.config),
-        judge=how.judge,
-        accelerator=how.accelerator,
-        watch=None if watch is None else lambda epoch, value: watch(epoch, {"loss": value}),
-    )
+    device = pick_device(how.accelerator)
+    record = provenance(device_name(device))
+    splits = how.splits(source, config)
+    report = None if watch is None else lambda epoch, value: watch(epoch, {"loss": value})
+    try:
+        trained = train_deep_divergence(splits, config, form, loss, device, report)
+        metrics = evaluate_baseline(trained, splits, form, device)
+    except Diverged:
+        Run.create(trial.folder, config, record)
+        raise
+    save_baseline(Run.create(trial.folder, config, record), trained)
+    return metrics
 
 
-def _open_run(trial: Trial, config: Config) -> Run | None:
-    """Open the trial's run where there is one; it must have this configuration."""
-    if not (trial.folder / "config.toml").exists():
+def _open_run(folder: Path, config: Config) -> Run | None:
+    """Open the run of a trial if there is one; it must have this configuration."""
+    if not (folder / "config.toml").exists():
         return None
-    run = Run.open(trial.folder)
+    run = Run.open(folder)
     changed = describe_differences(run.config, config)
     if changed:
         raise UserError(
-            f"{trial.folder} is a run of another configuration ({changed}): move it away, or "
-            "choose another folder with --out"
+            f"{folder} is a run of another configuration ({changed}): move it away, or choose "
+            "another folder with --out"
         )
     return run
 
 
-def _train(
-    run: Run | None, trial: Trial, source: Source, how: Judgement, watch: Watch | None
-) -> Run:
+def _train_and_evaluate(
+    trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None
+) -> dict[str, float]:
+    run = _open_run(trial.folder, trial.config)
+    accelerator = how.accelerator
     if run is None:
-        return pretrain(
-            trial.config, run=trial.folder, accelerator=how.accelerator, source=source, watch=watch
+        run = pretrain(
+            trial.config, run=trial.folder, accelerator=accelerator, source=source, watch=watch
         )
-    if "pretrain" in run.result() and run.last_checkpoint.exists():
-        return run
-    return resume(trial.folder, accelerator=how.accelerator, source=source, watch=watch)
-
-
-def _judge(run: Run, source: Source, how: Judgement) -> dict[str, float]:
+    elif "pretrain" not in run.result() or not run.last_checkpoint.exists():
+        run = resume(trial.folder, accelerator=accelerator, source=source, watch=watch)
     config = run.config
     options = Options(
         protocols=how.protocols,
         data=config.data.source + (", held out" if how.judge == "holdout" else ""),
         epochs=how.linear_epochs,
     )
-    splits = how.splits(source, config)
-    rows = run_protocols(Evaluation(run, options, how.accelerator, splits))
-    return {
-        f"{row['protocol']}, {row['variant']}": row["value"]
-        for row in rows
-        if row["metric"] == "top1"
-    }
+    rows = run_protocols(Evaluation(run, options, accelerator, how.splits(source, config)))
+    top1 = [row for row in rows if row["metric"] == "top1"]
+    return {f"{row['protocol']}, {row['variant']}": row["value"] for row in top1}
 
 
 class Stopped(Exception):
-    """A signal stopped a study or a search; what was done is kept."""
+    """A signal stopped a study or a search; finished work is kept."""
 
     def __init__(self, done: str, command: str, number: int) -> None:
         name = signal.Signals(number).name
@@ -224,9 +228,9 @@ class Stopped(Exception):
 
 
 class Worker:
-    """Runs trials in this process, one after the other, and shows how far they are."""
+    """Runs trials in this process, one after the other, and shows their progress."""
 
-    def __init__(self, source: Source, how: Judgement, console: Console) -> None:
+    def __init__(self, source: Source, how: EvaluationPlan, console: Console) -> None:
         self.source, self.how, self.console = source, how, console
         self.progress = Progress(
             SpinnerColumn(),
@@ -241,20 +245,16 @@ class Worker:
         self.done = 0
 
     def show(self, done: int, total: int) -> None:
-        """Show how many trials are done, by whichever process."""
+        """Show how many trials are done, by all processes."""
         self.done = done
         self.progress.update(self.bar, completed=done, total=total)
 
     def say(self, words: str) -> None:
-        """Print words as they are, above the bar."""
+        """Print a line above the bar."""
         self.console.print(words, highlight=False, soft_wrap=True, markup=False)
 
     def run(self, trial: Trial, title: str, watch: Watch | None = None) -> Record:
-        """Bring a claimed trial to its end and print what it came to.
-
-        Args:
-            trial: whose lock this process holds.
-        """
+        """Run a trial, whose lock this process holds, to its end, and print the outcome."""
 
         def show(epoch: int, values: Mapping[str, float]) -> None:
             share = epoch / trial.config.training.epochs
@@ -283,13 +283,13 @@ class Queue(Protocol):
     """Where workers get their trials: the list of a grid, or Optuna."""
 
     def count(self) -> tuple[int, int]:
-        """Return how many trials are done, by whichever process, and how many there are."""
+        """Return how many trials are done, by all processes, and how many there are."""
 
     def describe(self) -> str:
-        """Say how many trials are done."""
+        """Describe how many trials are done."""
 
     def run_next(self, worker: Worker) -> bool:
-        """Claim a trial that is free and run it; False when other processes have all the rest."""
+        """Claim a free trial and run it; False if other processes hold all that remain."""
 
     def save(self) -> Record:
         """Write the results of all trials that are done."""
@@ -298,7 +298,7 @@ class Queue(Protocol):
 def work(queue: Queue, worker: Worker, command: str) -> Record:
     """Run trials until all are done, together with other processes.
 
-    Waits for the trials of others, who may die over them.
+    Waits for the trials of other processes, in case one of them dies.
     """
     is_waiting = False
     try:
@@ -309,7 +309,7 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
                     queue.save()
                     continue
                 if not is_waiting:
-                    worker.say("waiting for other workers, which have all that is left")
+                    worker.say("waiting for other workers, which run the remaining trials")
                     is_waiting = True
                 time.sleep(POLL_SECONDS)
     except Interrupted as error:

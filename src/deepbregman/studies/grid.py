@@ -3,9 +3,9 @@
 ::
 
     STUDY/
-      study.json                  what is asked: definition, recipe, options, versions
+      study.json                  definition, recipe, options, versions
       runs/ARM-seedK/             a trial: an ordinary run folder
-      locks/                      of the trials; held by whoever works on one
+      locks/                      of the trials; held by the process that runs one
       results.json, results.csv   every arm and seed
       summary.csv                 mean, deviation and number by arm
       NAME.png, NAME.svg
@@ -27,14 +27,14 @@ from deepbregman.statistics import summarise
 from deepbregman.training.processes import device_name, pick_device
 
 from .definition import Arm, Study, StudyOptions, StudyResult
-from .engine import Judgement, Trial, Worker, become_worker, lock, work
+from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, work
 from .grid_plan import plan_study, usable_arms
 from .results import write_results
 
 
 @dataclass(frozen=True)
 class Cell:
-    """An arm with a seed; arms that come to the same configuration share a trial."""
+    """An arm with a seed; arms with the same configuration share a trial."""
 
     arm: Arm
     seed: int
@@ -42,7 +42,7 @@ class Cell:
 
 
 def plan_cells(arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Path) -> list[Cell]:
-    """Lay out the cells, seed by seed, so that a study cut short compares all arms."""
+    """List the cells seed by seed, so that an unfinished study still compares all arms."""
     cells: list[Cell] = []
     trials: dict[str, Trial] = {}
     for seed in seeds:
@@ -57,12 +57,12 @@ def plan_cells(arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Pa
 
 @dataclass
 class Grid:
-    """A study as it is to be run here: the queue of its trials."""
+    """A study with its options: the queue of its trials."""
 
     study: Study
     folder: Path
     base: Config
-    how: Judgement
+    how: EvaluationPlan
     definition: Record
     """What ``study.json`` holds."""
     cells: list[Cell]
@@ -73,17 +73,17 @@ class Grid:
         self.waiting = list(self.trials)
 
     def count(self) -> tuple[int, int]:
-        """Return how many trials are done, by whichever process, and how many there are."""
+        """Return how many trials are done, by all processes, and how many there are."""
         self.waiting = [trial for trial in self.waiting if trial.outcome() is None]
         return len(self.trials) - len(self.waiting), len(self.trials)
 
     def describe(self) -> str:
-        """Say how many trials are done."""
+        """Describe how many trials are done."""
         done, total = self.count()
         return f"{done} of {total} runs are done"
 
     def run_next(self, worker: Worker) -> bool:
-        """Claim a trial that is free and run it; False when other processes have all the rest."""
+        """Claim a free trial and run it; False if other processes hold all that remain."""
         for trial in self.waiting:
             with lock(self.folder, trial.name, wait=False) as is_mine:
                 if not is_mine:
@@ -116,7 +116,7 @@ class Grid:
 
 
 def measure_costs(cells: Iterable[Cell]) -> dict[str, Record]:
-    """Collect what the training of each arm without labels took, by its settings and its runs.
+    """Collect the cost of training each arm without labels, from its settings and its runs.
 
     ``samples_per_step`` counts views, over all batches of an optimiser step; ``seconds`` is the
     wall time of training, whatever else the machine did.
@@ -148,7 +148,7 @@ def measure_costs(cells: Iterable[Cell]) -> dict[str, Record]:
 
 
 def run_study(study: Study, options: StudyOptions, console: Console) -> StudyResult:
-    """Bring a study to its end, together with other processes on the same folder."""
+    """Run a study to its end, together with other processes on the same folder."""
     become_worker()
     grid = open_grid(study, options)
     with console.status(f"opening {escape(grid.base.data.source)} ..."):
@@ -157,8 +157,8 @@ def run_study(study: Study, options: StudyOptions, console: Console) -> StudyRes
     worker = Worker(source, grid.how, console)
     if source.skipped_notice:
         worker.say(source.skipped_notice)
-    judged = "the test images" if grid.how.judge == "test" else "held-out training images"
-    worker.say(f"study {study.name} in {grid.folder}: {grid.describe()}; judged on {judged}")
+    where = "the test images" if grid.how.judge == "test" else "held-out training images"
+    worker.say(f"study {study.name} in {grid.folder}: {grid.describe()}; evaluated on {where}")
     if grid.definition["unequal_budget"]:
         worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
     command = shlex.join(["deepbregman", "study", study.name, "--out", str(grid.folder)])
@@ -170,7 +170,7 @@ def run_study(study: Study, options: StudyOptions, console: Console) -> StudyRes
 
 def open_grid(study: Study, options: StudyOptions) -> Grid:
     """Begin the folder of a study, or join it."""
-    plan = plan_study(study, options)  # nothing is made for a request that is refused
+    plan = plan_study(study, options)  # a refused request leaves no folder
     device = pick_device(options.accelerator)
     with lock(plan.folder, "study"):
         plan = plan_study(study, options)  # another process may have begun it meanwhile
@@ -178,14 +178,14 @@ def open_grid(study: Study, options: StudyOptions) -> Grid:
         if definition["provenance"] is None:
             definition["provenance"] = provenance(device_name(device))
         write_json(plan.folder / "study.json", definition)
-    how = Judgement(
+    how = EvaluationPlan(
         definition["judge"],
         linear_epochs=definition["linear_epochs"],
         keep_checkpoints=options.keep_checkpoints,
         accelerator=options.accelerator,
     )
     seeds = range(plan.base.seed, plan.base.seed + definition["seeds"])
-    # Of all arms, for an arm that is not chosen may be the first of a trial that several share.
+    # Of all arms: an arm that is not chosen may be the first of a trial that several share.
     cells = plan_cells(plan.arms, plan.base, seeds, plan.folder / "runs")
     cells = [cell for cell in cells if cell.arm in plan.chosen]
     return Grid(plan.study, plan.folder, plan.base, how, definition, cells)

@@ -1,9 +1,10 @@
-"""The plan of a grid study: what the user asks for, checked against what its folder holds.
+"""The plan of a grid study: the options, checked against what its folder holds.
 
-No torch here, so that a request that is refused is refused at once.
+This file needs no torch, so a wrong request is refused at once.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from deepbregman.config import Config, fields_of, from_toml, load_recipe, override, to_toml
 from deepbregman.data.datasets import check_source
 from deepbregman.errors import UserError
-from deepbregman.files import check_can_be_folder, is_temporary
+from deepbregman.files import check_can_be_folder, list_names
 from deepbregman.runs import Record, read_json
 
 from .definition import (
@@ -19,17 +20,18 @@ from .definition import (
     Arm,
     Study,
     StudyOptions,
+    build_config,
     check_arms,
     check_budget,
-    describe_differences,
+    check_same,
     join_changes,
     name_arms,
+    read_value,
 )
 
 DEFAULTS: Record = {
-    **{"recipes": [], "unequal": False},
-    **{"data": None, "epochs": None, "changes": {}},
-    **{"values": [], "judge": "test", "linear_epochs": 0, "seeds": 3, "only": []},
+    **{"recipes": [], "unequal": False, "changes": {}, "values": [], "judge": "test"},
+    **{"linear_epochs": 0, "seeds": 3, "only": []},
 }
 SHAPE = {
     "study": {"name": str, "arms": [{"name": str, "changes": {}}]},
@@ -38,27 +40,22 @@ SHAPE = {
 }
 """Of ``study.json``."""
 FIXED = ("recipes", "values", "judge", "linear_epochs")
-"""Options that a folder keeps, beside its configuration; seeds and arms may be added."""
+"""Options that cannot change once a folder has begun; seeds and arms may be added."""
 
 
 @dataclass(frozen=True)
 class GridPlan:
-    """A study as it is asked for."""
+    """A study with its options."""
 
     study: Study
     folder: Path
-    bases: dict[str, Config]
-    """What the arms start from: one configuration, or one by arm where those are recipes."""
+    base: Config
+    """What the arms change."""
     arms: tuple[Arm, ...]
     """All that change something in this recipe."""
     chosen: tuple[Arm, ...]
     definition: Record
-    """What ``study.json`` is to hold, but for the provenance of a new study."""
-
-    @property
-    def base(self) -> Config:
-        """What the arms change."""
-        return next(iter(self.bases.values()))
+    """What ``study.json`` will hold, except the provenance of a new study."""
 
 
 def plan_study(study: Study, options: StudyOptions) -> GridPlan:
@@ -82,7 +79,7 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
         )
     check_arms(study, chosen, base)
     for arm in arms:
-        override(base, arm.changes)  # which refuses values that are not possible
+        override(base, arm.changes)  # refuses impossible values
     for source, root in {(base.data.source, base.data.root) for base in bases.values()}:
         check_source(source, Path(root))
     if settings["seeds"] < 1:
@@ -100,7 +97,7 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
         "left_out": [arm.name for arm in study.arms if arm not in arms],
         "provenance": before["provenance"] if before else None,
     }
-    return GridPlan(study, folder, bases, arms, chosen, definition)
+    return GridPlan(study, folder, base, arms, chosen, definition)
 
 
 def usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
@@ -110,7 +107,7 @@ def usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
 
 
 def default_folder(study: Study, options: StudyOptions) -> Path:
-    """Name a study's folder by what it is, so that the same command goes on with it."""
+    """Name the folder by study, recipe and data, so that the same command continues the study."""
     recipes = list(options.recipes or study.recipes)
     name = "-".join(name_arms(recipes)) if recipes else Path(options.recipe or study.recipe).stem
     first = recipes[0] if recipes else options.recipe or study.recipe
@@ -136,39 +133,47 @@ def _check_kind(study: Study, options: StudyOptions) -> None:
 
 
 def _read_definition(folder: Path, study: Study) -> Record | None:
-    """Read what a folder was begun with; None of a new one."""
+    """Read what a folder was begun with; None for a new folder."""
     path = folder / "study.json"
     check_can_be_folder(folder)
-    others = (
-        [inside for inside in folder.iterdir() if not is_temporary(inside)]
-        if folder.exists()
-        else []
-    )
-    if path.is_file():  # asked last, for another process may begin it at this moment
+    names = list_names(folder)
+    if path.is_file():  # asked after listing: another process may begin the study meanwhile
         before = read_json(path, SHAPE)
-        if not {"study", "provenance", "base", "data", "epochs", "changes"} <= before.keys():
-            raise UserError(f"{path} holds no study of ours: restore it, or choose another --out")
+        if not {"study", "provenance", "base", "changes"} <= before.keys():
+            raise UserError(
+                f"{path} is not the record of a study: restore it, or choose another --out"
+            )
         name = before["study"].get("name")
         if name != study.name:
             raise UserError(
                 f"{folder} holds study {name}, not {study.name}: choose another folder with --out"
             )
         return before
-    if any(inside.name != "locks" for inside in others):
+    if names - {"locks"}:
         raise UserError(f"{folder} exists and holds no study: choose another folder with --out")
     return None
 
 
 def _merge_options(study: Study, options: StudyOptions, before: Record | None) -> dict[str, Any]:
-    """Take each option as it is given, else as the folder has it, else its default."""
+    """Take each option as it is given, else from the folder, else its default."""
+    given: dict[str, Any] = {
+        "recipe": options.recipe,
+        "recipes": list(options.recipes),
+        "unequal": options.unequal,
+        "changes": join_changes(options),
+        "values": list(map(read_value, options.values)),
+        "judge": options.judge,
+        "linear_epochs": options.linear_epochs,
+        "seeds": options.seeds,
+        "only": list(options.only),
+    }
     given = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name in ("recipe", *DEFAULTS)
-        if (value := getattr(options, name)) not in (None, (), {}) and value is not False
+        name: value
+        for name, value in given.items()
+        if value not in (None, [], {}) and value is not False
     }
     if before is None:
-        defaults = {"recipe": study.recipe, **DEFAULTS, "recipes": list(study.recipes)}
-        settings = {**defaults, **given}
+        settings = {"recipe": study.recipe, **DEFAULTS, "recipes": list(study.recipes), **given}
         if study.recipes:
             settings["recipe"] = ", ".join(name_arms(settings["recipes"]))
         return settings
@@ -177,19 +182,16 @@ def _merge_options(study: Study, options: StudyOptions, before: Record | None) -
         if given.get(name, stored[name]) != stored[name]:
             raise UserError(
                 f"--{name.replace('_', '-')} is {given[name]!r} here and {stored[name]!r} in the "
-                f"folder of this study, begun before: leave it out to go on, or choose another "
-                "folder with --out"
+                "folder of this study, which has begun: leave the option out to continue, or "
+                "choose another folder with --out"
             )
-    return {**stored, **given}
+    return {**stored, **given, "changes": stored["changes"]}
 
 
 def _build_bases(
     study: Study, options: StudyOptions, settings: Record, before: Record | None, folder: Path
 ) -> dict[str, Config]:
-    """Return what the arms start from: one configuration, or one by arm where those are recipes.
-
-    A folder that has begun keeps its own, even where a recipe's file has changed since.
-    """
+    """Return what the arms start from: one configuration, or one for each arm if it is a recipe."""
     stored: dict[str, Config] = {}
     if before is not None:
         base = from_toml(before["base"], str(folder / "study.json"))
@@ -197,26 +199,16 @@ def _build_bases(
         if study.recipes:
             arms = before["study"]["arms"]
             stored = {arm["name"]: override(base, arm["changes"]) for arm in arms}
-    given = join_changes(options.data, options.epochs, options.changes)
-    if stored and not (options.recipe or options.recipes or given):
-        return stored
-    kept: dict[str, Any] = {}
-    if before is not None:
-        named = {"data.source": before["data"], "training.epochs": before["epochs"]}
-        kept = {name: value for name, value in named.items() if value is not None}
-        kept |= {} if options.changes else before["changes"]
     names = name_arms(settings["recipes"]) if study.recipes else [study.name]
+    recipes: Sequence[str | None] = settings["recipes"] or [settings["recipe"]]
+    if stored:  # it has begun: the folder knows its recipes
+        recipes = options.recipes or [options.recipe] * len(names)
     bases = {}
-    for name, recipe in zip(names, settings["recipes"] or [settings["recipe"]], strict=True):
-        config = override(load_recipe(recipe), {**kept, **given})
+    for name, recipe in zip(names, recipes, strict=True):
+        before_arm = stored.get(name)
+        config = build_config(recipe, join_changes(options), before_arm, settings["changes"])
         if settings["judge"] == "holdout" and config.data.holdout == 0.0:
             config = override(config, {"data.holdout": HOLDOUT})
+        check_same(before_arm, config, f"study {study.name}" + f", {name}" * bool(study.recipes))
         bases[name] = config
-        changed = describe_differences(stored[name], config) if stored else ""
-        if changed:
-            of_arm = f", {name}" * bool(study.recipes)
-            raise UserError(
-                f"{folder} holds study {study.name}{of_arm} with other settings ({changed}): leave "
-                "the options out to go on with those, or choose another folder with --out"
-            )
     return bases

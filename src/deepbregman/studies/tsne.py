@@ -20,7 +20,7 @@ from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_accuracy
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
-from deepbregman.runs import Run, provenance, replacing, write_csv
+from deepbregman.runs import Run, provenance, replace_file, write_csv
 from deepbregman.statistics import format_summary, summarise
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
@@ -170,7 +170,7 @@ def _kmeans(features: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, fl
 def _save(out: Path, maps: dict[str, list[np.ndarray]], labels: np.ndarray) -> None:
     """Write every map: as arrays (seeds, N, 2) by run, and the drawn ones as CSV."""
     arrays = {f"map_{index}": np.stack(each) for index, each in enumerate(maps.values())}
-    with replacing(out / "coordinates.npz") as file:
+    with replace_file(out / "coordinates.npz") as file:
         np.savez(file, labels=labels, runs=np.array(list(maps)), **arrays)  # type: ignore[arg-type]  # numpy's stub
     rows = [
         {"run": name, "image": index, "label": label, "x": f"{x:.6g}", "y": f"{y:.6g}"}

@@ -1,26 +1,23 @@
-"""deepbregman tune: a recipe and a space in, the best configuration out. Optuna chooses the trials.
+"""deepbregman tune: search the fields of a recipe. Optuna chooses the trials.
 
 ::
 
     SEARCH/
-      search.db              Optuna's storage, unless another is named
-      storage.json           where that other one is, and the name of the search in it
-      runs/trial-0007/       an ordinary run folder, its checkpoints deleted once judged
+      search.db              Optuna's storage, unless --storage names another
+      runs/trial-0007/       an ordinary run folder; checkpoints are deleted after the evaluation
       trials.json, trials.csv, best.toml, search.png, search.svg
 
-Workers share a search by its storage alone, perhaps from several machines. A worker's heartbeat
-marks its trial as alive. When the heartbeat is old, the others fail the trial and queue its values
-again; whoever takes them up goes on with the run that the first worker left behind.
+Workers share a search by its storage only, so they may be on several machines. A worker's heartbeat
+marks its trial as alive. When the heartbeat is old, another worker fails the trial and queues its
+values again; the worker that takes them continues the run that the first one left.
 """
 
 import inspect
 import shlex
 import shutil
-import sqlite3
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +30,27 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, override, to_toml
-from deepbregman.errors import UserError, is_secret_option
+from deepbregman.errors import UserError, first_line, mask_address
 from deepbregman.files import refuse_link
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.studies import save_search_figure
-from deepbregman.runs import Record, command_line, now, read_json, replacing, write_csv, write_json
+from deepbregman.runs import Record, command_line, now, replace_file, write_csv, write_json
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.processes import pick_device
 
-from .definition import StudyResult
-from .engine import Judgement, Trial, Worker, become_worker, lock, work
+from .definition import Search, SearchOptions, StudyResult
+from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, work
 from .results import MAIN_METRIC
-from .search_plan import (
-    STORAGE_FILE,
-    SearchOptions,
-    SearchPlan,
-    check_search,
-    has_begun,
-    resolve,
-)
+from .search_plan import SearchPlan, check_search, has_begun, plan_search, search_folder
 
-OWN_NAME = "search"
-"""Of the search in a folder's own database: the folder may be renamed or copied."""
+NAME = "search"
+"""Of the search in a folder's own database, so that the folder can be renamed or copied."""
 STARTUP_TRIALS = 10
-"""Random at first, for the model of the rest."""
+"""Random trials before the sampler's model is used."""
 HEARTBEAT_SECONDS = 30
 GRACE_SECONDS = 120
 MAX_ATTEMPTS = 3
-"""A trial that kills its worker every time is given up."""
+"""After so many attempts, a trial that kills its worker each time is given up."""
 LEAST_FOR_IMPORTANCE = 4
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 TAKEN = (TrialState.RUNNING, *DONE)
@@ -70,66 +60,68 @@ METRICS = {"linear": MAIN_METRIC, "knn": "knn, cosine"}
 """Objective -> how the name of its metric begins."""
 
 
-def run_search(options: SearchOptions, console: Console | None = None) -> StudyResult:
-    """Search until the trials are done, together with other processes on the same storage."""
+def run_search(
+    recipe: str | None,
+    options: SearchOptions,
+    console: Console | None = None,
+    entry: Search | None = None,
+) -> StudyResult:
+    """Search until the trials are done, together with other processes on the same storage.
+
+    Args:
+        recipe: None for a search that has begun.
+        entry: the study of the catalogue that this search is.
+    """
     console = console or Console(quiet=True)
     become_worker()
     pick_device(options.accelerator)
-    check_search(options)  # nothing is made for a request that is refused
-    folder = options.folder
-    with _storage_errors_in_words(folder):
+    check_search(recipe, options)  # a refused request leaves no folder
+    folder = search_folder(recipe, options)
+    url, name = locate_storage(options, folder)
+    with _explain_storage_errors(folder):
         with lock(folder, "search"):
-            url, name = locate_storage(options, folder)
-            if options.storage is None and url != f"sqlite:///{folder / 'search.db'}":
-                check_remembered(url, name, folder)
-            study, plan = join_search(replace(options, storage=url), folder, name)
-            advice = remember_storage(url, name, folder)
-        how = Judgement(
-            "holdout", protocols=(plan.definition["objective"],), accelerator=options.accelerator
-        )
+            study, plan = join_search(recipe, options, folder, url, name)
+        protocols = (plan.definition["objective"],)
+        how = EvaluationPlan("holdout", protocols, accelerator=options.accelerator)
         with console.status(f"opening {escape(plan.base.data.source)} ..."):
             source = how.open_images(plan.base)
         worker = Worker(source, how, console)
-        for words in (advice, source.skipped_notice):
-            if words:
-                worker.say(words)
+        if source.skipped_notice:
+            worker.say(source.skipped_notice)
         queue = SearchQueue(study, plan, folder, options.trials or plan.definition["trials"])
-        worker.say(f"search in {folder}: {queue.describe()}; judged on held-out training images")
-        record = work(queue, worker, continue_command(options, folder))
+        worker.say(f"search in {folder}: {queue.describe()}; evaluated on held-out training images")
+        record = work(queue, worker, _continue_command(options, folder, entry))
     figures = [folder / f"search.{kind}" for kind in ("png", "svg")]
-    is_yardstick = is_dataset(record["data"], options.published_data)
-    save_search_figure(figures, record, options.published if is_yardstick else {})
+    published = (
+        entry.published if entry and is_dataset(record["data"], entry.published_data) else {}
+    )
+    save_search_figure(figures, record, published)
     write_best(folder, plan.recipe, record)
     return StudyResult(folder, record)
 
 
-def continue_command(options: SearchOptions, folder: Path) -> str:
-    """Write the command that goes on with a search.
-
-    The folder knows its storage, but no password: a URL that had one is to be given again.
-    """
-    words = ["deepbregman", *options.command.split(), "--out", str(folder)]
-    if options.storage is not None:
-        bare, has_secret = without_password(options.storage)
-        words += ["--storage", bare] if has_secret else []
+def _continue_command(options: SearchOptions, folder: Path, entry: Search | None) -> str:
+    verb = ["study", entry.name] if entry else ["tune"]
+    words = ["deepbregman", *verb, "--out", str(folder)]
+    words += ["--storage", mask_address(options.storage)] if options.storage else []
     return shlex.join(words)
 
 
-def join_search(options: SearchOptions, folder: Path, name: str) -> tuple[optuna.Study, SearchPlan]:
+def join_search(
+    recipe: str | None, options: SearchOptions, folder: Path, url: str, name: str
+) -> tuple[optuna.Study, SearchPlan]:
     """Begin the search in its storage, or join it."""
-    assert options.storage is not None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = open_storage(options.storage)
+    storage = open_storage(url)
     known = name in {summary.study_name for summary in optuna.get_all_study_summaries(storage)}
     if not known and ((folder / "runs").exists() or (folder / "trials.json").exists()):
         raise UserError(
-            f"{folder} holds trials of a search that its storage "
-            f"({without_password(options.storage)[0]}) does not have: put the storage back, or "
-            "choose another folder with --out"
+            f"{folder} holds trials of a search that its storage ({mask_address(url)}) does not "
+            "have: give the --storage that it was begun with, or choose another folder with --out"
         )
     stored = optuna.load_study(study_name=name, storage=storage).user_attrs if known else {}
-    plan = resolve(options, stored.get("definition"))
-    plan.definition.setdefault("command", command_line())  # that began it, not one that goes on
+    plan = plan_search(recipe, options, stored.get("definition"))
+    plan.definition.setdefault("command", command_line())  # the one that began the search
     worker = stored.get("workers", 0)
     study = optuna.create_study(
         study_name=name,
@@ -164,99 +156,27 @@ def build_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 # The storage.
 
 
-def without_password(url: str) -> tuple[str, bool]:
-    """Return a storage's URL as it may be written down, and whether a password was taken out."""
-    try:
-        parts = sqlalchemy.make_url(url)
-    except (sqlalchemy.exc.ArgumentError, ValueError):
-        return "", False  # opening it says what is wrong
-    place = parts.database
-    if parts.get_backend_name() == "sqlite" and place and not place.startswith((":", "file:")):
-        place = str(Path(place).resolve())
-    query = {name: value for name, value in parts.query.items() if not is_secret_option(name)}
-    bare = sqlalchemy.URL.create(
-        parts.drivername, parts.username, None, parts.host, parts.port, place, query
-    )
-    secret = parts.password is not None or len(query) < len(parts.query)
-    return bare.render_as_string(), secret
-
-
 def locate_storage(options: SearchOptions, folder: Path) -> tuple[str, str]:
-    """Return the URL of a search's storage, and the name of the search in it.
-
-    Raises:
-        UserError: When another storage is asked for than the search was begun in, or a password is
-            needed that is not written down.
-    """
-    path, own = folder / STORAGE_FILE, f"sqlite:///{folder / 'search.db'}"
+    """Return the URL of the storage, and the name of the search in it."""
     for end in ("", "-journal", "-wal", "-shm"):  # what SQLite writes beside it
         refuse_link(folder / f"search.db{end}")
-    before = read_json(path, {"storage": str, "name": str}) if path.is_file() else {}
-    stored, name = before.get("storage"), before.get("name", folder.resolve().name)
     if options.storage is None:
-        if before.get("password"):
-            raise UserError(
-                f"the search of {folder} is in {stored}, whose password is not written down: give "
-                "--storage again, with the password"
-            )
-        return (stored, name) if stored else (own, OWN_NAME)
-    inside = without_password(own)[0]
-    begun = stored or (inside if has_begun(folder) else None)
-    asked, _ = without_password(options.storage)
-    if asked and begun and asked != begun:
+        return f"sqlite:///{folder / 'search.db'}", NAME
+    if has_begun(folder):
         raise UserError(
-            f"--storage {asked}: the search of {folder} was begun in {begun}; leave --storage out "
-            "to go on there, or choose another folder with --out"
+            f"--storage {mask_address(options.storage)}: the search of {folder} was begun in its "
+            "own search.db; leave --storage out to continue, or choose another folder with --out"
         )
-    return options.storage, OWN_NAME if asked == inside else name
-
-
-def check_remembered(url: str, name: str, folder: Path) -> None:
-    """Refuse an SQLite file that a folder names, unless it has the search.
-
-    The folder may be a stranger's and name any file: nothing is made there unasked.
-    """
-    parts = sqlalchemy.make_url(url)
-    if parts.get_backend_name() != "sqlite":
-        return
-    place = Path(parts.database or "").resolve()
-    try:
-        address = f"{place.as_uri()}?mode=ro"
-        with closing(sqlite3.connect(address, timeout=60, uri=True)) as database:
-            query = "SELECT 1 FROM studies WHERE study_name = ?"
-            has_search = database.execute(query, (name,)).fetchone() is not None
-    except sqlite3.DatabaseError as error:
-        # A killed worker's journal cannot be undone by a reader; opening it for writing will.
-        has_search = "readonly" in str(error)
-    if not has_search:
-        raise UserError(
-            f"{folder / STORAGE_FILE} names {place}, which has no search {name!r}: put that file "
-            "back, or give --storage to begin a search there"
-        )
-
-
-def remember_storage(url: str, name: str, folder: Path) -> str:
-    """Write down where the storage of a search is, without a password.
-
-    Returns:
-        Words for the user where that is not enough to go on; empty otherwise.
-    """
-    stored, secret = without_password(url)
-    inside, _ = without_password(f"sqlite:///{folder / 'search.db'}")
-    if stored != inside and not stored.endswith(("://", ":memory:")):
-        record = {"storage": stored, "name": name, "password": secret}
-        write_json(folder / STORAGE_FILE, record)
-    words = f"the password of the storage is not written down in {folder}: give --storage again"
-    return f"{words} to go on with this search later" if secret else ""
+    return options.storage, folder.resolve().name
 
 
 def open_storage(
     url: str, *, heartbeat: int = HEARTBEAT_SECONDS, grace: int = GRACE_SECONDS
 ) -> RDBStorage:
-    """Open the storage of a search, in which trials of killed workers are found and queued again.
+    """Open the storage of a search. It queues the trials of killed workers again.
 
     Args:
-        grace: seconds without one after which a worker counts as dead.
+        grace: seconds without a heartbeat after which a worker counts as dead.
     """
     is_sqlite = url.startswith("sqlite")
     kind = url.partition("://")[0]  # the rest may hold a password
@@ -283,14 +203,11 @@ def open_storage(
             "PostgreSQL with `pip install psycopg[binary]` and a URL of postgresql+psycopg://"
         ) from None
     except sqlalchemy.exc.SQLAlchemyError as error:
-        if (
-            is_sqlite
-            and (database := sqlalchemy.make_url(url).database)
-            and Path(database).exists()
-        ):
+        place = sqlalchemy.make_url(url).database if is_sqlite else None
+        if place and Path(place).exists():
             raise  # a damaged file, or a full disk
         raise UserError(
-            f"--storage {kind} cannot be opened ({_first_line(error)}): give an Optuna storage URL "
+            f"--storage {kind} cannot be opened ({first_line(error)}): give an Optuna storage URL "
             "such as sqlite:///search.db or postgresql+psycopg://user@host/database"
         ) from None
     if is_sqlite:
@@ -303,20 +220,15 @@ def open_storage(
     return storage
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
 @contextmanager
-def _storage_errors_in_words(folder: Path) -> Iterator[None]:
-    """Turn errors of the storage into words; trials that were trained are kept in their runs."""
+def _explain_storage_errors(folder: Path) -> Iterator[None]:
+    """Explain errors of the storage. Trials that were trained are kept in their runs."""
     try:
         yield
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        cause = (
-            error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-        )
-        words = _first_line(cause if isinstance(cause, Exception) else error)
+        is_wrapped = isinstance(error, optuna.exceptions.StorageInternalError) and error.__cause__
+        words = first_line(error.__cause__ if is_wrapped and error.__cause__ else error)
+        advice = "check that it can be reached and written, and give the same command again"
         if "full" in words or "disk I/O" in words:
             advice = "free space there, and give the same command again"
         elif "not a database" in words or "malformed" in words:
@@ -324,8 +236,6 @@ def _storage_errors_in_words(folder: Path) -> Iterator[None]:
                 "restore its database from a copy, or search again with another --out; trials.csv "
                 "and the runs are as they were"
             )
-        else:
-            advice = "see that it can be reached and written, and give the same command again"
         raise UserError(
             f"the storage of the search in {folder} fails ({words}): {advice}; nothing that was "
             "complete is lost"
@@ -335,8 +245,8 @@ def _storage_errors_in_words(folder: Path) -> Iterator[None]:
 # The trials.
 
 
-class GaveWay(Exception):
-    """A trial is not this worker's to judge: it is beyond the last, or another has taken it."""
+class NotOurs(Exception):
+    """A trial is not for this worker: there are enough trials, or another worker has it."""
 
 
 def queue_again(study: optuna.Study, trial: FrozenTrial) -> None:
@@ -349,32 +259,28 @@ def queue_again(study: optuna.Study, trial: FrozenTrial) -> None:
 
 
 class SharedSearch:
-    """A search that several processes work on: no trial is lost, and none is counted twice.
+    """A search that several processes share: no trial is lost, and none is counted twice.
 
-    Args:
-        total: trials of all workers together.
+    ``total`` is the number of trials of all workers together.
     """
 
     def __init__(self, study: optuna.Study, total: int) -> None:
         self.study, self.total = study, total
 
     def count(self) -> tuple[int, int]:
-        """Return how many trials are done, by whichever process, and how many there are to be."""
+        """Return how many trials are done, by all processes, and how many there are to be."""
         return min(len(self._trials(DONE)), self.total), self.total
 
     def describe(self) -> str:
-        """Say how many trials are done."""
+        """Describe how many trials are done."""
         done, total = self.count()
         return f"{done} of {total} trials are done"
 
-    def judge_next(self, objective: "optuna.study.study.ObjectiveFuncType") -> str | None:
-        """Ask for a trial and judge it; None when other processes have all that are left.
+    def run_one(self, objective: "optuna.study.study.ObjectiveFuncType") -> str | None:
+        """Ask for a trial and run it; None if other processes hold all that remain.
 
-        Args:
-            objective: of a trial; an interruption in it queues the trial again.
-
-        Returns:
-            What the user should know; mostly nothing.
+        An interruption of the objective queues the trial again. Returns a message for the user,
+        which is mostly empty.
         """
         if len(self._trials(TAKEN)) >= self.total:
             with warnings.catch_warnings():
@@ -384,43 +290,41 @@ class SharedSearch:
         number = -1
         raised: BaseException | None = None
 
-        def judge(trial: optuna.Trial) -> float:
+        def run(trial: optuna.Trial) -> float:
             nonlocal number, raised
             number = trial.number
             try:
-                return self._judge(trial, objective)
+                return self._run(trial, objective)
             except BaseException as error:
                 raised = error
                 raise
 
         try:
-            self.study.optimize(judge, n_trials=1, catch=(GaveWay,))
+            self.study.optimize(run, n_trials=1, catch=(NotOurs,))
         except (optuna.exceptions.UpdateFinishedTrialError, ValueError, AssertionError) as error:
             if error is raised or number < 0 or not self._state(number).is_finished():
                 raise
-            if raised is not None and not isinstance(raised, GaveWay | optuna.TrialPruned):
+            if raised is not None and not isinstance(raised, NotOurs | optuna.TrialPruned):
                 raise raised from None
             # Optuna refuses to end a trial that another worker has ended.
-            return f"trial {number}: another worker has ended it meanwhile, and that counts"
+            return f"trial {number}: another worker has ended it meanwhile; its result counts"
         return ""
 
-    def _judge(
-        self, trial: optuna.Trial, objective: "optuna.study.study.ObjectiveFuncType"
-    ) -> float:
-        # Those that wait will be taken: they were queued before, for a worker that died.
+    def _run(self, trial: optuna.Trial, objective: "optuna.study.study.ObjectiveFuncType") -> float:
+        # Waiting trials come first: they were queued for a worker that died.
         others = self._trials((*TAKEN, TrialState.WAITING))
         if sum(other.number < trial.number for other in others) >= self.total:
             trial.set_user_attr(SURPLUS, True)
-            raise GaveWay
+            raise NotOurs
         try:
             value = objective(trial)
         except (Interrupted, KeyboardInterrupt):
             queue_again(self.study, self.study.get_trials(deepcopy=False)[trial.number])
             raise
         except optuna.exceptions.UpdateFinishedTrialError:  # of a value reported on the way
-            raise GaveWay from None
+            raise NotOurs from None
         if self._state(trial.number) != TrialState.RUNNING:
-            raise GaveWay
+            raise NotOurs
         assert isinstance(value, float)
         return value
 
@@ -432,21 +336,21 @@ class SharedSearch:
 
 
 class SearchQueue(SharedSearch):
-    """The trials of a search: Optuna chooses them, the engine trains and judges them."""
+    """The trials of a search: Optuna chooses them, the engine trains and evaluates them."""
 
     def __init__(self, study: optuna.Study, plan: SearchPlan, folder: Path, total: int) -> None:
         super().__init__(study, total)
         self.plan, self.folder = plan, folder
 
     def run_next(self, worker: Worker) -> bool:
-        """Ask for a trial and run it; False when other processes have all that are left."""
-        words = self.judge_next(lambda trial: self._train(trial, worker))
+        """Ask for a trial and run it; False if other processes hold all that remain."""
+        words = self.run_one(lambda trial: self._train(trial, worker))
         if words:
             worker.say(words)
         return words is not None
 
     def _train(self, trial: optuna.Trial, worker: Worker) -> float:
-        """Train and judge one configuration; return its accuracy."""
+        """Train and evaluate one configuration; return its accuracy."""
         values = {dimension.field: dimension.suggest(trial) for dimension in self.plan.space}
         config = override(self.plan.base, values)
         shown = ", ".join(
@@ -475,9 +379,9 @@ class SearchQueue(SharedSearch):
         return float(next(v for name, v in outcome["metrics"].items() if name.startswith(start)))
 
     def _claim_run(self, trial: optuna.Trial, stack: ExitStack) -> Path:
-        """Return the run of a trial; of one that is taken up again, the run it left behind.
+        """Return the run folder of a trial; for a trial queued again, that of its first attempt.
 
-        A worker that only seemed dead may still be writing there; then it is a new one.
+        If a worker that seemed dead still writes there, take a new folder.
         """
         first = trial.user_attrs.get(CONTINUES, trial.number)
         for number in (first, trial.number):
@@ -493,44 +397,43 @@ class SearchQueue(SharedSearch):
 
 
 def _guess_accuracy(worker: Worker, config: Config) -> float:
-    """Return the accuracy of always guessing the most common class: the value of a diverged run."""
+    """Return the accuracy of the most common class, which is the value of a diverged run."""
     test = worker.how.splits(worker.source, config).test
     assert test is not None
     assert test.labels is not None
     return 100.0 * test.labels.bincount().max().item() / len(test)
 
 
-# What a search leaves behind.
+# The results of a search.
 
 
 def trial_rows(study: optuna.Study) -> list[Record]:
     """Return a row for every trial that was ever begun."""
-    return [
-        _make_row(trial)
-        for trial in study.get_trials(deepcopy=False)
-        if SURPLUS not in trial.user_attrs and trial.state != TrialState.WAITING
-    ]
-
-
-def _make_row(trial: FrozenTrial) -> Record:
-    reported = trial.intermediate_values
-    return {
-        "trial": trial.number,
-        "state": trial.state.name.lower(),
-        "value": trial.value if trial.state == TrialState.COMPLETE else None,
-        "last_knn": reported[max(reported)] if reported else None,
-        "last_epoch": max(reported) if reported else None,
-        "diverged": bool(trial.user_attrs.get("diverged")),
-        "continues": trial.user_attrs.get(CONTINUES),
-        "seconds": trial.duration.total_seconds() if trial.duration else None,
-        "values": dict(trial.params),
-    }
+    rows = []
+    for trial in study.get_trials(deepcopy=False):
+        if SURPLUS in trial.user_attrs or trial.state == TrialState.WAITING:
+            continue
+        last = max(trial.intermediate_values, default=None)
+        rows.append(
+            {
+                "trial": trial.number,
+                "state": trial.state.name.lower(),
+                "value": trial.value if trial.state == TrialState.COMPLETE else None,
+                "last_knn": None if last is None else trial.intermediate_values[last],
+                "last_epoch": last,
+                "diverged": bool(trial.user_attrs.get("diverged")),
+                "continues": trial.user_attrs.get(CONTINUES),
+                "seconds": trial.duration.total_seconds() if trial.duration else None,
+                "values": dict(trial.params),
+            }
+        )
+    return rows
 
 
 def measure_importance(study: optuna.Study) -> dict[str, float] | None:
     """Return each field's share of the variance of the values, by functional ANOVA.
 
-    None of too few trials, or of trials that all came to the same.
+    None if there are too few trials, or if all have the same value.
     """
     complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len(complete) < LEAST_FOR_IMPORTANCE:
@@ -563,11 +466,7 @@ def write_trials(folder: Path, study: optuna.Study, definition: Record) -> Recor
 
 
 def write_best(folder: Path, recipe: Config, record: Record) -> None:
-    """Write ``best.toml``: the recipe with the values of the best trial, ready to train.
-
-    Args:
-        recipe: as it was before the search held images out of it.
-    """
+    """Write ``best.toml``: the recipe with the values of the best trial, ready to train."""
     best = record["best"]
     if best is None:
         return
@@ -583,5 +482,5 @@ def write_best(folder: Path, recipe: Config, record: Record) -> None:
         f"#           the best of {record['num_counted']} and so an optimistic value.\n"
         f"# Found:    {values}.\n"
     )
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write((header + "\n" + to_toml(override(recipe, best["values"]))).encode())

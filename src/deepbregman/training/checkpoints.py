@@ -22,7 +22,7 @@ from deepbregman.data import Images, fingerprint
 from deepbregman.errors import UserError
 from deepbregman.method.networks import Encoder, Model
 from deepbregman.objectives import Step, build_run_encoder, build_step
-from deepbregman.runs import Record, Run, replacing
+from deepbregman.runs import Record, Run, replace_file
 
 if TYPE_CHECKING:
     from .loop import Pretraining
@@ -66,7 +66,7 @@ def save(path: Path, state: State, keep: Path | None = None) -> None:
     buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
     torch.save({"format": FORMAT, **state}, buffer)
     title = f"deepbregman checkpoint {FORMAT} sha256 ".encode()
-    with replacing(path, keep) as file:
+    with replace_file(path, keep) as file:
         file.write(title + _digest(title, buffer.getbuffer()) + b"\n")
         file.write(buffer.getbuffer())
 
@@ -178,7 +178,7 @@ def describe_alternatives(run: Run) -> str:
     return "; ".join(words) or "this run has no other"
 
 
-def fingerprint_module(module: nn.Module) -> str:
+def fingerprint_weights(module: nn.Module) -> str:
     """Return a digest of every tensor of a module, to tell one from another."""
     digest = hashlib.sha256()
     tensors: dict[str, Tensor] = module.state_dict()

@@ -28,8 +28,8 @@ from deepbregman.evaluation.options import Architecture, Trunk
 from deepbregman.evaluation.results import Measurement, make_rows
 from deepbregman.files import refuse_link
 from deepbregman.objectives import build_untrained_encoder
-from deepbregman.runs import Record, now, parse_json, replacing, write_json
-from deepbregman.training.checkpoints import fingerprint_module
+from deepbregman.runs import Record, now, parse_json, replace_file, write_json
+from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.processes import device_name
 from deepbregman.training.randomness import derive_seed
 
@@ -208,7 +208,7 @@ def _describe_detector(
         "seed": seed,
         **_options_of(evaluation, SETTINGS),
         "images": hashlib.sha256(names.encode()).hexdigest()[:16],
-        "encoder": fingerprint_module(evaluation.loaded.model.encoder),
+        "encoder": fingerprint_weights(evaluation.loaded.model.encoder),
     }
 
 
@@ -233,7 +233,7 @@ def _write_weights(path: Path, detector: Detector) -> None:
     from safetensors.torch import save
 
     state = {name: tensor.cpu().contiguous() for name, tensor in detector.state_dict().items()}
-    with replacing(path) as file:
+    with replace_file(path) as file:
         file.write(save(state))
 
 
@@ -277,7 +277,7 @@ def draw_detections(path: Path, data: Detections, found: Sequence[PredictedBoxes
         corner = (position % columns * CELL[0], position // columns * CELL[1])
         offset = ((CELL[0] - cell.width) // 2, (CELL[1] - cell.height) // 2)
         sheet.paste(cell, (corner[0] + offset[0], corner[1] + offset[1]))
-    with replacing(path) as file:
+    with replace_file(path) as file:
         sheet.save(file, format="png")
 
 
