@@ -278,7 +278,11 @@ def test_detection_needs_a_folder_to_write_to(
 def refuse_writing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Make a folder read-only, also for an administrator, who may write anywhere."""
 
-    def refuse(path: Path, *_: object, **__: object) -> None:
+    really_open = Path.open
+
+    def refuse(path: Path, mode: str = "r", **options: Any) -> Any:
+        if "r" in mode:
+            return really_open(path, mode, **options)
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
     folder.chmod(0o555)
