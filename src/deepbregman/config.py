@@ -352,6 +352,59 @@ class SimCLRSettings(ObjectiveSettings, table="objective"):
     mean of the other (halves), or each with the mean of all the others (rest)."""
 
 
+@dataclass(frozen=True)
+class BarlowTwinsSettings(ObjectiveSettings, table="objective"):
+    """The cross-correlation of the embeddings of two views, driven to the identity."""
+
+    name: Literal["barlow_twins"] = "barlow_twins"
+    """Of the method."""
+    off_diagonal: NotNegative = 0.0051
+    """Weight of the correlations between different components; lambda of its paper."""
+
+
+@dataclass(frozen=True)
+class VICRegSettings(ObjectiveSettings, table="objective"):
+    """Variance, invariance and covariance of the embeddings."""
+
+    name: Literal["vicreg"] = "vicreg"
+    """Of the method."""
+    invariance: NotNegative = 25.0
+    """Weight of the squared distance of two views."""
+    variance: NotNegative = 25.0
+    """Weight of the hinge that keeps the deviation of every component at 1 or more."""
+    covariance: NotNegative = 1.0
+    """Weight of the squared covariances between components."""
+
+
+@dataclass(frozen=True)
+class WMSESettings(ObjectiveSettings, table="objective"):
+    """The distance of two views after whitening."""
+
+    name: Literal["wmse"] = "wmse"
+    """Of the method."""
+    whitening_batch: Annotated[int, Range(low=2)] = 128
+    """Images that are whitened together; twice encoder.embedding is a good value."""
+    rounds: Count = 1
+    """Random partitions of a batch into whitening batches over which the loss is averaged."""
+    shrinkage: Share = 0.0
+    """Share of the identity in the covariance that is inverted."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that there are enough images to whiten."""
+        width, size = config.encoder.embedding, config.training.batch_size
+        if self.whitening_batch <= width:
+            raise UserError(
+                f"objective.whitening_batch is {self.whitening_batch} with encoder.embedding "
+                f"{width}: fewer images than {width + 1} have no covariance that can be inverted; "
+                "raise the first, better to twice the second, or lower the second"
+            )
+        if size % self.whitening_batch:
+            raise UserError(
+                f"objective.whitening_batch is {self.whitening_batch} with training.batch_size "
+                f"{size}: the batch must be a multiple of it"
+            )
+
+
 def _check_queue(queue: int, config: "Config") -> None:
     batch = config.training.batch_size
     if queue < batch:
@@ -419,10 +472,13 @@ class SwAVSettings(ObjectiveSettings, table="objective"):
 
 
 METHODS: dict[str, type[ObjectiveSettings]] = {
+    "barlow_twins": BarlowTwinsSettings,
     "nnclr": NNCLRSettings,
     "simclr": SimCLRSettings,
     "simsiam": SimSiamSettings,
     "swav": SwAVSettings,
+    "vicreg": VICRegSettings,
+    "wmse": WMSESettings,
 }
 """``objective.name`` -> the class of its settings."""
 

@@ -21,9 +21,12 @@ TINY: Mapping[str, Any] = {
     "divergence.hidden": 4,
 }
 METHODS: Mapping[str, Mapping[str, Any]] = {
+    "barlow-twins": {},
     "nnclr": {"predictor_hidden": 8, "queue": 40},
     "simsiam": {"predictor_hidden": 8},
     "swav": {"prototypes": 7, "queue": 40, "queue_from": 0.2, "freeze_prototypes": 0.2},
+    "vicreg": {},
+    "wmse": {"whitening_batch": 8},
 }
 """Recipe -> the fields of its objective that make it small."""
 GROUPS: Mapping[str, Mapping[str, Any]] = {

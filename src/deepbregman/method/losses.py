@@ -27,6 +27,11 @@ Pairs = Literal["views", "all"]
 Sets = Literal["none", "halves", "rest"]
 
 
+def widen(z: Tensor) -> Tensor:
+    """Return embeddings in float32 or wider, as losses need them after networks in bfloat16."""
+    return z.to(torch.promote_types(z.dtype, torch.float32))
+
+
 def _cosines(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Cosine similarity of every sample to every other, and where the positives and the self are.
 
@@ -43,7 +48,7 @@ def _cosines(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
             "views of one shape (N, d) are needed"
         )
     z = torch.cat(views)
-    z = F.normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=1)  # (MN, d)
+    z = F.normalize(widen(z), dim=1)  # (MN, d)
     with torch.autocast(z.device.type, enabled=False):
         cosines = z @ z.T  # (MN, MN)
     image = torch.arange(len(z), device=z.device) % len(views[0])
@@ -365,8 +370,7 @@ def contrast_sets(
     """
     if sets == "none":
         return loss(*z.unbind(), temperature=temperature)
-    wide = torch.promote_types(z.dtype, torch.float32)
-    units = torch.stack([F.normalize(view.to(wide), dim=1) for view in z.unbind()])  # (M, N, d)
+    units = torch.stack([F.normalize(widen(view), dim=1) for view in z.unbind()])  # (M, N, d)
     values = [
         loss(of_distribution(first), of_distribution(second), temperature=temperature)
         for first, second in list_comparisons(units, sets)

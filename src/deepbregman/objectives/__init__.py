@@ -16,6 +16,7 @@ from deepbregman.errors import UserError
 from deepbregman.method.networks import Encoder, build_encoder, measure_width
 from deepbregman.method.views import Views
 
+from .barlow_twins import BarlowTwins as BarlowTwins
 from .divergence import DivergenceTerm as DivergenceTerm
 from .nnclr import NNCLR as NNCLR
 from .objective import Gather as Gather
@@ -30,12 +31,17 @@ from .step import Step as Step
 from .step import StepOutputs as StepOutputs
 from .step import gather_alone as gather_alone
 from .swav import SwAV as SwAV
+from .vicreg import VICReg as VICReg
+from .wmse import WMSE as WMSE
 
 OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], Objective]] = {
+    "barlow_twins": BarlowTwins,
     "nnclr": NNCLR,
     "simclr": SimCLR,
     "simsiam": SimSiam,
     "swav": SwAV,
+    "vicreg": VICReg,
+    "wmse": WMSE,
 }
 """``objective.name`` -> the class, made from its settings, an encoder and the heads' widths."""
 
