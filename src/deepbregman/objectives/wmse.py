@@ -31,7 +31,9 @@ class WMSE(Objective):
         wide, size = widen(z), self.settings.whitening_batch
         losses = []
         for order in samples.random.argsort(dim=1):
-            parts = wide[:, order].unflatten(1, (-1, size))  # (M, N / size, size, d)
+            parts = wide[:, order].view(
+                len(wide), -1, size, wide.shape[2]
+            )  # (M, N / size, size, d)
             white = F.normalize(whiten(parts, self.settings.shrinkage), dim=-1).flatten(1, 2)
             losses += [
                 (first - second).square().sum(dim=1).mean()
@@ -56,4 +58,5 @@ def whiten(z: Tensor, shrinkage: float = 0.0) -> Tensor:
     # Without its own check, for which the host would wait.
     factor, failed = torch.linalg.cholesky_ex(matrix.lerp(identity, shrinkage))
     factor = torch.where((failed == 0)[..., None, None], factor, torch.nan)
-    return torch.linalg.solve_triangular(factor, centred.mT, upper=False).mT
+    white: Tensor = torch.linalg.solve_triangular(factor, centred.mT, upper=False).mT
+    return white
