@@ -12,7 +12,7 @@ from deepbregman.config import METHODS, Config, from_toml, load_recipe, override
 from deepbregman.data.images import ArrayImages
 from deepbregman.errors import UserError
 from deepbregman.evaluation.knn import knn_monitor
-from deepbregman.objectives import Step, StepOutputs, ViewGroups, build_step
+from deepbregman.objectives import Samples, Step, StepOutputs, ViewGroups, build_step
 from deepbregman.training import checkpoints, diagnostics
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
@@ -21,6 +21,19 @@ from . import methods
 from .methods import configure
 
 NAMES = list(methods.METHODS)
+
+
+LABELS = torch.arange(96) * 7 % 5
+
+
+def build(config: Config, **options: Any) -> Step:
+    """What trains on the images and labels here."""
+    return build_step(config, num_images=96, num_classes=5, **options)
+
+
+def begin(config: Config, folder: Path) -> Pretraining:
+    labels = LABELS if config.objective.needs_labels else None
+    return Pretraining(config, images(), launch("cpu"), folder, labels=labels)
 
 
 def images(count: int = 96) -> ArrayImages:
@@ -38,7 +51,9 @@ def take_step(step: Step, count: int = 32) -> StepOutputs:
         )
     )
     pixels = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
-    return step(pixels, None, uniforms)  # type: ignore[no-any-return]
+    random = step.objective.draw(count, device=torch.device("cpu"), generator=generator)
+    samples = Samples(torch.arange(count), LABELS[:count], random)
+    return step(pixels, None, uniforms, samples)  # type: ignore[no-any-return]
 
 
 def test_every_method_has_a_recipe() -> None:
@@ -52,7 +67,7 @@ def test_two_steps_through_the_command_line(
 ) -> None:
     changes = {**methods.TINY, **methods.shrink(name), "divergence.weight": weight}
     changes |= {"data.image_size": 8, "encoder.name": "small", "data.source": few_digits}
-    changes |= {"training.batch_size": 40 if "queue" in methods.METHODS[name] else 100}
+    changes |= {"training.batch_size": 40 if "queue" in methods.METHODS[name] else 96}
     changes |= {"training.epochs": 1, "optimiser.warmup_epochs": 0}
     words = []
     for key, value in changes.items():
@@ -77,8 +92,7 @@ def test_the_configuration_survives_toml(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
     config = configure(name, **{"divergence.weight": 0.5})
-    fabric = launch("cpu")
-    first = Pretraining(config, images(), fabric, tmp_path / "first")
+    first = begin(config, tmp_path / "first")
     feed = first.feed(0, 0)
     first.step_module.train()
     for _ in range(2):
@@ -86,7 +100,7 @@ def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name: str, tmp_path: 
     saved = copy.deepcopy(checkpoints.take_snapshot(first))
     for _ in range(3):  # into the second epoch
         first.advance(feed)
-    second = Pretraining(config, images(), fabric, tmp_path / "second")
+    second = begin(config, tmp_path / "second")
     checkpoints.restore(second, checkpoints.FoundCheckpoint(saved, "here", [], {}))
     second.step_module.train()
     feed = second.feed(*divmod(second.step, second.steps_per_epoch))
@@ -96,14 +110,14 @@ def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name: str, tmp_path: 
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
     assert torch.equal(second.sums, first.sums)
-    fresh = build_step(config).state_dict()
+    fresh = build(config).state_dict()
     still = {key for key in expected if torch.equal(expected[key], fresh[key])}
     assert all("mean" in key or "deviation" in key or "bias" in key for key in still), still
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_collapse_is_warned_of(name: str) -> None:
-    step = build_step(configure(name))
+    step = build(configure(name))
     assert diagnostics.find_collapse(diagnostics.diagnose(step, take_step(step))) == []
     for networks in (step.objective.encoder.trunk, getattr(step.objective, "teacher", None)):
         for parameter in [] if networks is None else networks.parameters():
@@ -114,13 +128,13 @@ def test_a_collapse_is_warned_of(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_its_loss_is_finite_in_bfloat16(name: str) -> None:
-    step = build_step(configure(name), mixed=True)
+    step = build(configure(name), mixed=True)
     outputs = take_step(step)
     outputs.total.backward()
     assert outputs.total.dtype == torch.float32
     assert outputs.total.isfinite()
     assert all(p.grad is not None for p in step.parameters() if p.requires_grad)
-    plain = take_step(build_step(configure(name))).total
+    plain = take_step(build(configure(name))).total
     torch.testing.assert_close(outputs.total, plain, rtol=0.05, atol=0.05)
 
 
@@ -129,7 +143,7 @@ def test_its_loss_is_finite_in_bfloat16(name: str) -> None:
 def test_its_step_is_one_graph(name: str) -> None:
     torch._dynamo.reset()
     config = configure(name, **{"divergence.weight": 0.5})
-    plain, compiled = build_step(config), build_step(config)
+    plain, compiled = build(config), build(config)
     compiled.compile(backend="eager", fullgraph=True)
     for _ in range(2):
         totals = [take_step(step).total for step in (plain, compiled)]
@@ -141,7 +155,7 @@ def test_its_step_is_one_graph(name: str) -> None:
 def untrained_accuracy(config: Config, source: Any) -> float:
     monitor = knn_monitor(source.train, config, torch.device("cpu"))
     assert monitor is not None
-    return monitor(build_step(config).model.eval())["knn"]
+    return monitor(build(config).model.eval())["knn"]
 
 
 @pytest.mark.slow
