@@ -2,6 +2,7 @@ from .commands.cluster import cluster as cluster
 from .commands.embed import embed as embed
 from .commands.evaluate import evaluate as evaluate
 from .commands.export import export as export
+from .commands.label import label as label
 from .commands.pretrain import pretrain as pretrain
 from .commands.pretrain import resume as resume
 from .commands.search import search as search

@@ -34,8 +34,8 @@ from .terminal import lasting_console, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"
 VERBS = (
-    *("quickstart", "pretrain", "evaluate", "embed", "export", "search", "cluster", "data"),
-    *("study", "tune", "report", "recipes", "bench"),
+    *("quickstart", "pretrain", "evaluate", "embed", "export", "search", "cluster", "label"),
+    *("data", "study", "tune", "report", "recipes", "bench"),
 )
 
 

@@ -40,6 +40,16 @@ def summarise_pairs(mine: Mapping[int, float], reference: Mapping[int, float]) -
     return {**summary, "interval": interval}
 
 
+def wilson_interval(share: float, n: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share, from 0 to 1, that was seen in n draws (Wilson, 1927)."""
+    from scipy.special import ndtri
+
+    square = float(ndtri((1.0 + CONFIDENCE) / 2.0)) ** 2
+    centre = (share + square / (2 * n)) / (1 + square / n)
+    margin = math.sqrt(square * (share * (1 - share) / n + square / (4 * n * n))) / (1 + square / n)
+    return min(share, max(0.0, centre - margin)), max(share, min(1.0, centre + margin))
+
+
 def format_spread(mean: float, deviation: float | None, digits: int = 2) -> str:
     """Write ``a ± b``, or ``a`` where there is no deviation."""
     words = "" if deviation is None else f" ± {deviation:.{digits}f}"

@@ -132,6 +132,25 @@ def cluster_table(
     return table
 
 
+def label_tables(
+    judged: Sequence[tuple[str, float, float]], classes: Sequence[tuple[str, int, int]]
+) -> list[Table]:
+    """Draw the classifiers that competed, and how many images got which label.
+
+    Args:
+        judged: for each classifier its title, accuracy in per cent and log loss, the chosen first.
+        classes: for each class its name, and how many labels were given and predicted.
+    """
+    tried = _table("cross-validation", "classifier", "accuracy %", "log loss")
+    for index, (title, accuracy, loss) in enumerate(judged):
+        chosen = f"{title} (chosen)" if index == 0 else title
+        tried.add_row(_words(chosen), f"{accuracy:.1f}", f"{loss:.3f}")
+    found = _table("labels", "class", "given", "predicted")
+    for name, given, predicted in classes:
+        found.add_row(_words(name), f"{given:,}", f"{predicted:,}")
+    return [tried, found]
+
+
 def study_table(results: Record) -> Group:
     """Draw the tables of a study of arms and seeds: metrics, differences, costs.
 

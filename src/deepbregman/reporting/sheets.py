@@ -1,4 +1,4 @@
-"""Contact sheets: a query on the left, what was found for it on the right."""
+"""Contact sheets: a query on the left, what was found for it on the right; or groups of images."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -47,9 +47,9 @@ class Strip(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A query and its strips."""
+    """A query and its strips; without a query, groups of images."""
 
-    query: Tile
+    query: Tile | None
     strips: tuple[Strip, ...]
 
 
@@ -65,7 +65,9 @@ def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
     longest = max(len(strip.tiles) for panel in panels for strip in panel.strips)
     num_columns = min(COLUMNS, longest)
     judged = any(t.same_class is not None for p in panels for s in p.strips for t in s.tiles)
-    width = 2 * MARGIN + (1 + num_columns) * CELL + (num_columns + 1) * GAP + GAP
+    width = 2 * MARGIN + num_columns * CELL + (num_columns - 1) * GAP
+    if any(panel.query is not None for panel in panels):
+        width += CELL + 3 * GAP
     heights = [_panel_height(panel) for panel in panels]
     legend = HEADING + GAP if judged else 0
     height = 2 * MARGIN + sum(heights) + 2 * MARGIN * (len(panels) - 1) + legend
@@ -83,9 +85,11 @@ def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
 
 
 def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top: int) -> None:
-    draw.text((MARGIN, top), "query", font=_font(TEXT), fill=INK)
-    _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING, _tile_height([panel.query]))
-    left = MARGIN + CELL + 3 * GAP
+    left = MARGIN
+    if panel.query is not None:
+        draw.text((MARGIN, top), "query", font=_font(TEXT), fill=INK)
+        _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING, _tile_height([panel.query]))
+        left += CELL + 3 * GAP
     for strip in panel.strips:
         draw.text((left, top), strip.title, font=_font(TEXT), fill=INK)
         top += HEADING
@@ -124,7 +128,8 @@ def _panel_height(panel: Panel) -> int:
     for strip in panel.strips:
         num_rows = -(-len(strip.tiles) // COLUMNS)
         strips += HEADING + num_rows * (_tile_height(strip.tiles) + GAP)
-    return max(strips - GAP, HEADING + _tile_height([panel.query]))
+    query = 0 if panel.query is None else HEADING + _tile_height([panel.query])
+    return max(strips - GAP, query)
 
 
 def _tile_height(tiles: Sequence[Tile]) -> int:

@@ -1,0 +1,107 @@
+"""Labels that a user gives to some images: a CSV file, or a folder of classes.
+
+Needs no torch, so that a command can check them before torch is loaded.
+"""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from deepbregman.data.folders import quote_some, read_tree
+from deepbregman.errors import UserError
+
+IMAGE_COLUMNS = ("image", "file", "filename", "name", "path")
+LABEL_COLUMNS = ("label", "class")
+
+
+class GivenLabel(NamedTuple):
+    """A label of one image."""
+
+    image: str
+    """Its name in the data, such as ``train:17`` where it has no file, or its path."""
+    label: str
+    is_file: bool = False
+    """Whether ``image`` is the path of a file that need not lie in the data."""
+
+
+def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
+    """Read the labels of some images, and refuse too few of them.
+
+    Args:
+        labels: the label by the image's name; a CSV file with the columns ``image`` and
+            ``label``, where a column ``given`` says ``yes`` for the lines that count; or a folder
+            with a sub-folder for each class.
+    """
+    if isinstance(labels, Mapping):
+        given = [GivenLabel(str(image), str(label)) for image, label in labels.items()]
+        where = "labels"
+    else:
+        path = Path(labels)
+        where = f"labels {str(path)!r}"
+        if path.is_dir():
+            groups = read_tree(path).groups
+            given = [
+                GivenLabel(str(image), label, is_file=True)
+                for label, images in groups.items()
+                for image in images
+            ]
+        elif path.is_file():
+            given = _read_table(path)
+        else:
+            raise UserError(
+                f"{where}: no such file or folder; give a CSV file with the columns image and "
+                "label, or a folder with a sub-folder for each class"
+            )
+    check_counts([label.label for label in given], where)
+    return given
+
+
+def check_counts(labels: list[str], where: str) -> None:
+    """Refuse labels that nothing can be learned from, or that cannot be judged by holding out."""
+    if not labels:
+        raise UserError(f"{where}: no image has a label; label at least 2 images of each class")
+    counts = {label: labels.count(label) for label in sorted(set(labels))}
+    if len(counts) == 1:
+        raise UserError(
+            f"{where}: all {len(labels)} labels are {labels[0]!r}; label images of a second class, "
+            "or there is nothing to tell apart"
+        )
+    single = [label for label, count in counts.items() if count < 2]
+    if single:
+        raise UserError(
+            f"{where}: only one image of {quote_some(single)}; each class needs 2 or more, so that "
+            "one can judge what the others teach"
+        )
+
+
+def _read_table(path: Path) -> list[GivenLabel]:
+    where = f"labels {str(path)!r}"
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            first = file.readline()
+            file.seek(0)
+            delimiter = max(",;\t", key=first.count)  # the first of equals
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            header = [name.strip().lower() for name in next(reader, [])]
+            places = [_find_column(header, names) for names in (IMAGE_COLUMNS, LABEL_COLUMNS)]
+            if None in places:
+                raise UserError(
+                    f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
+                    "image and label among them"
+                )
+            image, label = (place for place in places if place is not None)
+            chosen = header.index("given") if "given" in header else None
+            given = []
+            for row in reader:
+                cells = [cell.strip() for cell in row] + [""] * (len(header) - len(row))
+                counts = chosen is None or cells[chosen].lower() in ("yes", "true", "1")
+                if cells[image] and cells[label] and counts:
+                    given.append(GivenLabel(cells[image], cells[label]))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{where}: it cannot be read as CSV in UTF-8 ({error})") from None
+    return given
+
+
+def _find_column(header: list[str], names: tuple[str, ...]) -> int | None:
+    return next((header.index(name) for name in names if name in header), None)

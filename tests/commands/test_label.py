@@ -1,0 +1,166 @@
+"""Labelling as a user does it: a few labels in, labels for all out."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import deepbregman
+from deepbregman.commands.pretrain import pretrain
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.runs import Run
+
+from ..conftest import Command
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """The command line on a CPU."""
+    return lambda *words: command(*words, "--accelerator", "cpu")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reddish and bluish photographs, without classes."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for channel, name in ((0, "red"), (2, "blue")):
+        for index in range(15):
+            pixels = random.integers(0, 90, (10, 10, 3), dtype=np.uint8)
+            pixels[..., channel] += 150
+            Image.fromarray(pixels).save(folder / f"{name}-{index}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(short_config: Config, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    changes = {"training.epochs": 1, "training.batch_size": 8, "data.image_size": 8}
+    config = override(short_config, {**changes, "data.source": str(photos)})
+    return pretrain(config, run=tmp_path_factory.mktemp("runs") / "run", accelerator="cpu")
+
+
+def write_table(path: Path, *names: str) -> Path:
+    lines = [f"{name},{name.partition('-')[0]}" for name in names]
+    path.write_text("\n".join(["image,label", *lines]) + "\n")
+    return path
+
+
+FEW = [f"{name}-{index}.png" for name in ("red", "blue") for index in range(4)]
+
+
+def test_photographs_from_a_table(command: Command, run: Run, tmp_path: Path) -> None:
+    few, out, sheet = write_table(tmp_path / "few.csv", *FEW), tmp_path / "all.csv", "next.png"
+    code, said, err = command(
+        *("label", run.path, "--labels", few, "--out", out, "--sheet", tmp_path / sheet),
+        *("--suggest", 3),
+    )
+    assert (code, err) == (0, "")
+    assert "expected accuracy" in said
+    assert "interval" in said
+    with out.open(newline="") as file:
+        rows = {row["image"]: row for row in csv.DictReader(file)}
+    assert len(rows) == 30
+    for name, row in rows.items():
+        assert row["label"] == name.partition("-")[0]
+        shares = [float(row["probability of red"]), float(row["probability of blue"])]
+        assert sum(shares) == pytest.approx(1.0, abs=2e-4)
+        assert float(row["probability"]) == max(shares)
+        assert row["given"] == ("yes" if name in FEW else "no")
+        assert (float(row["probability"]) == 1.0) == (name in FEW)
+    listed = sorted(
+        (int(row["label next"]), name) for name, row in rows.items() if row["label next"]
+    )
+    assert [rank for rank, _ in listed] == [1, 2, 3]
+    for _, name in listed:
+        assert name not in FEW
+        assert name in said
+    with Image.open(tmp_path / sheet) as image:
+        assert image.width > 3 * 112
+    # What was written can be given again: only the lines that the user gave count.
+    again = deepbregman.label(run, out, accelerator="cpu", suggest=0)
+    assert again.num_examples == 8
+    assert again.labels == [rows[name]["label"] for name in again.names]
+
+
+def test_class_folders_with_copies_and_strangers(
+    command: Command, run: Run, photos: Path, tmp_path: Path
+) -> None:
+    for name in FEW:
+        folder = tmp_path / "few" / name.partition("-")[0]
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(photos / name, folder / f"renamed-{name}")
+    Image.new("RGB", (10, 10), (200, 40, 40)).save(tmp_path / "few" / "red" / "stranger.png")
+    found = deepbregman.label(run, tmp_path / "few", accelerator="cpu")
+    assert found.num_examples == 9
+    given = {name for name, known in zip(found.names, found.given, strict=True) if known}
+    assert given == set(FEW)  # found by their bytes
+    assert found.labels == [name.partition("-")[0] for name in found.names]
+    assert found.measured is None
+
+
+def test_digits_have_the_accuracy_that_is_expected(short_run: Run) -> None:
+    random = np.random.default_rng(0)
+    from deepbregman.data.opening import open_data
+
+    source = open_data(short_run.config)
+    assert source.train.labels is not None
+    places = random.permutation(len(source.train))[:80].tolist()
+    labels = {f"train:{i}": str(int(source.train.labels[i])) for i in places}
+    found = deepbregman.label(short_run, labels, accelerator="cpu")
+    assert found.measured is not None
+    accuracy, count = found.measured
+    assert count == 1797 - 80
+    assert accuracy > 60.0
+    assert found.expected.low <= accuracy <= found.expected.high
+    # The probabilities say how often they are right.
+    confidence = 100.0 * found.probabilities[~found.given].max(dim=1).values.mean().item()
+    assert confidence == pytest.approx(accuracy, abs=8.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "words", "expected"),
+    [
+        ([*FEW, "red-99.png", "blue-x.png"], [], "2 of 10 names are no image of the data ('red-99"),
+        (["red-1.png", "red-2.png"], [], "all 2 labels are 'red'"),
+        (["red-1.png", "red-2.png", "blue-1.png"], [], "only one image of 'blue'"),
+        ([], [], "no image has a label"),
+        (FEW, ["--out", "old.csv"], "old.csv exists"),
+        (FEW, ["--sheet", "sheet.csv"], "ends so"),
+        (FEW, ["--suggest", -1], "suggest is -1"),
+        (FEW, ["--data", "nowhere"], "no such folder"),
+    ],
+)
+def test_errors(
+    command: Command,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lines: list[str],
+    words: list[object],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.csv").write_text("precious")
+    write_table(tmp_path / "few.csv", *lines)
+    before = {path.name for path in tmp_path.iterdir()}
+    code, _, err = command("label", run.path, "--labels", "few.csv", *words)
+    assert code == 2
+    assert expected in err
+    assert {path.name for path in tmp_path.iterdir()} == before
+    assert (tmp_path / "old.csv").read_text() == "precious"
+
+
+def test_more_errors(run: Run, photos: Path) -> None:
+    few = {name: name.partition("-")[0] for name in FEW}
+    with pytest.raises(UserError, match=r"'red-1.png' is 'red' and 'blue'"):
+        deepbregman.label(run, {**few, str(photos / "red-1.png"): "blue"}, accelerator="cpu")
+    everything = {path.name: path.name.partition("-")[0] for path in photos.iterdir()}
+    with pytest.raises(UserError, match=r"all 30 images .* have labels"):
+        deepbregman.label(run, everything, accelerator="cpu")
+    with pytest.raises(UserError, match="'devergence' is not one of"):
+        deepbregman.label(run, few, by=["devergence"], accelerator="cpu")  # type: ignore[list-item]

@@ -1,0 +1,68 @@
+"""Labels that a user writes: what is read of them, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from deepbregman.data.labels import GivenLabel, read_labels
+from deepbregman.errors import UserError
+
+RIGHT = [GivenLabel(f"{name}.png", name[0]) for name in ("a1", "a2", "b1", "b2")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image,label\na1.png,a\na2.png,a\nb1.png,b\nb2.png,b\n",
+        "\ufeffFile;Class\r\na1.png;a\r\na2.png;a\r\nb1.png;b\r\nb2.png;b\r\n",
+        "label\timage\na\ta1.png\na\ta2.png\nb\tb1.png\nb\tb2.png",
+        "image,label\n a1.png , a \na2.png,a\n\nc.png,\nb1.png,b\nb2.png,b,more\n",
+        "image,label,given\na1.png,a,yes\na2.png,a,yes\nc.png,c,no\nb1.png,b,yes\nb2.png,b,Yes\n",
+    ],
+)
+def test_tables_of_people_and_spreadsheets(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "few.csv"
+    path.write_text(text, encoding="utf-8", newline="")
+    assert read_labels(path) == RIGHT
+
+
+def test_folders_and_mappings(tmp_path: Path) -> None:
+    for image, label, _ in RIGHT:
+        (tmp_path / label).mkdir(exist_ok=True)
+        (tmp_path / label / image).touch()
+    found = read_labels(tmp_path)
+    assert [(Path(one.image).name, one.label, one.is_file) for one in found] == [
+        (image, label, True) for image, label, _ in RIGHT
+    ]
+    assert read_labels({image: label for image, label, _ in RIGHT}) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must name the columns"),
+        ("a1.png,a\na2.png,b\n", "must name the columns"),
+        ("image,label\n", "no image has a label"),
+        ("image,label\na1.png,\n", "no image has a label"),
+        ("image,label\na1.png,a\na2.png,a\n", "all 2 labels are 'a'"),
+        ("image,label\na1.png,a\na2.png,a\nb1.png,b\n", "only one image of 'b'"),
+        ('image,label\n"a1.png,a\n', "cannot be read as CSV"),
+    ],
+)
+def test_what_teaches_nothing_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "few.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words) as error:
+        read_labels(path)
+    assert str(path) in str(error.value)
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "few.csv").write_bytes(b"image,label\n\xff\xfe\x00,a\n")
+    with pytest.raises(UserError, match="cannot be read as CSV in UTF-8"):
+        read_labels(tmp_path / "few.csv")
+    with pytest.raises(UserError, match="no such file or folder"):
+        read_labels(tmp_path / "nowhere.csv")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no image has a label"):
+        read_labels(tmp_path / "empty")

@@ -1,0 +1,152 @@
+"""Labels from a few labels: classifiers, calibration, the expected accuracy, what to label next."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from deepbregman.evaluation.features import Features
+from deepbregman.evaluation.labelling import (
+    Classifier,
+    expect_accuracy,
+    fit_temperature,
+    predict_labels,
+    suggest_images,
+)
+from deepbregman.method.bregman import soft_divergence
+from deepbregman.statistics import wilson_interval
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def blobs(seed: int, num_classes: int = 3, each: int = 40) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points around a centre for each class, and their labels."""
+    labels = torch.arange(num_classes).repeat(each)
+    centres = 4.0 * draw(num_classes, 8, seed=seed)
+    return centres[labels] + draw(len(labels), 8, seed=seed + 1), labels
+
+
+def some_known(labels: torch.Tensor, count: int) -> torch.Tensor:
+    shown = labels.clone()
+    shown[count:] = -1
+    return shown
+
+
+@given(st.integers(1, 500), st.data())
+def test_wilson_is_that_of_scipy(n: int, data: st.DataObject) -> None:
+    found = data.draw(st.integers(0, n))
+    expected = binomtest(found, n).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(found / n, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+class TestClassifiers:
+    train = Features(draw(7, 5), draw(7, 4, seed=1))
+    queries = Features(draw(6, 5, seed=2), draw(6, 4, seed=3))
+    labels = torch.tensor([0, 1, 2, 0, 1, 2, 2])
+
+    def test_neighbours_vote_by_their_cosine(self) -> None:
+        found = Classifier("knn", 3).logits(self.train, self.labels, self.queries, 3, 0.5)
+        for query, logits in zip(self.queries.representation, found, strict=True):
+            cosines = torch.cosine_similarity(query[None].double(), self.train.representation)
+            best = cosines.topk(3)
+            votes = torch.full((3,), 1 / 3, dtype=torch.float64)
+            for value, index in zip(best.values, best.indices, strict=True):
+                votes[self.labels[index]] += math.exp((value - best.values[0]) / 0.1)
+            assert logits.softmax(0) == pytest.approx(votes / votes.sum(), abs=1e-5)
+
+    def test_a_class_is_the_distribution_of_its_images(self) -> None:
+        found = Classifier("divergence").logits(self.train, self.labels, self.queries, 3, 0.5)
+        assert self.train.scores is not None
+        assert self.queries.scores is not None
+        for kind in range(3):
+            members = self.train.scores[self.labels == kind].double()[None]  # a set
+            expected = -soft_divergence(self.queries.scores.double(), members, 0.5)[:, 0]
+            assert found[:, kind] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("truth", [0.3, 1.0, 5.0])
+def test_the_temperature_is_found(truth: float) -> None:
+    logits = 3.0 * truth * draw(4000, 4).double()
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.multinomial((logits / truth).softmax(1), 1, generator=generator)[:, 0]
+    assert fit_temperature(logits, labels) == pytest.approx(truth, rel=0.06)
+
+
+def test_a_few_right_answers_are_not_certain() -> None:
+    labels = torch.arange(10) % 2
+    logits = 10.0 * torch.nn.functional.one_hot(labels, 2).double()
+    best = (logits / fit_temperature(logits, labels)).softmax(1).max()
+    assert best == pytest.approx(11 / 12, abs=1e-3)
+
+
+def test_the_best_of_many_guessers_is_expected_to_guess() -> None:
+    """Twenty coins: the best is right far more often than half, but only by chance."""
+    generator = torch.Generator().manual_seed(0)
+    raw, corrected = [], []
+    for seed in range(20):
+        correct = torch.rand(20, 40, generator=generator) < 0.5
+        raw.append(correct.double().mean(dim=1).max().item())
+        corrected.append(expect_accuracy(correct, torch.zeros(20, 40), seed))
+    assert sum(raw) / 20 > 0.62
+    assert sum(corrected) / 20 == pytest.approx(0.5, abs=0.04)
+
+
+def test_one_classifier_needs_no_correction() -> None:
+    correct = torch.rand(1, 200, generator=torch.Generator().manual_seed(0)) < 0.7
+    share = correct.double().mean().item()
+    assert expect_accuracy(correct, torch.zeros(1, 200)) == pytest.approx(share, abs=0.01)
+
+
+@pytest.mark.parametrize("informative", ["features", "scores"])
+def test_the_kind_that_fits_is_chosen(informative: str) -> None:
+    points, labels = blobs(0)
+    noise = draw(*points.shape, seed=5)
+    features = Features(points, noise) if informative == "features" else Features(noise, points)
+    found = predict_labels(features, some_known(labels, 30), num_classes=3, smoothing=1.0)
+    chosen = found.judged[0].classifier.kind
+    assert (chosen == "divergence") == (informative == "scores")
+    rest = found.probabilities[30:].argmax(dim=1) == labels[30:]
+    accuracy = 100.0 * rest.double().mean().item()
+    assert accuracy > 90.0
+    assert found.expected.low <= accuracy <= found.expected.high
+    assert found.probabilities.sum(dim=1) == pytest.approx(torch.ones(len(labels)))
+    assert torch.equal(found.probabilities[:30].argmax(dim=1), labels[:30])
+    assert found.probabilities[:30].max(dim=1).values.min() == 1.0
+    accuracies = [one.accuracy for one in found.judged]
+    assert accuracies == sorted(accuracies, reverse=True)
+
+
+def test_noise_is_expected_to_be_labelled_by_chance() -> None:
+    labels = torch.arange(120) % 3
+    found = predict_labels(Features(draw(120, 8), None), some_known(labels, 60), num_classes=3)
+    assert {one.classifier.kind for one in found.judged} == {"knn", "linear"}
+    assert found.expected.low < 100 / 3 < found.expected.high
+    assert found.probabilities[60:].max(dim=1).values.mean() < 0.5
+
+
+def test_two_labels_of_a_class_are_enough() -> None:
+    points, labels = blobs(3, num_classes=2, each=10)
+    found = predict_labels(Features(points, None), some_known(labels, 4), num_classes=2)
+    assert found.expected.high - found.expected.low > 30  # four labels tell little
+
+
+class TestSuggestions:
+    def test_the_uncertain_come_first_and_copies_only_once(self) -> None:
+        points = torch.eye(6)[[0, 1, 2, 2, 3, 4]] + 0.0
+        certainty = torch.tensor([1.0, 0.99, 0.5, 0.5, 0.6, 0.9])
+        probabilities = torch.stack([certainty, 1 - certainty], dim=1)
+        labelled = torch.tensor([True, False, False, False, False, False])
+        found = suggest_images(points, probabilities, labelled, 4)
+        assert found[0] in (2, 3)
+        assert found[1:] == [4, 5, 1]  # the copy of the first teaches nothing more
+        assert sorted(suggest_images(points, probabilities, labelled, 99)) == [1, 2, 3, 4, 5]
+
+    def test_far_from_the_labelled_among_equally_uncertain(self) -> None:
+        points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
+        labelled = torch.tensor([True, False, False])
+        assert suggest_images(points, torch.full((3, 2), 0.5), labelled, 1) == [2]
