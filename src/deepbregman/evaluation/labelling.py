@@ -27,7 +27,7 @@ from deepbregman.data import FileImages, ResidentBatches, open_files
 from deepbregman.data.folders import quote_some
 from deepbregman.data.labels import GivenLabel, check_counts
 from deepbregman.errors import UserError
-from deepbregman.files import creating, csv_text
+from deepbregman.files import create_file, csv_text
 from deepbregman.method.bregman import learned_divergence
 from deepbregman.runs import Record
 from deepbregman.statistics import wilson_interval
@@ -524,5 +524,5 @@ def write_labels(path: Path, found: Labelling, suggested: Sequence[int]) -> None
         for kind, value in zip(found.classes, values[index], strict=True):
             row[f"probability of {kind}"] = f"{value:.4f}"
         rows.append(row)
-    with creating(path) as file:
+    with create_file(path) as file:
         file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
