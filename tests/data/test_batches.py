@@ -209,7 +209,8 @@ def test_on_a_gpu_the_same_bits_arrive_without_a_wait(
 ) -> None:
     device = torch.device("cuda")
     expected = list(ResidentBatches(files, CPU).iterate(ORDER, 3))
-    arrays = ArrayImages(*next(ResidentBatches(files, CPU).iterate(torch.arange(7), 7)))
+    whole = next(ResidentBatches(files, CPU).iterate(torch.arange(7), 7))
+    arrays = ArrayImages(whole.images, whole.sizes)
     makers = [
         ResidentBatches(files, device),
         ResidentBatches(arrays, device),

@@ -70,12 +70,18 @@ def test_the_guard_sees_a_wait_and_is_lifted_after(no_host_sync: NoHostSync) -> 
     assert number.item() == 1.0
 
 
+@pytest.mark.parametrize("optimiser", ["sgd", "muon"])
 @pytest.mark.parametrize(("compiled", "warm_up"), [("no", 2), ("auto", 4)])
 def test_a_step_never_waits_for_the_device(
-    images: ArrayImages, tmp_path: Path, no_host_sync: NoHostSync, compiled: str, warm_up: int
+    images: ArrayImages,
+    tmp_path: Path,
+    no_host_sync: NoHostSync,
+    compiled: str,
+    warm_up: int,
+    optimiser: str,
 ) -> None:
     """Plain, and as CUDA graphs once they are recorded."""
-    config = small({"training.compile": compiled})
+    config = small({"training.compile": compiled, "optimiser.name": optimiser})
     job = Pretraining(config, images, launch("cuda"), tmp_path / "run")
     job.step_module.train()
     feed = job.feed(0, 0)
@@ -133,7 +139,7 @@ def test_a_stopped_run_goes_on_to_the_bit(
     resumed = resume(tmp_path / "run", accelerator="cuda")
     assert resumed.provenance()["device"] == torch.cuda.get_device_name()
     found, expected = (checkpoints.load(run.last_checkpoint) for run in (resumed, uninterrupted))
-    for part in ("model", "loss"):
+    for part in checkpoints.NETWORKS:
         torch.testing.assert_close(found[part], expected[part], rtol=0, atol=0)
     moments = found["optimiser"]["state"], expected["optimiser"]["state"]
     torch.testing.assert_close(*moments, rtol=0, atol=0)
@@ -146,6 +152,8 @@ NUMBERS = {
     "divergence.sigma": 0.9,
     "divergence.temperature": 0.3,
     "divergence.smoothing": 0.5,
+    "divergence.target_smoothing": 0.3,
+    "teacher.momentum": 0.9,
     "divergence.weight": 0.4,
     "objective.temperature": 0.2,
     "objective.weight": 3.0,

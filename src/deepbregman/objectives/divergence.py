@@ -50,6 +50,8 @@ class DivergenceTerm(nn.Module):
         copied = settings.source == "prototypes"
         self.teacher_network = copy.deepcopy(self.network).requires_grad_(False) if copied else None
         self.settings = settings
+        # Not read from the settings while training: a compiled step would be tied to its value.
+        self.is_smooth = settings.smoothing > 0.0
         self.weights = {"divergence": settings.weight} if settings.weight > 0.0 else {}
         if settings.info_nce > 0.0:
             self.weights["info_nce"] = settings.info_nce
@@ -85,7 +87,7 @@ class DivergenceTerm(nn.Module):
             assert teacher is not None  # the configuration has made sure
             terms["info_nce"] = self._contrast_with_bank(student, teacher)
         if "usage" in self.weights:
-            assigned_by = self.numbers[3] if self.settings.smoothing > 0.0 else 1.0
+            assigned_by = self.numbers[3] if self.is_smooth else 1.0
             terms["usage"] = usage_entropy(scores.flatten(0, 1), assigned_by)
         if isinstance(self.network, Bank) and teacher is not None:
             full = self.network.is_full.to(scores.dtype)
@@ -100,7 +102,7 @@ class DivergenceTerm(nn.Module):
         if self.settings.centring == "mean":
             return scores - scores.mean(dim=(0, 1))
         if self.settings.centring == "sinkhorn":
-            temperature = self.numbers[4] if self.settings.smoothing > 0.0 else 1.0
+            temperature = self.numbers[4] if self.is_smooth else 1.0
             return torch.stack([balance_scores(view, temperature) for view in scores])
         return scores
 
@@ -114,12 +116,11 @@ class DivergenceTerm(nn.Module):
     def _compare(self, first: Tensor, second: Tensor) -> Tensor:
         sigma, alpha, temperature, smoothing, target_smoothing = self.numbers.unbind()
         settings = self.settings
-        is_smooth = settings.smoothing > 0.0
         if settings.compare == "match":
             return match_scores(
                 first,
                 second,
-                temperature=smoothing if is_smooth else 0.0,
+                temperature=smoothing if self.is_smooth else 0.0,
                 target_temperature=target_smoothing,
             )
         return divergence_loss(
@@ -130,7 +131,7 @@ class DivergenceTerm(nn.Module):
             alpha=alpha,
             pairs=settings.pairs,
             temperature=temperature,
-            smoothing=smoothing if is_smooth else None,
+            smoothing=smoothing if self.is_smooth else None,
         )
 
     def _contrast_with_bank(self, student: Tensor, teacher: Tensor) -> Tensor:
