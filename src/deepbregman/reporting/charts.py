@@ -394,9 +394,8 @@ def evaluation_figure(groups: Sequence[RunGroup], data: str, key: str, title: st
     caption = "mean, deviation over seeds (bar) and every run (small)" + (
         "; diamonds: published, other settings" if printed else ""
     )
-    places = {group.name: group.place for group in groups}
-    spec = dot_spec(means, runs, printed, places, title, caption)
-    return Figure(key, title, caption, spec)
+    chart = measure_chart(means, runs, printed, {group.name: group.place for group in groups})
+    return Figure(key, title, caption, specify(chart, title, caption))
 
 
 def mean_point(measure: str, arm: str, summary: Summary) -> Record:
@@ -409,39 +408,73 @@ def mean_point(measure: str, arm: str, summary: Summary) -> Record:
     }
 
 
-def dot_spec(
-    means: list[Record],
-    runs: list[Record],
-    printed: list[Record],
-    places: Mapping[str, int],
-    title: str,
-    subtitle: str,
-) -> Record:
-    """Draw a line for each measure, with a dot, a bar and small dots for each arm."""
+def dot_chart(
+    points: Sequence[Record],
+    row: str,
+    colour: Any,
+    words: Mapping[str, str],
+    *,
+    unit: str = "%",
+    shape: str = "circle",
+    arms: Sequence[str] = (),
+    levels: Sequence[Record] = (),
+    runs: Sequence[Record] = (),
+    printed: Sequence[Record] = (),
+) -> Any:
+    """Draw every point as a dot with a bar from ``low`` to ``high``, in the line of its ``row``.
+
+    Args:
+        words: fields that show under the pointer, with their titles.
+        arms: where they are given, the dots of one line lie below each other, by arm.
+        levels: values to mark across all lines.
+        runs: single values behind the points, drawn small.
+        printed: published values.
+    """
     import altair as alt
 
-    order = list(dict.fromkeys(point["measure"] for point in means))
-    y = alt.Y("measure:N", sort=order, title=None, axis=alt.Axis(grid=True, tickBand="extent"))
-    names = list(places)
-    offset = alt.YOffset("arm:N", sort=names, scale=alt.Scale(domain=names))
-    x = alt.X("value:Q", title="%", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
-    shared: dict[str, Any] = {"y": y, "yOffset": offset, "color": arm_colour(places)}
-    base = chart_of(means).encode(**shared)
-    words = {"arm:N": "arm", "measure:N": "measure", "shown:N": "mean ± deviation"}
-    layers: list[Any] = [
+    order = list(dict.fromkeys(point[row] for point in points))
+    y = alt.Y(f"{row}:N", sort=order, title=None, axis=alt.Axis(grid=True, tickBand="extent"))
+    x = alt.X("value:Q", title=unit, scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+    shared: dict[str, Any] = {"y": y, "color": colour}
+    if arms:
+        shared["yOffset"] = alt.YOffset("arm:N", sort=arms, scale=alt.Scale(domain=arms))
+    layers: list[Any] = []
+    if levels:
+        rule = chart_of(levels).mark_rule(strokeDash=[4, 3], opacity=0.7, color=GREY)
+        layers.append(rule.encode(x=x))
+    base = chart_of(points).encode(**shared)
+    layers += [
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", opacity=opacity(0.55)),
-        base.mark_point(filled=True, size=70).encode(
+        base.mark_point(filled=True, size=70, shape=shape).encode(
             x=x, opacity=opacity(), tooltip=tooltip(words)
         ),
     ]
     if runs:
-        words = {"run:N": "run", "measure:N": "measure", "value:Q": "value"}
+        names = tooltip({"run:N": "run", "measure:N": "measure", "value:Q": "value"})
         small = chart_of(runs).encode(**shared).mark_tick(thickness=1.5, size=9)
-        layers.append(small.encode(x=x, opacity=opacity(0.6), tooltip=tooltip(words)))
+        layers.append(small.encode(x=x, opacity=opacity(0.6), tooltip=names))
     if printed:
         layers.append(published_layer(printed).encode(x=x, y=y))
-    height = len(order) * max(34, 11 * len(places))
-    return specify(alt.layer(*layers).properties(width=WIDTH, height=height), title, subtitle)
+    height = len(order) * (max(34, 13 * len(arms)) if arms else 24)
+    return alt.layer(*layers).properties(width=WIDTH, height=height)
+
+
+MEASURE_WORDS = {"arm:N": "arm", "measure:N": "measure", "shown:N": "mean ± deviation"}
+
+
+def measure_chart(
+    means: list[Record], runs: list[Record], printed: list[Record], places: Mapping[str, int]
+) -> Any:
+    """Draw a line for each measure, with a dot for the mean of each arm and its runs."""
+    return dot_chart(
+        means,
+        "measure",
+        arm_colour(places),
+        MEASURE_WORDS,
+        arms=list(places),
+        runs=runs,
+        printed=printed,
+    )
 
 
 def published_layer(printed: Sequence[Record]) -> "alt.Chart":

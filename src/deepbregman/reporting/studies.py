@@ -15,8 +15,9 @@ from .charts import (
     Figure,
     arm_colour,
     chart_of,
-    dot_spec,
+    dot_chart,
     mean_point,
+    measure_chart,
     published_layer,
     round_digits,
     save_chart,
@@ -199,7 +200,7 @@ def _arm_figure(results: Record, key: str) -> Figure | None:
     caption = f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(printed)
     if kind == "bars" and any(point["beyond"] for point in points):
         caption += "; * not in the paper"
-    draw = {"line": _line_chart, "bars": _bar_chart, "drops": _drop_chart}[kind]
+    draw = {"line": _line_chart, "bars": _dot_chart, "drops": _drop_chart}[kind]
     study = results["study"]
     chart = draw(points, marks, study.get("reference"), study["x_label"])
     spec = specify(chart, study["title"], f"{unit}; {caption}")
@@ -273,59 +274,28 @@ def _line_chart(
     return alt.layer(*layers).properties(width=WIDTH, height=260)
 
 
-def _bar_chart(
+def _dot_chart(
     points: list[Record], printed: list[Record], reference: str | None, x_label: str
 ) -> Any:
-    """Draw a dot with its deviation for each arm; the reference's mean goes through all."""
-    import altair as alt
-
+    """Draw a dot with its deviation for each arm; the mean of the reference goes through all."""
     groups = dict.fromkeys(point["arm"] for point in points if point["name"] != reference)
     for point in points:
         prefix = f"{point['arm']}: " if len(groups) > 1 and point["name"] != reference else ""
         point["label"] = f"{prefix}{point['x']}" + " *" * point["beyond"]
     known = {str(point["x"]): point["label"] for point in points}
     printed = [{**p, "label": known[p["x"]]} for p in printed if p["x"] in known]
-    y = alt.Y("label:N", title=None, sort=[p["label"] for p in points], axis=alt.Axis(grid=True))
-    x = alt.X("value:Q", title="%", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+    levels = [{"value": point["value"]} for point in points if point["name"] == reference]
     colour = _series_colour(points)
-    level = [
-        {"value": point["value"], "arm": point["arm"]}
-        for point in points
-        if point["name"] == reference
-    ]
-    layers: list[Any] = []
-    if level:
-        flat = chart_of(level).encode(x=x, color=colour)
-        layers.append(flat.mark_rule(strokeDash=[4, 3], opacity=0.6))
-    base = chart_of(points).encode(y=y, color=colour)
-    layers += [
-        base.mark_rule(strokeWidth=2, opacity=0.55).encode(
-            x=alt.X("low:Q", title="%"), x2="high:Q"
-        ),
-        base.mark_point(filled=True, size=75, opacity=1).encode(x=x, tooltip=tooltip(_TOOLTIP)),
-    ]
-    layers += [published_layer(printed).encode(x=x, y=y)] if printed else []
-    return alt.layer(*layers).properties(width=WIDTH, height=24 * len(points))
+    return dot_chart(points, "label", colour, _TOOLTIP, levels=levels, printed=printed)
 
 
 def _drop_chart(
     points: list[Record], printed: list[Record], reference: str | None, x_label: str
 ) -> Any:
-    """Draw what each series loses, step by step, as bars side by side."""
-    import altair as alt
-
-    order = list(dict.fromkeys(str(point["x"]) for point in points))
-    x = alt.X("x:N", title=None, sort=order, axis=alt.Axis(labelAngle=0))
-    series = list(dict.fromkeys(point["arm"] for point in points))
-    base = chart_of(points).encode(x=x, xOffset=alt.XOffset("arm:N", sort=series))
-    value = alt.Y("value:Q", title=None)
-    layers = [
-        base.mark_bar().encode(y=value, color=_series_colour(points), tooltip=tooltip(_TOOLTIP)),
-        base.mark_rule(strokeWidth=1.4, color=GREY).encode(y=alt.Y("low:Q"), y2="high:Q"),
-        # A bar of no height is not seen, and would look like one that is missing.
-        base.mark_tick(thickness=1.4, size=12, color=GREY).encode(y=alt.Y("value:Q")),
-    ]
-    return alt.layer(*layers).properties(width=WIDTH, height=260)
+    """Draw what each series loses, step by step."""
+    series, colour = list(dict.fromkeys(point["arm"] for point in points)), _series_colour(points)
+    levels = [{"value": 0}]
+    return dot_chart(points, "x", colour, _TOOLTIP, unit="points", arms=series, levels=levels)
 
 
 def _pair_figure(results: Record, key: str) -> Figure | None:
@@ -356,8 +326,8 @@ def _pair_figure(results: Record, key: str) -> Figure | None:
     seeds = format_seeds(point["n"] for point in means)
     caption = f"top-1, %; mean, deviation over seeds (bar) and every seed (small), {seeds}"
     caption += "; diamonds: published, other settings" * bool(marks)
-    title = results["study"]["title"]
-    spec = dot_spec(means, runs, marks, _places(results), title, caption)
+    chart = measure_chart(means, runs, marks, _places(results))
+    spec = specify(chart, results["study"]["title"], caption)
     return Figure(f"{key}-arms", "Arms", caption, spec)
 
 
@@ -386,32 +356,23 @@ def _difference_figure(results: Record, key: str) -> Figure | None:
     if not points:
         return None
     several = len({point["measure"] for point in points}) > 1
-    field = "measure" if several else "arm"
-    order = list(dict.fromkeys(point[field] for point in points))
     names = list(dict.fromkeys(point["arm"] for point in points))
-    place: dict[str, Any] = {
-        "y": alt.Y(f"{field}:N", sort=order, title=None, axis=alt.Axis(grid=True)),
-        "color": alt.value(PALETTE[0]),  # black would not be seen on a dark page
-    }
+    colour: Any = alt.value(PALETTE[0])  # black would not be seen on a dark page
     if several:
-        place["yOffset"] = alt.YOffset("arm:N", sort=names, scale=alt.Scale(domain=names))
-        place["color"] = arm_colour({n: p for n, p in _places(results).items() if n in names})
-    words = {"arm:N": "arm", "measure:N": "measure", "shown:N": "difference"}
-    base = chart_of(points).encode(**place)
-    zero = chart_of([{"value": 0}]).mark_rule(strokeWidth=1.2, color=GREY)
-    value = alt.X("value:Q", title="points", axis=alt.Axis(grid=True))
-    layers: list[Any] = [
-        zero.encode(x=alt.X("value:Q")),
-        base.mark_rule(strokeWidth=2, opacity=0.55).encode(x=alt.X("low:Q"), x2="high:Q"),
-        base.mark_point(filled=True, size=75, opacity=1, shape="diamond").encode(
-            x=value, tooltip=tooltip(words)
-        ),
-    ]
-    height = len(order) * (max(34, 15 * len(names)) if several else 24)
+        colour = arm_colour({n: p for n, p in _places(results).items() if n in names})
+    chart = dot_chart(
+        points,
+        "measure" if several else "arm",
+        colour,
+        {"arm:N": "arm", "measure:N": "measure", "shown:N": "difference"},
+        unit="points",
+        shape="diamond",
+        arms=names if several else (),
+        levels=[{"value": 0}],
+    )
     title = f"Difference to {reference}"
     caption = "points of top-1; mean of the differences seed by seed, bar: 95 % interval of it, "
     caption += format_seeds(point["n"] for point in points)
-    chart = alt.layer(*layers).properties(width=WIDTH, height=height)
     return Figure(f"{key}-differences", title, caption, specify(chart, title, caption))
 
 
