@@ -159,7 +159,7 @@ class TestUse:
         ("--protocol knn --seed -3", ["seed is -3", "0 or more"]),
         ("--protocol linear --epochs -1", ["epochs is -1", "0 or more"]),
         ("--protocol knn semi --epochs 0", ["epochs is 0", "1 epoch or more"]),
-        ("--protocol knn transfer", ["transfer", "another data set", "--data"]),
+        ("--protocol knn transfer", ["transfer", "another dataset", "--data"]),
         ("--protocol transfer --data digits", ["--data digits", "pretrained on"]),
         ("--protocol transfer --data none.npz", ["none.npz"]),
         ("--protocol semi --labels 0.005", ["--labels 0.005", "class", "smallest share"]),

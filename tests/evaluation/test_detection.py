@@ -157,7 +157,7 @@ def test_rows_files_and_what_is_said(
     with pytest.raises(UserError, match=r"result\.json was made with other.*batch_size was 2, is"):
         detect(run, data=devkit, options=replace(TINY, batch_size=3))
     (folder / "result.json").write_text('{"scores": {}')
-    with pytest.raises(UserError, match=r"result\.json cannot be read .*begin anew"):
+    with pytest.raises(UserError, match=r"result\.json cannot be read .*start again"):
         detect(run, data=devkit, options=TINY)
 
 
@@ -253,7 +253,7 @@ def test_seeds_are_averaged(run: Run, devkit: Path, monkeypatch: pytest.MonkeyPa
             "finished": "now",
         }
 
-    monkeypatch.setattr(protocol, "judge_detector", judged)
+    monkeypatch.setattr(protocol, "score_detector", judged)
     console = Console(record=True, width=200, file=io.StringIO())
     options = replace(TINY, arms=("pretrained",))
     row = detect(run, devkit, options, seeds=3, seed=2, console=console)[1]

@@ -20,7 +20,6 @@ from deepbregman.evaluation.finetuning import (
     Budget,
     Classifier,
     finetune,
-    first_layer,
     from_encoder,
     from_projection,
     from_scratch,
@@ -199,18 +198,6 @@ class TestStarts:
         expected = hidden.clamp_min(0) @ network.linear.weight.T + network.linear.bias
         torch.testing.assert_close(network(images), expected, rtol=1e-4, atol=1e-5)
         assert hidden.shape[1] == 32  # of short_config
-
-    def test_a_projection_without_normalisation_works_and_none_at_all_does_not(
-        self, few: LabelledFeatures
-    ) -> None:
-        model = copy.deepcopy(few.model)
-        layers = (nn.Linear(128, 7), nn.Identity(), nn.ReLU(), nn.Linear(7, 2))
-        model.projection = nn.Sequential(*layers)
-        layer, width = first_layer(model)
-        assert (len(layer), width) == (3, 7)
-        model.projection = nn.Identity()
-        with pytest.raises(ValueError, match="begins with Linear"):
-            first_layer(model)
 
     def test_from_scratch_is_random_and_seeded(self, few: LabelledFeatures, images: Tensor) -> None:
         first, again, other = (from_scratch(few, seed).module for seed in (0, 0, 1))

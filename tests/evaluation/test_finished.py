@@ -246,7 +246,7 @@ def test_what_is_said_and_that_other_networks_leave_nothing_behind(
     undo = stopping(monkeypatch, 2, interrupt)
     with pytest.raises(SystemExit, match="130"):
         main(words)
-    assert "stopped; 2 finished arms are kept, continue by giving the same command again" in (
+    assert "stopped; 2 finished arms are kept, the same command continues it" in (
         capsys.readouterr().err
     )
     undo()

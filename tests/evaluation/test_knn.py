@@ -170,25 +170,6 @@ def test_permuting_the_bank_changes_nothing(seed: int, k: int) -> None:
     )
 
 
-def test_bad_values_are_named() -> None:
-    queries, labels, bank, bank_labels = data(5)
-    with pytest.raises(ValueError, match=r"k is 62, .* size of the bank, 61: lower k"):
-        knn_accuracy(queries, labels, bank, bank_labels, k=62)
-    with pytest.raises(ValueError, match="k is 0"):
-        cosine_neighbours(queries, bank, 0)
-    with pytest.raises(ValueError, match="chunk is 0"):
-        cosine_neighbours(queries, bank, 1, chunk=0)
-    with pytest.raises(ValueError, match="queries is empty"):
-        cosine_neighbours(queries[:0], bank, 1)
-    with pytest.raises(ValueError, match="NaN"):
-        cosine_neighbours(queries.masked_fill(queries > 1, math.nan), bank, 1)
-    neighbours = cosine_neighbours(queries, bank, 3)
-    with pytest.raises(ValueError, match="k is 4, but the search kept 3"):
-        vote(neighbours, bank_labels, NUM_CLASSES, k=4)
-    with pytest.raises(ValueError, match="temperature is 0"):
-        vote(neighbours, bank_labels, NUM_CLASSES, temperature=0.0)
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_agrees_with_the_cpu() -> None:

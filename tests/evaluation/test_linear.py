@@ -17,7 +17,6 @@ from deepbregman.evaluation.linear import (
     SgdRows,
     SgdSetting,
     choose_l2,
-    fit_chosen,
     fit_linear,
     fit_linear_sgd,
 )
@@ -150,7 +149,9 @@ def test_two_worse_penalties_in_a_row_end_the_search(
 ) -> None:
     told = iter(accuracies)
     monkeypatch.setattr(linear, "top_k_accuracy", lambda *_: float(next(told)))
-    best, validation = choose_l2(FEATURES[:60], LABELS[:60], torch.arange(10), num_classes=10)
+    best, validation = choose_l2(
+        FEATURES[:60], LABELS[:60], torch.arange(10), num_classes=10, grid=L2_GRID
+    )
     strongest_first = sorted(L2_GRID, reverse=True)
     assert list(validation) == strongest_first[:tried]
     assert list(validation.values()) == accuracies[:tried]
@@ -227,14 +228,6 @@ def test_equal_accuracies_prefer_the_stronger_penalty() -> None:
     )
     assert best == 1e-1
     assert validation == {1e-1: 100.0, 1e-2: 100.0, 1e-3: 100.0}
-
-
-def test_fit_chosen_refits_on_all_with_the_best_penalty() -> None:
-    train, grid, held_out = (FEATURES[:300], LABELS[:300]), (1e-1, 1e-3), torch.arange(100)
-    result = fit_chosen(*train, held_out, num_classes=10, grid=grid)
-    assert (result.l2, result.validation) == choose_l2(*train, held_out, num_classes=10, grid=grid)
-    expected = fit_linear(*train, num_classes=10, l2=result.l2)
-    torch.testing.assert_close(result.classifier.weight, expected.weight)
 
 
 def sgd(seed: int = 0, *, epochs: int, learning_rate: float = 0.2) -> LinearClassifier:
@@ -326,23 +319,6 @@ def test_many_sgd_classifiers_are_each_what_torch_makes_alone() -> None:
                 optimiser.step()
         torch.testing.assert_close(fit.weight, weight.detach(), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(fit.bias, bias.detach(), rtol=1e-4, atol=1e-5)
-
-
-def test_bad_values_are_named() -> None:
-    features, labels = FEATURES[:50], LABELS[:50]
-    with pytest.raises(ValueError, match="l2 is 0"):
-        fit_linear(features, labels, num_classes=10, l2=0.0)
-    with pytest.raises(ValueError, match="from 0 to 9, but num_classes is 9"):
-        fit_linear(features, labels, num_classes=9)
-    with pytest.raises(ValueError, match="not finite"):
-        fit_linear(features.masked_fill(features > 15, math.nan), labels, num_classes=10)
-    for held_out, grid in (
-        (torch.arange(0), (1.0,)),
-        (torch.arange(50), (1.0,)),
-        (HELD_OUT[:0], ()),
-    ):
-        with pytest.raises(ValueError, match="rows are held out"):
-            choose_l2(features, labels, held_out, num_classes=10, grid=grid)
 
 
 @pytest.mark.gpu

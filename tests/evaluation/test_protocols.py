@@ -375,7 +375,7 @@ def test_options_are_checked_before_anything_is_judged(
     short_run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = short_run.result()
-    with pytest.raises(UserError, match="transfer needs another data set"):
+    with pytest.raises(UserError, match="transfer needs another dataset"):
         evaluate(short_run, protocols=["knn", "transfer"], accelerator="cpu")
     with pytest.raises(UserError, match="epochs is 0"):
         evaluate(short_run, protocols=["knn", "supervised"], epochs=0, accelerator="cpu")

@@ -77,9 +77,4 @@ def explosive(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 @pytest.fixture(autouse=True)
 def one_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let linear classifiers choose among one penalty: they take most of a tiny cell's time."""
-    choose = linear.choose_l2
-
-    def chosen(*arguments: Any, **options: Any) -> Any:
-        return choose(*arguments, **{**options, "grid": (0.1,)})
-
-    monkeypatch.setattr(linear, "choose_l2", chosen)
+    monkeypatch.setattr(linear, "L2_GRID", (0.1,))

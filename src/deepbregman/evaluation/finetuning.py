@@ -38,7 +38,7 @@ from .results import Measurement, make_rows, top_k_accuracy
 EPOCHS = 50
 """Of transfer and of supervised, on all labels."""
 FEW_LABELS = 0.05
-"""Below this share of the labels there are so few images that they are gone through more often."""
+"""Below this share of the labels, the few images are trained on for more epochs."""
 FEW_LABELS_EPOCHS, MANY_LABELS_EPOCHS = 60, 30
 CHOICE_SHARE = 0.2
 """Of the labelled images, held out to choose a learning rate on."""
@@ -100,9 +100,9 @@ def finetune(
 ) -> None:
     """Train every weight of a network in place, on random views of labelled images.
 
-    SGD with Nesterov momentum 0.9, the learning rate falling along a cosine; batch normalisation
-    learns the statistics of the new images. The same seed gives the same weights to the bit on a
-    CPU. The host waits for the device once an epoch.
+    It is SGD with Nesterov momentum 0.9 and a cosine schedule; batch normalisation learns the
+    statistics of the new images. The same seed gives the same weights to the bit on a CPU. The host
+    waits for the device once an epoch.
 
     Args:
         network: to train, on the device of the labels.
@@ -110,7 +110,7 @@ def finetune(
         views: one view of an image is trained on.
         indices: int64 (M,) on the CPU, the images to train on; all when None.
         mixed: run the network in bfloat16 where it is safe to.
-        title: of the progress and of errors.
+        title: names the training in progress bars and errors.
     """
     rows = torch.arange(batches.num_images) if indices is None else indices
     if len(rows) < 2:
@@ -174,7 +174,7 @@ def predict(
             ]
         )
     if not logits.isfinite().all():
-        raise Diverged("a fine-tuned network predicts no numbers: lower --learning-rate")
+        raise Diverged("the outputs of a fine-tuned network are not finite: lower --learning-rate")
     return logits
 
 
@@ -226,13 +226,13 @@ def first_layer(model: Model) -> tuple[nn.Sequential, int]:
     """Return the projection up to its first activation, shared with the model, and its width."""
     layers = list(model.projection.children())
     last = next((i for i, layer in enumerate(layers) if isinstance(layer, nn.ReLU)), None)
-    if last is None or not isinstance(layers[0], nn.Linear):
-        raise ValueError(f"a projection begins with Linear and has a ReLU, not {model.projection}")
+    assert last is not None  # as build_projection makes it
+    assert isinstance(layers[0], nn.Linear)
     return nn.Sequential(*layers[: last + 1]), layers[0].out_features
 
 
 def check_training(evaluation: Evaluation) -> None:
-    """Refuse an encoder whose untrained twin cannot be made."""
+    """Refuse an encoder of which no untrained copy can be built."""
     loaded = evaluation.loaded
     mean, deviation, seed = (0.0,) * 3, (1.0,) * 3, evaluation.options.seed
     build_untrained_encoder(loaded.model.encoder, loaded.config, mean, deviation, seed)
@@ -257,7 +257,7 @@ def supervised(evaluation: Evaluation) -> list[Record]:
 
 
 def check_semi(evaluation: Evaluation) -> None:
-    """Draw every subset, so that a share that is too small is found before anything is trained."""
+    """Draw every subset, so that too small a share is found before the training."""
     check_training(evaluation)
     for seed in evaluation.options.each_seed:
         for subset in _select_labelled(evaluation, seed):
@@ -265,10 +265,10 @@ def check_semi(evaluation: Evaluation) -> None:
 
 
 def semi(evaluation: Evaluation) -> list[Record]:
-    """Fine-tune all weights on a part of the labels, beside the same without pretraining.
+    """Fine-tune all weights on a part of the labels, and for comparison without pretraining.
 
-    A share of the labels is drawn anew with each seed; a list is the same for all, and only the
-    order, the crops and the classifier's first weights differ.
+    Each seed draws another share of the labels. A list of labels is the same for all seeds; then
+    only the order, the crops and the classifier's first weights differ.
     """
     starts = {
         "from encoder": from_encoder,
@@ -288,16 +288,16 @@ def semi(evaluation: Evaluation) -> list[Record]:
 
 
 def check_transfer(evaluation: Evaluation) -> None:
-    """Refuse the dataset of the pretraining: nothing would be transferred."""
+    """Refuse the dataset of the pretraining, since nothing would be transferred."""
     check_training(evaluation)
     data, own = evaluation.options.data, evaluation.loaded.config.data.source
     if data is None:
         raise UserError(
-            "transfer needs another data set than the run was pretrained on: name it with --data"
+            "transfer needs another dataset than that of the pretraining: name it with --data"
         )
     if data == own or expand_home(Path(data)).resolve() == expand_home(Path(own)).resolve():
         raise UserError(
-            f"transfer: --data {data} is what the run was pretrained on; name another data set, or "
+            f"transfer: --data {data} is the dataset of the pretraining; name another dataset, or "
             "use linear, semi or supervised"
         )
     check_linear(evaluation)
@@ -305,7 +305,7 @@ def check_transfer(evaluation: Evaluation) -> None:
 
 
 def transfer(evaluation: Evaluation) -> list[Record]:
-    """Judge on another dataset: frozen, fine-tuned on all labels, and without pretraining.
+    """Evaluate on another dataset: frozen, fine-tuned on all labels, and without pretraining.
 
     Its images are resized to the size of the run's.
     """
@@ -368,7 +368,7 @@ def _check_choice(evaluation: Evaluation, split: Split) -> None:
 def _measure_variant(
     evaluation: Evaluation, train: SplitFeatures, start: Start, variant: str, seed: int, epochs: int
 ) -> Measurement:
-    """Train from one start on one set of labelled images and test, unless that was done before."""
+    """Train from one start on one set of labelled images and test, unless that is done already."""
     options = {"start": start.__name__, "epochs": epochs, **asdict(evaluation.options.tuning)}
     settings = describe_part(evaluation.labelled, train.split, variant, seed, options)
     return evaluation.finished.measure(
@@ -439,8 +439,8 @@ def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
     """Draw a share of the labelled training images, class by class.
 
     Of a class with ``n`` images ``n * share`` are drawn, rounded down or up so that the total is
-    that of the whole set; below a share of 1 a class always keeps an image back. A class whose part
-    is below one image is an error: rounding it up would quietly give more labels than asked for.
+    that of the whole set; below a share of 1, one image of a class is never drawn. If the part of a
+    class is below one image, that is an error: rounding up would give more labels than asked for.
 
     Returns:
         Indices into the training split, int64 and ascending.

@@ -80,8 +80,10 @@ class FinishedParts:
         except KeyboardInterrupt as error:
             if not self._used:
                 raise
-            words = f"stopped; {len(self._used)} finished arms are kept, continue by giving the "
-            raise KeyboardInterrupt(f"{words}same command again") from error
+            words = (
+                f"stopped; {len(self._used)} finished arms are kept, the same command continues it"
+            )
+            raise KeyboardInterrupt(words) from error
         if self.can_record:
             with self.run.edit_record(NAME) as parts:
                 for other in [k for k, part in parts.items() if not _has_networks(part, settings)]:

@@ -62,10 +62,6 @@ def nearest_by(
         similarity: Maps a chunk of queries (c, ...) to its similarities with the bank (c, B).
         chunk: Queries at a time; memory is proportional to ``chunk * B``.
     """
-    if chunk < 1:
-        raise ValueError(f"chunk is {chunk}, but it must be at least 1: pass a positive number")
-    if len(queries) == 0:
-        raise ValueError("queries is empty, but a search needs at least one: pass some features")
     parts = [_largest(similarity(part), k) for part in torch.split(queries, chunk)]
     similarities, indices = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return Neighbours(similarities, indices)
@@ -109,15 +105,6 @@ def vote(
     Returns:
         The winning class of every query, (Q,) int64; the lowest class where several win.
     """
-    available = neighbours.indices.shape[1]
-    k = available if k is None else k
-    if not 1 <= k <= available:
-        raise ValueError(
-            f"k is {k}, but the search kept {available} neighbours: "
-            f"vote with 1 to {available}, or search for more"
-        )
-    if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}, but it must be positive: try 0.1")
     similarities = neighbours.similarities[:, :k].double()  # (Q, k)
     # A factor common to a row leaves its winner alone, and exp of a non-positive cannot overflow.
     weights = ((similarities - similarities.amax(1, keepdim=True)) / temperature).exp()
@@ -151,13 +138,6 @@ def knn_accuracy(
 def _largest(similarities: Tensor, k: int) -> Neighbours:
     """Take the k largest of every row (c, B), the lower index first among equals."""
     size = similarities.shape[1]
-    if not 1 <= k <= size:
-        raise ValueError(
-            f"k is {k}, but it must be between 1 and the size of the bank, {size}: "
-            "lower k or enlarge the bank"
-        )
-    if similarities.isnan().any():
-        raise ValueError("a similarity is NaN, but neighbours need an order: check the features")
     # topk leaves the order of equals open. So select on an integer that has no equals: the float's
     # bits, made monotone, above the reversed index. Adding 0.0 merges -0.0 with 0.0.
     bits = (similarities.float() + 0.0).contiguous().view(torch.int32)
@@ -172,8 +152,7 @@ def features_for(features: Features, measure: str) -> Tensor:
     """Return what a measure compares: the encoder's features (N, d), or the scores (N, K)."""
     if measure == "cosine":
         return features.representation
-    if features.scores is None:
-        raise ValueError("there are no scores to measure a divergence of: measure the cosine")
+    assert features.scores is not None  # choose_measures has made sure
     return features.scores
 
 
@@ -190,8 +169,8 @@ def rank_bank(
 
     The query is the first argument of the learned divergence, ``D(query || item)``: the gap that
     the item's winning subnetwork leaves in the query's scores. In the hard form a query is at
-    divergence 0 from a whole cell of the bank. Equals are ranked by a seeded shuffle of the bank,
-    so that the bank's own order, often that of its classes, does not matter.
+    divergence 0 from a whole cell of the bank. Ties are ordered by a seeded shuffle of the bank, so
+    that the order of the bank, often that of its classes, does not matter.
 
     Args:
         measure: ``cosine``, ``divergence``, or another divergence of scores.
@@ -210,11 +189,10 @@ def likeness_to(
     """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
     if measure == "cosine":
         return cosine_to(bank)
-    if measure == "divergence":
-        measure = partial(learned_divergence, smoothing=smoothing)
-    if isinstance(measure, str):
-        raise ValueError(f"measure {measure!r} is not one of {', '.join(MEASURES)}")
-    divergence, exact = measure, bank.double()  # float32 would rank what is nearly alike at random
+    divergence = (
+        partial(learned_divergence, smoothing=smoothing) if isinstance(measure, str) else measure
+    )
+    exact = bank.double()  # float32 would rank nearly equal images at random
 
     def likeness(queries: Tensor) -> Tensor:
         return -divergence(queries.double(), exact).float()
@@ -223,16 +201,16 @@ def likeness_to(
 
 
 def check_knn(evaluation: Evaluation) -> None:
-    """Open the data, so that data without labels are refused before anything is computed."""
+    """Open the data, so that data without labels are refused before any computation."""
     _ = evaluation.labelled
 
 
 def knn(evaluation: Evaluation) -> list[Record]:
-    """Judge by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
+    """Classify by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
 
-    The seed matters only where it decides among equals, of which the hard divergence has many, and
-    for random crops; the other variants have one value. Features averaged over crops are compared
-    by cosine only. Few neighbours vote for few classes, so there is no top 5.
+    The seed matters only for ties, of which the hard divergence has many, and for random crops; the
+    other variants have one value. Features averaged over crops are compared by cosine only. Few
+    neighbours vote for few classes, so there is no top 5.
     """
     labelled, seeds = evaluation.labelled, evaluation.options.each_seed
     rows = make_rows([knn_by_cosine(labelled)])
@@ -262,7 +240,7 @@ def knn_by_divergence(
     """Classify by the neighbours of the smallest learned divergence.
 
     Args:
-        seed: decides among equals.
+        seed: of the order of ties.
         divergence: of scores (N, K) and (M, K); the configuration's when None.
     """
     sides = labelled.train, labelled.test
@@ -270,8 +248,8 @@ def knn_by_divergence(
     settings, k = labelled.config.divergence, min(max(NEIGHBOURS), len(bank))
     measure = divergence or "divergence"
     found = rank_bank(measure, queries, bank, k, smoothing=settings.smoothing, seed=seed)
-    # Rounding would lose the order of far neighbours in psi, so they are found by -D. Their votes
-    # are weighted by the Gaussian kernel, whose width the run may have learnt.
+    # Rounding would lose the order of far neighbours in psi, so they are found by -D. Votes are
+    # weighted by the Gaussian kernel, whose width the run may have learned.
     sigma = labelled.model.sigma
     psi = similarity(-found.similarities, "gaussian", settings.sigma if sigma is None else sigma)
     return _measure_votes("divergence", found._replace(similarities=psi), labelled, {})
@@ -291,11 +269,11 @@ def _measure_votes(
 
 
 def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor | None:
-    """Build the monitor, or None when there are no labels or it is turned off.
+    """Build the monitor; None if there are no labels or it is turned off.
 
-    The queries are the held-out training images; the bank is the rest. With ``data.holdout`` 0
-    there are none, so a tenth of the training images, which pretraining has seen without their
-    labels, is taken as queries instead. Both sides are capped, stratified, for speed.
+    The queries are the held-out training images; the bank is the rest. With ``data.holdout`` 0 a
+    tenth of the training images, which pretraining has seen without their labels, are the queries.
+    Both sides are limited, stratified by class, for speed.
     """
     if train.labels is None or config.training.knn_every == 0:
         return None
@@ -303,10 +281,8 @@ def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor |
     if len(queries) == 0:
         bank, queries = stratified_split(train.labels, len(train), SEEN_SHARE, config.seed)
     sides = []
-    frame = (
-        3 * (2 * config.data.image_size) ** 2
-    )  # bytes of an image that is kept at twice its side
-    affordable = max(1, MONITOR_BYTES // frame)
+    frame_bytes = 3 * (2 * config.data.image_size) ** 2  # an image is kept at twice its side
+    affordable = max(1, MONITOR_BYTES // frame_bytes)
     for indices, largest in ((bank, min(LARGEST_BANK, affordable)), (queries, LARGEST_QUERY)):
         split = train.select(indices)
         if len(split) > largest:

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,14 +59,6 @@ class LinearClassifier(NamedTuple):
         return standardised @ self.weight.T + self.bias
 
 
-class ChosenFit(NamedTuple):
-    """A fit to all of the training set, its penalty chosen by held-out accuracies in per cent."""
-
-    classifier: LinearClassifier
-    l2: float
-    validation: dict[float, float]
-
-
 def standardisation(features: Tensor, one_scale: bool = False) -> tuple[Tensor, Tensor]:
     """Return the mean and the deviation, (d,) each, of features (n, d); a constant one has 1."""
     mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0)
@@ -90,25 +82,16 @@ def fit_linear(
     """Fit multinomial logistic regression by full-batch L-BFGS, in float64 where affordable.
 
     Args:
-        features: (n, d).
+        features: (n, d), finite.
         l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
-        max_iterations: A limit; stopping short of the optimum gives a RuntimeWarning.
+        max_iterations: A limit; a fit that ends before the optimum gives a RuntimeWarning.
         start: Where to start, to save iterations; the optimum does not depend on it.
         one_scale: Divide all features by one deviation, so that a handful of rows cannot blow up
             the features that happen to be nearly constant among them.
     """
-    if not l2 > 0:
-        raise ValueError(f"l2 is {l2}, but a unique optimum needs it positive: try 1e-6")
-    if len(features) == 0 or not features.isfinite().all():
-        raise ValueError("features are empty or not finite, but a fit needs numbers: check them")
     # What the caller computed in inference mode cannot be differentiated through; a copy can.
     with torch.inference_mode(False), torch.enable_grad():
         present, targets = torch.unique(labels.to(features.device).long(), return_inverse=True)
-        if present[0] < 0 or present[-1] >= num_classes:
-            raise ValueError(
-                f"labels run from {present[0]} to {present[-1]}, but num_classes is {num_classes}: "
-                "number the classes from 0 and count them all"
-            )
         wide = features.numel() <= FLOAT64_ELEMENTS and features.device.type != "mps"
         values = features.detach().to(torch.float64 if wide else torch.float32, copy=True)
         mean, deviation = standardisation(values, one_scale)
@@ -131,16 +114,17 @@ def choose_l2(
     held_out: Tensor,
     *,
     num_classes: int,
-    grid: Sequence[float] = L2_GRID,
+    grid: Sequence[float] | None = None,
 ) -> tuple[float, dict[float, float]]:
     """Choose the penalty by the accuracy on a part held out of the training set.
 
-    From the strongest to the weakest, each fit starting where the last ended, until ``PATIENCE``
-    in a row have done worse than the best so far: too weak a penalty overfits, a weaker one more,
-    and the weakest take nearly all of the time. Those left are not tried.
+    Penalties are tried from the strongest to the weakest, each fit starting where the last ended,
+    until ``PATIENCE`` in a row are worse than the best: too weak a penalty overfits, a weaker one
+    overfits more, and the weakest take most of the time.
 
     Args:
         held_out: (m,), indices of the held-out part; the fits see the other n - m rows only.
+        grid: ``L2_GRID`` when None.
 
     Returns:
         The best penalty (the strongest among equals), and the held-out accuracies by penalty.
@@ -148,16 +132,11 @@ def choose_l2(
     held_out, labels = held_out.to(features.device), labels.to(features.device)
     kept = torch.ones(len(features), dtype=torch.bool, device=features.device)
     kept[held_out] = False
-    if len(grid) == 0 or kept.all() or not kept.any():
-        raise ValueError(
-            f"{len(held_out)} of {len(features)} rows are held out for {len(grid)} penalties, but "
-            "both parts and the grid must not be empty: pass a proper subset and a grid"
-        )
     validation: dict[float, float] = {}
     fit: LinearClassifier | None = None
     rows = features[kept], labels[kept]  # once: of ImageNet they are 9 GB
     best, num_worse = -math.inf, 0
-    for l2 in sorted(grid, reverse=True):
+    for l2 in sorted(grid or L2_GRID, reverse=True):
         fit = fit_linear(*rows, num_classes=num_classes, l2=l2, start=fit)
         accuracy = top_k_accuracy(fit.predict(features[held_out]), labels[held_out])
         validation[l2] = accuracy
@@ -166,19 +145,6 @@ def choose_l2(
             break
     # max keeps the first of equals, and the strongest comes first.
     return max(validation, key=lambda l2: validation[l2]), validation
-
-
-def fit_chosen(
-    features: Tensor,
-    labels: Tensor,
-    held_out: Tensor,
-    *,
-    num_classes: int,
-    grid: Sequence[float] = L2_GRID,
-) -> ChosenFit:
-    """Choose l2 as `choose_l2` does, then fit again to all of the training set."""
-    l2, validation = choose_l2(features, labels, held_out, num_classes=num_classes, grid=grid)
-    return ChosenFit(fit_linear(features, labels, num_classes=num_classes, l2=l2), l2, validation)
 
 
 def minimise(
@@ -266,7 +232,7 @@ def _curvature_factor(design: Tensor, logits: Tensor, l2: float) -> Tensor:
 
 @contextmanager
 def _few_threads(design: Tensor) -> Iterator[None]:
-    """Solve a small problem with one thread: on a busy machine several wait for each other."""
+    """Solve a small problem with one thread; on a busy machine several threads block each other."""
     before = torch.get_num_threads()
     if design.numel() <= _ONE_THREAD_ELEMENTS:
         torch.set_num_threads(1)
@@ -284,7 +250,7 @@ class SgdSetting(NamedTuple):
     weight_decay: float
     """On the weights, not on the bias."""
     kept_only: bool = False
-    """Learn from the kept rows only, so that the others can judge the setting."""
+    """Learn from the kept rows only, so that the others can choose the setting."""
 
 
 SgdRows = tuple[Tensor, Tensor, Tensor]
@@ -304,7 +270,7 @@ def fit_linear_sgd(
     """Fit one classifier for each setting, all on the same features in one pass over them.
 
     Features of augmented images cost a pass through the encoder, classifiers next to nothing. A
-    classifier that diverges leaves the others as they are. The host never waits in an epoch.
+    classifier that diverges does not affect the others. The host never waits in an epoch.
 
     Args:
         batches: Maps an epoch to its rows, of augmented images.
@@ -316,62 +282,57 @@ def fit_linear_sgd(
     initial = torch.randn(num_classes, len(mean), generator=torch.Generator().manual_seed(seed))
     device = mean.device
     with torch.inference_mode(False):
-        weight = (0.01 * initial).to(device).repeat(len(settings), 1, 1)  # (M, C, d)
-        bias = torch.zeros(len(settings), num_classes, device=device)  # (M, C)
-        rates, decays, kept_only = (
-            torch.tensor(column, device=device)[:, None] for column in zip(*settings, strict=True)
-        )  # (M, 1) each
-        velocity, bias_velocity = torch.zeros_like(weight), torch.zeros_like(bias)
-        mean, deviation = mean.to(weight, copy=True), deviation.to(weight, copy=True)
+        mean, deviation = mean.float().clone(), deviation.float().clone()
+        weights = [(0.01 * initial).to(device).requires_grad_() for _ in settings]
+        biases = [torch.zeros(num_classes, device=device).requires_grad_() for _ in settings]
+    groups: list[dict[str, Any]] = []
+    for weight, bias, setting in zip(weights, biases, settings, strict=True):
+        rate, decay = setting.learning_rate, setting.weight_decay
+        groups.append({"params": [weight], "lr": rate, "weight_decay": decay})
+        groups.append({"params": [bias], "lr": rate})
+    optimiser = torch.optim.SGD(groups, momentum=MOMENTUM)
+    first_rates = [group["lr"] for group in optimiser.param_groups]
     for epoch in range(epochs):
-        rate = rates * ((1 + math.cos(math.pi * epoch / epochs)) / 2)  # (M, 1)
+        for group, rate in zip(optimiser.param_groups, first_rates, strict=True):
+            group["lr"] = rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
         for features, labels, kept in batches(epoch):
             # A generator that yields inside no_grad or inference_mode would switch ours off too.
             with torch.inference_mode(False), torch.enable_grad():
-                inputs = (features.detach().to(weight) - mean) / deviation  # (b, d)
+                inputs = (features.detach().to(mean) - mean) / deviation  # (b, d)
                 targets = labels.to(device, torch.long, copy=True)
-                shares = (kept.to(device, copy=True) | ~kept_only).to(weight)  # (M, b)
-                slope, bias_slope = _slopes(weight, bias, inputs, targets, shares)
-                velocity.mul_(MOMENTUM).add_(slope + decays[:, :, None] * weight)
-                bias_velocity.mul_(MOMENTUM).add_(bias_slope)
-                weight.sub_(rate[:, :, None] * velocity)
-                bias.sub_(rate * bias_velocity)
-    return [LinearClassifier(w, b, mean, deviation) for w, b in zip(weight, bias, strict=True)]
-
-
-def _slopes(
-    weight: Tensor, bias: Tensor, inputs: Tensor, targets: Tensor, shares: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Differentiate each classifier's mean cross-entropy over the rows that it has a share in."""
-    weight, bias = weight.detach().requires_grad_(), bias.detach().requires_grad_()
-    logits = functional.linear(inputs, weight.flatten(0, 1), bias.flatten())  # (b, M * C)
-    logits = logits.view(len(inputs), *bias.shape).transpose(1, 2)  # (b, C, M)
-    losses = functional.cross_entropy(
-        logits, targets[:, None].expand(-1, len(bias)), reduction="none"
-    ).T  # (M, b)
-    means = (losses * shares).sum(dim=1) / shares.sum(dim=1).clamp_min(1.0)  # (M,)
-    slope, bias_slope = torch.autograd.grad(means.sum(), [weight, bias])
-    return slope, bias_slope
+                share = kept.to(device, torch.float32, copy=True)  # (b,)
+                total = torch.zeros((), device=device)
+                for weight, bias, setting in zip(weights, biases, settings, strict=True):
+                    losses = functional.cross_entropy(
+                        functional.linear(inputs, weight, bias), targets, reduction="none"
+                    )
+                    few = (losses * share).sum() / share.sum().clamp_min(1.0)
+                    total = total + (few if setting.kept_only else losses.mean())
+                optimiser.zero_grad()
+                total.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
+                optimiser.step()
+    pairs = zip(weights, biases, strict=True)
+    return [LinearClassifier(w.detach(), b.detach(), mean, deviation) for w, b in pairs]
 
 
 def check_linear(evaluation: Evaluation) -> None:
-    """Refuse data of which nothing can be held out to choose a penalty on."""
+    """Refuse data too small to hold out a part for the choice of a penalty."""
     labels = evaluation.labelled.source.train.labels
     assert labels is not None  # require_labelled has made sure
     _, held_out = stratified_split(labels, len(labels), CHOICE_SHARE, evaluation.options.seed)
     if len(held_out) == 0:
         data = evaluation.options.data or evaluation.loaded.config.data.source
         raise UserError(
-            "a linear classifier's settings are chosen on training images held out, and data "
-            f"{data!r} has {len(labels)}, no two of a class: give 2 or more of some class, or "
-            "judge by knn"
+            "the settings of a linear classifier are chosen on held-out training images, and data "
+            f"{data!r} has {len(labels)} images, no two of a class: give 2 or more of some class, "
+            "or use --protocol knn"
         )
 
 
 def linear(evaluation: Evaluation) -> list[Record]:
-    """Judge by a linear classifier on frozen features: cached, and of random crops and flips.
+    """Train a linear classifier on frozen features: cached, and of random crops and flips.
 
-    Only the cached ones are also averaged over crops, with new crops for each seed.
+    Only cached features are also averaged over crops, with new crops for each seed.
     """
     labelled, options = evaluation.labelled, evaluation.options
     seeds, epochs = options.each_seed, EPOCHS if options.epochs is None else options.epochs
@@ -393,17 +354,17 @@ def linear_on_cached(
     averaged: AveragedFeatures | None = None,
     name: str = "cached features",
 ) -> Measurement:
-    """Fit to features of whole images, or averaged over crops; the seed holds out images for l2."""
+    """Fit to features of whole images, or averaged over crops; the seed chooses held-out images."""
     train, test = labelled.representations(averaged)
     held_out = _hold_out(labelled, seed)
     labels, count = labelled.train.labels, labelled.num_classes
-    fit = fit_chosen(train, labels, held_out, num_classes=count, grid=L2_GRID)
+    l2, _ = choose_l2(train, labels, held_out, num_classes=count)
+    classifier = fit_linear(train, labels, num_classes=count, l2=l2)
     details: Record = {"l2_grid": list(L2_GRID)}
     if averaged is not None:
         name = f"{name} of {averaged.crops} crops"
         details |= {"crops": averaged.crops, "seed": averaged.seed}
-    logits = fit.classifier.predict(test)
-    return _measure(labelled, logits, name, details, {"l2": fit.l2})
+    return _measure(labelled, classifier.predict(test), name, details, {"l2": l2})
 
 
 def linear_on_crops(
@@ -454,7 +415,7 @@ def linear_on_crops(
             deviation=deviation,
         )
     features, labels = train.features.representation[held_out], train.labels[held_out]
-    # A classifier that has diverged predicts no class.
+    # A diverged classifier scores 0.
     scores = [
         top_k_accuracy(logits, labels) if logits.isfinite().all() else 0.0
         for logits in (classifier.predict(features) for classifier in classifiers[: len(pairs)])

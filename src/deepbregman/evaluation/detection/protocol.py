@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from rich.table import Table
+from torch import Tensor
+from torchvision.transforms.functional import pad, resize
+from torchvision.utils import draw_bounding_boxes, save_image
 
 from deepbregman.data.frames import decode_whole
 from deepbregman.data.voc import CLASSES, Detections
@@ -42,8 +43,8 @@ SETTINGS = (
     *("regions", "proposals", "clip_gradient"),
 )
 """Options that the numbers of a detector depend on; the first six go into the rows."""
-SHOWN, COLUMNS, CELL = 6, 3, (480, 380)
-"""Photographs in the picture, in a line of it, and the size of each."""
+SHOWN, COLUMNS, CELL = 6, 3, (380, 480)
+"""Photographs in the picture, in a line of it, and the height and width of each."""
 LEAST_SCORE = 0.5
 """Detections below are not drawn; where all are below, the best one is."""
 TRUTH, DETECTION, HARD = "#ffffff", "#ff8c1a", "#9a9a9a"
@@ -71,9 +72,8 @@ def check_detect(evaluation: Evaluation) -> None:
 def detect(evaluation: Evaluation) -> list[Record]:
     """Fine-tune detectors around a run's encoder and score them on Pascal VOC.
 
-    A detector that was stopped goes on where it was when the same is asked again; a finished one
-    is not trained again. There is a row for each metric (see :mod:`.average_precision`),
-    architecture and trunk.
+    The same command continues a detector that was stopped; a finished one is not trained again.
+    There is a row for each metric (see :mod:`.average_precision`), architecture and trunk.
     """
     options, voc = evaluation.options.detect, evaluation.voc
     missing = f"; without {', '.join(voc.missing)}, which the protocol has" * bool(voc.missing)
@@ -88,7 +88,7 @@ def detect(evaluation: Evaluation) -> list[Record]:
     for seed in evaluation.options.each_seed:
         measured = []
         for architecture, trunk in itertools.product(options.architectures, options.arms):
-            result = judge_detector(evaluation, architecture, trunk, seed)
+            result = score_detector(evaluation, architecture, trunk, seed)
             per_class[architecture, trunk, seed] = result["per_class"]
             settings = {**details, "num_loaded": result["num_loaded"]}
             name = f"{architecture.upper()}, {trunk}"
@@ -98,7 +98,7 @@ def detect(evaluation: Evaluation) -> list[Record]:
     return make_rows(seeds)
 
 
-def judge_detector(
+def score_detector(
     evaluation: Evaluation, architecture: Architecture, trunk: Trunk, seed: int
 ) -> Record:
     """Train and score one detector in a folder of its own, or read the result it has there."""
@@ -160,7 +160,7 @@ def _read_result(path: Path, settings: Record) -> Record:
         before = result["settings"]
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{path} cannot be read ({error}): remove the folder {path.parent} to begin anew"
+            f"{path} cannot be read ({error}): remove the folder {path.parent} to start again"
         ) from None
     check_settings(before, settings, path)
     return result
@@ -263,52 +263,38 @@ def class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float]]) -
 
 
 def draw_detections(path: Path, data: Detections, found: Sequence[PredictedBoxes]) -> None:
-    """Write a picture of a few test photographs, evenly taken, with objects and detections.
+    """Write a picture of a few images, evenly spread, with their objects and detections.
 
-    Objects are white (grey where difficult), detections orange with class and score.
+    Objects are white (grey if difficult), detections orange with class and score.
     """
     count = min(SHOWN, len(data))
     chosen = [round(position * (len(data) - 1) / max(count - 1, 1)) for position in range(count)]
-    columns = min(COLUMNS, count)
-    lines = -(-count // columns)
-    sheet = Image.new("RGB", (columns * CELL[0], lines * CELL[1]), "#202020")
-    for position, index in enumerate(dict.fromkeys(chosen)):
-        cell = _draw_photograph(data, index, found[index])
-        corner = (position % columns * CELL[0], position // columns * CELL[1])
-        offset = ((CELL[0] - cell.width) // 2, (CELL[1] - cell.height) // 2)
-        sheet.paste(cell, (corner[0] + offset[0], corner[1] + offset[1]))
+    images = [_draw_photograph(data, index, found[index]) for index in dict.fromkeys(chosen)]
     with replace_file(path) as file:
-        sheet.save(file, format="png")
+        save_image(torch.stack(images) / 255.0, file, "png", nrow=COLUMNS, padding=0)
 
 
-def _draw_photograph(data: Detections, index: int, found: PredictedBoxes) -> Image.Image:
-    pixels = decode_whole(data.paths[index]).transpose(1, 2, 0)
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    scale = min((CELL[0] - 8) / image.width, (CELL[1] - 8) / image.height)
-    image = image.resize((round(image.width * scale), round(image.height * scale)))
-    draw, font = ImageDraw.Draw(image), ImageFont.load_default(size=13)
-    boxes, labels, difficult = (part.tolist() for part in data.objects[index])
-    for box, label, hard in zip(boxes, labels, difficult, strict=True):
-        colour = HARD if hard else TRUTH
-        place = tuple(scale * value for value in box)
-        draw.rectangle(place, outline=colour, width=2)
-        words = CLASSES[label]
-        _draw_label(
-            draw, (place[2] - draw.textlength(words, font) - 6, place[3] - 18), words, colour
-        )
-    least = min(LEAST_SCORE, float(found.scores.max()) if len(found.scores) else 0.0)
-    for box, label, score in zip(*(part.tolist() for part in found), strict=True):
-        if score >= least:
-            place = tuple(scale * value for value in box)
-            draw.rectangle(place, outline=DETECTION, width=2)
-            _draw_label(draw, (place[0], place[1]), f"{CLASSES[label]} {score:.2f}", DETECTION)
-    return image
-
-
-def _draw_label(
-    draw: ImageDraw.ImageDraw, corner: tuple[float, float], words: str, colour: str
-) -> None:
-    font = ImageFont.load_default(size=13)
-    left, top = max(corner[0], 0.0), max(corner[1], 0.0)
-    draw.rectangle((left, top, left + draw.textlength(words, font) + 6, top + 17), fill=colour)
-    draw.text((left + 3, top + 1), words, fill="black", font=font)
+def _draw_photograph(data: Detections, index: int, found: PredictedBoxes) -> Tensor:
+    """Draw one image with its boxes, in the middle of a cell (3, H, W)."""
+    pixels = torch.from_numpy(decode_whole(data.paths[index]))  # (3, H, W)
+    height, width = pixels.shape[1:]
+    scale = min(CELL[0] / height, CELL[1] / width)
+    size = [max(1, int(height * scale)), max(1, int(width * scale))]
+    image = resize(pixels, size)
+    objects = data.objects[index]
+    best = float(found.scores.max()) if len(found.scores) else 0.0
+    shown = found.scores >= min(LEAST_SCORE, best)
+    names = [CLASSES[label] for label in objects.labels.tolist()]
+    colours = [HARD if hard else TRUTH for hard in objects.difficult.tolist()]
+    for label, score in zip(
+        found.labels[shown].tolist(), found.scores[shown].tolist(), strict=True
+    ):
+        names.append(f"{CLASSES[label]} {score:.2f}")
+        colours.append(DETECTION)
+    if names:
+        boxes = scale * torch.cat([objects.boxes, found.boxes[shown]])
+        image = draw_bounding_boxes(image, boxes, names, colours, width=2)
+    down, right = CELL[0] - size[0], CELL[1] - size[1]
+    margins = [right // 2, down // 2, right - right // 2, down - down // 2]
+    cell: Tensor = pad(image, margins, fill=32)
+    return cell

@@ -1,4 +1,4 @@
-"""Fine-tuning a detector: photographs with their objects, and SGD that can be stopped anywhere."""
+"""Fine-tuning a detector: photographs with their objects, and SGD that can stop at any step."""
 
 import functools
 import time
@@ -193,7 +193,7 @@ def fine_tune(
                     checkpoints.save(checkpoint, networks | progress)
                     last_saved = time.monotonic()
                 if received:
-                    advice = "continue by giving the same command again"
+                    advice = "the same command continues it"
                     raise Interrupted(checkpoint.parent, received[0], advice)
         settle_norms(detector, data, options, seed, device)
 
@@ -292,7 +292,7 @@ def _restore(path: Path, settings: Record, detector: Detector, optimiser: torch.
 
 
 def check_settings(before: Record, now: Record, path: Path) -> None:
-    """Refuse to go on from, or to take for finished, what was made with other settings."""
+    """Refuse a checkpoint or a result that was made with other settings."""
     changed = [
         f"{name} was {before.get(name)}, is {value}"
         for name, value in now.items()
@@ -301,5 +301,5 @@ def check_settings(before: Record, now: Record, path: Path) -> None:
     if changed:
         raise UserError(
             f"{path} was made with other settings ({'; '.join(changed)}): give the same again, or "
-            f"remove the folder {path.parent} to begin anew"
+            f"remove the folder {path.parent} to start again"
         )
