@@ -45,7 +45,8 @@ FIELDS = [
 ]
 NAMES = [
     *("authors", "best", "cifar10-fast", "digits", "paper", "paper-imagenet", "simclr"),
-    *("nnclr", "simsiam", "swav"),
+    *("byol", "dino", "moco-v2", "moco-v2plus", "moco-v3", "nnclr", "ressl", "sce"),
+    *("simsiam", "swav"),
     *("barlow-twins", "simclr-v2", "vicreg", "wmse"),
 ]
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)

@@ -471,9 +471,126 @@ class SwAVSettings(ObjectiveSettings, table="objective"):
             _check_queue(self.queue, config)
 
 
+@dataclass(frozen=True)
+class MomentumSettings(ObjectiveSettings, table="objective"):
+    """A method with a teacher, a copy of the networks that follows them slowly."""
+
+    has_teacher = True
+    momentum: Share = 0.99
+    """Share of its weights that the teacher keeps at a step, at the start of training."""
+    final_momentum: Share = 1.0
+    """The same at the end; in between it follows a cosine."""
+
+
+@dataclass(frozen=True)
+class BYOLSettings(MomentumSettings, table="objective"):
+    """Each view predicts how the teacher embeds the other."""
+
+    name: Literal["byol"] = "byol"
+    """Of the method."""
+    predictor_hidden: Count = 4096
+    """Width of the predictor's hidden layer."""
+
+
+@dataclass(frozen=True)
+class MoCoSettings(MomentumSettings, table="objective"):
+    """A contrastive loss to the teacher's keys; versions 2, 2+ and 3 are settings of it."""
+
+    name: Literal["moco"] = "moco"
+    """Of the method."""
+    temperature: Positive = 0.2
+    """tau."""
+    queue: Whole = 32768
+    """Keys of past batches that are the negatives; 0 takes the batch's keys instead."""
+    symmetric: bool = True
+    """Let each view be query and key in turn; false: the first is the query, as in version 2."""
+    predictor_hidden: Whole = 0
+    """Width of the hidden layer of the queries' predictor; 0 has none."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the queue, where there is one, holds a batch."""
+        if self.queue:
+            _check_queue(self.queue, config)
+
+
+@dataclass(frozen=True)
+class DINOSettings(MomentumSettings, table="objective"):
+    """Each view predicts the teacher's distribution over prototypes of another view."""
+
+    groups = ("small_views",)
+    name: Literal["dino"] = "dino"
+    """Of the method."""
+    momentum: Share = 0.9995
+    """Share of its weights that the teacher keeps at a step, at the start of training."""
+    prototypes: Count = 4096
+    """K, the width of the last layer."""
+    temperature: Positive = 0.1
+    """Of the student."""
+    target_temperature: Positive = 0.07
+    """Of the teacher: the lower, the sharper."""
+    first_target_temperature: Positive = 0.04
+    """The same at the start of training."""
+    target_warmup: Share = 0.05
+    """Share of training over which the teacher's temperature rises from one to the other."""
+    centre_momentum: Share = 0.9
+    """Share of the old centre of the teacher's scores that a step keeps."""
+    freeze_prototypes: Share = 0.001
+    """Share of training during which the prototypes stay as they are."""
+
+
+@dataclass(frozen=True)
+class RelationSettings(MomentumSettings, table="objective"):
+    """A method whose views relate to past images as the teacher says of a weak view."""
+
+    groups = ("weak_views",)
+    fewest_views = 1
+    temperature: Positive = 0.1
+    """Of the student."""
+    target_temperature: Positive = 0.04
+    """Of the teacher: the lower, the sharper."""
+    queue: Count = 4096
+    """Past embeddings of the teacher that views relate to."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that there are weak views, and that the queue holds a batch."""
+        if config.weak_views is None:
+            raise UserError(
+                f"objective.name is {self.name!r} without [weak_views], the views that its teacher "
+                "sees: add them, such as with --weak-views.num-views 1"
+            )
+        _check_queue(self.queue, config)
+
+
+@dataclass(frozen=True)
+class ReSSLSettings(RelationSettings, table="objective"):
+    """Each view relates to past images as the teacher says of a weak view."""
+
+    name: Literal["ressl"] = "ressl"
+    """Of the method."""
+
+
+@dataclass(frozen=True)
+class SCESettings(RelationSettings, table="objective"):
+    """The relations of ReSSL with InfoNCE, in one soft target."""
+
+    name: Literal["sce"] = "sce"
+    """Of the method."""
+    final_momentum: Share = 0.99
+    """Share of its weights that the teacher keeps at the end."""
+    target_temperature: Positive = 0.05
+    """Of the teacher: the lower, the sharper."""
+    coefficient: Share = 0.5
+    """Share of InfoNCE in the target; the rest are the relations."""
+
+
 METHODS: dict[str, type[ObjectiveSettings]] = {
     "barlow_twins": BarlowTwinsSettings,
+    "byol": BYOLSettings,
+    "dino": DINOSettings,
+    "moco": MoCoSettings,
     "nnclr": NNCLRSettings,
+    "ressl": ReSSLSettings,
+    "sce": SCESettings,
     "simclr": SimCLRSettings,
     "simsiam": SimSiamSettings,
     "swav": SwAVSettings,

@@ -22,7 +22,14 @@ TINY: Mapping[str, Any] = {
 }
 METHODS: Mapping[str, Mapping[str, Any]] = {
     "barlow-twins": {},
+    "byol": {"predictor_hidden": 8},
+    "dino": {"prototypes": 7, "target_warmup": 0.5, "freeze_prototypes": 0.2},
+    "moco-v2": {"queue": 40, "symmetric": False},
+    "moco-v2plus": {"queue": 40, "final_momentum": 0.999},
+    "moco-v3": {"queue": 0, "predictor_hidden": 8},
     "nnclr": {"predictor_hidden": 8, "queue": 40},
+    "ressl": {"queue": 40},
+    "sce": {"queue": 40},
     "simsiam": {"predictor_hidden": 8},
     "swav": {"prototypes": 7, "queue": 40, "queue_from": 0.2, "freeze_prototypes": 0.2},
     "vicreg": {},
@@ -30,6 +37,9 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 }
 """Recipe -> the fields of its objective that make it small."""
 GROUPS: Mapping[str, Mapping[str, Any]] = {
+    "dino": {"small_views.num_views": 2, "small_views.relative_size": 0.5},
+    "ressl": {"views.num_views": 1, "weak_views.num_views": 1},
+    "sce": {"views.num_views": 1, "weak_views.num_views": 2},
     "swav": {"small_views.num_views": 2, "small_views.relative_size": 0.5},
 }
 """Recipe -> its further groups of views."""

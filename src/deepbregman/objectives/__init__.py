@@ -17,7 +17,10 @@ from deepbregman.method.networks import Encoder, build_encoder, measure_width
 from deepbregman.method.views import Views
 
 from .barlow_twins import BarlowTwins as BarlowTwins
+from .byol import BYOL as BYOL
+from .dino import DINO as DINO
 from .divergence import DivergenceTerm as DivergenceTerm
+from .moco import MoCo as MoCo
 from .nnclr import NNCLR as NNCLR
 from .objective import Gather as Gather
 from .objective import Group as Group
@@ -25,6 +28,8 @@ from .objective import Objective as Objective
 from .objective import Outputs as Outputs
 from .objective import Samples as Samples
 from .objective import ViewGroups as ViewGroups
+from .ressl import ReSSL as ReSSL
+from .sce import SCE as SCE
 from .simclr import SimCLR as SimCLR
 from .simsiam import SimSiam as SimSiam
 from .step import Step as Step
@@ -36,7 +41,12 @@ from .wmse import WMSE as WMSE
 
 OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], Objective]] = {
     "barlow_twins": BarlowTwins,
+    "byol": BYOL,
+    "dino": DINO,
+    "moco": MoCo,
     "nnclr": NNCLR,
+    "ressl": ReSSL,
+    "sce": SCE,
     "simclr": SimCLR,
     "simsiam": SimSiam,
     "swav": SwAV,

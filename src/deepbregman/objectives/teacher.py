@@ -56,17 +56,18 @@ def follow(slow: nn.Module, fast: nn.Module, momentum: float) -> None:
     torch._foreach_lerp_(mine, theirs, 1.0 - momentum)
 
 
-def momentum_at(momentum: float, schedule: str, progress: float) -> float:
+def momentum_at(momentum: float, schedule: str, progress: float, final: float = 1.0) -> float:
     """Return the momentum after a share of the training steps.
 
     Args:
         momentum: at the start.
-        schedule: ``constant``, or ``cosine``: rises to 1 at the end.
+        schedule: ``constant``, or ``cosine``: rises to ``final`` at the end.
         progress: from 0 to 1.
+        final: of the cosine.
     """
     if schedule == "constant":
         return momentum
-    return 1.0 - (1.0 - momentum) * (1.0 + math.cos(math.pi * progress)) / 2.0
+    return final - (final - momentum) * (1.0 + math.cos(math.pi * progress)) / 2.0
 
 
 class Bank(nn.Module):

@@ -1,0 +1,64 @@
+"""Methods with a teacher: what it follows, and that nothing flows back through it."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives.momentum import MomentumObjective
+
+from .methods import configure, draw_views
+
+NAMES = ("byol", "dino", "moco-v2", "moco-v2plus", "moco-v3", "ressl", "sce")
+
+
+def build(name: str, **changes: object) -> MomentumObjective:
+    objective = build_step(configure(name, **changes)).objective.double()
+    assert isinstance(objective, MomentumObjective)
+    return objective
+
+
+def draw_groups(name: str) -> ViewGroups[Tensor]:
+    if name in ("ressl", "sce"):
+        return ViewGroups(draw_views(1, 4), draw_views(2, 4))
+    return ViewGroups(draw_views(2, 4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_teacher_starts_as_the_student_and_follows_it(name: str) -> None:
+    objective = build(name, **{"objective.momentum": 0.9, "objective.final_momentum": 0.97})
+    students = [*objective.encoder.parameters(), *objective.projection.parameters()]
+    teachers = list(objective.teacher.parameters())
+    assert all(map(torch.equal, teachers, students))
+    with torch.no_grad():
+        for parameter in students:
+            parameter.add_(torch.ones_like(parameter))
+    for progress in (0.25, 0.5, 1.0):
+        before = [parameter.clone() for parameter in teachers]
+        objective.after_step(progress)
+        kept = 0.97 - 0.07 * (math.cos(math.pi * progress) + 1.0) / 2.0
+        for slow, old, fast in zip(teachers, before, students, strict=True):
+            torch.testing.assert_close(slow, kept * old + (1.0 - kept) * fast)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_gradient_reaches_the_teacher_and_all_else_gets_some(name: str) -> None:
+    objective = build(name)
+    outputs = objective(draw_groups(name), gather_alone, Samples())
+    assert outputs.teacher is not None
+    assert not outputs.teacher.requires_grad
+    sum(weight * outputs.terms[key] for key, weight in objective.weights.items()).backward()
+    for key, parameter in objective.named_parameters():
+        assert (parameter.grad is None) == key.startswith("teacher"), key
+        assert parameter.requires_grad == (not key.startswith("teacher")), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_teacher_is_part_of_its_state_and_not_of_what_is_trained(name: str) -> None:
+    objective = build(name)
+    teachers = {id(parameter) for parameter in objective.teacher.parameters()}
+    trained = [p for group in objective.parameter_groups() for _, p in group.parameters]
+    assert teachers.isdisjoint(id(p) for p in trained if p.requires_grad)
+    assert any(key.startswith("teacher.network.0.") for key in objective.state_dict())
