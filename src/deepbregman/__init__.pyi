@@ -1,4 +1,5 @@
 from .commands.cluster import cluster as cluster
+from .commands.duplicates import duplicates as duplicates
 from .commands.embed import embed as embed
 from .commands.evaluate import evaluate as evaluate
 from .commands.export import export as export

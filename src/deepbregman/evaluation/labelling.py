@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import FileImages, ResidentBatches, open_files
+from deepbregman.data.contents import digest_file
 from deepbregman.data.folders import quote_some
 from deepbregman.data.labels import GivenLabel, check_counts
 from deepbregman.errors import UserError
@@ -497,15 +497,6 @@ class _Finder:
             return None
         content = digest_file(path)
         return next((index for other, index in same if digest_file(other) == content), None)
-
-
-def digest_file(path: Path) -> bytes:
-    """Return a digest of all bytes of a file."""
-    digest = blake2b(digest_size=16)
-    with path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.digest()
 
 
 def write_labels(path: Path, found: Labelling, suggested: Sequence[int]) -> None:

@@ -1,0 +1,115 @@
+"""deepbregman duplicates: images that are there twice, or nearly."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+
+from deepbregman.errors import UserError
+from deepbregman.runs import Run, check_new_file
+from deepbregman.terminal import ReportProgress, say
+
+from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from deepbregman.evaluation.duplicates import Copy, Duplicates
+
+NAMED_GROUPS = 10
+
+
+def duplicates(
+    run: Annotated[RunFolder, tyro.conf.Positional],
+    *,
+    data: str | None = None,
+    threshold: float | None = None,
+    out: Path | None = None,
+    sheet: Path | None = None,
+    skip_unreadable: bool = False,
+    accelerator: Accelerator = "auto",
+    encoder: PythonOnly["nn.Module | None"] = None,
+    progress: PythonOnly[ReportProgress | None] = None,
+) -> "Duplicates":
+    """Find exact copies and near-duplicates among all images, in groups.
+
+    Two images are in one group if they have the same content, if the cosine of their features
+    reaches the threshold, or if a chain of such images connects them. Nothing is deleted.
+
+    Args:
+        run: Folder of the run.
+        data: A data set in place of the run's own.
+        threshold: Cosine from which two images are near-duplicates, at most 1. When not given, it
+            is measured: three of four images reach it with a copy of their own that has lost its
+            edges and was compressed anew.
+        out: CSV file for the groups; must not exist.
+        sheet: PNG file with the largest groups; must not exist.
+        skip_unreadable: Go on without images that cannot be read.
+        accelerator: Where to compute; auto takes a GPU if there is one.
+        encoder: A module of the same structure, for a run whose encoder was your own.
+        progress: Called while the work goes on.
+    """
+    for path, suffix in ((out, ".csv"), (sheet, ".png")):
+        if path is not None:
+            check_new_file(Path(path), suffix)
+    if threshold is not None and not 0.0 < threshold <= 1.0:
+        raise UserError(f"threshold is {threshold}: a cosine must be above 0 and at most 1")
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    check_data(opened.config, data)
+    from deepbregman.evaluation.duplicates import find_duplicates
+    from deepbregman.evaluation.gallery import open_run
+    from deepbregman.evaluation.inputs import load_run
+
+    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
+    found = find_duplicates(
+        open_run(loaded, data, records=False),
+        threshold=threshold,
+        with_pixels=sheet is not None,
+        out=None if out is None else Path(out),
+        progress=progress,
+    )
+    if sheet is None or not found.groups:
+        return found
+    write_sheet(Path(sheet), found)
+    return replace(found, sheet=Path(sheet))
+
+
+def show(found: "Duplicates", console: Console) -> None:
+    """Print how many there are, and the largest groups."""
+    exact, near = found.count("exact"), found.count("near")
+    say(
+        console,
+        f"{len(found.groups):,} groups among {found.num_images:,} images: {exact:,} exact copies, "
+        f"{near:,} near-duplicates (cosine {found.threshold:.4f} or more)",
+    )
+    for number, group in enumerate(found.groups[:NAMED_GROUPS], start=1):
+        names = ", ".join(copy.name for copy in group[:5]) + (", ..." if len(group) > 5 else "")
+        say(console, f"  {number}: {len(group)} images: {names}")
+    if len(found.groups) > NAMED_GROUPS:
+        say(console, f"  and {len(found.groups) - NAMED_GROUPS:,} more groups")
+    if found.table is not None:
+        say(console, f"groups: {found.table}")
+    if found.sheet is not None:
+        say(console, f"sheet: {found.sheet}")
+
+
+def write_sheet(path: Path, found: "Duplicates") -> None:
+    """Draw the largest groups, a strip each."""
+    from deepbregman.evaluation.duplicates import SHOWN_GROUPS, SHOWN_IMAGES
+    from deepbregman.reporting.sheets import Panel, Strip, Tile, contact_sheet
+
+    def draw(copy: "Copy") -> Tile:
+        assert copy.pixels is not None
+        known = () if copy.class_name is None else (copy.class_name,)
+        return Tile(copy.pixels, copy.kind, f"{copy.cosine:.3f}", (*known, copy.name))
+
+    strips = [
+        Strip(
+            f"group {number}: {len(group)} images",
+            tuple(draw(copy) for copy in group[:SHOWN_IMAGES]),
+        )
+        for number, group in enumerate(found.groups[:SHOWN_GROUPS], start=1)
+    ]
+    contact_sheet(path, [Panel(None, tuple(strips))])

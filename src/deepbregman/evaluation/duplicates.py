@@ -1,0 +1,205 @@
+"""Duplicates among images: those with the same content, and those with nearly the same features."""
+
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional
+
+from deepbregman.data import ArrayImages, FileImages, ResidentBatches, join_images
+from deepbregman.data.contents import group_identical
+from deepbregman.errors import UserError
+from deepbregman.files import create_file, csv_text
+from deepbregman.runs import Record
+from deepbregman.terminal import ReportProgress
+
+from .features import compute_features
+from .gallery import Gallery, OpenedRun, Pixels, open_gallery
+
+SAMPLE = 200
+"""Images of which slightly changed copies are made to find the threshold."""
+FOUND_SHARE = 0.75
+"""Of such copies that the threshold would find."""
+CUT = 0.03
+"""Share of the side that is cut off each edge of a copy."""
+QUALITY = 70
+"""Of the copy as a JPEG file."""
+MOST_PAIRS = 50
+"""For each image, on average; with more the threshold tells nothing apart."""
+SHOWN_GROUPS, SHOWN_IMAGES = 50, 20
+"""Groups of a contact sheet, and images of each."""
+_ENTRIES = 2**24  # of a matrix of images by images at a time
+
+
+class Copy(NamedTuple):
+    """An image of a group of duplicates."""
+
+    name: str
+    kind: str
+    """``first`` of its group, ``exact`` copy of one before it, or ``near``."""
+    cosine: float
+    """With the first of the group."""
+    num_bytes: int | None
+    """Of its file."""
+    class_name: str | None
+    pixels: Pixels | None
+    """Where they were asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class Duplicates:
+    """Groups of images that are alike; the largest file of a group comes first."""
+
+    groups: list[list[Copy]]
+    threshold: float
+    """Cosine from which two images count as near-duplicates."""
+    num_images: int
+    table: Path | None = None
+    sheet: Path | None = None
+
+    def count(self, kind: str) -> int:
+        """Count the copies of a kind."""
+        return sum(copy.kind == kind for group in self.groups for copy in group)
+
+
+def find_pairs(
+    representation: Tensor, threshold: float, progress: Callable[[int, int], None] | None = None
+) -> Tensor:
+    """Return the pairs (P, 2), int64 on the CPU, with at least a cosine; the lower index first."""
+    points = functional.normalize(representation.float(), dim=1)
+    chunk = max(1, _ENTRIES // len(points))
+    pairs, count = [], 0
+    for start in range(0, len(points), chunk):
+        rows = points[start : start + chunk]
+        later = torch.arange(start, len(points), device=points.device)
+        alike = rows @ points[start:].T >= threshold
+        alike &= later > torch.arange(start, start + len(rows), device=points.device)[:, None]
+        found = alike.nonzero()
+        count += len(found)
+        if count > MOST_PAIRS * len(points):
+            raise UserError(
+                f"threshold is {threshold:g}: more than {MOST_PAIRS} images on average are that "
+                "alike, so the features hardly tell images apart; raise --threshold, or train "
+                "longer"
+            )
+        pairs.append(found.cpu() + start)
+        if progress is not None:
+            progress(min(start + chunk, len(points)), len(points))
+    return torch.cat(pairs)
+
+
+def connect(pairs: Tensor, num_images: int) -> list[list[int]]:
+    """List the groups of two or more images that pairs (P, 2) connect, directly or not."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    ones = np.ones(len(pairs), dtype=bool)
+    graph = coo_matrix((ones, (pairs[:, 0], pairs[:, 1])), shape=(num_images, num_images))
+    _, component = connected_components(graph, directed=False)
+    groups: dict[int, list[int]] = {}
+    for index in sorted(set(pairs.flatten().tolist())):
+        groups.setdefault(int(component[index]), []).append(index)
+    return list(groups.values())
+
+
+def find_duplicates(
+    opened: OpenedRun,
+    *,
+    threshold: float | None,
+    with_pixels: bool,
+    out: Path | None,
+    progress: ReportProgress | None = None,
+) -> Duplicates:
+    """Find duplicates in all of a run's data; see :func:`deepbregman.duplicates`."""
+    gallery = open_gallery(opened, "all", progress)
+    images = [part.split.images for part in gallery.parts.values()]
+    everything = images[0] if len(images) == 1 else join_images(*images)
+    identical = group_identical(everything)
+    features = gallery.features.representation
+    if threshold is None:
+        threshold = choose_threshold(opened, gallery, features)
+    report = None if progress is None else partial(progress, "comparing images")
+    near = find_pairs(features, threshold, report)
+    exact = [(group[0], other) for group in identical for other in group[1:]]
+    pairs = torch.cat([near, torch.tensor(exact, dtype=torch.int64).view(-1, 2)])
+    groups = connect(pairs, len(features))
+    sizes = None
+    if isinstance(everything, FileImages):
+        sizes = {i: everything.paths[i].stat().st_size for group in groups for i in group}
+        groups = [sorted(group, key=lambda i: (-sizes[i], i)) for group in groups]
+    groups.sort(key=lambda group: (-len(group), group[0]))
+    shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
+    pixels = gallery.pixels(shown) if with_pixels else {}
+    content = {i: number for number, group in enumerate(identical) for i in group}
+    labels = None if gallery.labels is None else gallery.labels.tolist()
+    names = gallery.names
+
+    def describe(group: Sequence[int]) -> list[Copy]:
+        first = features[group[0]][None]
+        cosines = functional.cosine_similarity(features[list(group)], first).tolist()
+        copies: list[Copy] = []
+        seen: set[int | None] = set()
+        for index, cosine in zip(group, cosines, strict=True):
+            kind = "exact" if content.get(index) in seen else "near" if copies else "first"
+            seen |= {content[index]} if index in content else set()
+            known = None if labels is None else opened.class_name(labels[index])
+            size = None if sizes is None else sizes[index]
+            copies.append(Copy(names[index], kind, cosine, size, known, pixels.get(index)))
+        return copies
+
+    found = Duplicates([describe(group) for group in groups], threshold, len(features), out)
+    if out is not None:
+        _write(out, found)
+    return found
+
+
+def choose_threshold(opened: OpenedRun, gallery: Gallery, features: Tensor) -> float:
+    """Return the cosine that most images have with a slightly changed copy of their own.
+
+    A copy has lost its edges and was compressed anew, as photographs are when they are passed on.
+    """
+    chosen = np.unique(np.linspace(0, len(features) - 1, SAMPLE).round().astype(int)).tolist()
+    copies = [_change(image) for image in gallery.pixels(chosen).values()]
+    height = max(copy.shape[0] for copy in copies)
+    width = max(copy.shape[1] for copy in copies)
+    frames = torch.zeros(len(copies), 3, height, width, dtype=torch.uint8)
+    for frame, copy in zip(frames, copies, strict=True):
+        frame[:, : copy.shape[0], : copy.shape[1]] = torch.from_numpy(copy).permute(2, 0, 1)
+    sizes = torch.tensor([copy.shape[:2] for copy in copies])
+    loaded = opened.loaded
+    batches = ResidentBatches(ArrayImages(frames, sizes), loaded.device)
+    seen = compute_features(loaded.model, batches, loaded.config.data.image_size)
+    cosines = functional.cosine_similarity(seen.representation, features[chosen])
+    return float(cosines.double().quantile(1.0 - FOUND_SHARE))
+
+
+def _change(image: Pixels) -> Pixels:
+    height, width = image.shape[:2]
+    top, left = round(CUT * height), round(CUT * width)
+    file = io.BytesIO()
+    kept = np.ascontiguousarray(image[top : height - top, left : width - left])
+    Image.fromarray(kept).save(file, "JPEG", quality=QUALITY)
+    return np.array(Image.open(file))
+
+
+def _write(path: Path, found: Duplicates) -> None:
+    rows: list[Record] = []
+    for number, group in enumerate(found.groups, start=1):
+        for copy in group:
+            row: Record = {"group": number, "image": copy.name, "copy": copy.kind}
+            row["cosine"] = f"{copy.cosine:.4f}"
+            if copy.num_bytes is not None:
+                row["bytes"] = copy.num_bytes
+            if copy.class_name is not None:
+                row["class"] = copy.class_name
+            rows.append(row)
+    rows = rows or [{"group": "", "image": "", "copy": "", "cosine": ""}]
+    with create_file(path) as file:
+        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes

@@ -1,0 +1,124 @@
+"""Duplicates as a user looks for them."""
+
+import csv
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import deepbregman
+from deepbregman.runs import Run
+
+from ..conftest import Command
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """The command line on a CPU."""
+    return lambda *words: command(*words, "--accelerator", "cpu")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Photographs in two classes: two exact copies of one, a compressed copy of another."""
+    folder = tmp_path_factory.mktemp("data") / "photos"
+    random = np.random.default_rng(0)
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        for index in range(12):
+            small = random.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+            image = Image.fromarray(small).resize((32, 32), Image.Resampling.BICUBIC)
+            image.save(folder / name / f"{name}-{index}.png")
+    shutil.copy(folder / "a" / "a-3.png", folder / "b" / "copy.png")
+    shutil.copy(folder / "a" / "a-3.png", folder / "a" / "again.png")
+    with Image.open(folder / "b" / "b-5.png") as image:
+        image.save(folder / "b" / "sent.jpg", quality=80)
+    return folder
+
+
+def test_copies_of_photographs(
+    command: Command, short_run: Run, photos: Path, tmp_path: Path
+) -> None:
+    out, sheet = tmp_path / "copies.csv", tmp_path / "copies.png"
+    code, said, err = command(
+        *("duplicates", short_run.path, "--data", photos, "--threshold", 0.999),
+        *("--out", out, "--sheet", sheet),
+    )
+    assert (code, err) == (0, "")
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    groups: dict[str, set[tuple[str, str]]] = {}
+    for row in rows:
+        groups.setdefault(row["group"], set()).add((row["image"], row["copy"]))
+        assert (photos / row["image"]).stat().st_size == int(row["bytes"])
+        assert float(row["cosine"]) >= 0.999
+        assert row["class"] == row["image"][0]
+    exact = [group for group in groups.values() if len(group) == 3]
+    assert {name for name, _ in exact[0]} == {"a/a-3.png", "a/again.png", "b/copy.png"}
+    assert sorted(kind for _, kind in exact[0]) == ["exact", "exact", "first"]
+    sent = [group for group in groups.values() if "b/sent.jpg" in {name for name, _ in group}]
+    assert {name for name, _ in sent[0]} == {"b/b-5.png", "b/sent.jpg"}
+    assert {kind for _, kind in sent[0]} == {"first", "near"}
+    assert "2 exact copies" in said
+    for name in ("a/again.png", "b/sent.jpg"):
+        assert name in said
+    with Image.open(sheet) as image:
+        assert image.width > 3 * 112
+        assert image.height > 2 * 112
+
+
+def test_the_threshold_is_measured(short_run: Run, photos: Path) -> None:
+    found = deepbregman.duplicates(short_run, data=str(photos), accelerator="cpu")
+    assert 0.5 < found.threshold < 1.0
+    names = [{copy.name for copy in group} for group in found.groups]
+    assert any({"b/b-5.png", "b/sent.jpg"} <= group for group in names)
+    again = deepbregman.duplicates(short_run, data=str(photos), accelerator="cpu")
+    assert again.threshold == found.threshold
+
+
+def test_no_duplicates_at_all(
+    command: Command, short_run: Run, photos: Path, tmp_path: Path
+) -> None:
+    some = tmp_path / "some"
+    some.mkdir()
+    for index in range(6):
+        shutil.copy(photos / "a" / f"a-{index}.png", some)
+    out, sheet = tmp_path / "copies.csv", tmp_path / "copies.png"
+    code, said, _ = command(
+        *("duplicates", short_run.path, "--data", some, "--threshold", 1.0),
+        *("--out", out, "--sheet", sheet),
+    )
+    assert code == 0
+    assert "0 groups among 6 images" in said
+    assert out.read_text().startswith("group,image,copy,cosine")
+    assert not sheet.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--threshold", 1.5], "threshold is 1.5"),
+        (["--threshold", "nan"], "threshold is nan"),
+        (["--threshold", 0.001], "raise --threshold"),
+        (["--out", "old.csv"], "old.csv exists"),
+        (["--sheet", "sheet.jpg"], "ends so"),
+        (["--data", "nowhere"], "no such folder"),
+    ],
+)
+def test_errors(
+    command: Command,
+    short_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[object],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.csv").write_text("precious")
+    code, _, err = command("duplicates", short_run.path, *words)
+    assert code == 2
+    assert expected in err
+    assert [path.name for path in tmp_path.iterdir()] == ["old.csv"]
+    assert (tmp_path / "old.csv").read_text() == "precious"
