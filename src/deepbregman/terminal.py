@@ -4,13 +4,20 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any, cast
+from pathlib import Path
+from typing import IO, Annotated, Any, cast
 
+import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
 from .errors import make_printable
 
+_NO_DEFAULT = ""  # that the default is None tells a user nothing; the text of an option tells it
+MaybeText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint=_NO_DEFAULT)]
+MaybeNumber = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_NO_DEFAULT)]
+MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=_NO_DEFAULT)]
+"""Types of options that need not be given."""
 ReportProgress = Callable[[str, int, int], None]
 """Takes the name of the work, how much of it is done, and how much there is."""
 

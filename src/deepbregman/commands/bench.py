@@ -1,4 +1,4 @@
-"""deepbregman bench: how fast a training step is."""
+"""deepbregman bench: measure the speed of a training step."""
 
 import tempfile
 from pathlib import Path
@@ -9,6 +9,7 @@ from rich.console import Console
 from deepbregman.errors import UserError
 from deepbregman.files import Record, check_can_be_folder, write_json
 from deepbregman.runs import provenance
+from deepbregman.terminal import MaybePath
 
 from .parameters import Accelerator, PythonOnly
 
@@ -41,25 +42,25 @@ def bench(
     *,
     scale: ScaleName = "main",
     only: tuple[str, ...] = (),
-    out: Path | None = None,
+    out: MaybePath = None,
     accelerator: Accelerator = "auto",
     console: PythonOnly[Console | None] = None,
 ) -> Record:
-    """Measure the speed of a step against the bare encoder.
+    """Measure the speed of a training step, relative to the bare encoder.
 
-    Images per second, every view counted; arms take turns, and the median of the turns counts.
-    "bare encoder" is the reference: forward, backward and optimiser on one fixed batch. "SimCLR"
-    and "K=..." are whole training steps: order, gather, views, networks, losses, optimiser. "views
-    alone" is the random transformation. "over bare" divides by the reference; "first step"
-    includes compiling; "memory" is the arm's own peak.
+    The unit is images per second; every view counts. Arms take turns, and the result is the median
+    of the turns. "bare encoder" is the reference: forward pass, backward pass and optimiser on one
+    fixed batch. "SimCLR" and "K=..." are whole training steps. "views alone" is only the random
+    transformation. In the table, "over bare" is the ratio to the reference, "first step" includes
+    compilation, and "memory" is the peak of the arm itself.
 
     Args:
         scale: main: ResNet-18 and 50 at batch 512. large: batches of 1024 and 4096. cpu: a small
-            encoder. tiny: a trial of seconds.
-        only: Arms to measure beside the bare encoder, such as "K=100"; all when empty.
+            encoder. tiny: a test of a few seconds.
+        only: Arms to measure besides the bare encoder, such as "K=100". By default all.
         out: Folder for bench.json and bench.png.
-        accelerator: Where to measure; auto takes a GPU if there is one.
-        console: To draw on; quiet when None.
+        accelerator: Device to measure; auto takes a GPU if there is one.
+        console: Where to print; nothing is printed when None.
 
     Returns:
         The record: machine, versions, commit, and the groups with their timings.

@@ -10,7 +10,7 @@ from rich.console import Console
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import cluster_table, metric_table
 from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ReportProgress, say
 
 from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
@@ -22,36 +22,37 @@ if TYPE_CHECKING:
 
 def cluster(
     run: Annotated[RunFolder, tyro.conf.Positional],
-    clusters: int | None = None,
+    clusters: MaybeNumber = None,
     *,
-    data: str | None = None,
+    data: MaybeText = None,
     by: Sequence[Literal["features", "divergence"]] = (),
     seeds: int = 3,
     split: Literal["train", "test", "all"] = "all",
-    out: Path | None = None,
+    out: MaybePath = None,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "Clustering":
-    """Group images by k-means of features and by the learned divergence.
+    """Cluster images by k-means of features and by the learned divergence.
 
-    With labels it also measures how well the groups agree with them: NMI, ARI and purity in per
-    cent, mean and deviation over the seeds. These also go into RUN/result.json.
+    With labels, the command also measures the agreement of clusters and classes: NMI, ARI and
+    purity in per cent, mean and standard deviation over the seeds. It writes them into
+    RUN/result.json.
 
     Args:
         run: Folder of the run.
-        clusters: How many; the number of classes when there are labels.
-        data: A data set in place of the run's own; labels are not needed.
-        by: features: k-means of normalised features. divergence: Bregman clustering of scores,
-            by D(image || centroid). All that the run has when not given.
-        seeds: How many times to cluster; each takes the best of ten starts.
-        split: Which images.
-        out: CSV file for the cluster of each image, by the best seed; must not exist.
-        skip_unreadable: Go on without images that cannot be read.
-        accelerator: Where to compute; auto takes a GPU if there is one.
-        encoder: A module of the same structure, for a run whose encoder was your own.
-        progress: Called while the work goes on.
+        clusters: Number of clusters. With labels the default is the number of classes.
+        data: A dataset instead of the run's own; labels are not needed.
+        by: features: k-means of normalised features. divergence: Bregman clustering of scores, by
+            D(image || centroid). By default all that the run has.
+        seeds: Number of clusterings; each is the best of ten starts.
+        split: Images to cluster.
+        out: CSV file for the cluster of each image, by the best seed; it must not exist.
+        skip_unreadable: Leave out images that cannot be read, instead of stopping.
+        accelerator: Device to compute on; auto takes a GPU if there is one.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
+        progress: Called during the work.
 
     Returns:
         The clusters, and rows of protocol cluster where there are labels.

@@ -12,7 +12,7 @@ from rich.table import Table
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.errors import UserError
 from deepbregman.files import Record, create_file, now, parse_json, write_json
-from deepbregman.terminal import ReportProgress, ignore_progress, say
+from deepbregman.terminal import MaybeNumber, MaybePath, ReportProgress, ignore_progress, say
 
 from .parameters import PythonOnly
 
@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
 def list_datasets() -> list[Dataset]:
     """List the datasets that are known by name.
 
-    A folder of images or an .npz file in MedMNIST's convention needs no name: give its path.
+    Folders of images and .npz files in the layout of MedMNIST need no name: give the path.
     """
     return list(DATASETS.values())
 
@@ -47,17 +47,16 @@ def list_datasets() -> list[Dataset]:
 def check(
     name: Name, root: Path = Path("data"), progress: PythonOnly[ReportProgress | None] = None
 ) -> "Report":
-    """Say what is there of a dataset, what is missing, and how to get it.
+    """Check whether a dataset is complete; if not, print what is missing and how to get it.
 
-    Exits with 0 when it is complete and with 2 when it is not. Counts and labels are compared with
-    what was published, and so are the checksums of the files of CIFAR and STL-10 and of archives
-    that lie in the root. Of a folder every image is decoded; of an .npz file every checksum is
-    verified.
+    The exit code is 0 for a complete dataset and 2 otherwise. The command compares the numbers of
+    images and classes with the published ones, and the checksums of CIFAR, STL-10 and of archives
+    in the root. It decodes every image of a folder, and verifies every checksum of an .npz file.
 
     Args:
-        name: A dataset by name, a folder of images, or an .npz file.
-        root: Folder in which the datasets known by name lie.
-        progress: Hears what is done.
+        name: Name of a dataset, a folder of images, or an .npz file.
+        root: Folder of the datasets that have a name.
+        progress: Called during the work.
 
     Returns:
         What was found and the problems; without problems it is complete.
@@ -71,30 +70,30 @@ def check(
 def prepare(
     name: Name,
     root: Path = Path("data"),
-    image_size: int | None = None,
-    cache: Path | None = None,
+    image_size: MaybeNumber = None,
+    cache: MaybePath = None,
     download: bool = True,
     skip_unreadable: bool = False,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> Prepared:
-    """Download a dataset where that is possible, verify it, and measure its pixels.
+    """Download a dataset if that is possible, verify it, and measure its pixels.
 
-    Counts and the mean and deviation of each channel are printed and written to ROOT/NAME.json.
-    With --cache the images are also written, decoded, to one .npz file that pretrain, evaluate and
-    embed take as --data and open at once. In it every image lies in a square frame of at most 2.25
-    times the image size: a longer one is shrunk until it fits, a smaller one is not enlarged, none
-    is cropped; one that does not fill its frame lies top left, and its true size is kept beside it.
-    Views made from the cache are those made from the files. It takes 3 bytes a pixel of its frame
-    and is for one image size and below. Interrupted, it leaves nothing half-written: run it again.
+    The numbers of images and the mean and standard deviation of each channel are printed and
+    written to ROOT/NAME.json.
+
+    With --cache, the decoded images are also written to one .npz file. Give it to other commands as
+    --data; it opens at once. Each image is in a square frame of at most 2.25 times the image size:
+    larger images are shrunk to fit, smaller ones are not enlarged, none is cropped. The cache takes
+    3 bytes per pixel of the frames and gives the same views as the files, up to this image size.
 
     Args:
-        name: A dataset by name, a folder of images, or an .npz file.
-        root: Folder in which the datasets known by name lie or are put.
-        image_size: Side of the training images; by default as usual for the dataset, else 32.
-        cache: File to write the decoded images to; must not exist.
-        download: Download what is absent.
-        skip_unreadable: Go on without images that cannot be read.
-        progress: Hears what is done.
+        name: Name of a dataset, a folder of images, or an .npz file.
+        root: Folder of the datasets that have a name.
+        image_size: Side of the training images. By default the usual one of the dataset, else 32.
+        cache: File for the decoded images; it must not exist.
+        download: Download missing files.
+        skip_unreadable: Leave out images that cannot be read, instead of stopping.
+        progress: Called during the work.
     """
     progress, root = progress or ignore_progress, expand_home(root)
     dataset, path = find_source(name, with_boxes=True)
@@ -159,7 +158,7 @@ def show_list_datasets(datasets: list[Dataset], console: Console) -> None:
             "yes" if dataset.downloadable else "no",
         )
     console.print(table, highlight=False)
-    say(console, "\ndeepbregman data check NAME says where each belongs and how to get it.")
+    say(console, "\ndeepbregman data check NAME shows where a dataset belongs and how to get it.")
 
 
 def show_check(report: "Report", console: Console) -> None:
@@ -184,7 +183,7 @@ def show_prepare(prepared: Prepared, console: Console) -> None:
     say(console, f"wrote {prepared.file}")
     if "cache" in record:
         if record["num_replaced"]:
-            say(console, f"{record['num_replaced']} could not be decoded; others stand in for them")
+            say(console, f"{record['num_replaced']} images could not be decoded and were replaced")
         say(console, f"wrote {record['cache']}")
         say(console, f"next: deepbregman pretrain RECIPE --data {record['cache']}")
 

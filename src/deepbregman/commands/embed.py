@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deepbregman.files import create_file
 from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import MaybeText, ReportProgress
 
 from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
@@ -20,22 +20,22 @@ def embed(
     run: Annotated[RunFolder, tyro.conf.Positional],
     out: Path,
     *,
-    data: str | None = None,
+    data: MaybeText = None,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Write the features of images to an .npz file, with labels, names and scores if there are any.
+    """Write features of images to an .npz file, with labels, names and scores if there are any.
 
     Args:
         run: Folder of the run.
-        out: File to write; must not exist.
-        data: A data set in place of the run's own; labels are not needed.
-        skip_unreadable: Go on without images that cannot be read; a Notice says how many.
-        accelerator: Where to compute; auto takes a GPU if there is one.
-        encoder: A module of the same structure, for a run whose encoder was your own.
-        progress: Called while the work goes on.
+        out: File to write; it must not exist.
+        data: A dataset instead of the run's own; labels are not needed.
+        skip_unreadable: Leave out images that cannot be read; a note gives their number.
+        accelerator: Device to compute on; auto takes a GPU if there is one.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
+        progress: Called during the work.
 
     Returns:
         The name and shape of every array in the file: train_features, train_scores, train_labels,

@@ -1,4 +1,4 @@
-"""deepbregman evaluate: how good a run's encoder is."""
+"""deepbregman evaluate: measure how good the encoder of a run is."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from rich.console import Console
 from deepbregman.evaluation.options import Detect, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import evaluation_table
 from deepbregman.runs import Record, Run
-from deepbregman.terminal import ReportProgress, ignore_progress, say
+from deepbregman.terminal import MaybeNumber, MaybeText, ReportProgress, ignore_progress, say
 
 from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
@@ -27,10 +27,10 @@ def evaluate(
         "knn",
         "linear",
     ),
-    data: str | None = None,
+    data: MaybeText = None,
     source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
-    epochs: int | None = None,
+    epochs: MaybeNumber = None,
     seed: int = 0,
     seeds: int = 1,
     crops: int = 0,
@@ -44,41 +44,40 @@ def evaluate(
     console: PythonOnly[Console | None] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> list[Record]:
-    """Judge a run: kNN, linear, few labels, another data set, detection, from scratch.
+    """Evaluate a run: kNN, linear, few labels, another dataset, detection, from scratch.
 
-    The rows of a protocol go into RUN/result.json when it ends. A stopped evaluation is continued
-    by the same command. The run's networks are never changed: what is trained is a copy.
+    Results go into RUN/result.json when a protocol ends. The same command continues a stopped
+    evaluation. The run's networks are never changed; protocols that train use a copy.
 
     Args:
         run: Folder of the run.
-        protocols: knn: neighbours by cosine and by the learned divergence. linear: a classifier
-            on frozen features, cached and of random crops. semi: all weights fine-tuned on a
-            part of the labels. transfer: linear and fine-tuned on another data set. detect:
-            Faster R-CNN around the encoder on Pascal VOC. supervised: the same architecture
-            trained from random weights on all labels, for reference.
-        data: A labelled data set in place of the run's own; transfer needs one. Its images are
-            resized to the size of the run's. For detect the folder VOCdevkit, or
-            voc, as `deepbregman data prepare voc` leaves it.
-        source: The same, already open, in which case data only names it.
-        encoder: A module of the same structure, for a run whose encoder was your own.
-        epochs: Of whatever is trained; by default 50, and in semi 60 below a twentieth of the
-            labels and 30 above. 0 leaves the linear classifier on random crops out.
-        seed: Of splits, subsets, order, crops and first weights.
-        seeds: Run so many seeds, from --seed on, and report their mean and deviation.
-        crops: Of knn by cosine and linear on cached features only: also judge features averaged
-            over so many random crops and flips of each image, training and test images alike,
-            drawn as in pretraining but without colour, anew for each seed; 0 for none.
-        image_size: Of knn and linear only: side in pixels at which images are judged, as
-            rows of their own; 0 for the run's data.image_size. Crops enlarge things, so an
-            encoder trained on views as large as the images may do better on larger ones.
-        balanced: Also report the mean over classes; imbalanced data sets always do.
-        skip_unreadable: Go on without images that cannot be read.
-        accelerator: Where to compute; auto takes a GPU if there is one.
-        semi: Which labels semi may see.
+        protocols: knn: nearest neighbours by cosine and by the learned divergence. linear: a linear
+            classifier on frozen features, of whole images and of random crops. semi: fine-tune all
+            weights on a part of the labels. transfer: linear and fine-tuning on another dataset.
+            detect: Faster R-CNN around the encoder on Pascal VOC. supervised: train the same
+            network from random weights on all labels, for comparison.
+        data: A labelled dataset instead of the run's own; transfer needs one. Images are resized to
+            the run's image size. For detect: the folder VOCdevkit, or voc after `deepbregman data
+            prepare voc`.
+        source: The dataset, already open; then data only names it.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
+        epochs: Epochs of training. Default: 50; in semi 60 with less than 5 % of the labels, else
+            30. With 0, linear leaves out the classifier on random crops.
+        seed: First seed, of splits, subsets, order, crops and initial weights.
+        seeds: Number of seeds, from --seed on; reports mean and standard deviation.
+        crops: For knn and linear: also evaluate features averaged over this number of random crops
+            and flips of each image. 0: no.
+        image_size: For knn and linear: side of the images in pixels; the results are extra rows. 0:
+            the run's data.image_size. An encoder that was trained on views as large as the images
+            may do better with larger images, since random crops enlarge objects.
+        balanced: Also report the mean accuracy over classes; always on for imbalanced datasets.
+        skip_unreadable: Leave out images that cannot be read, instead of stopping.
+        accelerator: Device to compute on; auto takes a GPU if there is one.
+        semi: Labels that semi uses.
         tuning: How semi, transfer and supervised train.
         detect: How detect trains.
-        console: For messages; quiet when None.
-        progress: Called while the work goes on.
+        console: Where to print; nothing is printed when None.
+        progress: Called during the work.
 
     Returns:
         The rows, in the schema of deepbregman.evaluation.results.
@@ -98,7 +97,7 @@ def evaluate(
         detect=detect,
     )
     opened = run if isinstance(run, Run) else Run.open(Path(run))
-    if source is None and set(protocols) != {"detect"}:  # which has a layout of its own
+    if source is None and set(protocols) != {"detect"}:  # which has its own layout
         check_data(opened.config, None if "detect" in protocols else data)
     from deepbregman.evaluation.inputs import Evaluation
     from deepbregman.evaluation.protocols import run_protocols
@@ -116,15 +115,15 @@ def evaluate(
 
 
 def show(rows: list[Record], console: Console) -> None:
-    """Print the rows as a table, and what a reader should know about them."""
+    """Print the rows as a table, with warnings."""
     console.print(evaluation_table(rows, f"on {rows[0]['data']}"))
     replaced = max(row["num_replaced"] for row in rows)
     if replaced:
         say(
             console,
-            f"warning: {replaced} unreadable images were replaced by others in training or "
-            "judging; remove them for exact numbers",
+            f"warning: {replaced} unreadable images were replaced by others in training or tests; "
+            "remove them for exact numbers",
         )
     if rows[0]["epoch"] < rows[0]["epochs"]:
         words = f"after {rows[0]['epoch']:g} of {rows[0]['epochs']} epochs"
-        say(console, f"warning: this run is not finished; it was judged {words}")
+        say(console, f"warning: this run is not finished; it was evaluated {words}")

@@ -50,23 +50,24 @@ def export(
 ) -> Exported:
     """Write a run's encoder for torchvision, timm, ONNX, detectron2 or safetensors.
 
-    It becomes one file, and the lines of Python that load it are printed.
+    The command prints the lines of Python that load the file.
 
-    torchvision: ResNets, for torchvision.models; .pth and a .json with the normalisation.
+    torchvision: ResNets for torchvision.models; a .pth file, and a .json file with the
+    normalisation.
 
-    timm: ResNets and timm:NAME, for timm.create_model; .pth and a .json.
+    timm: ResNets and timm:NAME for timm.create_model; a .pth file and a .json file.
 
-    safetensors: any encoder, whole, for deepbregman.load_encoder without the run.
+    safetensors: any encoder, complete, for deepbregman.load_encoder without the run.
 
-    onnx: any encoder, as a graph that needs no Python; normalisation inside, any batch size.
+    onnx: any encoder, as a graph with the normalisation inside, for any batch size.
 
-    detectron2: ResNet-50 and 101, for its detectors; .pth and a .json with its settings.
+    detectron2: ResNet-50 and 101 for its detectors; a .pth file, and a .json file with settings.
 
     Args:
         run: Folder of the run.
-        out: File to write; neither it nor the .json beside it may exist.
-        format: The program it is for.
-        encoder: A module of the same structure, for a run whose encoder was your own.
+        out: File to write. Neither it nor the .json file beside it may exist.
+        format: Program that will load the file.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
     """
     out = Path(out)
     sidecar = out.with_name(f"{out.name}.json")

@@ -1,7 +1,9 @@
-"""What parameters of several verbs have in common: their types, and a check."""
+"""Types and a check that several verbs share."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
+
+import tyro
 
 from deepbregman.config import Config
 
@@ -19,15 +21,14 @@ if TYPE_CHECKING:
     RunFolder: TypeAlias = Run | Path | str
 else:
     Accelerator = Literal["auto", "cpu", "cuda", "mps"]
-    RunFolder = Path
+    RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 
 
 def check_data(config: Config, data: str | Path | None = None) -> None:
-    """Refuse a wrong data source now: it takes seconds to load torch.
+    """Refuse a wrong dataset before torch is loaded, which takes seconds.
 
     Args:
-        config: names the source, and where datasets lie.
-        data: a source in place of it.
+        data: a dataset instead of that of the configuration.
     """
     from deepbregman.data import check_source
 

@@ -1,4 +1,4 @@
-"""deepbregman pretrain: a recipe and images in, a pretrained run out."""
+"""deepbregman pretrain: train an encoder on images, by a recipe."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ from deepbregman.errors import UserError
 from deepbregman.files import hold_folder
 from deepbregman.launching import must_start_processes, run_in_processes
 from deepbregman.runs import Run, default_folder
-from deepbregman.terminal import say
+from deepbregman.terminal import MaybeNumber, MaybePath, say
 
 from .parameters import Accelerator, PythonOnly, check_data
 
@@ -29,48 +29,48 @@ if TYPE_CHECKING:
     from deepbregman.training.loop import Monitor, Pretraining
 
 Watch = Callable[[int, Mapping[str, float]], None]
-"""Gets the epoch and what the kNN monitor measured; what it raises ends the run."""
+"""Called with the epoch and the results of the kNN monitor; an exception ends the run."""
 
 
 def pretrain(
     recipe: str | Config,
     *,
     data: PythonOnly[str | None] = None,
-    run: Path | None = None,
+    run: MaybePath = None,
     changes: PythonOnly[Mapping[str, Any] | None] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     accelerator: Accelerator = "auto",
-    devices: int | None = None,
-    nodes: int | None = None,
+    devices: MaybeNumber = None,
+    nodes: MaybeNumber = None,
     console: PythonOnly[Console | None] = None,
     source: PythonOnly["Source | None"] = None,
     watch: PythonOnly[Watch | None] = None,
 ) -> Run:
     """Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.
 
-    Defaults are the recipe's; an option of a table that it has not adds the table.
-
-    To go on with an interrupted run: deepbregman pretrain --resume RUN
+    Every field of the recipe is an option; the defaults are the recipe's. An option of a table
+    that the recipe does not have adds the table. To continue an interrupted run: deepbregman
+    pretrain --resume RUN
 
     Args:
-        recipe: A recipe's name, a .toml file, or a configuration.
-        data: A source in place of the recipe's: digits, cifar10, a folder, an .npz file.
-        run: Folder of the run, which must not exist; by default a new one under runs/.
+        recipe: Name of a recipe, a .toml file, or a configuration.
+        data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file.
+        run: Folder of the run; it must not exist. By default a new folder in runs/.
         changes: Fields by their dotted names, such as {"training.epochs": 10}.
-        encoder: A module of your own in place of the recipe's: images (N, 3, H, W), normalised
-            floats, to vectors (N, d). A copy is trained, from the weights it has; yours stays as
-            it is. To load the run, give a module of the same structure again.
-        accelerator: Where to train; auto takes a GPU if there is one.
-        devices: Processes on this machine, one for each GPU; by default one, or as torchrun or srun
-            say.
-        nodes: Machines with as many processes each. Without torchrun or srun, run the command on
-            each with MASTER_ADDR, MASTER_PORT and NODE_RANK set.
-        console: To draw progress on; quiet when None.
-        source: The data, already open, for a caller that trains many runs on them.
-        watch: Gets what the kNN monitor measures.
+        encoder: A module of your own instead of the recipe's encoder. It maps images (N, 3, H, W),
+            normalised floats, to vectors (N, d). A copy is trained, starting from its weights; your
+            module does not change. To load the run, give a module of the same structure again.
+        accelerator: Device to train on; auto takes a GPU if there is one.
+        devices: Number of processes on this machine, one for each GPU. By default one, or as many
+            as torchrun or srun started.
+        nodes: Number of machines, each with the same number of processes. Without torchrun or srun,
+            run the command on each machine and set MASTER_ADDR, MASTER_PORT and NODE_RANK.
+        console: Where to print; nothing is printed when None.
+        source: The dataset, already open, for a caller that trains many runs on it.
+        watch: Called with the epoch and the results of the kNN monitor.
 
     Returns:
-        The run, complete; its ``path`` is what :func:`load_encoder` takes.
+        The finished run; give its ``path`` to :func:`load_encoder`.
     """
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
     if data is not None:
@@ -93,23 +93,23 @@ def resume(
     *,
     encoder: PythonOnly["nn.Module | None"] = None,
     accelerator: Accelerator = "auto",
-    devices: int | None = None,
-    nodes: int | None = None,
+    devices: MaybeNumber = None,
+    nodes: MaybeNumber = None,
     console: PythonOnly[Console | None] = None,
     source: PythonOnly["Source | None"] = None,
     watch: PythonOnly[Watch | None] = None,
 ) -> Run:
-    """Go on with an interrupted run, exactly where its last checkpoint is; takes no other field.
+    """Continue an interrupted run exactly from its last checkpoint, with the same fields.
 
     Args:
         run: Folder of the run.
-        encoder: A module of the same structure, for a run whose encoder was your own.
-        accelerator: Where to train; auto takes a GPU if there is one.
-        devices: Processes on this machine; need not be as many as before.
-        nodes: Machines with as many processes each.
-        console: To draw progress on; quiet when None.
-        source: The run's data, already open.
-        watch: Gets what the kNN monitor measures.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
+        accelerator: Device to train on; auto takes a GPU if there is one.
+        devices: Number of processes on this machine; it may differ from before.
+        nodes: Number of machines, each with the same number of processes.
+        console: Where to print; nothing is printed when None.
+        source: The run's dataset, already open.
+        watch: Called with the epoch and the results of the kNN monitor.
     """
     opened = Run.open(Path(run))
     opened.check_links()
@@ -247,13 +247,13 @@ def _train(
         run = job.fit(together(fabric, build_monitor), console)
     met = from_all(fabric, job.batches.skipped) if config.data.skip_unreadable else []
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
-        words = f"{len(skipped)} images could not be decoded; others stood in for them"
+        words = f"{len(skipped)} images could not be decoded and were replaced by others"
         say(console, words, "yellow")
     return run
 
 
 def _report_to(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor":
-    """Return a monitor that also passes on what it measures, and at which epoch."""
+    """Return a monitor that also calls ``watch`` with the epoch and its results."""
 
     def measure(model: "Model") -> dict[str, float]:
         values = monitor(model)
@@ -264,7 +264,7 @@ def _report_to(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor
 
 
 def _try_encoder(config: Config, encoder: "nn.Module | None") -> None:
-    """Build the encoder on trial: an error should come before the images are read."""
+    """Build the encoder once, so that an error comes before the images are read."""
     import torch
 
     from deepbregman.objectives import build_run_encoder
@@ -274,7 +274,7 @@ def _try_encoder(config: Config, encoder: "nn.Module | None") -> None:
 
 
 def _describe_sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:
-    """Describe how processes share the work, and what another number of them than before means."""
+    """Describe how processes share the work, and the effect of another number than before."""
     words = []
     settings = config.training
     if processes > 1:

@@ -1,4 +1,4 @@
-"""deepbregman quickstart: pretrain on digits, then see what it was good for."""
+"""deepbregman quickstart: pretrain on digits and compare the features."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from rich.console import Console
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.runs import Record, Run, default_folder
 from deepbregman.statistics import summarise
-from deepbregman.terminal import say
+from deepbregman.terminal import MaybeNumber, MaybePath, say
 
 from .parameters import PythonOnly
 from .pretrain import pretrain
@@ -29,18 +29,18 @@ Labelled = tuple["Tensor", "Tensor"]
 
 def quickstart(
     *,
-    run: Path | None = None,
-    epochs: int | None = None,
+    run: MaybePath = None,
+    epochs: MaybeNumber = None,
     console: PythonOnly[Console | None] = None,
 ) -> Run:
-    """Pretrain on digits, one to two minutes on two cores, and see what it was good for.
+    """Pretrain on digits and compare the features; takes one to two minutes on two cores.
 
-    Features of the trained encoder are compared with raw pixels and with an untrained encoder.
+    The features of the trained encoder are compared with raw pixels and an untrained encoder.
 
     Args:
-        run: Folder of the run, which must not exist; by default a new one under runs/.
-        epochs: In place of the recipe's.
-        console: To draw on; quiet when None.
+        run: Folder of the run; it must not exist. By default a new folder in runs/.
+        epochs: Number of epochs, instead of the recipe's.
+        console: Where to print; nothing is printed when None.
 
     Returns:
         The run; its result holds the table, its folder the figure.

@@ -13,11 +13,15 @@ from rich.table import Table
 from deepbregman import config
 
 
-def recipes(name: Annotated[str | None, tyro.conf.Positional] = None) -> str | dict[str, str]:
+def recipes(
+    name: Annotated[
+        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")
+    ] = None,
+) -> str | dict[str, str]:
     """List the recipes, or print one as a complete .toml file to copy and change.
 
     Args:
-        name: Recipe to print.
+        name: Recipe to print; without one, all are listed.
 
     Returns:
         The text of the recipe, or the texts of all recipes by name.

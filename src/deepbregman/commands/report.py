@@ -3,13 +3,13 @@
 import secrets
 import shutil
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.terminal import MaybeText, ReportProgress, ignore_progress, say
 
 from .parameters import PythonOnly
 
@@ -24,23 +24,27 @@ class Report(NamedTuple):
 
 
 def report(
-    sources: tyro.conf.Positional[tuple[Path, ...]],
+    sources: Annotated[
+        tuple[Path, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="FOLDER ...", help_behavior_hint=""),
+    ],
     out: Path,
-    title: str | None = None,
+    title: MaybeText = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> Report:
     """Write a page of runs and studies, with its figures and tables beside it.
 
-    The page needs no network: OUT/index.html can be opened from the file system or sent by
-    mail. Runs that differ only by seed are one arm, with mean and deviation. Figures are also
-    in OUT/figures as PNG and SVG, tables in OUT/tables as CSV and LaTeX. No link inside a folder
-    is followed.
+    The page is OUT/index.html. It needs no network and can be sent by mail. Runs that differ only
+    by their seed are one arm, with mean and standard deviation. Figures are also written to
+    OUT/figures as PNG and SVG, tables to OUT/tables as CSV and LaTeX. Links inside the folders are
+    not followed.
 
     Args:
-        sources: Folders of runs or of studies, such as runs/*.
-        out: Folder to write; must not exist, or be empty.
-        title: Of the page; by default it names what is compared.
-        progress: Takes the name of the work, how much of it is done, and how much there is.
+        sources: Folders of runs or studies, such as runs/*.
+        out: Folder to write; it must not exist, or be empty.
+        title: Title of the page. By default it names the arms and studies.
+        progress: Called with the name of the work, how much is done, and how much there is.
 
     Returns:
         The page's file, its size, and how many figures and tables there are.
@@ -55,7 +59,7 @@ def report(
     temporary = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
     try:
         temporary.mkdir()
-        counts = write_page(temporary, runs, studies, title, progress or _say_nothing)
+        counts = write_page(temporary, runs, studies, title, progress or ignore_progress)
         temporary.replace(place)  # takes the place of an empty folder
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -64,12 +68,8 @@ def report(
     return Report(page, page.stat().st_size, *counts)
 
 
-def _say_nothing(work: str, done: int, total: int) -> None:
-    """Take the progress of a caller who does not want it."""
-
-
 def show(result: Report, console: Console) -> None:
-    """Say where the page is."""
+    """Print where the page is."""
     size = f"{result.num_bytes / 1e6:.1f} MB"
     beside = f"{result.num_figures} figures, {result.num_tables} tables beside it"
     say(console, f"report: {result.page} ({size}; {beside})")

@@ -15,7 +15,7 @@ from deepbregman.reporting.screen import (
     search_table,
 )
 from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
 
 from .parameters import Accelerator, PythonOnly, RunFolder, check_data
 
@@ -36,37 +36,37 @@ def search(
     run: Annotated[RunFolder, tyro.conf.Positional],
     queries: Annotated[Sequence[str | Path], tyro.conf.arg(name="query")] = (),
     *,
-    data: str | None = None,
+    data: MaybeText = None,
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10,
     by: Sequence[Measure] = (),
     split: Literal["train", "test", "all"] = "train",
-    out: Path | None = None,
+    out: MaybePath = None,
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "SearchResult":
-    """Find the images most like a query, or measure how well searches find classes.
+    """Find the images most similar to a query, or measure how well searches find classes.
 
-    An image is never found for itself. Without a query, every image of the test split searches the
-    training split; mean average precision and precision at k, by the labels, are printed and go
-    into RUN/result.json.
+    A query never finds itself. Without a query, every test image is searched for in the training
+    images. Then the command prints mean average precision and precision at k, by the labels, and
+    writes them into RUN/result.json.
 
     Args:
         run: Folder of the run.
-        queries: Image files, or images of the data by place (test:17, train:0) or by name.
-        data: A data set in place of the run's own; labels are not needed with a query.
-        k: How many to find.
-        by: cosine of features, divergence of scores with the query as first argument; all that
-            the run has when not given.
-        split: Where to look for images like the queries.
-        out: PNG file for a contact sheet; must not exist.
-        seed: Of the shuffle that decides among equals.
-        skip_unreadable: Go on without images that cannot be read; queries must be readable.
-        accelerator: Where to compute; auto takes a GPU if there is one.
-        encoder: A module of the same structure, for a run whose encoder was your own.
-        progress: Called while the work goes on.
+        queries: Image files, or images of the dataset by position (test:17, train:0) or by name.
+        data: A dataset instead of the run's own; with a query it needs no labels.
+        k: Number of images to find.
+        by: Measure of similarity: cosine of features, or the learned divergence from the query's
+            scores. By default all that the run has.
+        split: Images to search.
+        out: PNG file for a contact sheet; it must not exist.
+        seed: Seed of the order of ties.
+        skip_unreadable: Leave out images that cannot be read; queries must be readable.
+        accelerator: Device to compute on; auto takes a GPU if there is one.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
+        progress: Called during the work.
 
     Returns:
         The answers to the queries, or the rows of the measurement without any.

@@ -13,15 +13,17 @@ from deepbregman.runs import Run
 from deepbregman.studies.catalogue import find_study, load_catalogue
 from deepbregman.studies.definition import StudyOptions, StudyResult
 from deepbregman.studies.results import check_new_folder
-from deepbregman.terminal import say
+from deepbregman.terminal import MaybeText, say
 
 from .parameters import Accelerator, PythonOnly, check_data
 
 
 def study(
-    name: Annotated[str | None, tyro.conf.Positional] = None,
+    name: Annotated[
+        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")
+    ] = None,
     *,
-    options: tyro.conf.OmitArgPrefixes[StudyOptions] = StudyOptions(),  # noqa: B008  # frozen
+    study: tyro.conf.OmitArgPrefixes[StudyOptions] = StudyOptions(),  # noqa: B008  # frozen
     console: PythonOnly[Console | None] = None,
 ) -> StudyResult | dict[str, str]:
     """Run an ablation or a figure of the paper, with error bars: deepbregman study [NAME].
@@ -33,7 +35,7 @@ def study(
 
     Args:
         name: Name of the study. Without a name, all studies are listed.
-        options: In a folder that has begun, the default of each option is the folder's value.
+        study: In a folder that has begun, the default of each option is the folder's value.
         console: Where to print; nothing is printed when None.
 
     Returns:
@@ -46,7 +48,7 @@ def study(
         }
     if name in SUBCOMMANDS:
         raise UserError(f"study {name!r} has options of its own: write its name before them")
-    return find_study(name, also=SUBCOMMANDS).run(options, console or Console(quiet=True))
+    return find_study(name, also=SUBCOMMANDS).run(study, console or Console(quiet=True))
 
 
 def distributions(
@@ -116,7 +118,7 @@ def divergence_2d(
 def tsne(
     *,
     runs: tuple[Path, ...],
-    data: str | None = None,
+    data: MaybeText = None,
     images: int = 2000,
     seeds: int = 3,
     out: Path = Path("studies/tsne"),

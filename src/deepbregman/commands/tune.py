@@ -13,9 +13,11 @@ from .parameters import PythonOnly
 
 
 def tune(
-    recipe: Annotated[str | None, tyro.conf.Positional] = None,
+    recipe: Annotated[
+        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")
+    ] = None,
     *,
-    options: tyro.conf.OmitArgPrefixes[SearchOptions] = SearchOptions(),  # noqa: B008  # frozen
+    search: tyro.conf.OmitArgPrefixes[SearchOptions] = SearchOptions(),  # noqa: B008  # frozen
     console: PythonOnly[Console | None] = None,
 ) -> StudyResult:
     """Search hyperparameters on held-out images: deepbregman tune RECIPE --space ...
@@ -26,16 +28,16 @@ def tune(
 
     Args:
         recipe: Name of a recipe, or a .toml file; not needed to continue a search.
-        options: When a search continues, the default of each option is what it was begun with.
+        search: When a search continues, the default of each option is what it was begun with.
         console: Where to print; nothing is printed when None.
 
     Returns:
         The folder of the search and what its trials.json holds.
     """
-    check_search(recipe, options)  # before torch is loaded, which takes seconds
+    check_search(recipe, search)  # before torch is loaded, which takes seconds
     from deepbregman.studies.tuning import run_search
 
-    return run_search(recipe, options, console)
+    return run_search(recipe, search, console)
 
 
 def show(result: StudyResult, console: Console) -> None:

@@ -13,7 +13,7 @@ Trunk = Literal["pretrained", "random"]
 ProtocolName = Literal["knn", "linear", "semi", "transfer", "detect", "supervised"]
 PROTOCOL_NAMES: tuple[ProtocolName, ...] = get_args(ProtocolName)
 FROZEN = frozenset(("knn", "linear"))
-"""Protocols that can judge features averaged over crops, or of images of another size."""
+"""Protocols that can evaluate features averaged over crops, or of images of another size."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Semi(Section):
     """Options of semi."""
 
     labels: tuple[Annotated[float, Range(above=0.0, high=1.0)], ...] = (0.01, 0.1)
-    """Shares of the training labels to fine-tune on, drawn class by class with each seed."""
+    """Shares of the training labels to fine-tune on; each seed draws them class by class."""
     labelled_list: Path | None = None
-    """In place of shares: a file with the names or paths of the labelled images, one on a line."""
+    """Instead of shares: a file with the names or paths of the labelled images, one per line."""
 
     def __post_init__(self) -> None:
         """Check the fields, and that some labels are asked for."""
@@ -44,11 +44,11 @@ class Tuning(Section):
     """Options of semi, transfer and supervised, which train all weights."""
 
     learning_rate: tuple[Positive, ...] = (0.05,)
-    """Of several, each arm takes the best on a held-out fifth of its labels, then uses them all."""
+    """If several are given, the best on a held-out fifth of the labels is used."""
     weight_decay: NotNegative = 1e-4
-    """L2 penalty on weights, not on biases and normalisation."""
+    """Weight decay, not of biases and normalisation."""
     batch_size: Annotated[int, Range(low=2)] = 128
-    """Images in a step; all labelled ones where there are fewer."""
+    """Images in a step; fewer if there are fewer labelled images."""
 
     def __post_init__(self) -> None:
         """Check the fields, and that there is a rate."""
@@ -62,33 +62,33 @@ class Detect(Section):
     """Options of detect; the defaults are MoCo's protocol."""
 
     architectures: tuple[Architecture, ...] = ("c4",)
-    """c4: one feature map, of stride 16, and the fourth stage as the head. fpn: a pyramid."""
+    """c4: one feature map of stride 16, the fourth stage is the head. fpn: a feature pyramid."""
     arms: tuple[Trunk, ...] = ("pretrained", "random")
-    """pretrained: the run's encoder. random: the same network, untrained, for comparison."""
+    """pretrained: the run's encoder. random: the same network with random weights."""
     iterations: Count = 24_000
-    """Of SGD; the learning rate falls by 10 after 3/4 and after 11/12 of them."""
+    """Iterations of SGD; the learning rate is divided by 10 after 3/4 and 11/12 of them."""
     batch_size: Count = 16
     """Images in an iteration."""
     learning_rate: Positive = 0.02
-    """For batches of 16; never scaled behind your back, so lower it for smaller batches."""
+    """For batches of 16. It is not scaled automatically: lower it for smaller batches."""
     image_side: Annotated[tuple[int, int], Range(low=32, increasing=True)] = (480, 800)
-    """Short side of a training image in pixels, from and to; test images have the latter."""
+    """Range of the short side of training images in pixels; test images have the upper end."""
     norm: Norm = "train"
-    """train: batch norms are fine-tuned, as MoCo does. frozen: as pretrained (no random arm)."""
+    """train: fine-tune batch norms, as MoCo does. frozen: keep them (not with the random arm)."""
     regions: Count = 512
-    """Sampled in each training image for the head; fewer for small trials."""
+    """Regions sampled in each training image for the head; fewer for small trials."""
     proposals: Count = 1000
-    """Handed to the head in each test image; fewer for small trials."""
+    """Proposals that the head gets in each test image; fewer for small trials."""
     train_on_difficult: bool = True
-    """Train on objects marked difficult too, as detectron2 does; the test never counts them."""
+    """Also train on objects marked difficult, as detectron2 does; tests never count them."""
     clip_gradient: NotNegative = 0.0
     """Largest norm of the gradient; 0 is off."""
     workers: Whole = 4
     """Processes that decode images."""
     save_seconds: NotNegative = 300.0
-    """What a crash can cost; a signal saves at once."""
+    """Seconds between checkpoints; a signal saves at once."""
     keep_weights: bool = False
-    """Leave the fine-tuned detector in detector.safetensors."""
+    """Keep the fine-tuned detector as detector.safetensors."""
 
     def __post_init__(self) -> None:
         """Check every value, and what spans several."""
@@ -158,7 +158,7 @@ class Options(Section):
             )
         if self.image_size and not FROZEN.issuperset(names):
             raise UserError(
-                f"image_size is {self.image_size}, but only knn and linear judge at another size "
+                f"image_size is {self.image_size}, but only knn and linear take another size "
                 f"and the protocols are {', '.join(names)}: name those two at most, or leave "
                 "--image-size out"
             )

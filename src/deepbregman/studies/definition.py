@@ -20,6 +20,7 @@ from deepbregman.config import (
     override,
 )
 from deepbregman.errors import UserError, suggest
+from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText
 
 Changes = Mapping[str, Any]
 """Fields of the configuration by their dotted names, and the value of each."""
@@ -77,35 +78,33 @@ class Published:
 class StudyOptions:
     """Options of a study. In a folder that has begun, the default is the folder's own value."""
 
-    recipe: str | None = None
+    recipe: MaybeText = None
     """Name of a recipe, or a .toml file. By default the recipe of the study."""
     recipes: tuple[str, ...] = ()
     """For study comparison: two or more recipes, the reference first. By default simclr best."""
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
-    data: str | None = None
+    data: MaybeText = None
     """A labelled dataset instead of the recipe's."""
-    epochs: int | None = None
+    epochs: MaybeNumber = None
     """Epochs of pretraining, instead of the recipe's."""
     changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
     """Fields to change in every arm, such as training.batch_size=256."""
-    seeds: int | None = None
+    seeds: MaybeNumber = None
     """Number of seeds, 3 by default."""
     only: tuple[str, ...] = ()
-    """Arms to run, by name or pattern. By default all that train without labels; in study kappa '*'
-    adds Deep Divergence, which uses labels."""
+    """Arms to run, by name or pattern. By default all that train without labels."""
     values: tuple[str, ...] = ()
     """For a study that varies one field: other values of it."""
     judge: Judge | None = None
-    """Evaluate on the test images (test, the default) or on a part of the training images
-    (holdout)."""
-    linear_epochs: int | None = None
+    """Images to evaluate on: test (the default), or holdout, a part of the training images."""
+    linear_epochs: MaybeNumber = None
     """Epochs of a second linear classifier, on random crops; 0, the default, is none."""
     keep_checkpoints: bool = False
     """Keep the checkpoints of every run; by default they are deleted after its evaluation."""
-    trials: int | None = None
+    trials: MaybeNumber = None
     """For a search: number of trials in all."""
-    out: Path | None = None
+    out: MaybePath = None
     """Folder of the study, studies/NAME-RECIPE-DATA by default."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device to train on; auto takes a GPU if there is one."""
@@ -116,30 +115,25 @@ class SearchOptions:
     """Options of a search. When it has begun, the default is the value it was begun with."""
 
     space: tuple[str, ...] = ()
-    """Fields and their values: field=LOW:HIGH, field=LOW:HIGH:log, field=A,B,C, or a .toml file of
-    them."""
-    trials: int | None = None
+    """Fields and values: field=LOW:HIGH, field=LOW:HIGH:log, field=A,B,C, or a .toml file."""
+    trials: MaybeNumber = None
     """Number of trials, of all processes together; 40 by default."""
-    data: str | None = None
+    data: MaybeText = None
     """A labelled dataset instead of the recipe's."""
-    epochs: int | None = None
+    epochs: MaybeNumber = None
     """Epochs of pretraining, instead of the recipe's."""
     changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
     """Fields to change in every trial, such as training.batch_size=256."""
     objective: Literal["linear", "knn"] | None = None
     """Accuracy to maximise: linear (the default) or knn."""
     sampler: Literal["gp", "tpe", "random"] | None = None
-    """gp: a Gaussian process, the default; it learns from completed trials only. tpe: learns from
-    pruned trials too. random: draws at random."""
+    """gp (the default): a Gaussian process. tpe: also learns from pruned trials. random."""
     prune: bool | None = None
-    """Stop a trial early when its kNN accuracy is below the median of earlier trials; True by
-    default."""
-    out: Path | None = None
+    """Stop a trial whose kNN accuracy is below the median of earlier trials; True by default."""
+    out: MaybePath = None
     """Folder of the search, studies/tune-RECIPE by default."""
-    storage: str | None = None
-    """Optuna storage URL, such as postgresql+psycopg://user@host/database, for workers on several
-    machines. By default search.db in the folder. Give it in every command of the search; there the
-    search has the name of its folder."""
+    storage: MaybeText = None
+    """Optuna storage URL for workers on several machines; give it in every command of a search."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Device to train on; auto takes a GPU if there is one."""
 
