@@ -66,81 +66,30 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
     return run
 
 
-FORKING = """
-import json, os, signal, socket, sys
-import torch
-torch.set_num_threads(1)
-import deepbregman.training.loop, lightning_fabric, torchvision  # which take long to import
-from deepbregman.cli import main
-
-channel = socket.socket(fileno=int(sys.argv[1]))
-while True:
-    message, handles, _, _ = socket.recv_fds(channel, 1 << 16, 2)
-    if not message:
-        sys.exit()
-    order = json.loads(message)
-    if "wait" in order:
-        channel.send(str(os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1])).encode())
-        continue
-    child = os.fork()
-    if not child:
-        break
-    for handle in handles:
-        os.close(handle)
-    channel.send(str(child).encode())
-
-channel.close()
-if order["controlled"]:  # by its terminal
-    os.setsid()
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have ignored
-for number, handle in enumerate(handles, start=1):
-    os.dup2(handle, number)
-if order["controlled"]:
-    import fcntl, termios
-    fcntl.ioctl(1, termios.TIOCSCTTY, 0)
-if order["largest_file"]:
-    import resource
-    resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], order["largest_file"]))
-os.environ.update(COLUMNS="200", TERM="xterm")
-sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)
-if order["closed"]:
-    os.close(1)
-    sys.stdout = None
-main(order["words"])
-"""
-
-
 class Forks:
-    """Processes that run the command line, forked from one that has imported torch already."""
+    """Processes forked from one that has imported torch already; see fork_server.py."""
 
     def __init__(self, channel: socket.socket) -> None:
         self.channel = channel
 
-    def start(
-        self,
-        stdout: int,
-        stderr: int,
-        *words: object,
-        closed: bool = False,
-        controlled: bool = False,
-        largest_file: int = 0,
-    ) -> int:
+    def start(self, stdout: int, stderr: int, *words: object, **order: Any) -> int:
         """Start one and return its process id.
 
         Args:
             stdout: its standard output, a file descriptor.
             stderr: its standard error, likewise.
-            words: of the command line.
-            closed: let it have no standard output at all.
-            controlled: make the terminal of its standard output its controlling terminal.
-            largest_file: that it may write, in bytes.
+            words: of the command line; or a script and its words, where ``script`` is ordered.
+            order: ``closed``: it has no standard output at all; ``controlled``: by the terminal of
+                its standard output; ``largest_file``: that it may write, in bytes; ``environment``;
+                ``exit_at``: a function, ``before`` or ``after``, and the number of the call;
+                ``slow_disk``; ``no_links``: on its file system.
         """
-        order = {"words": [str(word) for word in words], "closed": closed}
-        order |= {"controlled": controlled, "largest_file": largest_file}
+        order["words"] = [str(word) for word in words]
         socket.send_fds(self.channel, [json.dumps(order).encode()], [stdout, stderr])
         return int(self.channel.recv(64))
 
     def wait(self, process: int) -> int:
+        """Return its exit code; until then its number is nobody else's."""
         self.channel.send(json.dumps({"wait": process}).encode())
         return int(self.channel.recv(64))
 
@@ -148,10 +97,10 @@ class Forks:
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Forks]:
     ours, theirs = socket.socketpair()
-    ours.settimeout(240)
+    ours.settimeout(600)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     server = subprocess.Popen(
-        [sys.executable, "-c", FORKING, str(theirs.fileno())],
+        [sys.executable, Path(__file__).with_name("fork_server.py"), str(theirs.fileno())],
         pass_fds=[theirs.fileno()],
         env=environment,
     )

@@ -107,9 +107,10 @@ def as_printed(usage: str) -> nn.Module:
 
 RESNETS = [
     ("resnet18", {}, "torchvision"),
-    ("resnet18", {}, "timm"),
-    ("resnet18", {"stem": "standard"}, "torchvision"),
-    ("resnet18", {"normalise_pixels": False}, "timm"),
+    ("resnet18", {"stem": "standard", "normalise_pixels": False}, "timm"),
+    pytest.param("resnet18", {}, "timm", marks=pytest.mark.slow),
+    pytest.param("resnet18", {"stem": "standard"}, "torchvision", marks=pytest.mark.slow),
+    pytest.param("resnet18", {"normalise_pixels": False}, "timm", marks=pytest.mark.slow),
     pytest.param("resnet34", {}, "torchvision", marks=pytest.mark.slow),
     pytest.param("resnet50", {"stem": "standard"}, "timm", marks=pytest.mark.slow),
     pytest.param("resnet101", {}, "torchvision", marks=pytest.mark.slow),

@@ -1,4 +1,4 @@
-"""Thousands of wrong configurations and command lines: a valid one, or one paragraph and exit 2."""
+"""Hundreds of wrong configurations and command lines: a valid one, or one paragraph and exit 2."""
 
 import contextlib
 import dataclasses
@@ -30,8 +30,8 @@ FIELDS = ["seed"] + [
     for section, cls in SECTIONS.items()
     for field in dataclasses.fields(cls)
 ]
-EXAMPLES = {"toml": 900, "tables": 500, "changes": 200, "pretrain": 120, "verbs": 400}
-"""How many of each kind are tried."""
+EXAMPLES = {"toml": 300, "tables": 200, "changes": 100, "pretrain": 50, "verbs": 200}
+"""How many of each kind are tried; others every time."""
 DIGITS = load_recipe("digits")
 NAUGHTY = [
     *("", " ", "\t", "\n", "\r\n", "\x00", "\x1b[2J", "\x7f", "\ufeff", "\u202e", "\u2028"),
@@ -314,4 +314,4 @@ def test_any_words_after_any_verb(empty_folder: Path, verb: list[str], rest: lis
 
 
 def test_there_are_enough_examples() -> None:
-    assert sum(EXAMPLES.values()) >= 2000
+    assert sum(EXAMPLES.values()) >= 800

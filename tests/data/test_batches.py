@@ -112,14 +112,18 @@ def test_a_pass_can_be_left_early_and_the_next_is_whole(files: FileImages) -> No
         next(abandoned)
 
 
-def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(files: FileImages) -> None:
+def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(
+    files: FileImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # For so long torch waits for one that hangs: longer than a busy machine takes.
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 120.0)
     streaming = StreamingBatches(files, CPU, num_workers=2)
     next(streaming.iterate(ORDER, 1))
     streaming.itself = streaming
     del streaming
     before = time.monotonic()
     gc.collect()
-    assert time.monotonic() - before < 4  # torch waits five seconds for each one that hangs
+    assert time.monotonic() - before < 100
 
 
 def test_global_random_state_is_left_alone(files: FileImages) -> None:

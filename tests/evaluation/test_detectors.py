@@ -142,8 +142,15 @@ def test_sides_are_those_of_the_protocol() -> None:
     assert transform.max_size == 1333
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("norm", ["train", "frozen"])
+@pytest.mark.parametrize(
+    ("architecture", "norm"),
+    [
+        ("c4", "train"),
+        ("fpn", "frozen"),
+        pytest.param("c4", "frozen", marks=pytest.mark.slow),
+        pytest.param("fpn", "train", marks=pytest.mark.slow),
+    ],
+)
 def test_norms_are_trained_or_frozen(architecture: Architecture, norm: str) -> None:
     encoder = an_encoder()
     detector = a_detector(architecture, norm=norm)
@@ -166,7 +173,7 @@ def test_norms_are_trained_or_frozen(architecture: Architecture, norm: str) -> N
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_:UserWarning")  # on CPUs without bfloat16
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", ["fpn", pytest.param("c4", marks=pytest.mark.slow)])
 def test_bfloat16_ends_before_the_boxes(architecture: Architecture) -> None:
     exact, mixed = (
         a_detector(architecture, mixed=mixed, proposals=2).eval() for mixed in (False, True)

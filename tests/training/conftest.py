@@ -1,9 +1,6 @@
 """A run of three epochs in a fraction of a second, and processes that are joined."""
 
-import os
 import socket
-import subprocess
-import sys
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +10,8 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.runs import Run
+
+from ..conftest import Forks
 
 TINY = {
     "data.image_size": 8,
@@ -34,37 +33,28 @@ TINY = {
 
 
 class RunJoined(Protocol):
-    def __call__(self, *command: str, processes: int = 2) -> None: ...
+    def __call__(self, *words: str, processes: int = 2) -> None: ...
 
 
 @pytest.fixture(scope="session")
-def run_joined() -> RunJoined:
-    """Run Python with arguments in processes that are joined; all must end well."""
+def run_joined(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> RunJoined:
+    """Run a script with arguments in processes that are joined; all must end well."""
 
-    def run(*command: str, processes: int = 2) -> None:
+    def run(*words: str, processes: int = 2) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GROUP_RANK": "0"}
         shared |= {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-        own = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(processes)]
-        started = [
-            subprocess.Popen(
-                [sys.executable, *command],
-                env={**os.environ, **(variables if processes > 1 else {})},
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for variables in own
-        ]
-        try:
-            words = [process.communicate(timeout=300)[1] for process in started]
-        finally:
-            for process in started:
-                process.kill()
-                process.communicate()
-        codes = [process.returncode for process in started]
-        assert not any(codes), f"{codes}\n" + "\n".join(words)
+        said = [tmp_path_factory.mktemp("joined") / "said.txt" for _ in range(processes)]
+        started = []
+        for rank, path in enumerate(said):
+            own = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            order = {"script": True, "environment": own if processes > 1 else {}}
+            with path.open("wb") as file:
+                started.append(forks.start(file.fileno(), file.fileno(), *words, **order))
+        codes = [forks.wait(process) for process in started]
+        assert not any(codes), f"{codes}\n" + "\n".join(path.read_text() for path in said)
 
     return run
 

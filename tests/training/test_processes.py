@@ -136,11 +136,11 @@ def test_only_the_first_process_writes(
 
 @pytest.mark.slow
 def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
-    run_joined: RunJoined,
+    run_joined: RunJoined, tmp_path: Path
 ) -> None:
     """One that then frees a tensor would abort the process: rarely, and after a complete run."""
-    run_joined(
-        "-c",
+    script = tmp_path / "script.py"
+    script.write_text(
         """if True:
             import atexit
             import pathlib
@@ -154,15 +154,18 @@ def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
             assert talking()
             atexit._run_exitfuncs()
             assert not talking(), talking()
-        """,
+        """
     )
+    run_joined(str(script))
 
 
 @pytest.mark.slow
-def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(run_joined: RunJoined) -> None:
+def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(
+    run_joined: RunJoined, tmp_path: Path
+) -> None:
     """As after an error in one process, while another waits for what that one will never send."""
-    run_joined(
-        "-c",
+    script = tmp_path / "script.py"
+    script.write_text(
         """if True:
             import os
             import torch
@@ -178,8 +181,9 @@ def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(run_joined: Ru
                     dist.all_reduce(torch.zeros(1))
                 except RuntimeError as error:
                     os._exit("closed by peer" not in str(error))
-        """,
+        """
     )
+    run_joined(str(script))
 
 
 def test_precision_follows_the_device_unless_chosen() -> None:
