@@ -1,5 +1,8 @@
 """Muon against a singular value decomposition and plain SGD."""
 
+from pathlib import Path
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -103,3 +106,34 @@ def test_a_gradient_of_zero_turns_nothing() -> None:
     before = weight.detach() * 2.0 / weight.detach().norm()
     optimiser.step()
     torch.testing.assert_close(weight.detach(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_recorded_step_is_the_step(tmp_path: Path) -> None:
+    """Replayed, launched one by one, and continued from a saved state: the same to the bit."""
+
+    def build() -> tuple[list[nn.Parameter], Muon]:
+        shapes = ((8, 4, 3, 3), (8, 4, 3, 3), (6, 5))
+        weights = [nn.Parameter(draw(*s, seed=i).float().cuda()) for i, s in enumerate(shapes)]
+        groups = [{"params": weights[:2], "is_convolution": True}, {"params": weights[2:]}]
+        return weights, Muon(groups, 0.1)
+
+    def advance(weights: list[nn.Parameter], optimiser: Muon, step: int) -> None:
+        for place, weight in enumerate(weights):
+            weight.grad = draw(*weight.shape, seed=100 * step + place).float().cuda()
+        for group in optimiser.param_groups:
+            group["lr"] = 0.1 / (step + 1)
+        optimiser.step()
+
+    recorded, launched = build(), build()
+    for step in range(6):
+        advance(*recorded, step)
+        launched[1]._last_key = ()  # never the same twice
+        advance(*launched, step)
+        if step == 3:
+            torch.save(recorded[1].state_dict(), tmp_path / "state.pt")
+            recorded[1].load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert recorded[1]._recorded is not None
+    assert launched[1]._recorded is None
+    assert all(map(torch.equal, recorded[0], launched[0]))

@@ -1,14 +1,16 @@
 """Optimisers, what they decay, and the learning rate as a function of the step."""
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from deepbregman.config import Config, OptimiserSettings
+from deepbregman.method.bregman import Number
 from deepbregman.objectives import Group
 from deepbregman.objectives.divergence import rise
 
@@ -70,7 +72,9 @@ class Muon(Optimizer):
     undoes any scale, so that the learning rate is the share by which a step turns the weight.
     Groups say ``is_convolution: True``; weight decay has no effect on them.
 
-    Weights of one shape are stacked, so that one product serves them all.
+    Weights of one shape are stacked, so that one product serves them all. Still a step has hundreds
+    of kernels, which the host could not launch as fast as a GPU runs them: on a GPU they are
+    recorded at the second step, and replayed as one CUDA graph.
     """
 
     COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at 0 is steep
@@ -78,7 +82,14 @@ class Muon(Optimizer):
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": 0.0, "is_convolution": False}
+        self._recorded: _RecordedStep | None = None
+        self._last_key: tuple[Any, ...] = ()
         super().__init__(params, defaults)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state; what was recorded of another is forgotten."""
+        super().load_state_dict(state_dict)
+        self._recorded, self._last_key = None, ()
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -88,52 +99,121 @@ class Muon(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step."""
         loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
-            for weight in weights:
-                if "velocity" not in self.state[weight]:
-                    self.state[weight]["velocity"] = torch.zeros_like(weight)
-            if group["is_convolution"]:
-                for alike in _group_by_shape(weights):
-                    self._turn(alike, group)
-            else:
-                self._descend(weights, group)
+        weights = [
+            [w for w in group["params"] if w.grad is not None] for group in self.param_groups
+        ]
+        for weight in itertools.chain(*weights):
+            if "velocity" not in self.state[weight]:
+                self.state[weight]["velocity"] = torch.zeros_like(weight)
+        gradients = [[w.grad for w in some] for some in weights]
+        if all(weight.is_cuda for weight in itertools.chain(*weights)):
+            self._replay(weights, gradients)
+        else:
+            self._update(weights, gradients, [group["lr"] for group in self.param_groups])
         return loss
 
-    def _descend(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        velocities = [self.state[weight]["velocity"] for weight in weights]
+    def _replay(self, weights: list[list[Tensor]], gradients: list[list[Tensor]]) -> None:
+        settings = [(group["momentum"], group["weight_decay"]) for group in self.param_groups]
+        key = (*(id(weight) for weight in itertools.chain(*weights)), *settings)
+        rates = [group["lr"] for group in self.param_groups]
+        if key != self._last_key:  # launched one by one, which also sets up the libraries
+            self._recorded, self._last_key = None, key
+            self._update(weights, gradients, rates)
+            return
+        if self._recorded is None:
+            self._recorded = _RecordedStep.record(self._update, weights, gradients)
+        self._recorded.replay(gradients, rates)
+
+    def _update(
+        self, weights: list[list[Tensor]], gradients: list[list[Tensor]], rates: Sequence[Number]
+    ) -> None:
+        """Move the weights of every group, at a learning rate for each."""
+        for some, theirs, rate, group in zip(
+            weights, gradients, rates, self.param_groups, strict=True
+        ):
+            velocities = [self.state[weight]["velocity"] for weight in some]
+            if group["is_convolution"]:
+                for places in _group_by_shape(some):
+                    alike = ([each[i] for i in places] for each in (some, theirs, velocities))
+                    self._turn(*alike, rate=rate, momentum=group["momentum"])
+            elif some:
+                self._descend(some, theirs, velocities, rate, group)
+
+    def _descend(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        velocities: list[Tensor],
+        rate: Number,
+        group: dict[str, Any],
+    ) -> None:
         if group["weight_decay"]:
             gradients = list(torch._foreach_add(gradients, weights, alpha=group["weight_decay"]))
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, gradients)
-        torch._foreach_add_(weights, velocities, alpha=-group["lr"])
+        torch._foreach_sub_(weights, torch._foreach_mul(velocities, rate))
 
-    def _turn(self, weights: list[Tensor], group: dict[str, Any]) -> None:
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        velocities = [self.state[weight]["velocity"] for weight in weights]
-        share = 1.0 - group["momentum"]
-        torch._foreach_lerp_(velocities, gradients, share)
-        ahead = torch._foreach_lerp(gradients, velocities, group["momentum"])  # Nesterov
+    def _turn(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        velocities: list[Tensor],
+        *,
+        rate: Number,
+        momentum: float,
+    ) -> None:
+        torch._foreach_lerp_(velocities, gradients, 1.0 - momentum)
+        ahead = torch._foreach_lerp(gradients, velocities, momentum)  # Nesterov
         update = orthogonalise(torch.stack(ahead).flatten(2), self.ITERATIONS, self.COEFFICIENTS)
         size = math.sqrt(len(weights[0]))
         update = update * (size / update.norm(dim=(1, 2), keepdim=True).clamp_min(TINY))
-        moved = torch.stack(weights).flatten(2) - group["lr"] * update
+        moved = torch.stack(weights).flatten(2) - rate * update
         moved = moved * (size / moved.norm(dim=(1, 2), keepdim=True).clamp_min(TINY))
         shape = weights[0].shape
         torch._foreach_copy_(weights, [weight.view(shape) for weight in moved])
 
 
+class _RecordedStep(NamedTuple):
+    """A step as a CUDA graph, and the places from which it reads its inputs."""
+
+    graph: torch.cuda.CUDAGraph
+    gradients: list[Tensor]
+    rates: list[Tensor]
+
+    @classmethod
+    def record(
+        cls,
+        update: Callable[[list[list[Tensor]], list[list[Tensor]], Sequence[Number]], None],
+        weights: list[list[Tensor]],
+        gradients: list[list[Tensor]],
+    ) -> "_RecordedStep":
+        """Record an update of weights; nothing moves yet."""
+        places = [[torch.zeros_like(gradient) for gradient in some] for some in gradients]
+        device = next(itertools.chain(*weights)).device
+        rates = [torch.zeros((), device=device) for _ in weights]
+        graph = torch.cuda.CUDAGraph()
+        # Only this thread's calls matter: another may pin memory for the next batch meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            update(weights, places, rates)
+        return cls(graph, list(itertools.chain(*places)), rates)
+
+    def replay(self, gradients: list[list[Tensor]], rates: Sequence[float]) -> None:
+        """Update by these gradients, at a rate for each group."""
+        torch._foreach_copy_(self.gradients, list(itertools.chain(*gradients)))
+        for place, rate in zip(self.rates, rates, strict=True):
+            place.fill_(rate)
+        self.graph.replay()
+
+
 TINY = 1e-12
 
 
-def _group_by_shape(weights: Iterable[Tensor]) -> list[list[Tensor]]:
-    alike: dict[torch.Size, list[Tensor]] = {}
-    for weight in weights:
-        alike.setdefault(weight.shape, []).append(weight)
-    return list(alike.values())
+def _group_by_shape(weights: Iterable[Tensor]) -> list[list[int]]:
+    """Return the places of the weights of each shape."""
+    places: dict[torch.Size, list[int]] = {}
+    for place, weight in enumerate(weights):
+        places.setdefault(weight.shape, []).append(place)
+    return list(places.values())
 
 
 def orthogonalise(
