@@ -1,6 +1,8 @@
 """What holds for every method: it steps, resumes, compiles, learns, and refuses what is wrong."""
 
 import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +202,20 @@ def test_a_group_of_views_that_it_does_not_take_is_refused(name: str, group: str
     method = configure(name).objective.name
     with pytest.raises(UserError, match=rf"\[{group}\] is given, but the method {method} takes"):
         configure(name, **{f"{group}.num_views": 1})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_never_waits_for_the_device(
+    name: str, tmp_path: Path, no_host_sync: Callable[[], AbstractContextManager[None]]
+) -> None:
+    config = configure(name, **{"divergence.weight": 0.5, "training.compile": "no"})
+    labels = LABELS if config.objective.needs_labels else None
+    job = Pretraining(config, images(), launch("cuda"), tmp_path / "run", labels=labels)
+    feed = job.feed(0, 0)
+    job.step_module.train()
+    for _ in range(2):
+        job.advance(feed)
+    with no_host_sync():
+        job.advance(feed)

@@ -1,6 +1,7 @@
 """What each process of the tests for several processes runs; see test_processes.py.
 
-usage: joint_batch.py FOLDER, with torchrun's variables in the environment for several processes.
+usage: joint_batch.py FOLDER [methods], with torchrun's variables in the environment for several
+processes; ``methods`` trains each of them, and nothing else.
 """
 
 import importlib
@@ -36,8 +37,8 @@ BASE: Mapping[str, Any] = {
     "optimiser.warmup_epochs": 0.0,
 }
 sys.path.insert(0, str(Path(__file__).parents[1] / "objectives"))
+METHODS: Mapping[str, Mapping[str, Any]] = importlib.import_module("methods").CASES
 CASES: Mapping[str, Mapping[str, Any]] = {
-    **importlib.import_module("methods").CASES,
     "NT-Xent alone": {"divergence.weight": 0.0},
     "NT-Logistic, hard": {"objective.loss": "nt_logistic", "divergence.smoothing": 0.0},
     "pairs all, hard, learnt sigma": {
@@ -196,16 +197,18 @@ def main() -> None:
     objectives.Views = Float32Views  # type: ignore[misc]  # in its place
     folder = Path(sys.argv[1])
     fabric = launch("cpu")
+    cases = METHODS if sys.argv[2:] == ["methods"] else CASES
     found: dict[str, Any] = {
         name: trained(fabric, folder / f"run{index}", changes)
-        for index, (name, changes) in enumerate(CASES.items())
+        for index, (name, changes) in enumerate(cases.items())
     }
-    found["views"] = views(fabric, folder / "views")
-    found["dropped"] = dropped(fabric, folder / "dropped")
-    found["normalised"] = normalised(fabric.global_rank, fabric.world_size)
-    apart = {"training.sync_norm": False}
-    found["norm apart"] = trained(fabric, folder / "apart", apart)
-    fitted(fabric, folder / "fitted")
+    if cases is CASES:
+        found["views"] = views(fabric, folder / "views")
+        found["dropped"] = dropped(fabric, folder / "dropped")
+        found["normalised"] = normalised(fabric.global_rank, fabric.world_size)
+        apart = {"training.sync_norm": False}
+        found["norm apart"] = trained(fabric, folder / "apart", apart)
+        fitted(fabric, folder / "fitted")
     torch.save(found, folder / f"found{fabric.global_rank}.pt")
 
 

@@ -18,7 +18,6 @@ from .conftest import RunJoined
 
 SCRIPT = Path(__file__).with_name("joint_batch.py")
 CASES = (
-    *methods.CASES,
     *("NT-Xent alone", "NT-Logistic, hard", "pairs all, hard, learnt sigma"),
     *(
         "pairs views, smooth, learnt sigma, usage",
@@ -33,9 +32,9 @@ SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]
 Found = list[dict[str, Any]]
 
 
-def found(folder: Path, processes: int, run_joined: RunJoined) -> Found:
+def found(folder: Path, processes: int, run_joined: RunJoined, *words: str) -> Found:
     """Run the script in so many processes; return what each found."""
-    run_joined(str(SCRIPT), str(folder), processes=processes)
+    run_joined(str(SCRIPT), str(folder), *words, processes=processes)
     return [torch.load(folder / f"found{rank}.pt", weights_only=True) for rank in range(processes)]
 
 
@@ -68,6 +67,27 @@ def test_any_number_of_processes_takes_the_same_steps(
     assert all(value.dtype != torch.float32 for value in alone[case].values())
     for found in several:  # parameters and running statistics, in every process
         assert difference(alone[case], found[case]) < 1e-10
+
+
+@pytest.fixture(scope="module")
+def methods_alone(
+    tmp_path_factory: pytest.TempPathFactory, run_joined: RunJoined
+) -> dict[str, Any]:
+    return found(tmp_path_factory.mktemp("methods"), 1, run_joined, "methods")[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_method_takes_the_same_steps(
+    processes: int, methods_alone: dict[str, Any], tmp_path: Path, run_joined: RunJoined
+) -> None:
+    several = found(tmp_path, processes, run_joined, "methods")
+    assert methods_alone.keys() == methods.CASES.keys()
+    apart = {
+        name: max(difference(expected, other[name]) for other in several)
+        for name, expected in methods_alone.items()
+    }
+    assert {name: gap for name, gap in apart.items() if gap > 1e-10} == {}
 
 
 def test_without_synchronised_norm_the_steps_differ(alone: dict[str, Any], several: Found) -> None:
