@@ -47,7 +47,8 @@ NAMES = [
     *("authors", "best", "cifar10-fast", "digits", "paper", "paper-imagenet", "simclr"),
     *("byol", "dino", "moco-v2", "moco-v2plus", "moco-v3", "nnclr", "ressl", "sce"),
     *("simsiam", "swav"),
-    *("barlow-twins", "simclr-v2", "vicreg", "wmse"),
+    *("amdim", "barlow-twins", "cmc", "cpc", "deep-divergence", "dim", "instdisc", "pirl"),
+    *("simclr-v2", "supcon", "supervised", "vicreg", "wmse"),
 ]
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 

@@ -405,6 +405,229 @@ class WMSESettings(ObjectiveSettings, table="objective"):
             )
 
 
+def _check_two_views(config: "Config") -> None:
+    if config.divergence.is_on and config.views.num_views < 2 and config.teacher is None:
+        raise UserError(
+            f"divergence.weight is {config.divergence.weight:g} with views.num_views "
+            f"{config.views.num_views}: the divergence compares views, and the method "
+            f"{config.objective.name} makes one embedding of each; set views.num_views to 2 or "
+            "more, or divergence.weight to 0"
+        )
+
+
+@dataclass(frozen=True)
+class SupervisedSettings(ObjectiveSettings, table="objective"):
+    """Cross-entropy with labels, as a reference."""
+
+    needs_labels = True
+    fewest_views = 1
+    name: Literal["supervised"] = "supervised"
+    """Of the method."""
+    label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
+    """Share of the label that is spread over all classes."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that a divergence has two views to compare."""
+        _check_two_views(config)
+
+
+@dataclass(frozen=True)
+class SupConSettings(ObjectiveSettings, table="objective"):
+    """A contrastive loss with labels, as a reference."""
+
+    needs_labels = True
+    name: Literal["supcon"] = "supcon"
+    """Of the method."""
+    temperature: Positive = 0.1
+    """tau."""
+
+
+@dataclass(frozen=True)
+class DeepDivergenceSettings(ObjectiveSettings, table="objective"):
+    """A divergence learned from labels, as a reference."""
+
+    needs_labels = True
+    fewest_views = 1
+    name: Literal["deep_divergence"] = "deep_divergence"
+    """Of the method."""
+    form: Literal["max", "smooth", "moment"] = "moment"
+    """Of its divergence: Eq. 6 (max), the smooth form, or the distance of means (moment)."""
+    loss: Literal["contrastive", "triplet"] = "contrastive"
+    """On pairs of samples, or on triplets."""
+    margin: Positive = 1.0
+    """By which samples of two classes are to be apart."""
+    num_subnetworks: Count = 100
+    """Of its divergence; those of the [divergence] table are others."""
+    hidden: Count = 32
+    """Width of a subnetwork's hidden layer."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that a divergence has two views to compare."""
+        _check_two_views(config)
+
+
+@dataclass(frozen=True)
+class InstDiscSettings(ObjectiveSettings, table="objective"):
+    """Every image is a class of its own, kept in a memory."""
+
+    needs_indices = True
+    has_teacher = True  # the memory's vectors are targets
+    fewest_views = 1
+    name: Literal["instdisc"] = "instdisc"
+    """Of the method."""
+    loss: Literal["nce", "softmax"] = "nce"
+    """Judge each pair by itself, own or noise; or find the own vector among the others."""
+    temperature: Positive = 0.1
+    """tau."""
+    negatives: Count = 4096
+    """Images of the memory that a batch is compared with, drawn at each step."""
+    momentum: Share = 0.5
+    """Share of its vector that the memory keeps when it sees an image."""
+    proximal: NotNegative = 0.0
+    """Weight of the squared distance between an embedding and its vector in the memory."""
+
+
+@dataclass(frozen=True)
+class PIRLSettings(ObjectiveSettings, table="objective"):
+    """An image and its jigsaw puzzle are told alike; the second view becomes the puzzle."""
+
+    needs_indices = True
+    has_teacher = True  # the memory's vectors are targets
+    name: Literal["pirl"] = "pirl"
+    """Of the method."""
+    grid: Annotated[int, Range(low=2)] = 3
+    """Cells of the puzzle along each side; 2 for images of 32 px."""
+    patch: Annotated[float, Range(above=0.0, high=1.0)] = 0.85
+    """Side of a patch as a share of its cell, in which it lies at random."""
+    temperature: Positive = 0.07
+    """tau."""
+    negatives: Count = 4096
+    """Images of the memory that a batch is compared with, drawn at each step."""
+    momentum: Share = 0.5
+    """Share of its vector that the memory keeps when it sees an image."""
+    puzzle_share: Share = 0.5
+    """Weight of the puzzle's loss; the image's own has the rest."""
+
+    def patch_side(self, view_size: int) -> int:
+        """Return the side of a patch in pixels."""
+        return int(self.patch * (view_size // self.grid) + 0.5)
+
+    def check_with(self, config: "Config") -> None:
+        """Check that views are large enough to be cut, and that there are two."""
+        if config.views.num_views != 2:
+            raise UserError(
+                f"views.num_views is {config.views.num_views}: the method pirl takes 2, a whole "
+                "one and the one that becomes a puzzle"
+            )
+        if (side := self.patch_side(config.view_size)) < 2:
+            raise UserError(
+                f"objective.grid is {self.grid} with views of {config.view_size} px: patches would "
+                f"have {side} px a side, and must have 2 or more; lower it, or raise objective."
+                "patch or data.image_size"
+            )
+
+
+@dataclass(frozen=True)
+class CMCSettings(ObjectiveSettings, table="objective"):
+    """The brightness of an image and its colours are two views of it."""
+
+    needs_indices = True
+    fewest_views = 1
+    name: Literal["cmc"] = "cmc"
+    """Of the method."""
+    space: Literal["lab", "ycbcr"] = "lab"
+    """In which brightness and colours are split."""
+    loss: Literal["nce", "softmax"] = "nce"
+    """Judge each pair by itself, own or noise; or find the own vector among the others."""
+    temperature: Positive = 0.07
+    """tau."""
+    negatives: Count = 16384
+    """Images of the memories that a batch is compared with, drawn at each step."""
+    momentum: Share = 0.5
+    """Share of its vectors that the memory keeps when it sees an image."""
+
+
+STAGED = ("resnet18", "resnet34", "resnet50", "resnet101", "small")
+"""Encoders that give feature maps."""
+
+
+def _check_stages(config: "Config") -> None:
+    if config.encoder.name not in STAGED:
+        raise UserError(
+            f"objective.name is {config.objective.name!r} with encoder.name "
+            f"{config.encoder.name!r}: the method compares feature maps, which only "
+            f"{', '.join(STAGED)} give; choose one of them"
+        )
+
+
+@dataclass(frozen=True)
+class DIMSettings(ObjectiveSettings, table="objective"):
+    """The whole of an image fits its parts (Deep InfoMax)."""
+
+    fewest_views = 1
+    name: Literal["dim"] = "dim"
+    """Of the method."""
+    loss: Literal["jsd", "info_nce"] = "jsd"
+    """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the encoder gives maps, and a divergence has two views to compare."""
+        _check_stages(config)
+        _check_two_views(config)
+
+
+@dataclass(frozen=True)
+class AMDIMSettings(ObjectiveSettings, table="objective"):
+    """The whole of one view fits the parts of another, at two scales."""
+
+    name: Literal["amdim"] = "amdim"
+    """Of the method."""
+    clip: Positive = 20.0
+    """c; a score s becomes c tanh(s / c)."""
+    penalty: NotNegative = 0.04
+    """Weight of the mean square of the scores."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the encoder gives maps."""
+        _check_stages(config)
+
+
+@dataclass(frozen=True)
+class CPCSettings(ObjectiveSettings, table="objective"):
+    """What lies above in an image predicts the patches below."""
+
+    fewest_views = 1
+    name: Literal["cpc"] = "cpc"
+    """Of the method."""
+    patch: Annotated[float, Range(above=0.0, high=1.0)] = 0.25
+    """Side of a patch as a share of the view's; patches overlap by half."""
+    steps: Count = 3
+    """Rows below that are predicted, after the one that overlaps."""
+    directions: Annotated[int, Range(1, 4)] = 4
+    """In which images are read: from the top alone, or from further sides as well."""
+    layers: Count = 4
+    """Blocks of a context network."""
+    negatives: Count = 1024
+    """Patches of the batch that a prediction is compared with, drawn at each step."""
+
+    def patch_side(self, view_size: int) -> int:
+        """Return the side of a patch in pixels."""
+        return int(self.patch * view_size + 0.5)
+
+    def check_with(self, config: "Config") -> None:
+        """Check that there are rows to predict, and a divergence has two views to compare."""
+        _check_two_views(config)
+        size, side = config.view_size, self.patch_side(config.view_size)
+        rows = (size - side) // (side // 2) + 1 if side >= 2 else 0
+        if rows < self.steps + 2:
+            raise UserError(
+                f"objective.patch is {self.patch:g} with views of {size} px and objective.steps "
+                f"{self.steps}: patches of {side} px make {rows} rows, and {self.steps + 2} or "
+                "more are needed; lower objective.steps, or set objective.patch so that a patch "
+                "has 2 px or more and more patches fit"
+            )
+
+
 def _check_queue(queue: int, config: "Config") -> None:
     batch = config.training.batch_size
     if queue < batch:
@@ -584,15 +807,24 @@ class SCESettings(RelationSettings, table="objective"):
 
 
 METHODS: dict[str, type[ObjectiveSettings]] = {
+    "amdim": AMDIMSettings,
     "barlow_twins": BarlowTwinsSettings,
     "byol": BYOLSettings,
+    "cmc": CMCSettings,
+    "cpc": CPCSettings,
+    "deep_divergence": DeepDivergenceSettings,
+    "dim": DIMSettings,
     "dino": DINOSettings,
+    "instdisc": InstDiscSettings,
     "moco": MoCoSettings,
     "nnclr": NNCLRSettings,
+    "pirl": PIRLSettings,
     "ressl": ReSSLSettings,
     "sce": SCESettings,
     "simclr": SimCLRSettings,
     "simsiam": SimSiamSettings,
+    "supcon": SupConSettings,
+    "supervised": SupervisedSettings,
     "swav": SwAVSettings,
     "vicreg": VICRegSettings,
     "wmse": WMSESettings,

@@ -21,17 +21,26 @@ TINY: Mapping[str, Any] = {
     "divergence.hidden": 4,
 }
 METHODS: Mapping[str, Mapping[str, Any]] = {
+    "amdim": {},
     "barlow-twins": {},
     "byol": {"predictor_hidden": 8},
     "dino": {"prototypes": 7, "target_warmup": 0.5, "freeze_prototypes": 0.2},
     "moco-v2": {"queue": 40, "symmetric": False},
     "moco-v2plus": {"queue": 40, "final_momentum": 0.999},
     "moco-v3": {"queue": 0, "predictor_hidden": 8},
+    "cmc": {"negatives": 20},
+    "cpc": {"negatives": 20, "patch": 0.5, "steps": 1, "directions": 2, "layers": 1},
+    "deep-divergence": {"num_subnetworks": 6, "hidden": 3},
+    "dim": {},
+    "instdisc": {"negatives": 20, "proximal": 0.1},
     "nnclr": {"predictor_hidden": 8, "queue": 40},
     "ressl": {"queue": 40},
     "sce": {"queue": 40},
     "simsiam": {"predictor_hidden": 8},
     "swav": {"prototypes": 7, "queue": 40, "queue_from": 0.2, "freeze_prototypes": 0.2},
+    "pirl": {"negatives": 20, "grid": 2},
+    "supcon": {},
+    "supervised": {"label_smoothing": 0.1},
     "vicreg": {},
     "wmse": {"whitening_batch": 8},
 }
@@ -40,9 +49,15 @@ GROUPS: Mapping[str, Mapping[str, Any]] = {
     "dino": {"small_views.num_views": 2, "small_views.relative_size": 0.5},
     "ressl": {"views.num_views": 1, "weak_views.num_views": 1},
     "sce": {"views.num_views": 1, "weak_views.num_views": 2},
+    "cmc": {"views.num_views": 1},
+    "cpc": {"views.num_views": 2},  # as the divergence beside it needs, and so below
+    "deep-divergence": {"views.num_views": 2},
+    "dim": {"views.num_views": 2},
+    "instdisc": {"views.num_views": 1},
+    "supervised": {"views.num_views": 2},
     "swav": {"small_views.num_views": 2, "small_views.relative_size": 0.5},
 }
-"""Recipe -> its further groups of views."""
+"""Recipe -> its groups of views."""
 
 
 def shrink(name: str) -> dict[str, Any]:
@@ -65,7 +80,9 @@ def draw_views(num_views: int, num_images: int, size: int = 8) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float64)
 
 
-LEARNING: Mapping[str, Mapping[str, Any]] = {}
+LEARNING: Mapping[str, Mapping[str, Any]] = {
+    "wmse": {"encoder.embedding": 16, "objective.whitening_batch": 64},
+}
 """Recipe -> what it needs in order to learn digits in half a minute."""
 CASES = {f"method {name}": shrink(name) for name in METHODS}
 """For several processes; see training/joint_batch.py."""

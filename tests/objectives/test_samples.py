@@ -94,7 +94,7 @@ def test_a_method_that_asks_for_nothing_gets_nothing(tmp_path: Path) -> None:
     config = configure(**{"objective.name": "simclr"})
     job = Pretraining(config, images(27), launch("cpu"), tmp_path / "run")
     (batch,) = islice(job.feed(0, 0), 1)
-    assert job._describe(batch, 0) == Samples(None, None, None)
+    assert job._describe(batch, 0) == Samples(None, None, None, 0)
 
 
 def source(labelled: bool, unlabelled: int = 0) -> Source:

@@ -105,7 +105,7 @@ class Informed(Objective):
         return torch.rand(num_images, device=device, generator=generator)
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
-        indices, labels, random = samples
+        indices, labels, random, _ = samples
         assert indices is not None
         assert labels is not None
         assert random is not None

@@ -64,14 +64,40 @@ class Encoder(nn.Module):
         Returns:
             (N, d)
         """
+        images = self._normalise(images)
+        with fast_gradients(images):
+            representation: Tensor = self.trunk(images)
+        return representation
+
+    def encode_with_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Encode images as ``forward`` does, and return the feature maps of each stage as well.
+
+        Args:
+            images: (N, 3, H, W)
+
+        Returns:
+            (N, d), and (N, C, G, G) of each stage, the finest first; C is in ``stage_widths``.
+
+        Raises:
+            ValueError: If the trunk has no stages.
+        """
+        images, trunk = self._normalise(images), self.trunk
+        if not isinstance(trunk, ResNet | SmallTrunk):
+            raise ValueError(f"a {type(trunk).__name__} has no stages: only {', '.join(TRUNKS)} do")
+        with fast_gradients(images):
+            return trunk.forward_with_maps(images)
+
+    @property
+    def stage_widths(self) -> tuple[int, ...]:
+        """Channels of the feature maps of each stage; empty of a trunk without stages."""
+        trunk = self.trunk
+        return trunk.stage_widths if isinstance(trunk, ResNet | SmallTrunk) else ()
+
+    def _normalise(self, images: Tensor) -> Tensor:
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255.0
         images = (images - self.mean) / self.deviation
-        with fast_gradients(images):
-            representation: Tensor = self.trunk(
-                images.contiguous(memory_format=torch.channels_last)
-            )
-        return representation
+        return images.contiguous(memory_format=torch.channels_last)
 
 
 class ResNet(torchvision.models.ResNet):  # type: ignore[misc]  # torchvision is untyped
@@ -90,11 +116,21 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc]  # torchvision is
         super().__init__(block, list(layers))
         self.stem = stem
         self.num_features = 512 * block.expansion
+        self.stage_widths = tuple(width * block.expansion for width in (64, 128, 256, 512))
         self.fc = nn.Identity()
         if stem == "thumbnail":
             self.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
             nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
             self.maxpool = nn.Identity()
+
+    def forward_with_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return (N, d), and the maps of the four stages."""
+        found = self.maxpool(self.relu(self.bn1(self.conv1(images))))
+        maps = []
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            found = stage(found)
+            maps.append(found)
+        return self.avgpool(found).flatten(1), maps
 
 
 def _resnet(
@@ -107,19 +143,37 @@ def _resnet(
     return build
 
 
+class SmallTrunk(nn.Sequential):
+    """Convolutions, pooled; each ReLU ends a stage."""
+
+    stage_widths: tuple[int, ...] = ()
+
+    def forward_with_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return (N, d), and the map of each convolution."""
+        found, maps = images, []
+        for part in self:
+            found = part(found)
+            if isinstance(part, nn.ReLU):
+                maps.append(found)
+        return found, maps
+
+
 def _small(stem: str) -> tuple[nn.Module, int]:
     """Build a convolutional trunk for thumbnails, a second or so per epoch on a CPU."""
     del stem  # it has none to choose
     layers: list[nn.Module] = []
     channels = 3
-    for width, stride in ((32, 1), (64, 2), (128, 1), (128, 2)):
+    shapes = ((32, 1), (64, 2), (128, 1), (128, 2))
+    for width, stride in shapes:
         layers += [
             nn.Conv2d(channels, width, kernel_size=3, stride=stride, padding=1, bias=False),
             nn.BatchNorm2d(width),
             nn.ReLU(inplace=True),
         ]
         channels = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()), channels
+    trunk = SmallTrunk(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    trunk.stage_widths = tuple(width for width, _ in shapes)
+    return trunk, channels
 
 
 TRUNKS: dict[str, Callable[[str], tuple[nn.Module, int]]] = {

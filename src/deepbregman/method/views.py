@@ -468,6 +468,126 @@ def solarise_images(images: Tensor, solarised: Tensor) -> Tensor:
     return torch.where(inverted, 1 - images, images)
 
 
+@torch.no_grad()
+def shuffle_patches(
+    images: Tensor, order: Tensor, position: Tensor, grid: int, side: int
+) -> Tensor:
+    """Cut images into cells, take a patch somewhere in each, and shuffle the patches.
+
+    Args:
+        images: (B, C, S, S)
+        order: (B, P) uniforms in [0, 1), P = grid ** 2; their ranks shuffle the patches.
+        position: (B, P, 2) uniforms in [0, 1): where in the cell the patch lies.
+        grid: cells along each side; pixels that are left over at the bottom and right are lost.
+        side: of a patch, at most that of a cell.
+
+    Returns:
+        (B, P, C, side, side): patch i is taken from the cell of the i-th smallest of ``order``.
+    """
+    cell = images.shape[-1] // grid
+    _require(1 <= side <= cell, "side", side, f"between 1 and {cell}, the side of a cell")
+    picked = order.argsort(dim=1)  # (B, P)
+    free = cell - side + 1
+    start = (position * free).floor().long().clamp_max(free - 1)  # (B, P, 2)
+    corner = torch.stack((picked // grid, picked % grid), dim=-1) * cell + start  # (B, P, 2)
+    steps = torch.arange(side, device=images.device)
+    rows, columns = corner[..., 0, None] + steps, corner[..., 1, None] + steps  # (B, P, side)
+    batch = torch.arange(len(images), device=images.device).view(-1, 1, 1, 1)
+    patches = images.movedim(1, -1)[batch, rows[..., :, None], columns[..., None, :]]
+    return patches.movedim(-1, 2)  # (B, P, C, side, side)
+
+
+def cut_patches(images: Tensor, side: int, stride: int) -> Tensor:
+    """Cut overlapping patches out of images (B, C, S, S).
+
+    Args:
+        images: to cut.
+        side: of a patch.
+        stride: from one patch to the next; pixels left over at the bottom and right are lost.
+
+    Returns:
+        (B, G, G, C, side, side), rows first.
+    """
+    patches = images.unfold(2, side, stride).unfold(3, side, stride)  # (B, C, G, G, side, side)
+    return patches.movedim(1, 3)
+
+
+# CIE 1931 primaries and white (D65) of sRGB, and the constants of CIE L*a*b*.
+_TO_XYZ = (
+    (0.412453, 0.357580, 0.180423),
+    (0.212671, 0.715160, 0.072169),
+    (0.019334, 0.119193, 0.950227),
+)
+_FROM_XYZ = (
+    (3.24048134, -1.53715152, -0.49853633),
+    (-0.96925495, 1.87599, 0.04155593),
+    (0.05564664, -0.20404134, 1.05731107),
+)
+_WHITE = (0.95047, 1.0, 1.08883)
+_KNEE = 6 / 29
+
+
+def _mix(images: Tensor, weights: tuple[tuple[float, ...], ...]) -> Tensor:
+    """Mix the channels of images (..., 3, H, W), channel by channel."""
+    red, green, blue = images.unbind(dim=-3)
+    return torch.stack([a * red + b * green + c * blue for a, b, c in weights], dim=-3)
+
+
+@torch.no_grad()
+def rgb_to_lab(images: Tensor) -> Tensor:
+    """Turn sRGB in [0, 1], (..., 3, H, W), into CIE L*a*b*: L in [0, 100], a and b around 0."""
+    linear = torch.where(
+        images > 0.04045, ((images.clamp_min(0.04045) + 0.055) / 1.055) ** 2.4, images / 12.92
+    )
+    xyz = _mix(linear, _TO_XYZ)
+    x, y, z = (
+        torch.where(
+            part / white > _KNEE**3,
+            (part / white).clamp_min(_KNEE**3) ** (1 / 3),
+            part / white / (3 * _KNEE**2) + 4 / 29,
+        )
+        for part, white in zip(xyz.unbind(dim=-3), _WHITE, strict=True)
+    )
+    return torch.stack((116 * y - 16, 500 * (x - y), 200 * (y - z)), dim=-3)
+
+
+@torch.no_grad()
+def lab_to_rgb(images: Tensor) -> Tensor:
+    """Turn CIE L*a*b* into sRGB, both (..., 3, H, W); colours that sRGB has not are cut off."""
+    level, a, b = images.unbind(dim=-3)
+    y = (level + 16) / 116
+    parts = [
+        white * torch.where(part > _KNEE, part**3, 3 * _KNEE**2 * (part - 4 / 29))
+        for part, white in zip((y + a / 500, y, y - b / 200), _WHITE, strict=True)
+    ]
+    linear = _mix(torch.stack(parts, dim=-3), _FROM_XYZ).clamp(0, 1)
+    return torch.where(
+        linear > 0.0031308, 1.055 * linear.clamp_min(0.0031308) ** (1 / 2.4) - 0.055, 12.92 * linear
+    ).clamp(0, 1)
+
+
+@torch.no_grad()
+def split_colours(images: Tensor, space: str) -> tuple[Tensor, Tensor]:
+    """Split images (..., 3, H, W) into their brightness and their colours, as images again.
+
+    Args:
+        images: in [0, 1].
+        space: ``lab``: grey of the same L, and the same a and b at L = 50; ``ycbcr``: the weighted
+            mean of the channels, and the channels less that mean, around one half.
+
+    Returns:
+        Two of the same shape, in [0, 1].
+    """
+    if space == "lab":
+        level, a, b = rgb_to_lab(images).unbind(dim=-3)
+        zero = torch.zeros_like(level)
+        bright = lab_to_rgb(torch.stack((level, zero, zero), dim=-3))
+        return bright, lab_to_rgb(torch.stack((zero + 50, a, b), dim=-3))
+    _require(space == "ycbcr", "space", space, "lab or ycbcr")
+    grey = _mix(images, ((0.299, 0.587, 0.114),) * 3)
+    return grey, (images - grey + 0.5).clamp(0, 1)
+
+
 def luminance(images: Tensor) -> Tensor:
     """Return ``images`` (B, C, H, W) in grey, (B, 1, H, W), with torchvision's weights."""
     if images.shape[1] == 1:

@@ -16,10 +16,16 @@ from deepbregman.errors import UserError
 from deepbregman.method.networks import Encoder, build_encoder, measure_width
 from deepbregman.method.views import Views
 
+from .amdim import AMDIM as AMDIM
 from .barlow_twins import BarlowTwins as BarlowTwins
 from .byol import BYOL as BYOL
+from .cmc import CMC as CMC
+from .cpc import CPC as CPC
+from .deep_divergence import DeepDivergence as DeepDivergence
+from .dim import DeepInfoMax as DeepInfoMax
 from .dino import DINO as DINO
 from .divergence import DivergenceTerm as DivergenceTerm
+from .instdisc import InstDisc as InstDisc
 from .moco import MoCo as MoCo
 from .nnclr import NNCLR as NNCLR
 from .objective import Gather as Gather
@@ -28,6 +34,7 @@ from .objective import Objective as Objective
 from .objective import Outputs as Outputs
 from .objective import Samples as Samples
 from .objective import ViewGroups as ViewGroups
+from .pirl import PIRL as PIRL
 from .ressl import ReSSL as ReSSL
 from .sce import SCE as SCE
 from .simclr import SimCLR as SimCLR
@@ -35,20 +42,31 @@ from .simsiam import SimSiam as SimSiam
 from .step import Step as Step
 from .step import StepOutputs as StepOutputs
 from .step import gather_alone as gather_alone
+from .supcon import SupCon as SupCon
+from .supervised import Supervised as Supervised
 from .swav import SwAV as SwAV
 from .vicreg import VICReg as VICReg
 from .wmse import WMSE as WMSE
 
 OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], Objective]] = {
+    "amdim": AMDIM,
     "barlow_twins": BarlowTwins,
     "byol": BYOL,
+    "cmc": CMC,
+    "cpc": CPC,
+    "deep_divergence": DeepDivergence,
+    "dim": DeepInfoMax,
     "dino": DINO,
+    "instdisc": InstDisc,
     "moco": MoCo,
     "nnclr": NNCLR,
+    "pirl": PIRL,
     "ressl": ReSSL,
     "sce": SCE,
     "simclr": SimCLR,
     "simsiam": SimSiam,
+    "supcon": SupCon,
+    "supervised": Supervised,
     "swav": SwAV,
     "vicreg": VICReg,
     "wmse": WMSE,

@@ -34,6 +34,7 @@ class Samples(NamedTuple):
     indices: Tensor | None = None  # (N,) places in the dataset; settings: ``needs_indices``
     labels: Tensor | None = None  # (N,) classes from 0; settings: ``needs_labels``
     random: Tensor | None = None  # what ``Objective.draw`` drew, the same in every process
+    first: int = 0  # where in the joint batch this process's images begin
 
 
 class Outputs(NamedTuple):

@@ -132,7 +132,8 @@ class Step(nn.Module):
         def join(mine: Tensor | None) -> Tensor | None:
             return None if mine is None else self.gather(mine.view(1, -1, 1)).flatten()
 
-        return Samples(join(samples.indices), join(samples.labels), samples.random)
+        indices, labels = join(samples.indices), join(samples.labels)
+        return samples._replace(indices=indices, labels=labels)
 
     def _find_targets(self, outputs: Outputs, weak: Tensor) -> Tensor | None:
         """Return the targets (M', N, d) of the method's teacher, or of the one beside it."""

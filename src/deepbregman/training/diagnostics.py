@@ -39,9 +39,10 @@ def spread(z: Tensor) -> Tensor:
 def diagnose(step: Step, outputs: StepOutputs) -> dict[str, float]:
     """Compute every diagnostic of a batch, whose representations are those of every process."""
     z, h = outputs.student.float(), outputs.representation[0].float()
-    others = z[1:] if outputs.teacher is None or len(z) > 1 else outputs.teacher.float()
+    targets = [] if outputs.teacher is None else [outputs.teacher[0].float()]
+    partners = [*z[1:], *targets]  # none of a single view without a target
     found = {
-        "alignment": alignment(z[0], others[0]),
+        **({"alignment": alignment(z[0], partners[0])} if partners else {}),
         "uniformity": uniformity(z[0]),
         "spread": torch.minimum(spread(z[0]), spread(h)),
         "effective_rank": effective_rank(h),

@@ -214,7 +214,8 @@ class Pretraining:
         if self.labels is not None and batch.indices is not None:
             labels = self.labels.index_select(0, batch.indices)
         indices = batch.indices if self.config.objective.needs_indices else None
-        return Samples(indices, labels, self.share.draw_for(self.step_module.objective, draw))
+        random = self.share.draw_for(self.step_module.objective, draw)
+        return Samples(indices, labels, random, self.share.rank * self.share.batch_size)
 
     @property
     def total_steps(self) -> int:

@@ -1,0 +1,39 @@
+"""Deep Divergence (Cilingir et al. 2020): a divergence learned from labels, as a reference."""
+
+from torch import Tensor
+
+from deepbregman.config import DeepDivergenceSettings, EncoderSettings
+from deepbregman.method.bregman import divergence, moment_divergence, soft_divergence
+from deepbregman.method.losses import METRIC_LOSSES, widen
+from deepbregman.method.networks import BregmanNetwork, Encoder
+
+from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
+
+FORMS = {"max": divergence, "smooth": soft_divergence, "moment": moment_divergence}
+"""``objective.form`` -> the divergence of two sets of scores (N, K) and (M, K), (N, M)."""
+
+
+class DeepDivergence(Objective):
+    """Subnetworks of its own score embeddings; images of a class are to diverge less than others.
+
+    They are nonlinear, with ReLU, and see the joint batch.
+    """
+
+    def __init__(
+        self, settings: DeepDivergenceSettings, encoder: Encoder, widths: EncoderSettings
+    ) -> None:
+        super().__init__(encoder, build_head(encoder, widths), {"metric": settings.weight})
+        self.subnetworks = BregmanNetwork(
+            widths.embedding, settings.num_subnetworks, settings.hidden, activation="relu"
+        )
+        self.form, self.loss = FORMS[settings.form], METRIC_LOSSES[settings.loss]
+        self.margin = settings.margin
+
+    def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
+        """Compare every sample with every other."""
+        assert samples.labels is not None  # as the settings ask for
+        h, z = self.embed(views.main)
+        z = gather(z)  # (M, N, d)
+        scores = self.subnetworks(widen(z).flatten(0, 1))  # (MN, K)
+        loss = self.loss(self.form(scores, scores), samples.labels.repeat(len(z)), self.margin)
+        return Outputs({"metric": loss}, z, None, h.detach())

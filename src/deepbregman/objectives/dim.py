@@ -1,0 +1,114 @@
+"""Deep InfoMax (Hjelm et al. 2019): what a network says of a whole image fits each of its parts."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from deepbregman.config import DIMSettings, EncoderSettings
+from deepbregman.method.losses import widen
+from deepbregman.method.networks import Encoder
+
+from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
+
+
+class DeepInfoMax(Objective):
+    """An embedding of the whole is told to belong to the features of its own image's places.
+
+    It is DIM(L) of the paper, by dot products, without the term that matches a prior.
+    """
+
+    def __init__(self, settings: DIMSettings, encoder: Encoder, widths: EncoderSettings) -> None:
+        super().__init__(encoder, build_head(encoder, widths), {"infomax": settings.weight})
+        self.local_head = build_local_head(encoder.stage_widths[STAGE], widths)
+        self.loss = LOSSES[settings.loss]
+
+    def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
+        """Compare the whole and the parts of every main view, each view by itself."""
+        shape = views.main.shape[:2]
+        with self.autocast():
+            h, maps = self.encoder.encode_with_maps(views.main.flatten(0, 1))
+            z = self.projection(h).unflatten(0, shape)
+            local = self.local_head(maps[STAGE])  # (M * n, d, G, G)
+        z, places = gather(z), gather_places(local, shape, gather)  # (M, N, d), (M, N, P, d)
+        losses = [self.loss(*view) for view in zip(widen(z), widen(places), strict=True)]
+        h = h.detach().view(*shape, -1)
+        return Outputs({"infomax": torch.stack(losses).mean()}, z, None, h)
+
+
+STAGE = -2
+"""Whose features are compared: the last but one, which still knows places."""
+
+
+def build_local_head(channels: int, widths: EncoderSettings) -> nn.Sequential:
+    """Build the head of each place: two convolutions of one pixel."""
+    return nn.Sequential(
+        nn.Conv2d(channels, widths.projection_hidden, 1, bias=False),
+        nn.BatchNorm2d(widths.projection_hidden),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(widths.projection_hidden, widths.embedding, 1),
+    )
+
+
+def gather_places(maps: Tensor, shape: torch.Size, gather: Gather) -> Tensor:
+    """Join the features of places of all processes.
+
+    Args:
+        maps: (M * n, d, G, G) of this process.
+        shape: (M, n).
+        gather: joins embeddings.
+
+    Returns:
+        (M, N, P, d), P = G * G.
+    """
+    width = maps.shape[1]
+    flat = maps.flatten(2).transpose(1, 2).reshape(*shape, -1)  # (M, n, P * d)
+    joint = gather(flat)
+    return joint.view(*joint.shape[:2], -1, width)
+
+
+def score_places(z: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Score every image's embedding (N, d) against every image's places (N, P, d).
+
+    Returns:
+        The scores (N, N, P), embeddings first, and the mask (N, N, 1) of an image with itself.
+    """
+    scores = torch.einsum("id,jpd->ijp", z, places)
+    return scores, torch.eye(len(z), dtype=torch.bool, device=z.device)[..., None]
+
+
+def jensen_shannon(z: Tensor, places: Tensor) -> Tensor:
+    """Negative estimate of the information by Jensen and Shannon, without its constant.
+
+    The mean of ``softplus(-score)`` over an image's own places plus the mean of ``softplus(score)``
+    over those of other images.
+
+    Args:
+        z: (N, d)
+        places: (N, P, d)
+    """
+    scores, itself = score_places(z, places)
+    count, num_places = len(z), places.shape[1]
+    own = (F.softplus(-scores) * itself).sum() / (count * num_places)
+    others = (F.softplus(scores) * ~itself).sum() / (count * (count - 1) * num_places)
+    return own + others
+
+
+def info_nce_of_places(z: Tensor, places: Tensor) -> Tensor:
+    """Cross-entropy of each of an image's own places among it and all places of other images.
+
+    Args:
+        z: (N, d)
+        places: (N, P, d)
+    """
+    scores, itself = score_places(z, places)
+    return nce_of_scores(scores, itself)
+
+
+def nce_of_scores(scores: Tensor, itself: Tensor) -> Tensor:
+    """Return the cross-entropy for scores (N, N, P) and the mask (N, N, 1) of own places."""
+    others = scores.masked_fill(itself, -torch.inf).logsumexp(dim=(1, 2))  # (N,)
+    own = scores.diagonal(dim1=0, dim2=1).T  # (N, P)
+    return F.softplus(others[:, None] - own).mean()
+
+
+LOSSES = {"jsd": jensen_shannon, "info_nce": info_nce_of_places}

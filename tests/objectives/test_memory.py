@@ -1,0 +1,175 @@
+"""Methods with a memory of every image: against loops from their papers' formulas."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deepbregman.errors import UserError
+from deepbregman.objectives import Samples, ViewGroups, build_step
+from deepbregman.objectives.memory import MemoryBank, MemoryContrast
+from deepbregman.objectives.pirl import tell_apart
+from deepbregman.objectives.step import gather_alone
+
+from .methods import configure, draw_views
+
+NUM_IMAGES, TAU = 12, 0.5
+INDICES = torch.tensor([3, 11, 0, 7])
+
+
+def units(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(shape, dtype=torch.float64, generator=generator), dim=-1)
+
+
+def dot(a: Tensor, b: Tensor) -> float:
+    return sum(map(float.__mul__, a.tolist(), b.tolist()))
+
+
+def test_a_memory_moves_towards_what_it_sees_and_forgets_nothing_else() -> None:
+    torch.manual_seed(0)
+    bank = MemoryBank(NUM_IMAGES, 3, momentum=0.75).double()
+    before, seen = bank.rows.clone(), units(4, 3)
+    bank.remember(INDICES, seen)
+    for place in range(NUM_IMAGES):
+        if place not in INDICES:
+            assert torch.equal(bank.rows[place], before[place])
+            continue
+        mixed = 0.75 * before[place] + 0.25 * seen[INDICES.tolist().index(place)]
+        torch.testing.assert_close(bank.rows[place], mixed / mixed.norm())
+    assert torch.equal(bank.recall(INDICES), bank.rows[INDICES])
+    edges = torch.tensor([0.0, 0.999, 1.0 - 2**-24])
+    assert bank.choose(edges).tolist() == [0, 11, 11]
+
+
+def noise_contrast(z: Tensor, own: Tensor, others: Tensor, normaliser: float) -> float:
+    """J of the paper on instance discrimination, with P_n = 1 / n and m draws of it."""
+    total, m = 0.0, len(others)
+    for v, f in zip(z, own, strict=True):
+        p = math.exp(dot(v, f) / TAU) / normaliser
+        total -= math.log(p / (p + m / NUM_IMAGES))
+        for g in others:
+            p = math.exp(dot(v, g) / TAU) / normaliser
+            total -= math.log(1.0 - p / (p + m / NUM_IMAGES))
+    return total / len(z)
+
+
+def test_noise_contrast_is_its_formula_with_the_first_batchs_normaliser() -> None:
+    contrast = MemoryContrast(NUM_IMAGES, TAU, "nce").double()
+    nowhere = torch.zeros(4, 5, dtype=torch.bool)
+    z, own, others = units(4, 3), units(4, 3, seed=1), units(5, 3, seed=2)
+    sums = [math.exp(dot(v, g) / TAU) for v in z for g in others]
+    normaliser = NUM_IMAGES * sum(sums) / len(sums)
+    found = contrast(z, own, others, nowhere)
+    assert float(found) == pytest.approx(noise_contrast(z, own, others, normaliser), rel=1e-9)
+    later = units(4, 3, seed=3), units(4, 3, seed=4), units(5, 3, seed=5)
+    expected = noise_contrast(*later, normaliser)
+    assert float(contrast(*later, nowhere)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_softmax_leaves_the_image_itself_out_of_the_others() -> None:
+    contrast = MemoryContrast(NUM_IMAGES, TAU, "softmax").double()
+    z, own, others = units(2, 3), units(2, 3, seed=1), units(4, 3, seed=2)
+    itself = torch.tensor([[False, True, False, False], [False] * 4])
+    expected = 0.0
+    for i in range(2):
+        mine = math.exp(dot(z[i], own[i]) / TAU)
+        rest = [math.exp(dot(z[i], others[j]) / TAU) for j in range(4) if not itself[i, j]]
+        expected -= math.log(mine / (mine + sum(rest))) / 2
+    assert float(contrast(z, own, others, itself)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_pirl_is_its_formula() -> None:
+    z, own, others = units(3, 4), units(3, 4, seed=1), units(6, 4, seed=2)
+    itself = torch.zeros(3, 6, dtype=torch.bool)
+    itself[1, 4] = True
+    expected = 0.0
+    for i in range(3):
+        rest = [math.exp(dot(z[i], others[j]) / TAU) for j in range(6) if not itself[i, j]]
+        mine = math.exp(dot(z[i], own[i]) / TAU)
+        expected -= math.log(mine / (mine + sum(rest))) / 3
+        expected -= sum(math.log(1.0 - one / (one + sum(rest))) for one in rest) / 3
+    assert float(tell_apart(z, own, others, itself, TAU)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_gradients() -> None:
+    own, others = units(3, 4, seed=1), units(6, 4, seed=2)
+    itself = torch.zeros(3, 6, dtype=torch.bool)
+    inputs = (units(3, 4).requires_grad_(),)
+    for loss in ("nce", "softmax"):
+        contrast = MemoryContrast(NUM_IMAGES, TAU, loss).double()
+        contrast(units(3, 4), own, others, itself)  # which sets the normaliser
+        assert torch.autograd.gradcheck(contrast.eval(), (*inputs, own, others, itself))
+    assert torch.autograd.gradcheck(lambda z: tell_apart(z, own, others, itself, TAU), inputs)
+
+
+def built(name: str, num_views: int, **changes: object):
+    """A method in float64, a batch of 4 images and what it makes of them."""
+    torch.manual_seed(0)
+    config = configure(name, **changes)
+    objective = build_step(config, num_images=NUM_IMAGES).double().objective
+    random = objective.draw(4, device=torch.device("cpu"), generator=torch.Generator())
+    samples = Samples(INDICES, None, random.double())
+    return objective, ViewGroups(draw_views(num_views, 4)), samples
+
+
+@pytest.mark.parametrize("name", ["instdisc", "pirl", "cmc"])
+def test_only_training_changes_the_memory(name: str) -> None:
+    objective, views, samples = built(name, 2 if name == "pirl" else 1)
+    before = {key: value.clone() for key, value in objective.state_dict().items()}
+    objective.eval()
+    objective(views, gather_alone, samples)
+    assert all(torch.equal(objective.state_dict()[key], before[key]) for key in before)
+    objective.train()
+    outputs = objective(views, gather_alone, samples)
+    banks = [key for key in before if key.endswith("bank.rows")]
+    assert len(banks) == (2 if name == "cmc" else 1)
+    for key in banks:
+        moved = (objective.state_dict()[key] != before[key]).any(dim=1)
+        assert torch.nonzero(moved).flatten().tolist() == sorted(INDICES.tolist())
+    torch.testing.assert_close(
+        outputs.student.norm(dim=2), torch.ones_like(outputs.student[..., 0])
+    )
+
+
+def test_the_memorys_vectors_are_the_divergences_targets() -> None:
+    objective, views, samples = built("instdisc", 1)
+    expected = objective.bank.recall(INDICES)
+    outputs = objective(views, gather_alone, samples)
+    assert torch.equal(outputs.teacher, expected[None])
+    distances = (outputs.student[0] - expected).square().sum(dim=1)
+    torch.testing.assert_close(outputs.terms["proximal"], distances.mean())
+
+
+def test_colours_find_brightness_and_brightness_colours() -> None:
+    objective, views, samples = built("cmc", 1, **{"objective.loss": "softmax"})
+    bright, colour = (bank.rows.clone() for bank in (objective.bright_bank, objective.colour_bank))
+    places = (samples.random * NUM_IMAGES).long()
+    outputs = objective(views, gather_alone, samples)
+    expected = torch.zeros((), dtype=torch.float64)
+    for z, bank in zip(outputs.student, (colour, bright), strict=True):
+        for i, index in enumerate(INDICES.tolist()):
+            rest = torch.stack([z[i] @ bank[j] for j in places.tolist() if j != index]) / 0.07
+            own = z[i] @ bank[index] / 0.07
+            expected = expected + torch.logaddexp(own, rest.logsumexp(0)) / 4 - own / 4
+    torch.testing.assert_close(outputs.terms["contrastive"], expected)
+
+
+def test_a_puzzle_depends_on_its_own_image_alone() -> None:
+    """As a share of the joint batch: the second half of the images gets its own draws."""
+    objective, views, samples = built("pirl", 2)
+    objective.eval()
+    whole = objective(views, gather_alone, samples).student
+    half = ViewGroups(views.main[:, 2:])
+    joined = lambda mine: torch.cat([whole[:, :2], F.normalize(mine, dim=2)], dim=1)  # noqa: E731
+    part = objective(half, joined, samples._replace(first=2)).student
+    torch.testing.assert_close(part, whole)
+
+
+def test_puzzles_that_cannot_be_cut_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"objective.grid is 8 with views of 8 px: patches would"):
+        configure("pirl", **{"objective.grid": 8})
+    with pytest.raises(UserError, match=r"views.num_views is 3: the method pirl takes 2"):
+        configure("pirl", **{"views.num_views": 3})

@@ -1,0 +1,158 @@
+"""Methods that compare parts of images with the whole: against loops from their formulas."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepbregman.errors import UserError
+from deepbregman.method.networks import build_encoder
+from deepbregman.method.views import cut_patches
+from deepbregman.objectives import Samples, ViewGroups, build_step
+from deepbregman.objectives.amdim import tell_places
+from deepbregman.objectives.cpc import ContextNetwork, find_patches
+from deepbregman.objectives.dim import info_nce_of_places, jensen_shannon
+from deepbregman.objectives.step import gather_alone
+
+from .methods import configure, draw_views
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def dot(a: list[float], b: list[float]) -> float:
+    return sum(map(float.__mul__, a, b))
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def softplus(value: float) -> float:
+    return math.log1p(math.exp(value))
+
+
+Z, PLACES = normal(4, 3), normal(4, 5, 3, seed=1)
+SCORES = [[[dot(z, place) for place in image] for image in PLACES.tolist()] for z in Z.tolist()]
+
+
+def test_jensen_and_shannons_estimate() -> None:
+    own = [softplus(-s) for i in range(4) for s in SCORES[i][i]]
+    others = [softplus(s) for i in range(4) for j in range(4) if i != j for s in SCORES[i][j]]
+    assert float(jensen_shannon(Z, PLACES)) == pytest.approx(mean(own) + mean(others), rel=1e-9)
+
+
+def cross_entropies(scores: list[list[list[float]]]) -> float:
+    losses = []
+    for i in range(4):
+        others = sum(math.exp(s) for j in range(4) if j != i for s in scores[i][j])
+        losses += [-math.log(math.exp(s) / (math.exp(s) + others)) for s in scores[i][i]]
+    return mean(losses)
+
+
+def test_own_places_among_those_of_other_images() -> None:
+    assert float(info_nce_of_places(Z, PLACES)) == pytest.approx(cross_entropies(SCORES), rel=1e-9)
+
+
+def test_amdim_bounds_its_scores_and_punishes_large_ones() -> None:
+    raw = [[[s / math.sqrt(3) for s in image] for image in row] for row in SCORES]
+    bounded = [[[2.0 * math.tanh(s / 2.0) for s in image] for image in row] for row in raw]
+    loss, square = tell_places(Z, PLACES, 2.0)
+    assert float(loss) == pytest.approx(cross_entropies(bounded), rel=1e-9)
+    assert float(square) == pytest.approx(
+        mean([s**2 for row in raw for image in row for s in image]), rel=1e-9
+    )
+
+
+def test_a_patch_is_found_among_others_drawn_at_random() -> None:
+    predicted, own, others = normal(3, 4), normal(3, 4, seed=1), normal(5, 4, seed=2)
+    itself = torch.zeros(3, 5, dtype=torch.bool)
+    itself[2, 1] = True
+    expected = 0.0
+    for i, p in enumerate(predicted.tolist()):
+        mine = math.exp(dot(p, own[i].tolist()))
+        rest = [math.exp(dot(p, o)) for j, o in enumerate(others.tolist()) if not itself[i, j]]
+        expected -= math.log(mine / (mine + sum(rest))) / 3
+    found = find_patches(predicted, own, others, itself)
+    assert float(found) == pytest.approx(expected, rel=1e-9)
+
+
+def test_gradients() -> None:
+    z, places = Z.clone().requires_grad_(), PLACES.clone().requires_grad_()
+    for loss in (jensen_shannon, info_nce_of_places):
+        assert torch.autograd.gradcheck(loss, (z, places))
+    assert torch.autograd.gradcheck(lambda a, b: tell_places(a, b, 2.0), (z, places))
+    itself = torch.zeros(4, 5, dtype=torch.bool)
+    inputs = (z, Z.flip(0).requires_grad_(), normal(5, 3, seed=2).requires_grad_(), itself)
+    assert torch.autograd.gradcheck(find_patches, inputs)
+
+
+def test_a_context_sees_the_rows_above_and_its_own_and_none_below() -> None:
+    torch.manual_seed(0)
+    network = ContextNetwork(3, 2).double()
+    z = normal(1, 5, 5, 3).requires_grad_()
+    network(z)[0, 3, 2].sum().backward()
+    seen = z.grad[0].abs().sum(dim=2) > 0
+    assert seen[4].tolist() == [False] * 5
+    assert seen[1:4].any(dim=1).all()  # two blocks reach two rows up
+    assert not seen[0].any()
+    assert seen[3].tolist() == [True] * 5
+
+
+def test_patches_overlap_as_asked() -> None:
+    images = normal(2, 3, 10, 10)
+    found = cut_patches(images, 4, 2)
+    assert found.shape == (2, 4, 4, 3, 4, 4)
+    for row in range(4):
+        for column in range(4):
+            expected = images[:, :, 2 * row : 2 * row + 4, 2 * column : 2 * column + 4]
+            assert torch.equal(found[:, row, column], expected)
+
+
+def test_cpc_predicts_only_what_it_has_not_seen() -> None:
+    """Changing the last row of patches leaves the context of the first row as it was."""
+    objective = (
+        build_step(configure("cpc", **{"objective.directions": 1})).double().objective.eval()
+    )
+    views, random = draw_views(1, 4), torch.rand(20, dtype=torch.float64)
+    seen = []
+    objective.contexts[0].register_forward_hook(lambda *call: seen.append(call[2].detach()))
+    for part in (views, torch.cat([views[..., :6, :], views[..., 6:, :] + 1.0], dim=-2)):
+        objective(ViewGroups(part), gather_alone, Samples(random=random))
+    assert torch.equal(seen[0][:, 0], seen[1][:, 0])
+    assert not torch.equal(seen[0][:, 2], seen[1][:, 2])
+
+
+@pytest.mark.parametrize("name", ["small", "resnet18", "resnet50"])
+def test_maps_come_from_the_same_pass_as_the_representation(name: str) -> None:
+    torch.manual_seed(0)
+    encoder = build_encoder(name, 16, mean=(0.5,) * 3, deviation=(0.2,) * 3).eval()
+    images = torch.rand(2, 3, 16, 16)
+    h, maps = encoder.encode_with_maps(images)
+    assert torch.equal(h, encoder(images))
+    assert tuple(part.shape[1] for part in maps) == encoder.stage_widths
+    torch.testing.assert_close(maps[-1].mean(dim=(2, 3)), h)
+    sides = [part.shape[-1] for part in maps]
+    assert sides == sorted(sides, reverse=True)
+
+
+def test_encoders_without_maps_are_refused_by_name() -> None:
+    words = r"objective.name is '{}' with encoder.name 'timm:resnet10t': the method compares"
+    for name in ("dim", "amdim"):
+        with pytest.raises(UserError, match=words.format(name)):
+            configure(name, **{"encoder.name": "timm:resnet10t"})
+    encoder = build_encoder("small", 8)
+    encoder.trunk = torch.nn.Flatten()
+    assert encoder.stage_widths == ()
+    with pytest.raises(ValueError, match="a Flatten has no stages"):
+        encoder.encode_with_maps(torch.zeros(1, 3, 8, 8))
+
+
+def test_too_few_rows_to_predict_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"objective.patch is 0.5 .* patches of 4 px make 3 rows"):
+        configure("cpc", **{"objective.steps": 2})
+    with pytest.raises(UserError, match=r"objective.patch is 0.1 .* patches of 1 px make 0 rows"):
+        configure("cpc", **{"objective.patch": 0.1})
