@@ -48,7 +48,7 @@ NAMES = [
     *("byol", "dino", "moco-v2", "moco-v2plus", "moco-v3", "nnclr", "ressl", "sce"),
     *("simsiam", "swav"),
     *("amdim", "barlow-twins", "cmc", "cpc", "deep-divergence", "dim", "instdisc", "pirl"),
-    *("simclr-v2", "supcon", "supervised", "vicreg", "wmse"),
+    *("simclr-v2", "ssl-hsic", "supcon", "supervised", "vicreg", "wmse"),
 ]
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 

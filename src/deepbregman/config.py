@@ -806,6 +806,22 @@ class SCESettings(RelationSettings, table="objective"):
     """Share of InfoNCE in the target; the rest are the relations."""
 
 
+@dataclass(frozen=True)
+class SSLHSICSettings(MomentumSettings, table="objective"):
+    """Embeddings depend on which image it is, and little on each other."""
+
+    name: Literal["ssl_hsic"] = "ssl_hsic"
+    """Of the method."""
+    gamma: NotNegative = 3.0
+    """Weight of the self-dependence."""
+    kernel_scale: Positive = 3.0
+    """c of the inverse multiquadric kernel c / sqrt(c^2 + distance^2)."""
+    features: Count = 512
+    """Random Fourier features by which the kernel is estimated."""
+    predictor_hidden: Count = 4096
+    """Width of the predictor's hidden layer."""
+
+
 METHODS: dict[str, type[ObjectiveSettings]] = {
     "amdim": AMDIMSettings,
     "barlow_twins": BarlowTwinsSettings,
@@ -823,6 +839,7 @@ METHODS: dict[str, type[ObjectiveSettings]] = {
     "sce": SCESettings,
     "simclr": SimCLRSettings,
     "simsiam": SimSiamSettings,
+    "ssl_hsic": SSLHSICSettings,
     "supcon": SupConSettings,
     "supervised": SupervisedSettings,
     "swav": SwAVSettings,

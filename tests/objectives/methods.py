@@ -39,6 +39,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "simsiam": {"predictor_hidden": 8},
     "swav": {"prototypes": 7, "queue": 40, "queue_from": 0.2, "freeze_prototypes": 0.2},
     "pirl": {"negatives": 20, "grid": 2},
+    "ssl-hsic": {"predictor_hidden": 8, "features": 9},
     "supcon": {},
     "supervised": {"label_smoothing": 0.1},
     "vicreg": {},

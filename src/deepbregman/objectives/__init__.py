@@ -39,6 +39,7 @@ from .ressl import ReSSL as ReSSL
 from .sce import SCE as SCE
 from .simclr import SimCLR as SimCLR
 from .simsiam import SimSiam as SimSiam
+from .ssl_hsic import SSLHSIC as SSLHSIC
 from .step import Step as Step
 from .step import StepOutputs as StepOutputs
 from .step import gather_alone as gather_alone
@@ -65,6 +66,7 @@ OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], Objective]] = {
     "sce": SCE,
     "simclr": SimCLR,
     "simsiam": SimSiam,
+    "ssl_hsic": SSLHSIC,
     "supcon": SupCon,
     "supervised": Supervised,
     "swav": SwAV,

@@ -1,0 +1,101 @@
+"""SSL-HSIC against the definition of the criterion, and its features against their kernel."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepbregman.objectives import Samples, ViewGroups, build_step
+from deepbregman.objectives.ssl_hsic import (
+    dependence_on_image,
+    fourier_features,
+    self_dependence,
+)
+from deepbregman.objectives.step import gather_alone
+
+from .methods import configure, draw_views
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def drawn(num_features: int, width: int) -> Tensor:
+    uniform = torch.rand(num_features, 1, dtype=torch.float64)
+    return torch.cat([normal(num_features, width + 1), uniform], dim=1)
+
+
+def test_features_estimate_the_inverse_multiquadric_kernel() -> None:
+    torch.manual_seed(0)
+    z = normal(5, 3, seed=1)
+    features = fourier_features(z, drawn(200_000, 3), 1.5)
+    for i in range(5):
+        for j in range(5):
+            squared = sum((a - b) ** 2 for a, b in zip(z[i].tolist(), z[j].tolist(), strict=True))
+            expected = 1.5 / math.sqrt(1.5**2 + squared)
+            assert float(features[i] @ features[j]) == pytest.approx(expected, abs=0.01)
+
+
+def kernel(a: Tensor, b: Tensor) -> float:
+    return sum(map(float.__mul__, a.tolist(), b.tolist()))
+
+
+def test_dependence_on_the_image_is_its_formula() -> None:
+    features = normal(3, 4, 5)  # views, images, features
+    own = [
+        kernel(features[p, i], features[q, i])
+        for i in range(4)
+        for p in range(3)
+        for q in range(3)
+        if p != q
+    ]
+    rows = features.flatten(0, 1)
+    every = [kernel(a, b) for a in rows for b in rows]
+    expected = sum(own) / len(own) - sum(every) / len(every)
+    assert float(dependence_on_image(features)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_self_dependence_is_the_trace_of_centred_kernels() -> None:
+    first, second = normal(6, 4), normal(6, 4, seed=1)
+    centre = torch.eye(6, dtype=torch.float64) - 1.0 / 6
+    kernels = [
+        torch.tensor([[kernel(a, b) for b in rows] for a in rows], dtype=torch.float64)
+        for rows in (first, second)
+    ]
+    expected = torch.trace(kernels[0] @ centre @ kernels[1] @ centre) / 36
+    torch.testing.assert_close(self_dependence(first, second), expected)
+
+
+def test_gradients() -> None:
+    draw = drawn(6, 3)
+    inputs = (normal(2, 4, 3).requires_grad_(),)
+    assert torch.autograd.gradcheck(
+        lambda z: dependence_on_image(fourier_features(z, draw, 2.0)), inputs
+    )
+    assert torch.autograd.gradcheck(
+        lambda z: self_dependence(*fourier_features(z, draw, 2.0)), inputs
+    )
+
+
+def test_each_view_goes_with_the_teachers_embedding_of_the_other() -> None:
+    torch.manual_seed(0)
+    objective = build_step(configure("ssl-hsic")).double().objective
+    random = objective.draw(5, device=torch.device("cpu"), generator=torch.Generator()).double()
+    outputs = objective(ViewGroups(draw_views(2, 5)), gather_alone, Samples(random=random))
+    assert random.shape == (2, 9, 6 + 2)
+    student, teacher = (
+        part / part.norm(dim=2, keepdim=True) for part in (outputs.student, outputs.teacher)
+    )
+    values, roots = [], []
+    for a, b in ((0, 1), (1, 0)):
+        pair = torch.stack([student[a], teacher[b]])
+        one, other = (fourier_features(pair, draw, 3.0) for draw in random)
+        values.append(dependence_on_image(one))
+        roots.append(self_dependence(one.flatten(0, 1), other.flatten(0, 1)).sqrt())
+    torch.testing.assert_close(outputs.terms["dependence"], sum(values) / 2)
+    torch.testing.assert_close(outputs.terms["self_dependence"], sum(roots) / 2)
+    (outputs.terms["dependence"] + outputs.terms["self_dependence"]).backward()
+    assert all(p.grad is None for p in objective.teacher.parameters())
+    assert all(p.grad is not None for p in objective.predictor.parameters())
