@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
@@ -86,6 +86,15 @@ def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyP
             assert len(scope["rows"]) == 8  # kNN 4; linear 2, with top 1 and top 5 each
         if "features" in scope:
             assert scope["features"].shape == (4, 512)
+
+
+def test_the_loop_of_the_method_s_page_runs() -> None:
+    (code,) = blocks("python", (ROOT / "docs" / "method.md").read_text())
+    scope: dict[str, object] = {}
+    exec(compile(code.replace("if bank.is_full", "if True"), "method.md", "exec"), scope)
+    bank, loss = scope["bank"], scope["loss"]
+    assert int(bank.pushed) == 16
+    assert loss.item() > 0.0
 
 
 def test_make_targets_exist() -> None:

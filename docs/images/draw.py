@@ -7,6 +7,11 @@ Run from the root of the project: ``python docs/images/draw.py``. ``quickstart.p
 import json
 from pathlib import Path
 
+import altair
+import pandas
+import torch
+
+from deepbregman.method.bregman import paired_divergence
 from deepbregman.reporting.figures import save_speed_figure
 from deepbregman.reporting.studies import save_study_figure
 
@@ -19,3 +24,40 @@ for image in sorted(IMAGES.glob("study-*.png")):
         [image], json.loads((RESULTS / "studies" / name / "results.json").read_text())
     )
 save_speed_figure(IMAGES / "speed.png", json.loads((RESULTS / "bench/h200/main.json").read_text()))
+
+
+def draw_forms() -> None:
+    """Draw D(p, q) and its gradient over p1 - p2, for a q that prefers the first of two scores."""
+    gap = torch.linspace(-3.0, 3.0, 241)
+    q = torch.tensor([[1.0, 0.0]]).expand(len(gap), 2)
+    rows = []
+    for form, temperature in (("hard", 0.0), ("T = 0.2", 0.2), ("T = 0.5", 0.5), ("T = 1", 1.0)):
+        p = torch.stack([gap, torch.zeros_like(gap)], dim=1).requires_grad_()
+        value = paired_divergence(p, q, temperature)
+        (slope,) = torch.autograd.grad(value.sum(), p)
+        for name, numbers in (("D(p, q)", value), ("dD / dp₁", slope[:, 0])):
+            rows += [
+                {"p₁ - p₂": x, "y": y, "form": form, "panel": name}
+                for x, y in zip(gap.tolist(), numbers.tolist(), strict=True)
+            ]
+    line = (
+        altair.Chart()
+        .mark_line()
+        .encode(
+            x=altair.X("p₁ - p₂:Q"),
+            y=altair.Y("y:Q", title=None),
+            color=altair.Color("form:N", sort=None, title="q = (1, 0)"),
+        )
+        .properties(width=320, height=220)
+    )
+    frame = pandas.DataFrame(rows)
+    chart = altair.hconcat(
+        *(
+            line.properties(data=frame[frame["panel"] == panel], title=panel)
+            for panel in ("D(p, q)", "dD / dp₁")
+        )
+    )
+    chart.save(IMAGES / "divergence-forms.png", scale_factor=2)
+
+
+draw_forms()
