@@ -55,7 +55,7 @@ def test_every_arm_is_a_configuration(name: str, recipe: str) -> None:
     study, base = GRIDS[name], load_recipe(recipe)
     arms = usable_arms(study.arms, base)
     if name == "teacher" and base.teacher is None:  # its parts can only be changed where they are
-        with pytest.raises(UserError, match="teacher|bank"):
+        with pytest.raises(UserError, match=r"teacher|bank"):
             plan_cells(arms, base, (3,), Path("runs"))
         return
     names = [arm.name for arm in study.arms]

@@ -1,4 +1,4 @@
-"""Which part of the divergence to a teacher does it: one change at a time, from the recipe's own."""
+"""Which part of the divergence to a teacher does it: one change at a time, from the recipe."""
 
 from typing import Any
 
