@@ -164,6 +164,7 @@ def running(words: list[str], **environment: str) -> Iterator[subprocess.Popen[s
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup had it ignored
     )
     try:
         yield process

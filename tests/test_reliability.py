@@ -1,34 +1,53 @@
-"""The matrix of faults names tests that exist."""
+"""Every promise of docs/reliability.md and SECURITY.md names a test that exists."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-MATRIX = (ROOT / "docs" / "reliability.md").read_text()
+import pytest
+
+TESTS = Path(__file__).parent
+PAGES = {name: (TESTS.parent / name).read_text() for name in ("docs/reliability.md", "SECURITY.md")}
+TEST = r"`([\w/]+\.py)::([\w:]+)`( \*)?"
 
 
-def names_in(path: Path) -> set[str]:
-    """Every test of a file, those of classes as ``Class::test``, and the classes themselves."""
-    found = set()
-    for node in ast.parse(path.read_text()).body:
+@functools.cache
+def find_tests(path: str) -> dict[str, bool]:
+    """Whether each test of a file is slow; those of classes as ``Class::test``, and the classes."""
+    source = (TESTS / path).read_text()
+    all_slow = "\npytestmark = pytest.mark.slow\n" in source
+    found = {}
+
+    def add(node: ast.stmt, prefix: str = "") -> None:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            marks = {ast.unparse(mark) for mark in node.decorator_list}
+            found[prefix + node.name] = all_slow or "pytest.mark.slow" in marks
         if isinstance(node, ast.ClassDef):
-            found |= {node.name}
-            found |= {f"{node.name}::{n.name}" for n in node.body if isinstance(n, ast.FunctionDef)}
-        elif isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+            for inner in node.body:
+                add(inner, f"{node.name}::")
+
+    for node in ast.parse(source).body:
+        add(node)
     return found
 
 
-def test_every_test_that_is_named_exists() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", MATRIX)
-    assert len(named) > 30
-    missing = [f"{path}::{name}" for path, name in named if name not in names_in(ROOT / path)]
-    assert missing == []
+@pytest.mark.parametrize("page", PAGES)
+def test_every_test_that_is_named_exists(page: str) -> None:
+    named = re.findall(TEST, PAGES[page])
+    assert len(named) > 20
+    assert [f"{path}::{name}" for path, name, _ in named if name not in find_tests(path)] == []
 
 
-def test_every_promise_names_a_test() -> None:
-    lines = MATRIX.split("## Figures")[0].splitlines()
-    rows = [line for line in lines if line.startswith("| ") and "| promised |" not in line]
-    assert len(rows) > 20
-    assert [row for row in rows if "`tests/" not in row.split("|")[3]] == []
+@pytest.mark.parametrize("page", PAGES)
+def test_every_promise_names_a_test(page: str) -> None:
+    lines = PAGES[page].split("## Figures")[0].splitlines()
+    rows = [line for line in lines if line.startswith("| ") and not line.endswith("| Test |")]
+    assert len(rows) > 15
+    assert [row for row in rows if not re.search(TEST, row.split("|")[-2])] == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_star_is_where_the_test_is_slow(page: str) -> None:
+    for path, name, star in re.findall(TEST, PAGES[page]):
+        assert find_tests(path)[name] == bool(star), name
