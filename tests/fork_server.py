@@ -21,10 +21,11 @@ from typing import Any, NoReturn
 
 import torch
 
+from deepbregman.cli import main
+
 # What takes long to import, so that the forked need not.
 for name in ("deepbregman.training.loop", "deepbregman.evaluation.knn", "typeguard", "rich.status"):
     importlib.import_module(name)
-from deepbregman.cli import main  # noqa: E402
 
 
 def exit_at(target: str, moment: str, call: int) -> None:
@@ -90,7 +91,7 @@ def obey(order: dict[str, Any], handles: list[int]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
     os.environ.update(COLUMNS="200", TERM="xterm", **order.get("environment", {}))
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115  # for as long as the process lives
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115  # likewise
     if order.get("closed"):
         os.close(1)
         sys.stdout = None  # type: ignore[assignment]  # as Python itself does where it is closed

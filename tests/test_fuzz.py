@@ -258,7 +258,7 @@ def called(arguments: list[str]) -> int:
             code = stop.code
     for stream in (out, err):
         stream.flush()
-    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]  # type: ignore[attr-defined]
+    printed = [stream.buffer.getvalue().decode() for stream in (out, err)]
     assert code in (0, 2, None)
     assert "Traceback" not in "".join(printed)
     if printed[1].startswith("error: "):  # ours; tyro repeats the user's own words as they are

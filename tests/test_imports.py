@@ -1,6 +1,7 @@
 """Imports go one way, and the method knows nothing of the laboratory around it."""
 
 import ast
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -119,3 +120,14 @@ def test_what_needs_no_torch_imports_none() -> None:
 
 def test_no_drawer_for_leftovers() -> None:
     assert not [path for path in FILES if path.stem in FORBIDDEN_NAMES]
+
+
+def test_every_suppression_names_its_rule_and_its_reason() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if re.search(r"# (type: ignore|noqa)", line)
+        and not re.search(r"# (type: ignore\[[\w-]+\]|noqa: [A-Z]+\d+)  # \S", line)
+    ]
+    assert wrong == []

@@ -136,7 +136,7 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     # A sentence that goes on in a deeper line is one sentence: the terminal wraps it anew.
     call.__doc__ = re.sub(r"\n {8,}(?=\S)", " ", inspect.cleandoc(function.__doc__ or ""))
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in offered}
-    call.__signature__ = signature.replace(parameters=offered)  # type: ignore[attr-defined]
+    call.__signature__ = signature.replace(parameters=offered)  # type: ignore[attr-defined]  # inspect reads it
     del call.__wrapped__  # tyro would read its signature
     return call
 

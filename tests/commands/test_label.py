@@ -163,4 +163,4 @@ def test_more_errors(run: Run, photos: Path) -> None:
     with pytest.raises(UserError, match=r"all 30 images .* have labels"):
         deepbregman.label(run, everything, accelerator="cpu")
     with pytest.raises(UserError, match="'devergence' is not one of"):
-        deepbregman.label(run, few, by=["devergence"], accelerator="cpu")  # type: ignore[list-item]
+        deepbregman.label(run, few, by=["devergence"], accelerator="cpu")

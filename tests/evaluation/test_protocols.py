@@ -301,7 +301,10 @@ class TestCrops:
     ) -> None:
         small = replace(few, config=override(few.config, {"views.relative_size": 0.75}))
         sides: list[int] = []
-        record = lambda _module, shown: sides.append(shown[0].shape[-1])  # noqa: E731
+
+        def record(_module: torch.nn.Module, shown: tuple[torch.Tensor, ...]) -> None:
+            sides.append(shown[0].shape[-1])
+
         with few.model.encoder.register_forward_pre_hook(record):
             small.averaged(2, seed=0)
             linear_on_crops(small, seed=0, epochs=1)

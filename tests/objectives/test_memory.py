@@ -163,7 +163,10 @@ def test_a_puzzle_depends_on_its_own_image_alone() -> None:
     objective.eval()
     whole = objective(views, gather_alone, samples).student
     half = ViewGroups(views.main[:, 2:])
-    joined = lambda mine: torch.cat([whole[:, :2], F.normalize(mine, dim=2)], dim=1)  # noqa: E731
+
+    def joined(mine: torch.Tensor) -> torch.Tensor:
+        return torch.cat([whole[:, :2], F.normalize(mine, dim=2)], dim=1)
+
     part = objective(half, joined, samples._replace(first=2)).student
     torch.testing.assert_close(part, whole)
 

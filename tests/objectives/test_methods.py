@@ -56,7 +56,7 @@ def take_step(step: Step, count: int = 32) -> StepOutputs:
     pixels = torch.randint(0, 256, (count, 3, 8, 8), dtype=torch.uint8, generator=generator)
     random = step.objective.draw(count, device=torch.device("cpu"), generator=generator)
     samples = Samples(torch.arange(count), LABELS[:count], random)
-    return step(pixels, None, uniforms, samples)  # type: ignore[no-any-return]
+    return step(pixels, None, uniforms, samples)
 
 
 def test_every_method_has_a_recipe() -> None:

@@ -62,7 +62,7 @@ def test_version_3_weighs_both_directions_by_twice_tau() -> None:
     from deepbregman.config import load_recipe
 
     settings = load_recipe("moco-v3").objective
-    assert settings.weight == pytest.approx(2 * 2 * settings.temperature)  # type: ignore[attr-defined]
+    assert settings.weight == pytest.approx(2 * 2 * settings.temperature)
 
 
 @pytest.mark.parametrize("name", ["moco-v2", "moco-v2plus"])

@@ -106,10 +106,10 @@ def test_ressl_is_a_setting_of_the_divergence() -> None:
     )
     assert as_term.divergence is not None
     bank = as_term.divergence.network
-    bank.weight.copy_(method.objective.bank.weight)  # type: ignore[union-attr,operator]
-    bank.pushed.fill_(40)  # type: ignore[union-attr,operator]
+    bank.weight.copy_(method.objective.bank.weight)
+    bank.pushed.fill_(40)
     student, teacher = torch.randn(1, 4, 6), torch.randn(1, 4, 6)
-    expected = method.objective.compare(student[0], teacher[0], bank.weight.clone())  # type: ignore[union-attr,operator]
+    expected = method.objective.compare(student[0], teacher[0], bank.weight.clone())
     found = as_term.divergence(student, teacher).terms["divergence"]
     torch.testing.assert_close(found, expected["relation"])
 

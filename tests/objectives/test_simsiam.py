@@ -75,7 +75,7 @@ def test_the_predictors_rate_does_not_fall() -> None:
     optimiser = build_optimiser(config.optimiser, groups, torch.device("cpu"))
     set_learning_rates(config, 9, 5, optimiser)
     highest = config.optimiser.learning_rate
-    mine = {id(p) for p in objective.predictor.parameters()}  # type: ignore[union-attr]
+    mine = {id(p) for p in objective.predictor.parameters()}
     for group in optimiser.param_groups:
         inside = {id(p) in mine for p in group["params"]}
         assert len(inside) == 1

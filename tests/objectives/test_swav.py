@@ -107,7 +107,7 @@ def test_prototypes_are_frozen_at_first() -> None:
     objective = build_step(config).objective
     groups = objective.parameter_groups()
     optimiser = build_optimiser(config.optimiser, groups, torch.device("cpu"))
-    prototypes = objective.prototypes.weight  # type: ignore[union-attr]
+    prototypes = objective.prototypes.weight
     for step, frozen in ((0, True), (1, True), (2, False)):
         set_learning_rates(config, step, 4, optimiser)  # 8 steps in all
         for group in optimiser.param_groups:

@@ -17,7 +17,7 @@ def read_back(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", " =1+1", "-", "＝1+1"],  # noqa: RUF001
+    ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\n=1", " =1+1", "-", "＝1+1"],  # noqa: RUF001  # wide on purpose
 )
 def test_no_text_is_a_formula(name: str) -> None:
     assert read_back(csv_text([{"class": name, name: 1}])) == [

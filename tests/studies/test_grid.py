@@ -205,7 +205,7 @@ def test_a_busy_run_is_waited_for_and_taken_over(
 ) -> None:
     """The holder of a run dies without having done it: its lock goes, the run does not."""
     asked = settings(few_digits, out, only=("5",), seeds=1)
-    opened = open_grid(find_study("kappa"), asked)  # type: ignore[arg-type]
+    opened = open_grid(find_study("kappa"), asked)
     holder = lock(opened.folder, "5-seed0", wait=False)
     assert holder.__enter__()
     sleeps = []
@@ -276,7 +276,7 @@ def test_a_folder_keeps_to_what_it_began_with(
     out: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    open_grid(find_study("kappa"), settings(few_digits, out))  # type: ignore[arg-type]
+    open_grid(find_study("kappa"), settings(few_digits, out))
     before = (out / "study.json").read_bytes()
     with pytest.raises(SystemExit) as stopped:
         main(["study", "kappa", "--out", str(out), "--accelerator", "cpu", *words])
@@ -323,7 +323,7 @@ def test_a_folder_of_something_else_is_left_alone(out: Path, few_digits: str) ->
     (out / "thesis.tex").touch()
     with pytest.raises(UserError, match="holds no study"):
         find_study("kappa").run(settings(few_digits, out), Console(quiet=True))
-    open_grid(find_study("kappa"), settings(few_digits, out / "a"))  # type: ignore[arg-type]
+    open_grid(find_study("kappa"), settings(few_digits, out / "a"))
     with pytest.raises(UserError, match="holds study kappa, not psi"):
         find_study("psi").run(settings(few_digits, out / "a"), Console(quiet=True))
 

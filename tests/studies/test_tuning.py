@@ -459,7 +459,10 @@ def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> N
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
     study.enqueue_trial({"x": 0.5})  # of a worker that died
     late = optuna.Trial(study, study._storage.create_new_trial(study._study_id))
-    objective = lambda trial: trial.suggest_float("x", 0.0, 1.0)  # noqa: E731
+
+    def objective(trial: optuna.Trial) -> float:
+        return trial.suggest_float("x", 0.0, 1.0)
+
     with pytest.raises(tuning.NotOurs):
         SharedSearch(study, 1)._run(late, objective)
     study.tell(late, state=TrialState.FAIL)

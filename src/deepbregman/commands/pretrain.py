@@ -151,7 +151,8 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     first, *others = signature.parameters.values()
     config = _add_tables(load_recipe(name), words[named:])
     first = first.replace(default=config, kind=inspect.Parameter.KEYWORD_ONLY)
-    with_fields.__signature__ = signature.replace(parameters=[first, *others])  # type: ignore[attr-defined]
+    changed = signature.replace(parameters=[first, *others])
+    with_fields.__signature__ = changed  # type: ignore[attr-defined]  # inspect reads it
     return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
 
 

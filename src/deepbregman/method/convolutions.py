@@ -38,7 +38,7 @@ class _Call(NamedTuple):
             return False
         if isinstance(self.padding, str) or self.groups != 1 or set(_pair(self.dilation)) != {1}:
             return False
-        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]  # torch's
             return False
         height, width = _map_size(self)
         return height * width <= LARGEST_MAP
