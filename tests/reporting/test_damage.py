@@ -145,17 +145,6 @@ def test_a_pipe_among_the_pictures_is_not_waited_for(tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") == 1
 
 
-def test_what_a_killed_report_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    study = outcome_folder(tmp_path / "study")
-    for name, part in ((".old.0123abcd", "figures"), (".mine.0123abcd", "notes")):
-        (tmp_path / name / part).mkdir(parents=True)
-        os.utime(tmp_path / name, (0, 0))
-    (tmp_path / ".new.0123abcd" / "figures").mkdir(parents=True)
-    report_of(study, tmp_path / "out")
-    kept = [".mine.0123abcd", ".new.0123abcd", "out", "study"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == kept
-
-
 def test_records_and_runs_behind_links_are_refused(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,7 +100,7 @@ def test_pairs_show_every_seed_and_the_differences() -> None:
     assert (round(point["low"], 2), round(point["high"], 2)) == (-1.83, 0.90)
     words = printed(screen.study_table(results))
     assert "-0.47 ± 0.55 [-1.83, +0.90] (n=3)" in words
-    assert "What training took" in words
+    assert "Cost of training" in words
 
 
 def test_the_names_of_arms_are_whole_on_a_narrow_screen(results: Record) -> None:
@@ -111,13 +111,6 @@ def test_the_names_of_arms_are_whole_on_a_narrow_screen(results: Record) -> None
     first = "".join(line[1:].split("│")[0].strip() for line in lines)
     for name in names:
         assert name in first
-
-
-def test_costs_that_no_arm_has_get_no_column() -> None:
-    old: Record = {"arms": [{"cost": {"epochs": 3, "steps": None}}, {"cost": {}}, {}]}
-    assert list(studies.known_costs(old)) == ["epochs"]
-    new: Record = {"arms": [{"cost": {"epochs": 3, "view_size": 24}}, {"cost": {"epochs": 3}}]}
-    assert list(studies.known_costs(new)) == ["epochs", "view_size"]
 
 
 @pytest.fixture
@@ -148,7 +141,7 @@ def test_trials_are_counted_by_what_became_of_them(search: Record, tmp_path: Pat
 def test_slices_show_all_of_the_space_and_trials_without_a_value(
     search: Record, tmp_path: Path
 ) -> None:
-    *slices, importance = studies.search_figures(search, "search", {FIELDS[0]: 15.0})
+    slices = studies.search_figures(search, "search", {FIELDS[0]: 15.0})
     axes = [figure.spec["layer"][0]["encoding"]["x"]["scale"] for figure in slices]
     assert axes[0]["domain"] == [10, 20]  # 12 is the largest that came to a value
     assert axes[1]["domain"] == ["true", "false"]
@@ -163,7 +156,6 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(
     assert [point["x"] for point in pruned] == [13]
     assert [point["x"] for point in diverged] == [14, 15]
     assert [point["x"] for point in published] == [15.0]
-    assert layers_of(importance) == [[{"field": FIELDS[0], "value": 0.75}]]
     studies.save_search_figure([tmp_path / "search.svg"], search, {})
     for row in search["trials"]:
         row["diverged"] = True

@@ -169,7 +169,7 @@ def test_to_the_end_and_on_by_the_folder_alone(
     shown = " ".join(capsys.readouterr().out.split())
     assert "Difference to plain" in shown
     assert "1 or 2 epochs" in shown
-    assert "What training took" in shown
+    assert "Cost of training" in shown
     with Image.open(out / "comparison.png") as figure:
         assert len(figure.convert("RGB").getcolors(maxcolors=100_000) or []) > 20
     written = report([out], out.parent / "page")

@@ -36,7 +36,7 @@ COMPARED: dict[str, str] = {
     "knn, cosine, k=200": "kNN, k = 200",
     "knn, cosine, k=20": "kNN, k = 20",
 }
-"""Metrics in which recipes are compared before the eye; ``results.json`` compares them in all."""
+"""Metrics in which recipes are compared in figures; ``results.json`` compares all."""
 COSTS: dict[str, str] = {
     "epochs": "epochs",
     "views_per_image": "views per image",
@@ -44,7 +44,7 @@ COSTS: dict[str, str] = {
     "samples_per_step": "samples per step",
     "steps": "steps",
 }
-"""What is said of the cost of an arm."""
+"""Costs of an arm that tables show."""
 SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
 """Of series that several studies have; the others take what is left."""
 LONG_NAME = 26
@@ -53,11 +53,11 @@ LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
 BEST_TRIALS = 10
 LOST_TRIALS = {"pruned": "stroke", "diverged": "cross"}
-"""Marks of the trials that came to nothing, at the foot of a slice."""
+"""Marks of trials without a value, at the foot of a slice."""
 
 
 def is_grid(record: Record) -> bool:
-    """Tell whether ``results.json`` is of a study of arms and seeds."""
+    """Whether ``results.json`` is of a study of arms and seeds."""
     return "arms" in record and "study" in record
 
 
@@ -87,7 +87,7 @@ SEARCH = {"space": [str], "importance": {...: float}, "trials": [_TRIAL]}
 
 
 def reference_name(results: Record) -> str | None:
-    """Name what the arms are compared with; None where nothing is."""
+    """Name what the arms are compared with; None if nothing is compared."""
     names = {arm["against"] for arm in results["arms"] if arm.get("difference")}
     if not names:
         return None
@@ -95,13 +95,13 @@ def reference_name(results: Record) -> str | None:
 
 
 def describe_budget(results: Record) -> str:
-    """Say in which ways the arms do not spend alike; nothing where they do."""
+    """Describe how the budgets of the arms differ; empty where they do not."""
     found = results.get("unequal_budget")
     return f"unequal budget: {'; '.join(map(str, found))}" if found else ""
 
 
 def describe_diverged(results: Record) -> str:
-    """Name the arms of which seeds diverged, which no mean holds; nothing where none did."""
+    """Name the arms of which seeds diverged; means leave these out. Empty if none did."""
     found = []
     for arm in results["arms"]:
         if arm.get("num_diverged"):
@@ -111,7 +111,7 @@ def describe_diverged(results: Record) -> str:
 
 
 def format_epochs(results: Record) -> str:
-    """Say how many epochs the arms were trained, which may be different numbers."""
+    """Write the number of epochs; arms may have different ones."""
     if results["epochs"] is not None:
         return str(results["epochs"])
     counts = sorted({arm["cost"]["epochs"] for arm in results["arms"] if arm.get("cost")})
@@ -119,42 +119,30 @@ def format_epochs(results: Record) -> str:
 
 
 def describe_conditions(results: Record) -> str:
-    """Say what was trained, on what, and how it was judged."""
+    """Describe recipe, dataset, epochs, and the images of the evaluation."""
     split = "test" if results["judge"] == "test" else "held-out training"
     epochs, data = format_epochs(results), Path(results["data"]).name
     return f"{results['recipe']} on {data}, {epochs} epochs, {split} images, top-1 %"
 
 
 def format_seeds(counts: Iterable[int]) -> str:
-    """Say how many seeds there are: ``n = 3``, or ``n = 2-3`` where not all have the same."""
+    """Write the number of seeds: ``n = 3``, or ``n = 2-3`` where arms differ; empty for none."""
     found = sorted(set(counts))
-    return f"n = {found[0]}" + f"-{found[-1]}" * (len(found) > 1)
+    return f"n = {'-'.join(map(str, dict.fromkeys((found[0], found[-1]))))}" if found else ""
 
 
 def as_sentence(words: str) -> str:
-    """Begin words with a capital, and leave the names within them as they are."""
+    """Begin with a capital, and leave the rest as it is."""
     return words[:1].upper() + words[1:]
-
-
-def known_costs(results: Record) -> dict[str, str]:
-    """Return those of ``COSTS`` that any arm has."""
-    costs = [arm["cost"] for arm in results["arms"] if arm.get("cost")]
-    return {
-        name: words
-        for name, words in COSTS.items()
-        if any(cost.get(name) is not None for cost in costs)
-    }
 
 
 # Charts of a grid.
 
 
 def study_figures(results: Record, key: str) -> list[Figure]:
-    """Draw a study of arms and seeds: what each arm came to, and its difference to a reference."""
-    if results["study"]["figure"] == "pairs":
-        drawn = [_pair_figure(results, key), _difference_figure(results, key)]
-    else:
-        drawn = [_arm_figure(results, key), _difference_figure(results, key)]
+    """Draw a study of arms and seeds: accuracies, and differences to a reference."""
+    draw_arms = _pair_figure if results["study"]["figure"] == "pairs" else _arm_figure
+    drawn = [draw_arms(results, key), _difference_figure(results, key)]
     return [figure for figure in drawn if figure is not None]
 
 
@@ -164,7 +152,7 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     if results["study"]["figure"] != "pairs":
         figures = figures[:1]
     if not figures:
-        return  # every seed of every arm diverged: there is nothing to draw
+        return  # every seed of every arm diverged
     seeds = len({row["seed"] for row in results["cells"] if "seed" in row})
     notes = [describe_conditions(results) + f"; {seeds} seed{'s' * (seeds != 1)}"]
     notes += [as_sentence(describe_budget(results))] if describe_budget(results) else []
@@ -177,7 +165,7 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
 
 
 def _arm_figure(results: Record, key: str) -> Figure | None:
-    """Draw the arms of a grid over an axis; None when none has been judged."""
+    """Draw the arms of a grid over an axis; None if none has been evaluated."""
     metric, kind = results["metric"], results["study"]["figure"]
     printed = series_of_metric(published_series(results), metric)
     part = "difference" if kind == "drops" else "metrics"
@@ -211,7 +199,7 @@ _TOOLTIP = {"name:N": "arm", "arm:N": "series", "shown:N": "mean ± deviation"}
 
 
 def _series_colour(points: Sequence[Record]) -> Any:
-    """Encode the series as colour: SimCLR and ours alike in every study."""
+    """Encode the series as colour; SimCLR and ours have the same in every study."""
     import altair as alt
 
     names = list(dict.fromkeys(point["arm"] for point in points))
@@ -299,7 +287,7 @@ def _drop_chart(
 
 
 def _pair_figure(results: Record, key: str) -> Figure | None:
-    """Draw every seed, mean and deviation of whole recipes; None when none has been judged."""
+    """Draw every seed, mean and deviation of whole recipes; None if none has been evaluated."""
     printed = published_series(results)
     means: list[Record] = []
     runs, marks = [], []
@@ -389,22 +377,18 @@ def study_tables(results: Record, key: str) -> list[Table]:
     return tables
 
 
-def marked_arms(results: Record, mark: str) -> set[str]:
-    """Return the arms that the study's definition marks as ``beyond`` or ``supervised``."""
-    return {arm["name"] for arm in results["study"]["arms"] if arm.get(mark)}
-
-
 def _arm_table(results: Record, key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
     printed = published_series(results)
-    beyond, supervised = marked_arms(results, "beyond"), marked_arms(results, "supervised")
+    definitions = {arm["name"]: arm for arm in results["study"]["arms"]}
     rows = []
     for arm in results["arms"]:
         cells = [cell_of(arm["metrics"].get(name)) for name in columns]
         marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
-        marks += ["supervised"] if arm["arm"] in supervised else []
-        marks += ["not in the paper"] if arm["arm"] in beyond else []
-        note = ", ".join([*_count_words(cells), *marks])
+        defined = definitions.get(arm["arm"], {})
+        marks += ["supervised"] if defined.get("supervised") else []
+        marks += ["not in the paper"] if defined.get("beyond") else []
+        note = ", ".join(filter(None, [_count_seeds(cells), *marks]))
         cells += [
             Cell(text=series_value(part, arm), note=part["source"], is_published=True)
             for part in printed
@@ -416,9 +400,8 @@ def _arm_table(results: Record, key: str) -> Table:
     return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
 
 
-def _count_words(cells: Sequence[Cell]) -> list[str]:
-    counts = sorted({cell.summary["n"] for cell in cells if cell.summary is not None})
-    return [f"n = {'-'.join(map(str, counts))}"] if counts else []
+def _count_seeds(cells: Sequence[Cell]) -> str:
+    return format_seeds(cell.summary["n"] for cell in cells if cell.summary is not None)
 
 
 def _difference_table(results: Record, key: str) -> Table:
@@ -427,7 +410,7 @@ def _difference_table(results: Record, key: str) -> Table:
     rows = []
     for arm in arms:
         cells = [cell_of(arm["difference"].get(name)) for name in columns]
-        note = ", ".join([f"to {arm['against']}", *_count_words(cells)])
+        note = f"to {arm['against']}, {_count_seeds(cells)}"
         rows.append(Row(arm["arm"], tuple(cells), note=note))
     caption = (
         "Points of top-1; mean ± sample deviation of the differences seed by seed, with "
@@ -438,12 +421,11 @@ def _difference_table(results: Record, key: str) -> Table:
 
 
 def _cost_table(results: Record, key: str) -> Table:
-    known = known_costs(results)
     rows = [
         Row(
             arm["arm"],
             (
-                *(Cell(text=format_value(arm["cost"].get(name))) for name in known),
+                *(Cell(text=format_value(arm["cost"].get(name))) for name in COSTS),
                 cell_of(arm["cost"].get("seconds")),
             ),
         )
@@ -451,8 +433,8 @@ def _cost_table(results: Record, key: str) -> Table:
         if arm.get("cost")
     ]
     caption = "Samples are views; seconds are the wall time of training"
-    columns = (*known.values(), "seconds")
-    return Table(f"{key}-costs", "What training took", "arm", columns, tuple(rows), caption)
+    columns = (*COSTS.values(), "seconds")
+    return Table(f"{key}-costs", "Cost of training", "arm", columns, tuple(rows), caption)
 
 
 # Searches.
@@ -483,21 +465,21 @@ def search_space(record: Record) -> list[Dimension]:
 
 
 def completed_trials(record: Record) -> list[Record]:
-    """Return the trials that have a value of their own, best first.
+    """Return the trials with a value of their own, best first.
 
-    One that diverged was told to the sampler as a guess at chance, which it never reached.
+    The value of a diverged trial is only that of guessing, which the sampler needs.
     """
     done = [row for row in record["trials"] if is_finite(row["value"]) and not row["diverged"]]
     return sorted(done, key=lambda row: (-row["value"], row["trial"]))
 
 
 def trial_state(trial: Record) -> str:
-    """Say in a word what became of a trial."""
+    """Return the state of a trial in a word."""
     return "diverged" if trial["diverged"] else str(trial["state"])
 
 
 def count_trials(record: Record) -> str:
-    """Count the trials by what became of them."""
+    """Count the trials by their state."""
     found = [trial_state(trial) for trial in record["trials"]]
     return ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found)) or "none"
 
@@ -505,16 +487,13 @@ def count_trials(record: Record) -> str:
 def search_figures(
     record: Record, key: str, published: Mapping[str, float] | None = None
 ) -> list[Figure]:
-    """Draw the trials of a search over each field, and how much each field mattered.
+    """Draw the trials of a search over each field.
 
     Args:
         published: field -> the best value that somebody else found.
     """
     slices = [_slice_figure(record, key, part, published or {}) for part in search_space(record)]
-    figures = [figure for figure in slices if figure is not None]
-    if record.get("importance"):
-        figures.append(_importance_figure(record["importance"], key))
-    return figures
+    return [figure for figure in slices if figure is not None]
 
 
 def save_search_figure(
@@ -527,7 +506,7 @@ def save_search_figure(
     notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {_SLICE_CAPTION}"]
     figures = search_figures(record, "search", published)
     if not figures:
-        return  # no trial has a value yet: there is nothing to draw
+        return  # no trial has a value yet
     save_chart(paths, stack(figures, title, notes, columns=2))
 
 
@@ -594,21 +573,8 @@ def _slice_figure(
     return Figure(f"{key}-{slug(field)}", field, caption, specify(chart, field, caption))
 
 
-def _importance_figure(importance: Mapping[str, float], key: str) -> Figure:
-    import altair as alt
-
-    points = [{"field": field, "value": round_digits(share)} for field, share in importance.items()]
-    x = alt.X("value:Q", title="share of variance", scale=alt.Scale(domain=[0, 1]))
-    y = alt.Y("field:N", title=None, sort=list(importance))
-    bars = chart_of(points).mark_bar(color=GREY, height=14).encode(x=x, y=y)
-    bars = bars.encode(tooltip=tooltip({"field:N": "field", "value:Q": "share"}))
-    caption = "share of the variance of the trials that a field explains (fANOVA)"
-    chart = alt.layer(bars).properties(width=WIDTH, height=max(60, 26 * len(points)))
-    return Figure(f"{key}-importance", "Importance", caption, specify(chart, "Importance", caption))
-
-
 def trial_table(record: Record, key: str) -> Table:
-    """Make a table of the best trials and, where it is known, how much each field mattered."""
+    """Make a table of the best trials and, where known, the importance of each field."""
     fields = [space.field for space in search_space(record)]
     rows = [
         Row(
