@@ -77,14 +77,16 @@ _RESULT = {
 }
 
 
-def check_new_file(path: Path, suffix: str) -> None:
+def check_new_file(path: Path, suffix: str, option: str = "out") -> None:
     """Refuse, before any work, an output that could not be written or would replace a file."""
     if path.suffix != suffix:
-        raise UserError(f"--out {path}: it is written as {suffix}; name a file that ends so")
+        raise UserError(f"--{option} {path}: the file is {suffix}; give it a name with that ending")
     if path.exists():
-        raise UserError(f"--out {path} exists: name another file, or remove it")
+        raise UserError(f"--{option} {path} exists: name another file, or remove it")
     if not path.parent.is_dir():
-        raise UserError(f"--out {path}: the folder {path.parent} does not exist; make it first")
+        raise UserError(
+            f"--{option} {path}: the folder {path.parent} does not exist; make it first"
+        )
 
 
 def default_folder(name: str) -> Path:

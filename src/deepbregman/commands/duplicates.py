@@ -1,4 +1,4 @@
-"""deepbregman duplicates: images that are there twice, or nearly."""
+"""deepbregman duplicates: find copies and near-duplicates among images."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +8,10 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.runs import check_new_file
+from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,10 +24,10 @@ NAMED_GROUPS = 10
 def duplicates(
     run: Annotated[RunFolder, tyro.conf.Positional],
     *,
-    data: str | None = None,
+    data: MaybeText = None,
     threshold: float | None = None,
-    out: Path | None = None,
-    sheet: Path | None = None,
+    out: MaybePath = None,
+    sheet: MaybePath = None,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     encoder: PythonOnly["nn.Module | None"] = None,
@@ -40,31 +40,30 @@ def duplicates(
 
     Args:
         run: Folder of the run.
-        data: A data set in place of the run's own.
-        threshold: Cosine from which two images are near-duplicates, at most 1. When not given, it
-            is measured: three of four images reach it with a copy of their own that has lost its
-            edges and was compressed anew.
-        out: CSV file for the groups; must not exist.
-        sheet: PNG file with the largest groups; must not exist.
-        skip_unreadable: Go on without images that cannot be read.
-        accelerator: Where to compute; auto takes a GPU if there is one.
-        encoder: A module of the same structure, for a run whose encoder was your own.
-        progress: Called while the work goes on.
+        data: A dataset instead of the run's own.
+        threshold: Cosine from which two images are near-duplicates, at most 1. By default it is
+            measured: three of four images reach it with their own copy after cropping its edges and
+            compressing it again.
+        out: CSV file for the groups; it must not exist.
+        sheet: PNG file with the largest groups; it must not exist.
+        skip_unreadable: Leave out images that cannot be read, instead of stopping.
+        accelerator: Device to compute on; auto takes a GPU if there is one.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
+        progress: Called during the work.
     """
     for path, suffix in ((out, ".csv"), (sheet, ".png")):
         if path is not None:
             check_new_file(Path(path), suffix)
     if threshold is not None and not 0.0 < threshold <= 1.0:
         raise UserError(f"threshold is {threshold}: a cosine must be above 0 and at most 1")
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_data(opened.config, data)
+    opened = open_folder(run, data)
     from deepbregman.evaluation.duplicates import find_duplicates
     from deepbregman.evaluation.gallery import open_run
-    from deepbregman.evaluation.inputs import load_run
 
-    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
     found = find_duplicates(
-        open_run(loaded, data, records=False),
+        open_run(
+            opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=False
+        ),
         threshold=threshold,
         with_pixels=sheet is not None,
         out=None if out is None else Path(out),

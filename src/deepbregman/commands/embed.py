@@ -7,10 +7,10 @@ import tyro
 from rich.console import Console
 
 from deepbregman.files import create_file
-from deepbregman.runs import Run, check_new_file
+from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeText, ReportProgress
 
-from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,15 +43,14 @@ def embed(
     """
     out = Path(out)
     check_new_file(out, ".npz")
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_data(opened.config, data)
+    opened = open_folder(run, data)
     import numpy as np
 
     from deepbregman.evaluation.gallery import open_run
-    from deepbregman.evaluation.inputs import load_run
 
-    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
-    dataset = open_run(loaded, data, records=False)
+    dataset = open_run(
+        opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=False
+    )
     arrays: dict[str, Any] = {}
     for name in ("train", "test", "unlabelled"):
         split = getattr(dataset.source, name)

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import label_tables
-from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.runs import check_new_file
+from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,56 +30,55 @@ def label(
     run: Annotated[RunFolder, tyro.conf.Positional],
     labels: Labels,
     *,
-    data: str | None = None,
+    data: MaybeText = None,
     by: Sequence[Literal["knn", "linear", "divergence"]] = (),
     suggest: int = 20,
-    out: Path | None = None,
-    sheet: Path | None = None,
+    out: MaybePath = None,
+    sheet: MaybePath = None,
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "Labelling":
-    """Label all images from labels for a few, and say how often that is right.
+    """Label all images, given labels for a few, and estimate the accuracy.
 
-    Classifiers compete by cross-validation on the labelled images. The best one labels the others,
-    with probabilities. The expected accuracy is true of images like the labelled ones: label
-    images at random first.
+    Several classifiers are compared by cross-validation on the labelled images. The best one labels
+    the other images, with probabilities. The estimated accuracy holds for images like the labelled
+    ones, so choose the first images to label at random.
 
     Args:
         run: Folder of the run.
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
-            class; at least 2 images of each class. In Python also the label by image.
-        data: A data set in place of the run's own.
+            class; at least 2 images of each class. In Python also a mapping from image to label.
+        data: A dataset instead of the run's own.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
-            the nearest class by D(image || class). All that the run has when not given.
-        suggest: How many images to list that are most useful to label next.
-        out: CSV file for the label and the probabilities of each image; must not exist.
-        sheet: PNG file with the images to label next; must not exist.
-        seed: Of the cross-validation.
-        skip_unreadable: Go on without images that cannot be read.
-        accelerator: Where to compute; auto takes a GPU if there is one.
-        encoder: A module of the same structure, for a run whose encoder was your own.
-        progress: Called while the work goes on.
+            the nearest class by D(image || class). By default all that the run has.
+        suggest: Number of images to list that are most useful to label next.
+        out: CSV file for the label and the probabilities of each image; it must not exist.
+        sheet: PNG file with the images to label next; it must not exist.
+        seed: Seed of the cross-validation.
+        skip_unreadable: Leave out images that cannot be read, instead of stopping.
+        accelerator: Device to compute on; auto takes a GPU if there is one.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
+        progress: Called during the work.
     """
     for path, suffix in ((out, ".csv"), (sheet, ".png")):
         if path is not None:
             check_new_file(Path(path), suffix)
     if suggest < 0:
         raise UserError(f"suggest is {suggest}: it must be 0 or more")
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_data(opened.config, data)
+    opened = open_folder(run, data)
     from deepbregman.data.labels import read_labels
 
     given = read_labels(labels)
     from deepbregman.evaluation.gallery import open_run
-    from deepbregman.evaluation.inputs import load_run
     from deepbregman.evaluation.labelling import label_images
 
-    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
     found = label_images(
-        open_run(loaded, data, records=False),
+        open_run(
+            opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=False
+        ),
         given,
         kinds=by,
         suggest=suggest,

@@ -24,6 +24,15 @@ else:
     RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 
 
+def open_folder(run: "RunFolder", data: str | Path | None = None) -> "Run":
+    """Open the folder of a run, and refuse a wrong dataset."""
+    from deepbregman.runs import Run
+
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    check_data(opened.config, data)
+    return opened
+
+
 def check_data(config: Config, data: str | Path | None = None) -> None:
     """Refuse a wrong dataset before torch is loaded, which takes seconds.
 

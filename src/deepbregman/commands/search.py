@@ -14,10 +14,10 @@ from deepbregman.reporting.screen import (
     metric_table,
     search_table,
 )
-from deepbregman.runs import Run, check_new_file
+from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,14 +80,13 @@ def search(
             "no --query: --out and --split are for queries; without one the test split searches "
             "the training split, and only numbers come of it"
         )
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_data(opened.config, data)
+    opened = open_folder(run, data)
     from deepbregman.evaluation.gallery import open_run
-    from deepbregman.evaluation.inputs import load_run
     from deepbregman.evaluation.retrieval import SearchResult, evaluate_search, search_images
 
-    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
-    dataset = open_run(loaded, data, records=not queries)
+    dataset = open_run(
+        opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=not queries
+    )
     if not queries:
         rows = evaluate_search(dataset, k=k, by=by, seed=seed, progress=progress)
         return SearchResult([], rows)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deepbregman.data.datasets import expand_home
 from deepbregman.data.frames import UnreadableImage, map_files, read_size
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import UserError
 
 CLASSES = (
     *("aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -121,21 +121,15 @@ def _split_file(devkit: Path, year: str, split: str) -> Path:
 def _read_names(path: Path) -> list[str]:
     """Read a list of images, one name per line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): restore it from the devkit") from None
-    names = [line.strip() for line in lines if line.strip()]
-    for name in names:
-        if not _NAME.fullmatch(name):
-            raise UserError(
-                f"{path}: {name[:80]!r} is no image's name: a line is one name, of letters, "
-                "digits, _ and -, without folder or extension"
-            )
-    if not names:
-        raise UserError(f"{path} names no image: restore it from the devkit")
-    if len(set(names)) < len(names):
-        again = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"{path} names {again} more than once: restore it from the devkit")
+        names = path.read_text(encoding="utf-8").split("\n")
+        names = [name.strip() for name in names if name.strip()]
+        wrong = [name for name in names if not _NAME.fullmatch(name)]
+        if wrong:  # a name with a folder could lead to any file
+            raise ValueError(f"{wrong[0][:80]!r} is not the name of an image")
+        if not names or len(set(names)) < len(names):
+            raise ValueError("it names no image, or one twice")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be used ({error}): restore it from the devkit") from None
     return names
 
 
@@ -172,7 +166,17 @@ def _read_annotation(path: Path, size: tuple[int, int]) -> Objects:
 
     What the XML says about the size is not used: a few files of the devkit have it wrong.
     """
-    rows = [_read_object(path, node, size) for node in _parse(path).findall("object")]
+    try:
+        # Decoded here, so that no declared encoding can hide a document type from the search.
+        text = path.read_bytes().decode("utf-8-sig")
+        if "<!DOCTYPE" in text or "<!ENTITY" in text:
+            raise ValueError("it declares a document type or entities, which can fill the memory")
+        nodes = ElementTree.fromstring(text).findall("object")
+        rows = [_read_object(node, size) for node in nodes]
+    except (OSError, ValueError, ElementTree.ParseError) as error:
+        raise UserError(
+            f"annotation {path} cannot be used ({error}): restore it from the devkit"
+        ) from None
     return Objects(
         torch.tensor([row[0] for row in rows], dtype=torch.float32).view(-1, 4),
         torch.tensor([row[1] for row in rows], dtype=torch.int64),
@@ -180,59 +184,22 @@ def _read_annotation(path: Path, size: tuple[int, int]) -> Objects:
     )
 
 
-def _parse(path: Path) -> ElementTree.Element:
-    try:
-        # Handed on as text, so that no declared encoding can hide a document type from the search.
-        text = path.read_bytes().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"annotation {path} cannot be read ({error}): every image of a list needs its XML "
-            "file, in UTF-8; restore it from the devkit"
-        ) from None
-    if "<!DOCTYPE" in text or "<!ENTITY" in text:
-        raise UserError(
-            f"annotation {path} declares a document type or entities: they are refused, since they "
-            "can make a reader fetch files or fill the memory; remove the declaration"
-        )
-    try:
-        root = ElementTree.fromstring(text)
-    except ElementTree.ParseError as error:
-        raise UserError(f"annotation {path} is not valid XML: {error}; restore it") from None
-    if root.tag != "annotation":
-        raise UserError(
-            f"annotation {path} has the root element <{root.tag[:40]}>: it must be <annotation>"
-        )
-    return root
-
-
-def _read_object(
-    path: Path, node: ElementTree.Element, size: tuple[int, int]
-) -> tuple[list[float], int, bool]:
+def _read_object(node: ElementTree.Element, size: tuple[int, int]) -> tuple[list[float], int, bool]:
     """Return a box, a class, and whether it is difficult.
 
     The box counts from 0 with its end excluded; the devkit counts from 1 and includes the end.
     """
     name = (node.findtext("name") or "").strip()
     if name not in CLASSES:
-        raise UserError(
-            f"annotation {path}: {name[:40]!r} is not one of the 20 classes of Pascal VOC"
-            f"{suggest(name, CLASSES)}"
-        )
-    difficult = (node.findtext("difficult") or "0").strip()
-    if difficult not in ("0", "1"):
-        raise UserError(f"annotation {path}: difficult is {difficult[:40]!r}: it must be 0 or 1")
-    words = [(node.findtext(f"bndbox/{corner}") or "").strip() for corner in _CORNERS]
-    what = f"annotation {path}: the box of a {name} is ({', '.join(words)[:80]})"
-    try:
-        xmin, ymin, xmax, ymax = map(float, words)
-    except ValueError:
-        raise UserError(f"{what}: xmin, ymin, xmax and ymax must each be a number") from None
+        raise ValueError(f"{name[:40]!r} is not one of the 20 classes")
+    words = [(node.findtext(f"bndbox/{corner}") or "nan").strip() for corner in _CORNERS]
+    xmin, ymin, xmax, ymax = map(float, words)
     height, width = size
     box = [max(xmin - 1.0, 0.0), max(ymin - 1.0, 0.0), min(xmax, width), min(ymax, height)]
     # One chain of comparisons, so that a value that is not a number fails it too.
     if not (xmin - 1.0 < xmax and ymin - 1.0 < ymax and box[0] < box[2] and box[1] < box[3]):
-        raise UserError(
-            f"{what}: it must go from left to right and from top to bottom, and lie in the image, "
-            f"which has {width} x {height} pixels"
+        raise ValueError(
+            f"the box of a {name} is ({', '.join(words)[:80]}), which is no box in an image of "
+            f"{width} x {height} pixels"
         )
-    return box, CLASSES.index(name), difficult == "1"
+    return box, CLASSES.index(name), (node.findtext("difficult") or "0").strip() == "1"

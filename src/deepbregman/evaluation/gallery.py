@@ -8,15 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepbregman.data import Batches, ResidentBatches, Source, Split
 from deepbregman.errors import UserError, suggest
-from deepbregman.runs import Record
+from deepbregman.runs import Record, Run
 from deepbregman.terminal import ReportProgress
 
 from .features import Features, SplitFeatures
-from .inputs import LoadedRun, open_readable
+from .inputs import LoadedRun, load_run, open_readable
 from .results import can_record, record_rows
 
 Pixels = npt.NDArray[np.uint8]
@@ -86,12 +86,21 @@ class OpenedRun(NamedTuple):
         return complete
 
 
-def open_run(loaded: LoadedRun, data: str | None, *, records: bool = True) -> OpenedRun:
-    """Open a run's own data, or other data in their place.
+def open_run(
+    run: Run,
+    data: str | None,
+    accelerator: str = "auto",
+    encoder: nn.Module | None = None,
+    *,
+    skip_unreadable: bool = False,
+    records: bool = True,
+) -> OpenedRun:
+    """Load a run's networks, and open its own dataset or another one.
 
     Args:
         records: whether results are to be recorded, if the run's folder can be written to.
     """
+    loaded = load_run(run, accelerator, encoder, skip_unreadable=skip_unreadable)
     records = records and can_record(loaded.run)
     source = open_readable(loaded.config, data, stacklevel=4)
     changed = loaded.has_data_changed(source) if data is None else None
