@@ -470,7 +470,7 @@ class TestCommand:
         assert "torchscript" in wrong
         assert "torchvision" in wrong
         wrong = self.fails(capsys, run.path, "--format", "onnx", "--out", out)
-        assert "it is written as .onnx" in wrong
+        assert "the file is .onnx" in wrong
         wrong = self.fails(capsys, run.path, "--format", "timm", "--out", tmp_path / "no" / "e.pth")
         assert "does not exist; make it first" in wrong
         wrong = self.fails(capsys, run.path, "--format", "torchvision", "--out", out)

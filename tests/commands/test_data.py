@@ -274,7 +274,7 @@ class TestPrepare:
         assert cached.train.images.sizes[0].tolist() == [12, 18]  # 20 x 30, shrunk by 0.6
         code, _, err = command(*words)
         assert code == 2
-        assert "i.npz: exists" in err
+        assert "i.npz exists" in err
         assert command(*words[:-1], "j.npz", "--image-size", 4)[0] == 0
         assert json.loads((imagenet / "imagenet.json").read_text())["frame"] == [9, 9]
 
@@ -357,7 +357,7 @@ class TestPrepare:
         assert not (imagenet / "imagenet.json").exists()
 
     @pytest.mark.parametrize(
-        ("cache", "part"), [("c.zip", ".npz file"), ("no/c.npz", "no folder"), ("c.npz", "exists")]
+        ("cache", "part"), [("c.zip", "is .npz"), ("no/c.npz", "not exist"), ("c.npz", "exists")]
     )
     def test_a_cache_that_cannot_be_written_is_refused_before_the_work(
         self, command: Command, tmp_path: Path, cache: str, part: str

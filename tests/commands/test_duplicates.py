@@ -103,7 +103,7 @@ def test_no_duplicates_at_all(
         (["--threshold", "nan"], "threshold is nan"),
         (["--threshold", 0.001], "raise --threshold"),
         (["--out", "old.csv"], "old.csv exists"),
-        (["--sheet", "sheet.jpg"], "ends so"),
+        (["--sheet", "sheet.jpg"], "with that ending"),
         (["--data", "nowhere"], "no such folder"),
     ],
 )

@@ -1,11 +1,13 @@
 """Features to a file: the run's own splits, every part aligned."""
 
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from deepbregman import files
 from deepbregman.commands.embed import embed
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, override
@@ -54,22 +56,24 @@ def test_several_seeds_share_their_test_split(short_config: Config, photos: Path
 
 
 def test_of_two_processes_that_write_one_file_the_second_says_so(
-    short_run: Run, tmp_path: Path
+    short_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "f.npz"
+    out, finish = tmp_path / "f.npz", files._finish
 
-    def other_process(*_: object) -> None:
+    def finish_late(file: IO[bytes]) -> None:
         out.write_text("theirs")
+        finish(file)
 
+    monkeypatch.setattr(files, "_finish", finish_late)
     with pytest.raises(UserError, match="another process has written it"):
-        embed(short_run, out, accelerator="cpu", progress=other_process)
+        embed(short_run, out, accelerator="cpu")
     assert out.read_text() == "theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("f.csv", "ends so"), ("nowhere/f.npz", "does not exist"), ("old.npz", "exists")],
+    [("f.csv", "with that ending"), ("nowhere/f.npz", "does not exist"), ("old.npz", "exists")],
 )
 def test_bad_places_are_refused(short_run: Run, tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "old.npz").write_text("precious")

@@ -160,7 +160,7 @@ class TestUse:
         ("--protocol linear --epochs -1", ["epochs is -1", "0 or more"]),
         ("--protocol knn semi --epochs 0", ["epochs is 0", "1 epoch or more"]),
         ("--protocol knn transfer", ["transfer", "another dataset", "--data"]),
-        ("--protocol transfer --data digits", ["--data digits", "pretrained on"]),
+        ("--protocol transfer --data digits", ["--data digits", "the dataset of the pretraining"]),
         ("--protocol transfer --data none.npz", ["none.npz"]),
         ("--protocol semi --labels 0.005", ["--labels 0.005", "class", "smallest share"]),
         ("--protocol semi --labels 1.5", ["labels is (1.5,)", "above 0 and at most 1"]),

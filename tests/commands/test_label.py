@@ -130,7 +130,7 @@ def test_digits_have_the_accuracy_that_is_expected(short_run: Run) -> None:
         (["red-1.png", "red-2.png", "blue-1.png"], [], "only one image of 'blue'"),
         ([], [], "no image has a label"),
         (FEW, ["--out", "old.csv"], "old.csv exists"),
-        (FEW, ["--sheet", "sheet.csv"], "ends so"),
+        (FEW, ["--sheet", "sheet.csv"], "with that ending"),
         (FEW, ["--suggest", -1], "suggest is -1"),
         (FEW, ["--data", "nowhere"], "no such folder"),
     ],

@@ -254,7 +254,7 @@ class TestSearch:
             (["--query", "test:0"], "has 0 images"),
             (["--query", "red-1.png", "--split", "test"], "no test split"),
             (["--query", "red-1.png", "--by", "divergence"], "no divergence network"),
-            (["--query", "red-1.png", "--out", "sheet.jpg"], "ends so"),
+            (["--query", "red-1.png", "--out", "sheet.jpg"], "with that ending"),
             (["--query", "red-1.png", "--out", "old.png"], "exists"),
             (["--query", "red-1.png", "--out", "nowhere/sheet.png"], "does not exist"),
             (["--query", "old.png"], "cannot be read"),
@@ -391,7 +391,7 @@ class TestCluster:
             (["--clusters", 2, "--by", "divergence"], "no divergence network"),
             (["--clusters", 2, "--split", "test"], "no test split"),
             (["--clusters", 2, "--out", "old.csv"], "exists"),
-            (["--clusters", 2, "--out", "c.txt"], "ends so"),
+            (["--clusters", 2, "--out", "c.txt"], "with that ending"),
         ],
     )
     def test_errors(
