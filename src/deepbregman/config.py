@@ -415,6 +415,19 @@ def _check_two_views(config: "Config") -> None:
         )
 
 
+STAGED = ("resnet18", "resnet34", "resnet50", "resnet101", "small")
+"""Encoders that give feature maps and take images of any size."""
+
+
+def _check_parts(config: "Config") -> None:
+    if config.encoder.name not in STAGED:
+        raise UserError(
+            f"objective.name is {config.objective.name!r} with encoder.name "
+            f"{config.encoder.name!r}: the method looks at parts of images, which only "
+            f"{', '.join(STAGED)} can; choose one of them"
+        )
+
+
 @dataclass(frozen=True)
 class SupervisedSettings(ObjectiveSettings, table="objective"):
     """Cross-entropy with labels, as a reference."""
@@ -513,7 +526,8 @@ class PIRLSettings(ObjectiveSettings, table="objective"):
         return int(self.patch * (view_size // self.grid) + 0.5)
 
     def check_with(self, config: "Config") -> None:
-        """Check that views are large enough to be cut, and that there are two."""
+        """Check that there are two views, large enough to be cut, and that the encoder suits."""
+        _check_parts(config)
         if config.views.num_views != 2:
             raise UserError(
                 f"views.num_views is {config.views.num_views}: the method pirl takes 2, a whole "
@@ -547,19 +561,6 @@ class CMCSettings(ObjectiveSettings, table="objective"):
     """Share of its vectors that the memory keeps when it sees an image."""
 
 
-STAGED = ("resnet18", "resnet34", "resnet50", "resnet101", "small")
-"""Encoders that give feature maps."""
-
-
-def _check_stages(config: "Config") -> None:
-    if config.encoder.name not in STAGED:
-        raise UserError(
-            f"objective.name is {config.objective.name!r} with encoder.name "
-            f"{config.encoder.name!r}: the method compares feature maps, which only "
-            f"{', '.join(STAGED)} give; choose one of them"
-        )
-
-
 @dataclass(frozen=True)
 class DIMSettings(ObjectiveSettings, table="objective"):
     """The whole of an image fits its parts (Deep InfoMax)."""
@@ -571,8 +572,8 @@ class DIMSettings(ObjectiveSettings, table="objective"):
     """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
 
     def check_with(self, config: "Config") -> None:
-        """Check that the encoder gives maps, and a divergence has two views to compare."""
-        _check_stages(config)
+        """Check that the encoder suits, and that a divergence has two views to compare."""
+        _check_parts(config)
         _check_two_views(config)
 
 
@@ -588,8 +589,8 @@ class AMDIMSettings(ObjectiveSettings, table="objective"):
     """Weight of the mean square of the scores."""
 
     def check_with(self, config: "Config") -> None:
-        """Check that the encoder gives maps."""
-        _check_stages(config)
+        """Check that the encoder suits."""
+        _check_parts(config)
 
 
 @dataclass(frozen=True)
@@ -615,7 +616,8 @@ class CPCSettings(ObjectiveSettings, table="objective"):
         return int(self.patch * view_size + 0.5)
 
     def check_with(self, config: "Config") -> None:
-        """Check that there are rows to predict, and a divergence has two views to compare."""
+        """Check that there are rows to predict, and two views for a divergence to compare."""
+        _check_parts(config)
         _check_two_views(config)
         size, side = config.view_size, self.patch_side(config.view_size)
         rows = (size - side) // (side // 2) + 1 if side >= 2 else 0

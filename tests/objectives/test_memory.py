@@ -1,13 +1,20 @@
 """Methods with a memory of every image: against loops from their papers' formulas."""
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional as F
 
+from deepbregman.commands.pretrain import pretrain
+from deepbregman.config import load_recipe, override
+from deepbregman.data.opening import open_data
 from deepbregman.errors import UserError
+from deepbregman.evaluation.knn import knn_monitor
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.memory import MemoryBank, MemoryContrast
 from deepbregman.objectives.pirl import tell_apart
@@ -164,10 +171,10 @@ def test_a_puzzle_depends_on_its_own_image_alone() -> None:
     whole = objective(views, gather_alone, samples).student
     half = ViewGroups(views.main[:, 2:])
 
-    def joined(mine: torch.Tensor) -> torch.Tensor:
+    def join(mine: Tensor) -> Tensor:
         return torch.cat([whole[:, :2], F.normalize(mine, dim=2)], dim=1)
 
-    part = objective(half, joined, samples._replace(first=2)).student
+    part = objective(half, join, samples._replace(first=2)).student
     torch.testing.assert_close(part, whole)
 
 
@@ -176,3 +183,30 @@ def test_puzzles_that_cannot_be_cut_are_refused_by_name() -> None:
         configure("pirl", **{"objective.grid": 8})
     with pytest.raises(UserError, match=r"views.num_views is 3: the method pirl takes 2"):
         configure("pirl", **{"views.num_views": 3})
+
+
+@pytest.mark.slow
+def test_brightness_and_colours_teach_each_other_shapes(tmp_path: Path) -> None:
+    """On digits, each in a colour at random: grey ones have no colours to learn from."""
+    digits = load_digits()
+    random = np.random.default_rng(0)
+    ink = random.uniform(0.2, 1.0, (len(digits.images), 1, 1, 3))
+    pixels = (digits.images[..., None] * 15.9 * ink).astype(np.uint8)
+    path = tmp_path / "coloured.npz"
+    np.savez(path, train_images=pixels, train_labels=digits.target)
+    config = override(
+        load_recipe("digits"),
+        {
+            **{"objective.name": "cmc", "objective.negatives": 512, "data.source": str(path)},
+            **{"views.num_views": 1, "views.without": ["jitter", "greyscale"]},
+            **{"divergence.weight": 0.0, "training.epochs": 30, "training.batch_size": 128},
+            **{"training.tensorboard": False, "training.knn_every": 30, "data.holdout": 0.2},
+        },
+    )
+    source = open_data(config)
+    monitor = knn_monitor(source.train, config, torch.device("cpu"))
+    assert monitor is not None
+    fresh = build_step(config, num_images=len(source.train))
+    before = monitor(fresh.model.eval())["knn"]
+    after = pretrain(config, run=tmp_path / "run", accelerator="cpu").metrics()[-1]["knn"]
+    assert after > before + 0.04, (before, after)
