@@ -1,4 +1,4 @@
-"""How fast a training step is: arms take turns, and the median of the turns counts."""
+"""The speed of a training step: arms take turns, and the median of the turns counts."""
 
 import secrets
 import statistics
@@ -40,35 +40,19 @@ class Effort(NamedTuple):
 
 @dataclass
 class Arm:
-    """A step that is ready to be timed.
-
-    Attributes:
-        name: of the arm.
-        step: takes one step.
-        images_per_step: images that pass the encoder in a step, every view counted.
-        first_step_seconds: from nothing to the end of the first step, compiling included.
-        peak_bytes: device memory above what was taken before the arm was made; 0 on a CPU.
-        lead_in: untimed steps before every turn: an arm with loader workers must first use up the
-            batches that they piled up while other arms had their turn.
-    """
+    """A step that is ready to be timed."""
 
     name: str
     step: Step
     images_per_step: int
+    """Images that pass the encoder in a step, every view counted."""
     first_step_seconds: float = 0.0
+    """From nothing to the end of the first step, compilation included."""
     peak_bytes: int = 0
+    """Device memory above what was in use before; 0 on a CPU."""
     lead_in: int = 0
-
-
-class Timing(NamedTuple):
-    """What was measured of an arm."""
-
-    name: str
-    images_per_second: float
-    milliseconds: float  # of a step, the median turn
-    spread: float  # slowest over fastest turn
-    first_step_seconds: float
-    peak_gigabytes: float
+    """Untimed steps before every turn. An arm with loader workers must first use up the batches
+    that they prepared while other arms had their turn."""
 
 
 def measure(
@@ -94,12 +78,12 @@ def measure(
         group = f"{config.encoder.name}, batch {config.training.batch_size}"
         say(console, f"{group}: {name} ready in {arm.first_step_seconds:.1f} s")
     timings = time_arms(ready, device, effort)
-    torch._dynamo.reset()  # or the next group's graphs would keep this one's memory
+    torch._dynamo.reset()  # else the graphs of the next group would keep the memory of this one
     return {
         "encoder": config.encoder.name,
         "batch_size": config.training.batch_size,
         "image_size": config.data.image_size,
-        "arms": [timing._asdict() for timing in timings],
+        "arms": timings,
     }
 
 
@@ -123,7 +107,7 @@ def prepare_arm(
     return Arm(name, step, images_per_step, first, peak)
 
 
-def time_arms(arms: list[Arm], device: torch.device, effort: Effort) -> list[Timing]:
+def time_arms(arms: list[Arm], device: torch.device, effort: Effort) -> list[Record]:
     """Time arms in turns, so that a slow moment of the machine hits all of them."""
     seconds: dict[str, list[float]] = {arm.name: [] for arm in arms}
     for _ in range(effort.turns):
@@ -138,16 +122,23 @@ def time_arms(arms: list[Arm], device: torch.device, effort: Effort) -> list[Tim
             seconds[arm.name].append((time.perf_counter() - started) / effort.steps)
     timings = []
     for arm in arms:
-        median = statistics.median(seconds[arm.name])
-        spread = max(seconds[arm.name]) / min(seconds[arm.name])
-        speed = arm.images_per_step / median
-        first, gigabytes = arm.first_step_seconds, arm.peak_bytes / 1e9
-        timings.append(Timing(arm.name, speed, 1e3 * median, spread, first, gigabytes))
+        turns = seconds[arm.name]
+        median = statistics.median(turns)
+        timings.append(
+            {
+                "name": arm.name,
+                "images_per_second": arm.images_per_step / median,
+                "milliseconds": 1e3 * median,
+                "spread": max(turns) / min(turns),  # slowest over fastest turn
+                "first_step_seconds": arm.first_step_seconds,
+                "peak_gigabytes": arm.peak_bytes / 1e9,
+            }
+        )
     return timings
 
 
 def _wait(device: torch.device) -> None:
-    """Let the device finish what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -169,7 +160,7 @@ def configure(encoder: str, batch_size: int, changes: Mapping[str, Any] | None =
 
 
 def random_images(count: int, side: int) -> ArrayImages:
-    """Make images of noise: what is in them does not change how long a step takes."""
+    """Make images of noise; the time of a step does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     shape = (count, 3, side, side)
     return ArrayImages(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
@@ -220,11 +211,7 @@ def bare_step(config: Config, fabric: Fabric) -> Step:
 
 
 def training_step(config: Config, images: Images, fabric: Fabric, folder: Path) -> Step:
-    """Build the step exactly as the loop takes it: order, gather, views, networks, losses.
-
-    Args:
-        folder: for a run folder that nobody will read.
-    """
+    """Build the step exactly as the loop takes it; it makes a temporary run in the folder."""
     labels = torch.arange(len(images)) % 10 if config.objective.needs_labels else None
     job = Pretraining(config, images, fabric, folder / secrets.token_hex(8), labels=labels)
     job.step_module.train()

@@ -187,16 +187,10 @@ def _means(points: Tensor, assignment: Tensor, centroids: Tensor) -> Tensor:
 
 
 def purity(labels: Tensor, assignment: Tensor) -> float:
-    """Share of points that have the most frequent label of their cluster.
+    """Return the share of points that have the most frequent label of their cluster."""
+    from sklearn.metrics.cluster import contingency_matrix
 
-    Args:
-        labels: (N,) int64, from 0.
-        assignment: (N,) int64, from 0.
-    """
-    num_labels = int(labels.max()) + 1
-    table = torch.bincount(assignment * num_labels + labels)
-    table = functional.pad(table, (0, -len(table) % num_labels))
-    return table.view(-1, num_labels).amax(dim=1).sum().item() / len(labels)
+    return float(contingency_matrix(labels, assignment).max(axis=0).sum() / len(labels))
 
 
 class Partition(NamedTuple):

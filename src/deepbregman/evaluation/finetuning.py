@@ -19,6 +19,7 @@ from torch.nn import functional
 from deepbregman.config import OptimiserSettings
 from deepbregman.data import Batches, Source, Split, stratified_split
 from deepbregman.data.datasets import expand_home
+from deepbregman.data.folders import quote_some
 from deepbregman.errors import Diverged, UserError
 from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
@@ -157,7 +158,11 @@ def finetune(
                 total += loss.detach()
                 if progress is not None:
                     progress(title, position + 1, budget.epochs * steps)
-            _require_finite(total, title, budget)
+            if not total.isfinite():
+                raise Diverged(
+                    f"{title}: the loss is {total.item()}, training has diverged at learning rate "
+                    f"{budget.learning_rate:g}; give a lower one with --learning-rate"
+                )
     network.eval()
 
 
@@ -176,14 +181,6 @@ def predict(
     if not logits.isfinite().all():
         raise Diverged("the outputs of a fine-tuned network are not finite: lower --learning-rate")
     return logits
-
-
-def _require_finite(loss: Tensor, title: str, budget: Budget) -> None:
-    if not loss.isfinite():
-        raise Diverged(
-            f"{title}: the loss is {loss.item()}, training has diverged at "
-            f"learning rate {budget.learning_rate:g}; give a lower one with --learning-rate"
-        )
 
 
 class Extractor(NamedTuple):
@@ -493,14 +490,14 @@ def read_labelled(source: Source, file: Path) -> Tensor:
         held = f"; {in_test} of them are test images, which are not to be trained on"
         raise UserError(
             f"--labelled-list {file}: {len(missing)} of its {len(wanted)} names are no training "
-            f"image of {source.name}, such as {_quote_some(missing)}{held if in_test else ''}; "
+            f"image of {source.name}, such as {quote_some(missing)}{held if in_test else ''}; "
             "correct the list, or give the data folder that it was made for"
         )
     twice = [name for name in wanted if len(found[name]) > 1]
     if twice:
         raise UserError(
             f"--labelled-list {file}: {len(twice)} of its names fit several training images, such "
-            f"as {_quote_some(twice)}; write them with their folders"
+            f"as {quote_some(twice)}; write them with their folders"
         )
     chosen = torch.tensor(sorted({places[0] for places in found.values()}), dtype=torch.int64)
     labels = source.train.labels
@@ -535,7 +532,3 @@ def _round_up(value: Fraction) -> float:
     """Return a number of four digits that is no smaller."""
     scale = 10.0 ** (3 - math.floor(math.log10(value)))
     return math.ceil(value * scale) / scale
-
-
-def _quote_some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:3]))

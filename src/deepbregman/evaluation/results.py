@@ -1,11 +1,11 @@
-"""What every protocol measures and writes: accuracies, and rows in one schema.
+"""Accuracies, and the rows that every protocol writes, in one schema.
 
 A row is one number: of a protocol, a variant of it, a source and a metric.
 
 ==================  ===================================================================
 ``protocol``        such as ``knn``
 ``variant``         of the protocol, such as ``cosine, k=20``
-``data``            the source it was judged on
+``data``            the dataset of the evaluation
 ``metric``          ``top1``, ``top5``, ``balanced``, ...
 ``value``           the mean over seeds, in per cent
 ``deviation``       the sample standard deviation over seeds (divisor n - 1); None for one
@@ -13,15 +13,15 @@ A row is one number: of a protocol, a variant of it, a source and a metric.
 ``n``               how many: 1 where the seed cannot matter, however many were asked for
 ``seed``            the first seed; the others follow it
 ``num_train``       labelled images that the classifier learned from
-``num_test``        images it was judged on, once
+``num_test``        test images, used once
 ``data_changed``    whether the run's own images have changed since pretraining; None for other
                     data, or where it is not known
 ``num_replaced``    unreadable images among them that others replaced
 ``details``         the settings of the variant: its budget and grids
-``chosen``          what each seed chose by itself on images held out of training
-``epoch``           that the encoder was saved at
+``chosen``          what each seed chose on held-out training images
+``epoch``           at which the encoder was saved
 ``epochs``          of its pretraining, as configured
-``device``          on which it was judged
+``device``          of the evaluation
 ``finished``        when
 ==================  ===================================================================
 """
@@ -30,7 +30,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from deepbregman.errors import Notice, UserError
@@ -47,12 +47,11 @@ def top_k_accuracy(logits: Tensor, labels: Tensor, k: int = 1) -> float:
 
 def balanced_accuracy(predicted: Tensor, labels: Tensor) -> float:
     """Return the mean over the classes present of the share of each that is predicted right."""
-    labels = labels.to(predicted.device)
-    present, members = torch.unique(labels, return_inverse=True)
-    totals = torch.zeros(len(present), dtype=torch.float64, device=predicted.device)
-    found = totals.clone().index_add_(0, members, (predicted == labels).double())
-    counts = totals.index_add_(0, members, torch.ones_like(members, dtype=torch.float64))
-    return 100.0 * (found / counts).mean().item()
+    from sklearn.metrics import recall_score
+
+    truth = labels.cpu().numpy()
+    recall = recall_score(truth, predicted.cpu().numpy(), labels=np.unique(truth), average="macro")
+    return 100.0 * float(recall)
 
 
 def accuracies(
@@ -73,7 +72,7 @@ def accuracies(
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one variant of a protocol came to with one seed."""
+    """The result of one variant of a protocol with one seed."""
 
     variant: str
     values: dict[str, float]
@@ -117,10 +116,9 @@ def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
 
 
 def can_record(run: Run) -> bool:
-    """Whether the run's folder can be written to; where not, a notice says so.
+    """Whether the run's folder can be written to; if not, print a note.
 
-    Raises:
-        UserError: The lock of its records is a link, which is better said before the work.
+    A link in place of the lock of its records is an error, before the work begins.
     """
     refuse_link(run.path / ".records.lock")
     try:

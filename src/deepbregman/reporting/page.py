@@ -1,4 +1,4 @@
-"""Folders of runs and studies to a page: one HTML file, its figures and its tables."""
+"""One HTML page from the folders of runs and studies, with its figures and tables."""
 
 import base64
 import hashlib
@@ -76,9 +76,9 @@ STUDY_FILES = ("study.json", "results.json", "trials.json")
 MAX_PICTURE = 400_000
 """Bytes of a picture within the page; larger ones only lie beside it."""
 MAX_PIXELS = 50_000_000
-"""Of a picture that is read at all."""
+"""Largest picture that is read."""
 NO_FACTS = ("title", "note", "notes")
-"""Fields of a record that are no facts of a few words."""
+"""Fields of a record with long texts."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ class Card:
     headline: Cell | None
     headline_title: str
     warnings: list[str]
-    """What is to be known before the numbers are believed; empty when all is well."""
+    """Reasons to doubt the numbers; empty if there are none."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Arms that are compared, and all that is drawn of them."""
+    """Arms to compare, with their charts and tables."""
 
     groups: list[RunGroup]
     cards: list[Card]
@@ -114,7 +114,7 @@ class Comparison:
 
 
 class Picture(NamedTuple):
-    """A picture that a study drew itself, decoded and written anew."""
+    """A picture of a study, decoded and encoded again."""
 
     title: str
     png: bytes
@@ -134,7 +134,7 @@ class StudySection:
     key: str
     title: str
     facts: dict[str, str] = field(default_factory=dict)
-    """What it was done with, a few words each."""
+    """Its settings, a few words each."""
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     groups: list[RunGroup] = field(default_factory=list)
@@ -189,7 +189,7 @@ def write_page(
 
 
 def read_sources(sources: Sequence[Path | str]) -> tuple[list[RunRecord], list[StudySection]]:
-    """Read folders of runs and studies; each once, however often it is named."""
+    """Read folders of runs and studies, each once."""
     if not sources:
         raise UserError("no folder was named: give folders of runs or studies, such as runs/*")
     runs: list[RunRecord] = []
@@ -218,7 +218,7 @@ def read_sources(sources: Sequence[Path | str]) -> tuple[list[RunRecord], list[S
 
 
 def read_study(path: Path) -> StudySection:
-    """Read a study's folder; nothing in it is computed again."""
+    """Read the folder of a study; nothing is computed again."""
     refuse_links(path, STUDY_FILES)
     study = StudySection(slug(path.name or path.resolve().name), path.name or path.resolve().name)
     records = {n: read_json(path / n) for n in STUDY_FILES if (path / n).is_file()}
@@ -234,17 +234,17 @@ def read_study(path: Path) -> StudySection:
             _add_outcome(study, path, results)
         else:
             study.groups = group_runs(map(RunRecord.read, _runs_of(path)))
-            study.notes = ["The study has no results yet: none of its cells has been judged."]
+            study.notes = ["The study has no results yet: none of its runs has been evaluated."]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
-            f"{path} holds a record that is not a study's ({type(error).__name__}: {error}): run "
-            "the study again in its folder to write it anew"
+            f"{path} holds a record that is not of a study ({type(error).__name__}: {error}): run "
+            "the study again in its folder to write it again"
         ) from None
     return study
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Return the runs of a study; none that a link leads to."""
+    """Return the runs of a study; links are not followed."""
     folder = path / "runs"
     if folder.is_symlink() or not folder.is_dir():
         return []
@@ -260,13 +260,13 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
         runs = tuple(RunRecord.read(folders[name]) for name in names if name in folders)
         if runs:
             study.groups.append(RunGroup(arm["arm"], runs, place))
-    # A record may have outlived its runs; cells that name none are a run each.
+    # The runs may be gone; a cell that names no run counts as one.
     judged = {cell.get("run") or (cell["arm"], cell["seed"]) for cell in results["cells"]}
     left = sorted(set(folders) - judged)
     printed = published_series(results)
     notes = [as_sentence(describe_budget(results)), as_sentence(describe_diverged(results))]
     notes.append(results["study"].get("note") or "")
-    notes += [f"Begun and not judged: {', '.join(left)}."] if left else []
+    notes += [f"Begun and not evaluated: {', '.join(left)}."] if left else []
     notes += [CAVEAT] if printed else []
     notes += [f"Published, {part['series']}: {part['source']}." for part in printed]
     study.notes = [note for note in notes if note]
@@ -275,8 +275,8 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
         "recipe": results["recipe"],
         "data": Path(results["data"]).name,
         "epochs": format_epochs(results),
-        "judged on": "test images" if results["judge"] == "test" else "held-out training images",
-        "runs judged": str(len(judged)),
+        "evaluated on": "test images" if results["judge"] == "test" else "held-out training images",
+        "runs": str(len(judged)),
     }
     study.figures = study_figures(results, study.key)
     study.tables = study_tables(results, study.key)
@@ -299,7 +299,7 @@ def _add_search(study: StudySection, record: Record) -> None:
 
 
 def _add_outcome(study: StudySection, path: Path, record: Record) -> None:
-    """Show a study that is no grid by its own pictures, its facts and its flat rows."""
+    """Show a study that is not a grid by its pictures, facts and rows."""
     origin = record.get("provenance") or {}
     known = {**record, **(record.get("settings") or {})}
     known |= {name: origin.get(name) for name in ("device", "commit")}
@@ -320,7 +320,7 @@ def _add_outcome(study: StudySection, path: Path, record: Record) -> None:
 
 
 def _plain_table(key: str, title: str, rows: list[Record]) -> Table:
-    """Make a table of the fields that are one value in every row."""
+    """Make a table of the fields with a single value in every row."""
     columns = [
         column
         for column in dict.fromkeys(column for row in rows for column in row)
@@ -339,10 +339,10 @@ def _plain_table(key: str, title: str, rows: list[Record]) -> Table:
 
 
 def read_pictures(folder: Path) -> list[Picture]:
-    """Read the pictures of a folder that are PNG or JPEG by their content, and no links.
+    """Read the PNG and JPEG pictures of a folder; links are not followed.
 
-    They go into a page that is sent to others, and the folder may be a stranger's: each is decoded
-    and written anew, so that nothing but its pixels gets there. SVG can hold scripts and is left.
+    The page is sent to others, and the folder may come from anybody, so each picture is decoded and
+    encoded again: only its pixels get into the page. SVG can hold scripts and is left out.
     """
     from PIL import Image
 
@@ -372,11 +372,11 @@ def read_pictures(folder: Path) -> list[Picture]:
 
 
 def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comparison:
-    """Draw all there is of some arms.
+    """Draw all charts and tables of some arms.
 
     Args:
         key: begins the names of files; may be empty.
-        evaluated: with tables and charts of evaluations; a study has its own.
+        evaluated: add tables and charts of evaluations; a study has its own.
     """
     prefix = f"{key}-" if key else ""
     tables = _name_files_apart(evaluation_tables(groups, prefix)) if evaluated else []
@@ -403,7 +403,7 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
 
 
 def _name_files_apart(tables: Sequence[Table]) -> list[Table]:
-    """Give every table a name for its files that no other has."""
+    """Give the files of every table a unique name."""
     keys = [slug(table.key) for table in tables]
     return [
         table._replace(key=key if keys.count(key) == 1 else f"{key}-{index + 1}")
@@ -412,7 +412,7 @@ def _name_files_apart(tables: Sequence[Table]) -> list[Table]:
 
 
 def make_card(group: RunGroup) -> Card:
-    """Sum up an arm."""
+    """Summarise an arm."""
     config = group.config
     seeds = ", ".join(str(seed) for seed in group.seeds)
     facts = [
@@ -449,7 +449,7 @@ def _spread(summary: Summary) -> str:
 
 
 def render_page(main: Comparison | None, studies: list[StudySection], title: str | None) -> bytes:
-    """Put the page together: one file that needs no other, and runs no script but its own two."""
+    """Build the page: one file that needs no other and runs only its own two scripts."""
     import jinja2
 
     here = files(__package__)
@@ -476,26 +476,26 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
 
 @cache
 def vega_bundle() -> str:
-    """Return Vega-Embed, Vega-Lite and Vega as one script that may stand inside a page."""
+    """Return Vega-Embed, Vega-Lite and Vega as one script to put inside a page."""
     import vl_convert
 
     return make_inline(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
 
 
 def make_inline(script: str) -> str:
-    """Keep a script from ending, or from seeming a comment, where the page's parser reads it."""
+    """Escape what would end the script, or begin a comment, for the parser of the page."""
     script = script.replace("\r", "")
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
 
 
 def _hash_source(script: str) -> str:
-    """Name a script for the page's security policy."""
+    """Return the hash of a script for the security policy of the page."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
 
 def _json(value: Record) -> str:
-    """Write JSON that no parser of HTML can mistake for markup."""
+    """Write JSON that an HTML parser cannot read as markup."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -503,7 +503,7 @@ def _json(value: Record) -> str:
 
 
 def _title(main: Comparison | None, studies: Sequence[StudySection]) -> str:
-    """Name what is compared, as long as that is short."""
+    """Name the arms and studies, if that is short."""
     arms = [group.name for group in main.groups] if main else []
     words = [" and ".join(arms) if len(arms) <= 3 else f"{len(arms)} arms"] if arms else []
     titles = [study.title for study in studies]
@@ -512,7 +512,7 @@ def _title(main: Comparison | None, studies: Sequence[StudySection]) -> str:
 
 
 def _facts(main: Comparison | None, studies: Sequence[StudySection]) -> list[str]:
-    """Say in a line what the page is of, when it was written and by what."""
+    """Return the contents of the page, its time and the version, in a line."""
     words: list[str] = []
     if main is not None:
         runs = sum(len(group.runs) for group in main.groups)

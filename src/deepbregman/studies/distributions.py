@@ -1,4 +1,4 @@
-"""The study ``distributions``: what a divergence between distributions is good for.
+"""The study ``distributions``: a divergence between distributions can cluster them.
 
 Gaussians whose means lie on three rings are clustered by divergences learned on others, against
 Euclidean distance: the experiment of Cilingir, Manzelli and Kulis, "Deep Divergence Learning"
@@ -24,7 +24,7 @@ from deepbregman.training.randomness import derive_seed
 
 from .definition import Form, MetricLoss, StudyResult
 from .plane import SMOOTHING, PlaneNetwork, fit
-from .results import check_seeds, make_folder, write_rows
+from .results import begin_study, write_rows
 
 NOTES = (
     "Each distribution is an empirical set of points of an isotropic Gaussian whose mean lies on "
@@ -203,8 +203,7 @@ def run_distributions(
 ) -> StudyResult:
     """Cluster distributions on rings with every arm and every seed, and draw the outcome."""
     console, settings = console or Console(quiet=True), settings or Rings()
-    check_seeds(seeds)
-    make_folder(out)
+    begin_study(out, seeds)
     record = provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
     shown: dict[str, np.ndarray] = {}

@@ -1,12 +1,12 @@
 """The study ``divergence-2d``: learned divergences from every point of the plane to a sample.
 
-The paper's figure of this kind says neither the data nor the training. Here samples of five
-classes, each a Gaussian, train K affine subnetworks directly on the plane: phi(x) = max_k w_k x +
-b_k is then convex in x, and the functional divergence of single points is an ordinary Bregman
-divergence of the plane, piecewise linear, as in Siahkamari et al. 2019, whom the paper follows.
-Training is supervised: pairs of samples of one class against pairs of two, contrastive with a
-margin. The classical divergences stand beside it; KL and Itakura-Saito need positive coordinates,
-so for these the plane is shifted into the positive quadrant, and drawn where it was.
+The paper has such a figure but describes neither its data nor its training. Here samples of five
+Gaussian classes train K affine subnetworks directly on the plane. Then phi(x) = max_k w_k x + b_k
+is convex in x, and the functional divergence of single points is an ordinary, piecewise linear
+Bregman divergence of the plane, as in Siahkamari et al. 2019, whom the paper follows. Training is
+supervised: a contrastive loss with a margin on pairs of one class and of two. The classical
+divergences are drawn for comparison. KL and Itakura-Saito need positive coordinates, so for them
+the plane is shifted into the positive quadrant.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from deepbregman.training.randomness import derive_seed
 
 from .definition import Form, StudyResult
 from .plane import FORMS, PlaneNetwork, fit
-from .results import check_seeds, make_folder, write_rows
+from .results import begin_study, write_rows
 
 CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))
 DEVIATION = (0.3, 0.65)
@@ -78,17 +78,16 @@ def separation(distance: Tensor, labels: Tensor) -> dict[str, float]:
 def run_divergence_2d(
     out: Path,
     *,
-    seeds: int = 5,
-    num_subnetworks: int = 10,
-    samples: int = 250,
-    steps: int = 300,
-    resolution: int = 160,
-    target: int = 1,
+    seeds: int,
+    num_subnetworks: int,
+    samples: int,
+    steps: int,
+    resolution: int,
+    target: int,
     console: Console | None = None,
 ) -> StudyResult:
     """Learn divergences on classes of points and draw them, beside the classical ones."""
     console = console or Console(quiet=True)
-    check_seeds(seeds)
     for name, value, least in (
         ("num-subnetworks", num_subnetworks, 2),
         ("samples", samples, 2 * len(CENTRES)),
@@ -99,7 +98,7 @@ def run_divergence_2d(
             raise UserError(f"--{name} {value}: it must be {least} or more")
     if not 0 <= target < len(CENTRES):
         raise UserError(f"--target {target}: classes are 0 to {len(CENTRES) - 1}")
-    make_folder(out)
+    begin_study(out, seeds)
     record = provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
     for seed in range(seeds):

@@ -20,31 +20,33 @@ MAIN_METRIC = "linear, cached features"
 def summarise_arms(rows: Sequence[Record]) -> list[Record]:
     """Summarise every metric of every arm over its seeds, in the order of the rows.
 
-    A seed whose training diverged has no accuracy; the arm says how many there are.
+    A diverged seed has no accuracy; it is only counted.
     """
+    arms: dict[str, list[Record]] = {}
+    for row in rows:
+        arms.setdefault(row["arm"], []).append(row)
     summary = []
-    for name in dict.fromkeys(row["arm"] for row in rows):
-        mine = [row for row in rows if row["arm"] == name]
-        metrics = dict.fromkeys(metric for row in mine for metric in row["metrics"])
+    for name, mine in arms.items():
+        values: dict[str, list[float]] = {}
+        for row in mine:
+            for metric, value in row["metrics"].items():
+                values.setdefault(metric, []).append(value)
         summary.append(
             {
-                **{key: mine[0][key] for key in ("arm", "series", "x")},
+                "arm": name,
+                "series": mine[0]["series"],
+                "x": mine[0]["x"],
                 "num_diverged": sum(row["state"] == "diverged" for row in mine),
-                "metrics": {
-                    metric: summarise(
-                        [row["metrics"][metric] for row in mine if metric in row["metrics"]]
-                    )
-                    for metric in metrics
-                },
+                "metrics": {metric: summarise(found) for metric, found in values.items()},
             }
         )
     return summary
 
 
 def find_references(study: Record) -> dict[str, str]:
-    """Name the arm with which each other is compared.
+    """Return arm -> the arm it is compared with.
 
-    It is the study's reference or, in a figure of drops, the first arm of the same series.
+    That is the study's reference or, in a figure of drops, the first arm of the same series.
     """
     first: dict[str, str] = {}
     for arm in study["arms"]:
@@ -114,7 +116,7 @@ def write_results(
 
 
 def _flatten(arm: Record) -> list[Record]:
-    """Make a line for each metric of an arm, or one without where every seed diverged."""
+    """Make a line for each metric of an arm; one without a metric if every seed diverged."""
     start = {key: arm[key] for key in ("arm", "series", "x", "num_diverged")}
     lines = []
     for metric, values in arm["metrics"].items():
@@ -137,7 +139,7 @@ def _flatten(arm: Record) -> list[Record]:
 
 
 def print_result(result: StudyResult, console: Console) -> None:
-    """Print the table of a study or a search, and name its figures and what to do next."""
+    """Print the table of a study or a search, its figures and the next command."""
     folder, results = result
     if "trials" in results:
         console.print(trial_table(results))
@@ -153,29 +155,24 @@ def print_result(result: StudyResult, console: Console) -> None:
         say(console, f"best:   {best}\nnext:   deepbregman pretrain {best}")
 
 
-# What follows is of studies that compute and draw at once, without trials.
+# Studies that compute and draw at once, without trials.
 
 
 def check_new_folder(out: Path) -> None:
-    """Refuse a folder for a study that holds anything, or that cannot be made."""
+    """Refuse a folder that is not empty, or that cannot be made."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
-            f"--out {out} exists and is not an empty folder: a study never overwrites another; "
-            "name another folder, or remove it"
+            f"--out {out} exists and is not an empty folder: name another folder, or remove it"
         )
     check_can_be_folder(out)
 
 
-def make_folder(out: Path) -> None:
-    """Make the folder of a study; refuse one that holds anything."""
-    check_new_folder(out)
-    out.mkdir(parents=True, exist_ok=True)
-
-
-def check_seeds(seeds: int) -> None:
-    """Refuse a study without a seed."""
+def begin_study(out: Path, seeds: int) -> None:
+    """Make the folder of a study; refuse one that is not empty, and a study without a seed."""
     if seeds < 1:
         raise UserError(f"--seeds {seeds}: there must be at least 1; 3 or more give a deviation")
+    check_new_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
 
 
 def write_rows(

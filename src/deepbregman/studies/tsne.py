@@ -1,8 +1,8 @@
 """The study ``tsne``: maps of the features of several runs, with numbers under each.
 
-The paper shows two such maps and reads "better separation" off them. A map is no measure, so each
-comes with some of the features themselves: silhouette (cosine), agreement of k-means with the
-classes, and kNN accuracy.
+The paper shows two such maps and concludes "better separation". A map is not a measurement, so each
+comes with measurements of the features: silhouette (cosine), agreement of k-means with the classes,
+and kNN accuracy.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
 
 from .definition import StudyResult
-from .results import check_seeds, make_folder, write_rows
+from .results import begin_study, write_rows
 
 PERPLEXITY = 30.0
 NEIGHBOURS = 20
@@ -40,7 +40,7 @@ NOTES = (
 )
 
 
-class Judged(NamedTuple):
+class Measured(NamedTuple):
     """The features of a run on the subset, and what does not depend on a seed."""
 
     features: np.ndarray  # (N, d), L2-normalised
@@ -61,7 +61,6 @@ def run_tsne(
 ) -> StudyResult:
     """Map the features of runs side by side, on the same test images."""
     console = console or Console(quiet=True)
-    check_seeds(seeds)
     opened = [Run.open(Path(run)) for run in runs]
     if not opened:
         raise UserError("--runs names no run: give the folders of one or more")
@@ -74,7 +73,7 @@ def run_tsne(
     chosen = _subset(source, images)
     labels = chosen.labels
     assert labels is not None  # open_labelled has made sure
-    make_folder(out)
+    begin_study(out, seeds)
     record = provenance(device_name(device))
     classes = list(source.classes or map(str, range(1 + int(labels.max()))))
     values: dict[tuple[str, str], list[float]] = {}
@@ -82,19 +81,19 @@ def run_tsne(
     pictures = []
     for name, run in zip(names, opened, strict=True):
         with console.status(f"features of {name} ..."):
-            judged = _judge(run, source, chosen, classes, device)
+            measured = _measure(run, source, chosen, classes, device)
         found: dict[str, list[float]] = {"k-means NMI": [], "k-means ARI": []}
         for seed in range(seeds):
             with console.status(f"t-SNE of {name}, seed {seed} ..."):
-                maps.setdefault(name, []).append(_tsne(judged.features, seed))
-                for metric, value in _kmeans(judged.features, labels.numpy(), seed).items():
+                maps.setdefault(name, []).append(_tsne(measured.features, seed))
+                for metric, value in _kmeans(measured.features, labels.numpy(), seed).items():
                     found[metric].append(value)
-        fixed = {"silhouette": [judged.silhouette], f"kNN, k={NEIGHBOURS}, %": [judged.knn]}
+        fixed = {"silhouette": [measured.silhouette], f"kNN, k={NEIGHBOURS}, %": [measured.knn]}
         for metric, each in {**fixed, **found}.items():
             values[name, metric] = each
-        for label, value in judged.silhouette_by_class.items():
+        for label, value in measured.silhouette_by_class.items():
             values[name, f"silhouette of class {label}"] = [value]
-        words = [f"silhouette {judged.silhouette:.3f}, kNN {judged.knn:.1f} %"]
+        words = [f"silhouette {measured.silhouette:.3f}, kNN {measured.knn:.1f} %"]
         spreads = [f"{name} {format_summary(summarise(each), 3)}" for name, each in found.items()]
         words.append(", ".join(spreads))
         pictures.append(FeatureMap(name, maps[name][0], tuple(words)))
@@ -125,9 +124,9 @@ def _subset(source: Source, images: int) -> Split:
     return test.select(taken)
 
 
-def _judge(
+def _measure(
     run: Run, source: Source, chosen: Split, classes: list[str], device: torch.device
-) -> Judged:
+) -> Measured:
     from sklearn.metrics import silhouette_samples
 
     model, config, *_ = load_trained(run, device)
@@ -144,7 +143,7 @@ def _judge(
     labels = chosen.labels.numpy()
     widths = silhouette_samples(features, labels, metric="cosine")
     by_class = {classes[i]: float(widths[labels == i].mean()) for i in np.unique(labels)}
-    return Judged(features, float(widths.mean()), by_class, accuracy)
+    return Measured(features, float(widths.mean()), by_class, accuracy)
 
 
 def _tsne(features: np.ndarray, seed: int) -> np.ndarray:

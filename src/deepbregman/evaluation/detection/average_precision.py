@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pycocotools import mask
 from pycocotools.cocoeval import COCOeval
 from torch import Tensor
+from torchvision.ops import box_iou
 
 from deepbregman.data.voc import CLASSES, Objects
 from deepbregman.errors import UserError
@@ -54,8 +55,6 @@ class Scores(NamedTuple):
 
 def score_detections(truth: Sequence[Objects], found: Sequence[PredictedBoxes]) -> Scores:
     """Measure the detections of a set of images."""
-    if len(truth) != len(found):
-        raise ValueError(f"{len(truth)} images have objects, {len(found)} have detections")
     tables = {"": coco_precision(truth, found), "-07": voc_precision(truth, found, points=11)}
     counted = ~np.isnan(tables[""][0])  # (K,)
     if not counted.any():
@@ -179,7 +178,8 @@ def _match(truth: Sequence[Objects], found: Sequence[PredictedBoxes], label: int
         num_objects += int((~hard).sum())
         chosen = (detections.labels == label).numpy()
         scores.append(detections.scores.double().numpy()[chosen])
-        overlap = _overlaps(detections.boxes.numpy()[chosen], objects.boxes.numpy()[of_class])
+        boxes = detections.boxes.double()[chosen], objects.boxes.double()[of_class]
+        overlap = box_iou(*boxes).numpy()  # (n, m)
         best = overlap.argmax(axis=1) if overlap.size else np.zeros(len(overlap), np.int64)
         overlaps.append(overlap.max(axis=1, initial=0.0))
         numbers.append(num_before + best)
@@ -192,16 +192,6 @@ def _match(truth: Sequence[Objects], found: Sequence[PredictedBoxes], label: int
         np.concatenate([np.zeros(0, np.bool_), *difficult])[order],
         num_objects,
     )
-
-
-def _overlaps(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> Array:
-    """Return intersection over union (n, m) of boxes (n, 4) and (m, 4)."""
-    a, b = first[:, None].astype(np.float64), second[None].astype(np.float64)
-    sides = np.minimum(a[..., 2:], b[..., 2:]) - np.maximum(a[..., :2], b[..., :2])
-    shared = sides.clip(0.0).prod(axis=-1)
-    areas = [(boxes[..., 2:] - boxes[..., :2]).prod(axis=-1) for boxes in (a, b)]
-    overlap: Array = shared / np.maximum(areas[0] + areas[1] - shared, 1e-12)
-    return overlap
 
 
 def _average(matched: _Matched, threshold: float, points: int) -> float:
