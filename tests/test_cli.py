@@ -488,7 +488,7 @@ class TestErrors:
         code, err = run_unheard(forks, out, "pretrain", recipe, "--run", tmp_path / "run")
         assert (code, err.count("\n")) == (0, 1)
         assert err.startswith("note: standard output: ")
-        assert err.endswith("; nothing more is printed there, the work goes on\n")
+        assert err.endswith("; nothing more is printed there, the work continues\n")
         assert len(Run.open(tmp_path / "run").metrics()) == 1
 
     @pytest.mark.parametrize("controlled", [False, True])

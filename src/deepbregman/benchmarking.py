@@ -27,7 +27,7 @@ Build = Callable[[], Step]
 
 BARE = "bare encoder"
 DIVERGENCE = {"divergence.weight": 1.0, "divergence.temperature": 0.2}
-"""The paper's hard form on pairs of views, unless an arm says otherwise."""
+"""The paper's hard form on pairs of views, unless an arm changes it."""
 
 
 class Effort(NamedTuple):

@@ -98,7 +98,7 @@ def _finish(file: IO[bytes]) -> None:
 
 
 def _name_also(path: Path, other: Path) -> None:
-    """Give a file a second name, in place of what had it."""
+    """Give a file a second name, which may have belonged to another file."""
     second = other.with_name(f".{other.name}.{secrets.token_hex(4)}")
     try:
         second.hardlink_to(path)
@@ -117,7 +117,7 @@ def _sync_folder(path: Path) -> None:
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # as some network file systems say
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # of some network file systems
             raise
     finally:
         os.close(handle)
@@ -147,7 +147,7 @@ def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
             path.unlink(missing_ok=True)
 
 
-# Writing inside a folder that may come from a stranger
+# Writing inside a folder that may come from anybody
 
 
 def refuse_link(path: Path) -> None:

@@ -261,7 +261,7 @@ class Run:
         return records
 
     def append_metrics(self, record: Record) -> None:
-        """Add one epoch's metrics; on disk before a checkpoint can say that they are written."""
+        """Add one epoch's metrics; they are on disk before a checkpoint counts them."""
         path = self.path / "metrics.jsonl"
         try:
             with open_inside(path, "ab") as file:
@@ -273,7 +273,7 @@ class Run:
             raise
 
     def truncate_metrics(self, epochs: int) -> None:
-        """Keep the metrics of the first ``epochs`` epochs; a resumed run writes the others anew."""
+        """Keep the metrics of the first ``epochs`` epochs; a resumed run writes the others."""
         kept = [record for record in self.metrics() if record["epoch"] <= epochs]
         with replace_file(self.path / "metrics.jsonl") as file:
             file.write("".join(json.dumps(record) + "\n" for record in kept).encode())

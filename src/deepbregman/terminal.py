@@ -23,7 +23,7 @@ ReportProgress = Callable[[str, int, int], None]
 
 
 def ignore_progress(work: str, done: int, total: int) -> None:
-    """Report progress to nobody."""
+    """Take progress and do nothing."""
 
 
 def say(console: Console, message: str, style: str | None = None) -> None:
@@ -109,5 +109,5 @@ class _LastingStream:
         errors = getattr(sys.stderr, "rich_proxied_file", sys.stderr)
         if errors is not self._stream:
             why = error.strerror or error
-            what = f"standard output: {why}; nothing more is printed there, the work goes on"
+            what = f"standard output: {why}; nothing more is printed there, the work continues"
             print_note(what, errors)

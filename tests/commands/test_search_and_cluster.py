@@ -259,7 +259,7 @@ class TestSearch:
             (["--query", "red-1.png", "--out", "nowhere/sheet.png"], "does not exist"),
             (["--query", "old.png"], "cannot be read"),
             (["--query", "red-1.png", "--data", "nowhere"], "no such folder"),
-            ([], "no labels to judge searches by"),
+            ([], "no labels to measure searches with"),
             (["--out", "sheet.png"], "no --query"),
             (["--split", "all"], "no --query"),
         ],

@@ -88,8 +88,8 @@ def show(found: "Clustering", console: Console) -> None:
         if empty:
             say(
                 console,
-                f"warning: {variant}: {empty} of {len(part.sizes)} clusters are empty; no more "
-                "can be told apart",
+                f"warning: {variant}: {empty} of {len(part.sizes)} clusters are empty; there "
+                "are no more distinct ones",
             )
     if found.table is not None:
         say(console, f"clusters: {found.table}")

@@ -240,7 +240,7 @@ def _train(
             say(console, words)
 
         def build_monitor() -> "Monitor | None":
-            if not fabric.is_global_zero:  # process 0 judges for all
+            if not fabric.is_global_zero:  # process 0 measures for all
                 return None
             monitor = knn_monitor(train, config, fabric.device)
             return _report_to(monitor, job, watch) if monitor and watch else monitor

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Measure = Literal["cosine", "divergence"]
 TITLES = {
-    "cosine": "by cosine of features (1 is alike)",
-    "divergence": "by learned divergence D(query ‖ image) (0 is alike)",
+    "cosine": "by cosine of features (1: most similar)",
+    "divergence": "by learned divergence D(query ‖ image) (0: most similar)",
 }
 
 

@@ -206,7 +206,7 @@ def write_archive(
     be decoded, as in training.
 
     Returns:
-        How many images another stands in for.
+        How many images were replaced by another one.
     """
     splits = {name: split for name, split in source.splits.items() if len(split)}
     total, done, num_replaced = sum(map(len, splits.values())), 0, 0

@@ -118,7 +118,7 @@ class _Decoded(NamedTuple):
     """uint8 (B, side, side, 3), as decoders write it."""
     sizes: Tensor | None
     broken: list[tuple[int, str]]
-    """Index and message of each unreadable file; another stands in for it, unless all are."""
+    """Index and message of each unreadable file; another replaces it, unless all are."""
 
 
 class _BatchOrder(Sampler[list[int]]):

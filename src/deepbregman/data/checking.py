@@ -39,7 +39,7 @@ class Report:
             self.problems.append(f"{what}: {found:,} images instead of {expected[0]:,}")
 
     def require_complete(self) -> None:
-        """Raise a paragraph that says what is missing and how to get it, if anything is."""
+        """Raise an error that names what is missing and how to get it, if anything is."""
         if not self.problems:
             return
         name, root, num_more = self.name, self.root, len(self.problems) - 5
@@ -102,7 +102,7 @@ def _check_folder(folder: Path, report: Report, progress: ReportProgress) -> Non
     if broken:
         report.problems.append(
             f"{len(broken)} images cannot be read ({quote_some(broken)}); replace or remove them, "
-            "or go on without them with --skip-unreadable"
+            "or leave them out with --skip-unreadable"
         )
 
 

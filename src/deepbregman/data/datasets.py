@@ -40,7 +40,7 @@ class Dataset:
     size: str
     """Of the archives."""
     layout: str
-    """What lies under the root once it is unpacked."""
+    """The unpacked files under the root."""
     terms: str
     """Licence, or the terms its authors state."""
     fetch: str

@@ -113,7 +113,7 @@ def _read_stl10(folder: Path, name: str) -> Split:
 
 @contextmanager
 def _explain_failure(name: str, root: Path, base_folder: str, url: str) -> Iterator[None]:
-    """Bound the wait for the network, and say what to do when files are absent or damaged."""
+    """Limit the wait for the network, and explain what to do if files are missing or damaged."""
     existed, timeout = root.exists(), socket.getdefaulttimeout()
     socket.setdefaulttimeout(_NETWORK_TIMEOUT)
     try:

@@ -84,7 +84,7 @@ def list_folder(folder: Path) -> Listing:
         if unknown:
             raise UserError(
                 f"data.source {str(folder)!r}: the test split has classes that the training split "
-                f"has not ({quote_some(unknown)}); name the folders alike in both"
+                f"has not ({quote_some(unknown)}); use the same names in both"
             )
     if not tree.here and not tree.groups:
         raise UserError(
@@ -318,7 +318,7 @@ def list_isic(folder: Path) -> Listing:
 
     - ``ISIC2018_Task3_Training_Input/*.jpg``, labelled by the one-hot rows of
       ``ISIC2018_Task3_Training_GroundTruth/ISIC2018_Task3_Training_GroundTruth.csv``;
-    - ``ISIC2018_Task3_Test_Input`` and ``ISIC2018_Task3_Test_GroundTruth`` alike, where they are
+    - ``ISIC2018_Task3_Test_Input`` and ``ISIC2018_Task3_Test_GroundTruth``, where they are
       there: the test split;
     - ``ISIC2018_Task3_Training_LesionGroupings.csv``, where it is there: without the official
       test split, a seeded fifth becomes the test split, and no lesion lies on both sides.

@@ -193,10 +193,10 @@ def replace_unreadable(pixels: Pixels, sizes: Sizes, broken: Sequence[int]) -> N
 def decode_frames(
     paths: Sequence[Path], side: int, skip_unreadable: bool
 ) -> tuple[Pixels, Sizes, list[int]]:
-    """Decode files with a pool of threads, with stand-ins for unreadable ones where allowed.
+    """Decode files with a pool of threads; where allowed, replace unreadable ones by others.
 
     Returns:
-        Frames (N, side, side, 3), sizes (N, 2), and the positions another image stands in at.
+        Frames (N, side, side, 3), sizes (N, 2), and the positions of replaced images.
 
     Raises:
         UnreadableImage: When a file cannot be read and ``skip_unreadable`` is not set, or none can.
@@ -239,7 +239,7 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
             reason = "not an image, or damaged from its first bytes"
         raise UnreadableImage(
             f"image file {str(path)!r}: cannot be read ({reason}); replace or remove the file, "
-            "or go on without such files with --skip-unreadable"
+            "or leave such files out with --skip-unreadable"
         ) from error
 
 

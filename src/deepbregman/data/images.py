@@ -114,7 +114,7 @@ def join_images(first: Images, second: Images) -> Images:
     ]
     raise UserError(
         f"images in frames of {frames[0]} and {frames[1]}: they can be trained on together only "
-        "in the same frames; prepare both alike"
+        "in the same frames; prepare both with the same image size"
     )
 
 

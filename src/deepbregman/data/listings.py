@@ -168,7 +168,7 @@ def _check_files(
 
 
 def _cache_file(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | None:
-    """Name a file of the user's cache by the folder and by what lies in it now."""
+    """Name a file of the user's cache by the folder and its present contents."""
     base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     content = hashlib.blake2b(b"decoded" if decodes else b"headers", digest_size=16)
     try:
@@ -194,7 +194,7 @@ def _load_sizes(cache: Path | None, count: int) -> Sizes:
 
 
 def _save_sizes(cache: Path, sizes: Sizes) -> None:
-    """Keep the sizes in place of earlier ones of the folder; where that fails, go on without."""
+    """Keep the sizes instead of earlier ones of the folder; if that fails, do without."""
     owner = cache.name.partition("-")[0]
     with suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)

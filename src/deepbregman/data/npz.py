@@ -19,11 +19,11 @@ from deepbregman.data.memory import free_memory
 from deepbregman.errors import UserError, abbreviate
 
 _MAX_RATIO = 1032
-"""Deflate makes no byte into more than so many; a directory that says so lies."""
+"""Deflate makes at most so many bytes of one; a directory that claims more is wrong."""
 
 
 class Header(NamedTuple):
-    """What an array says about itself."""
+    """The header of an array."""
 
     shape: tuple[int, ...]
     fortran_order: bool
@@ -81,7 +81,7 @@ class NpzReader:
         if info.header_offset + packed > self.path.stat().st_size or size > ratio * packed:
             raise self.error(
                 key,
-                f"is said to hold {size:,} bytes, {packed:,} in the file, which it cannot; write "
+                f"claims {size:,} bytes, {packed:,} in the file, which is not possible; write "
                 "the file again, or copy it again",
             )
         with self.archive.open(info) as stream:

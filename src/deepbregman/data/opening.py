@@ -24,7 +24,7 @@ def open_data(config: Config, source: str | None = None) -> Source:
     """Open a run's source, or another one in its place, with the run's settings.
 
     A folder without a test split has one set aside; which images depends on the folder alone, so
-    that runs of several seeds are judged by the same.
+    that runs of several seeds have the same test images.
     """
     return open_source(
         source or config.data.source,

@@ -1,1 +1,1 @@
-"""Judging a run: its encoder frozen, fine-tuned on few labels, or on another data set."""
+"""Evaluate a run: its encoder frozen, fine-tuned on few labels, or on another dataset."""

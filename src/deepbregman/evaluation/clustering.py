@@ -9,8 +9,8 @@ which asks for convexity only, so it holds for the hard form too, whatever subgr
 where two scores tie. The mean of score vectors is the score vector of the cluster's empirical
 distribution, phi(p) = max_k E_p[w_k]: a centroid here *is* a distribution of images.
 
-In the hard form D(x, mu) depends on mu through its winner alone. No more clusters can then be told
-apart than there are subnetworks that win somewhere; the others stay empty.
+In the hard form D(x, mu) depends on mu through its winner alone. There are then no more distinct
+clusters than there are subnetworks that win somewhere; the others stay empty.
 """
 
 import warnings

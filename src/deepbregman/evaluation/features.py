@@ -209,7 +209,7 @@ class AveragedFeatures(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LabelledFeatures:
-    """A run's networks and both splits of the labelled dataset that they are judged on."""
+    """A run's networks and both splits of the labelled dataset of an evaluation."""
 
     model: Model
     config: Config

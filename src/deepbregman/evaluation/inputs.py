@@ -1,4 +1,4 @@
-"""What an evaluation works on: a run's networks, data to judge them on, options."""
+"""The inputs of an evaluation: a run's networks, a dataset, and options."""
 
 import itertools
 import math
@@ -51,7 +51,7 @@ class LoadedRun:
         return KeptFeatures.of(self.run.path, self.model, size, self.device)
 
     def has_data_changed(self, source: Source) -> bool | None:
-        """Whether the run's own dataset has other images than at pretraining; a notice says so.
+        """Whether the run's own dataset has changed since pretraining; if so, print a note.
 
         None where the fingerprint of pretraining is not known.
         """
@@ -112,7 +112,7 @@ def load_run(
 
     Args:
         encoder: a module of the same structure, for a run whose encoder was the user's own.
-        image_size: side of the images in place of the run's, if it is not 0.
+        image_size: side of the images instead of the run's, if it is not 0.
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
     device = pick_device(accelerator)
@@ -150,7 +150,7 @@ def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 
 
 
 def open_labelled(config: Config, data: str | None = None) -> Source:
-    """Open the dataset of an evaluation, and check that it has labels to judge by."""
+    """Open the dataset of an evaluation, and check that it has labels."""
     return require_labelled(open_data(config, data), data or config.data.source)
 
 
@@ -158,8 +158,8 @@ def require_labelled(source: Source, name: str) -> Source:
     """Return a dataset that has labels in both splits, and no class in the test split only."""
     if source.train.labels is None or source.test is None or source.test.labels is None:
         raise UserError(
-            f"data {name!r} has no labels to judge by: give a labelled dataset with --data, such "
-            "as a folder with one subfolder for each class"
+            f"data {name!r} has no labels to evaluate with: give a labelled dataset with --data, "
+            "such as a folder with one subfolder for each class"
         )
     unknown = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
     if unknown:
@@ -192,13 +192,13 @@ def _warn_of_one_class(source: Source, name: str) -> None:
 
 @dataclass(eq=False)
 class Evaluation:
-    """A run to judge, the options, and what protocols share, computed when first used."""
+    """A run to evaluate, the options, and what protocols share, computed when first used."""
 
     run: Run
     options: Options
     accelerator: str = "auto"
     source: Source | None = None
-    """The dataset to judge on, where it is open already."""
+    """The dataset, if it is open already."""
     encoder: nn.Module | None = None
     """Of the structure of the run's, where that was the user's own."""
     console: Console = field(default_factory=lambda: Console(quiet=True))
@@ -215,7 +215,7 @@ class Evaluation:
 
     @cached_property
     def loaded(self) -> LoadedRun:
-        """The run's networks, with the size of the images to judge on in their configuration."""
+        """The run's networks; their configuration has the image size of the evaluation."""
         options = self.options
         return load_run(
             self.run,
@@ -232,14 +232,14 @@ class Evaluation:
 
     @cached_property
     def voc(self) -> Voc:
-        """The boxes to judge detection by: of a devkit, or ``voc`` in the run's data.root."""
+        """The boxes for detection: of a devkit, or ``voc`` in the run's data.root."""
         data = self.options.data
         assert data is not None  # check_detect has made sure
         return open_voc(self.loaded.config.data.root if data == "voc" else data)
 
     @cached_property
     def labelled(self) -> LabelledFeatures:
-        """The networks with the labelled dataset to judge them on."""
+        """The networks with the labelled dataset of the evaluation."""
         loaded, data = self.loaded, self.options.data
         if self.source is None:
             source = open_labelled(loaded.config, data)
@@ -254,7 +254,7 @@ class Evaluation:
         return LabelledFeatures(loaded.model, loaded.config, source, loaded.device, balanced)
 
     def _without_unreadable(self, source: Source) -> Source:
-        """Leave out, and count, images that would otherwise be judged by a replacement.
+        """Leave out, and count, images that another image would replace.
 
         Pretraining needs no such pass: it has no labels that a replacement could make wrong.
         """

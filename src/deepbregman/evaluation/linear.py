@@ -40,7 +40,7 @@ FLOAT64_ELEMENTS = 2**27
 # torch's L-BFGS discards curvature below 1e-10, all there is near the optimum: scale the objective.
 _SCALE = 2.0**20
 _ONE_THREAD_ELEMENTS = 2**18
-# With fewer rows the classes are soon separated, where the curvature at the start says little.
+# With fewer rows the classes separate soon, and the curvature at the start is of little use.
 _ROWS_PER_FEATURE = 4
 _ROWS_AT_ONCE = 2**16
 
@@ -96,7 +96,7 @@ def fit_linear(
         values = features.detach().to(torch.float64 if wide else torch.float32, copy=True)
         mean, deviation = standardisation(values, one_scale)
         design = values.sub_(mean).div_(deviation)  # (n, d)
-        # An absent class would send its bias to minus infinity: solve without it, then say so.
+        # The bias of an absent class would go to minus infinity: solve without it, then set that.
         weight, bias = design.new_zeros(len(present), design.shape[1]), mean.new_zeros(len(present))
         if start is not None:
             weight.copy_(start.weight[present])
@@ -199,7 +199,7 @@ def minimise(
         optimiser.step(objective)
         if basis is not None:
             weight.copy_((coordinates @ basis).detach())
-        # Measured anew: the line search may have left the gradient of another point.
+        # Measured again: the line search may have left the gradient of another point.
         _, at_end = slopes(weight.requires_grad_(), [weight, bias])
     slope = max(float(part.abs().max()) for part in at_end) / _SCALE
     if not slope <= 100 * tolerance:

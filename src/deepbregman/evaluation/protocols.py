@@ -1,4 +1,4 @@
-"""The protocols by which a run is judged: the registry, and the function that runs them."""
+"""The protocols of evaluation: the registry, and the function that runs them."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -20,9 +20,9 @@ from .linear import check_linear, linear
 
 
 class Protocol(NamedTuple):
-    """A way to judge a run."""
+    """A way to evaluate a run."""
 
-    judge: Callable[[Evaluation], list[Record]]
+    run: Callable[[Evaluation], list[Record]]
     """Returns rows as ``results.make_rows`` makes them."""
     check: Callable[[Evaluation], None]
     """Raises a UserError for options and data that the protocol cannot work with."""
@@ -39,23 +39,22 @@ PROTOCOLS = {
 
 
 def run_protocols(evaluation: Evaluation) -> list[Record]:
-    """Judge a run by the protocols of its options, and write their rows into the run's result.
+    """Evaluate a run by the protocols of its options, and write rows into the run's result.
 
-    Whatever can be checked is checked before the first protocol begins. The rows of a protocol are
-    written when it ends, so that what a long evaluation has finished stays if it is stopped; one
-    that fails or is stopped leaves no rows, but what ``semi``, ``transfer``, ``supervised`` and
-    ``detect`` have trained to the end is not trained again when the same is asked. The run's
-    networks are never changed: what is trained is a copy.
+    All checks come before the first protocol begins. The rows of a protocol are written when it
+    ends, so a stopped evaluation keeps the finished protocols. A protocol that is stopped leaves no
+    rows, but the same command does not repeat trainings that ``semi``, ``transfer``, ``supervised``
+    and ``detect`` have finished. The run's networks are never changed: protocols train a copy.
 
     Returns:
         The rows, in the schema of :mod:`deepbregman.evaluation.results`.
     """
     chosen = {name: PROTOCOLS[name] for name in evaluation.options.protocols}
-    _ = evaluation.can_record  # says so now, not after hours
+    _ = evaluation.can_record  # prints its note now, not after hours
     for protocol in chosen.values():
         protocol.check(evaluation)
-    _ = evaluation.loaded, evaluation.run.result()  # damaged files are better found now
+    _ = evaluation.loaded, evaluation.run.result()  # find damaged files now
     rows: list[Record] = []
     for name, protocol in chosen.items():
-        rows += evaluation.record(protocol.judge(evaluation), name)
+        rows += evaluation.record(protocol.run(evaluation), name)
     return rows

@@ -260,7 +260,7 @@ def evaluate_search(
     measures, splits = opened.choose_measures(by, MEASURES), opened.splits("all")
     if "test" not in splits or any(split.labels is None for split in splits.values()):
         raise UserError(
-            f"data {opened.data!r} has no labels to judge searches by: give a labelled dataset "
+            f"data {opened.data!r} has no labels to measure searches with: give a labelled dataset "
             "with --data, or search for an image with --query"
         )
     if k > len(splits["train"]):

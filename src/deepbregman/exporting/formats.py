@@ -226,7 +226,7 @@ def to_detectron2(source: Source) -> Content:
         if not name.endswith("num_batches_tracked")
     }
     # With its heuristics detectron2 finds "res2.0." in a detector's "backbone.bottom_up.res2.0.";
-    # without them it goes on with random weights, and says so only in its log.
+    # without them it continues with random weights, and only its log mentions that.
     data = _serialise({"model": model, "__author__": "deepbregman", "matching_heuristics": True})
     mean, deviation = pixel_statistics(source.encoder)
     settings = {
@@ -307,7 +307,7 @@ def _refuse_onnx_failures(what: str) -> Iterator[None]:
 def _trace_onnx(encoder: Encoder, size: int) -> bytes:
     before = logging.root.manager.disable
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        # What the exporter says concerns its inside; its result is checked.
+        # The messages of the exporter are about its internals; its result is checked.
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
         try:

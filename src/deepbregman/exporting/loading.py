@@ -63,7 +63,7 @@ def _read_safetensors(path: Path) -> tuple[State, Record]:
         raise UserError(f"{path} is not a safetensors file that can be read: {error}") from None
     if "deepbregman" not in metadata:
         raise UserError(
-            f"{path} was not written by `deepbregman export`: it says nothing about its encoder"
+            f"{path} was not written by `deepbregman export`: it does not describe its encoder"
         )
     return state, _parse_record(metadata["deepbregman"], path)
 
@@ -72,7 +72,7 @@ def _read_state_dict(path: Path) -> tuple[State, Record]:
     sidecar = path.with_name(f"{path.name}.json")
     if not sidecar.is_file():
         raise UserError(
-            f"{sidecar} does not exist: it says which encoder the weights of {path} are; put back "
+            f"{sidecar} does not exist: it describes the encoder of {path}; put back "
             "the file that `deepbregman export` wrote beside them"
         )
     record = _parse_record(sidecar.read_text(encoding="utf-8", errors="replace"), sidecar)

@@ -28,7 +28,7 @@ PALETTE: tuple[str, ...] = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
     *("#e69f00", "#56b4e9", "#8a8a8a"),
 )
-"""Okabe and Ito's, told apart with every kind of colour vision; less what white or black hides."""
+"""Okabe and Ito's colours, for every kind of colour vision, without white and black."""
 GREY = PALETTE[-1]
 DASHES: tuple[list[int], ...] = ([1, 0], [6, 3], [2, 2])
 """Of arms that have a colour for the second and the third time."""
@@ -369,7 +369,7 @@ def _curve_template(
 
 
 def evaluation_figure(groups: Sequence[RunGroup], data: str, key: str, title: str) -> Figure:
-    """Draw what arms were judged by on one source: means, deviations, runs and published values."""
+    """Draw the evaluations of arms on one dataset: means, deviations, runs, published values."""
     columns = [measure for measure in measures(groups) if measure.data == data]
     names = dict(zip(columns, titles(columns), strict=True))
     means, runs = [], []

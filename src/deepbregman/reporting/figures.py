@@ -57,7 +57,7 @@ def _figure(chart: Any, title: str, caption: str = "") -> Figure:
 
 
 def _plane_axis(channel: Any, field: str, values: np.ndarray, *, is_bare: bool) -> Any:
-    """Return an axis that holds all values and a margin; without numbers where they say nothing."""
+    """Return an axis with all values and a margin; without numbers if ``is_bare``."""
     import altair as alt
 
     low, high = float(values.min()), float(values.max())

@@ -431,7 +431,7 @@ def make_card(group: RunGroup) -> Card:
         facts.append(("training took", format_duration(summarise(seconds)["mean"]) + each))
     states = [f"{run.name}: {run.state}" for run in group.runs if run.state != "finished"]
     if len(group.seeds) < len(group.runs):
-        states.append(f"{group.size}: the deviation says less than it seems")
+        states.append(f"{group.size}: so the deviation is not over independent seeds")
     elif len(group.runs) == 1:
         states.append("one seed: no deviation over seeds")
     own = [m for m in measures([group]) if m.data == config.data.source] or measures([group])

@@ -1,7 +1,7 @@
-"""Published values, to stand beside ours and never to be mixed with them.
+"""Published values, shown beside ours and never mixed with them.
 
 ``published.toml`` holds the paper's tables. A study carries published series of its own, in
-``results.json``, that stand beside its arms.
+``results.json``, shown beside its arms.
 """
 
 import importlib.resources
@@ -17,7 +17,7 @@ from deepbregman.runs import Record
 from .records import Measure, RunGroup
 
 _OURS = re.compile(r" of \d+ crops|, \d+ px$")
-"""In the name of a variant: judged as no publication here does, on crops or at another size."""
+"""Variants that no publication here has: averaged over crops, or at another image size."""
 CAVEAT = (
     "Published figures are transcribed: other code, epochs and choices than the runs here, perhaps "
     "another encoder, mostly one run and no deviation. They are a mark on the wall, not an arm."
@@ -41,7 +41,7 @@ class Published(NamedTuple):
 
 
 class PublishedRow(NamedTuple):
-    """What one table says of one method."""
+    """The values of one method in one table."""
 
     method: str
     where: str
@@ -115,10 +115,10 @@ def is_dataset(data: str, name: str) -> bool:
 
 
 def published_series(results: Record) -> list[Record]:
-    """Return a study's published series of the same images and networks; others say nothing."""
+    """Return the published series of a study for the same images and networks."""
     series: list[Record] = results["study"].get("published") or []
     if results.get("judge", "test") != "test":
-        return []  # nobody has published of the images that are held out here
+        return []  # there are no published values for held-out images
     arms = results.get("arms", [])
     return [
         part

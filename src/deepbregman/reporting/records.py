@@ -1,6 +1,6 @@
 """Folders of runs, as they were left: read, grouped by configuration, and as data frames.
 
-A folder may come from a stranger: no link inside it is followed.
+A folder may come from anybody, so links inside it are not followed.
 """
 
 import math
@@ -42,7 +42,7 @@ def refuse_links(folder: Path, names: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What one run folder says."""
+    """The contents of one run folder."""
 
     name: str
     path: Path
@@ -63,7 +63,7 @@ class RunRecord:
             if row.get("metric") is None or not is_finite(row.get("value")):
                 raise UserError(
                     f"{path / 'result.json'} holds an evaluation ({row['protocol']}, "
-                    f"{row['variant']}) without a usable metric or value: evaluate the run anew"
+                    f"{row['variant']}) without a usable metric or value: evaluate the run again"
                 )
         name = path.name or path.resolve().name
         return cls(name, path, run.config, metrics, run.result(), run.provenance(), evaluations)
@@ -182,7 +182,7 @@ def _common_name(names: list[str]) -> str:
 
 
 def differences(groups: Sequence[RunGroup]) -> dict[str, tuple[str, ...]]:
-    """Return the fields in which the groups are not all alike, with the value of each group."""
+    """Return the fields in which groups differ, with the value of each group."""
     found = differing_fields(*(replace(group.config, seed=0) for group in groups)) if groups else {}
     return {name: tuple(map(_format_field, values)) for name, values in found.items()}
 
@@ -255,7 +255,7 @@ class Measure(NamedTuple):
 
 
 def measures(groups: Sequence[RunGroup]) -> list[Measure]:
-    """Return all quantities that any run was judged by, in the order of the records."""
+    """Return all quantities of the evaluations of any run, in the order of the records."""
     rows = (row for group in groups for run in group.runs for row in run.evaluations)
     return list(dict.fromkeys(Measure.of(row) for row in rows))
 

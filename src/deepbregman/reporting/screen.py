@@ -39,7 +39,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _words(text: str) -> str:
-    """Show a name as it is, whoever gave it."""
+    """Show a name as it is, without markup and terminal codes."""
     return escape(make_printable(text))
 
 

@@ -150,7 +150,7 @@ def _thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
 
 
 def _shorten(words: str) -> str:
-    """Shorten words from the left until they fit a tile: the end of a path says most."""
+    """Shorten words from the left until they fit a tile; the end of a path matters most."""
     font = _font(TEXT)
     words = " ".join(words.encode(errors="replace").decode().split())
     if font.getlength(words) <= CELL:

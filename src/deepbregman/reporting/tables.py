@@ -33,7 +33,7 @@ _LATEX = {
 
 
 class Cell(NamedTuple):
-    """What stands in a table: a mean with what is known about it, or words."""
+    """A cell of a table: a summary, or text."""
 
     summary: Summary | None = None
     """Mean, deviation and n; with ``interval`` it is a difference of two arms, seed by seed."""
@@ -85,11 +85,11 @@ class Row(NamedTuple):
     name: str
     cells: tuple[Cell, ...]
     place: int | None = None
-    """Of the arm's colour; None of what is no arm of ours."""
+    """Of the arm's colour; None for rows that are not arms."""
     is_published: bool = False
     note: str = ""
     marks: tuple[str, ...] = ()
-    """What sets the row apart, in a word or two each."""
+    """Short remarks after the name."""
 
 
 class Table(NamedTuple):

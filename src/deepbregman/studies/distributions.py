@@ -39,8 +39,8 @@ NOTES = (
     "public reproduction's. The networks here are smaller, and subnetworks are batch-normalised on "
     "their output. The published Euclidean row is a network trained on single points whose single "
     "points are then clustered: here the arms 'points', by 'ARI of single points'. A set of points "
-    "says more than one of them, so that gap is not the divergence's doing; the ARI of the same "
-    "arms clusters the mean embedding of each distribution. The arm 'oracle' is told the radii and "
+    "says more than one point, so that gap does not come from the divergence; the ARI of the same "
+    "arms clusters the mean embedding of each distribution. The arm 'oracle' knows the radii and "
     "takes the ring nearest to the mean of a distribution's points: about as good as the noise of "
     "these data allows."
 )
@@ -140,7 +140,7 @@ def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) 
     """Train an arm and cluster the held-out distributions with what it learned.
 
     Args:
-        test: to cluster; its labels only judge.
+        test: to cluster; its labels are used only to measure.
     """
     how = ARMS[name]
     num_clusters = len(settings.radii)

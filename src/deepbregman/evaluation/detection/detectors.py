@@ -146,7 +146,7 @@ def build_detector(
 
 
 def require_fitting(encoder: Encoder) -> ResNet:
-    """Return the trunk of an encoder that a detector can be built on, or say what fits."""
+    """Return the trunk of an encoder, or refuse one that no detector can be built on."""
     fits = (
         "detection takes a ResNet (encoder.name resnet18, resnet34, resnet50 or resnet101) with "
         "the standard stem: pretrain one with encoder.stem standard, or data.image_size above 64"

@@ -55,7 +55,7 @@ def check_detect(evaluation: Evaluation) -> None:
     if evaluation.options.data is None:
         raise UserError(
             "protocol 'detect' needs --data: the folder VOCdevkit of Pascal VOC, or the one that "
-            "holds it; `deepbregman data check voc` says how to get it"
+            "holds it; `deepbregman data check voc` shows how to get it"
         )
     if not evaluation.can_record:
         raise UserError(

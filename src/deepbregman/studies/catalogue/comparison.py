@@ -31,7 +31,7 @@ STUDY = Study(
         ),
     ),
     note=(
-        "Arms are trained with the same seeds and judged at their last epoch. A difference is the "
+        "Arms are trained with the same seeds and evaluated at the last epoch. A difference is the "
         "mean of the differences seed by seed, with a 95 % interval by Student's t."
     ),
 )

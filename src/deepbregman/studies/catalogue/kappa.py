@@ -27,7 +27,7 @@ DEEP_DIVERGENCE = tuple(
         prefix=f"deep-{form}-{loss}-",
     )
 )
-"""Cilingir et al. 2020, trained here with labels: no like-for-like baseline, and it says so."""
+"""Cilingir et al. 2020, trained here with labels: not a like-for-like baseline."""
 
 TABLE = (
     "the paper's table of subnetworks: CIFAR-10, linear evaluation; one run, no deviation; the "

@@ -1,4 +1,4 @@
-"""How large a view is while pretraining, where whole images are judged at their own size."""
+"""The size of views in pretraining; the evaluation uses whole images at their own size."""
 
 from deepbregman.studies.definition import OURS, SIMCLR, Study, arms_over
 
@@ -6,7 +6,7 @@ SHARES = (1.0, 0.875, 0.75, 0.625, 0.5)
 
 STUDY = Study(
     name="view-size",
-    title="Should views be smaller than the images that are judged?",
+    title="Should views be smaller than the images?",
     arms=(
         *arms_over(
             "views.relative_size",
@@ -31,7 +31,7 @@ STUDY = Study(
     field="views.relative_size",
     note=(
         "Not in the paper. A random crop is enlarged to the view, so things look larger in views "
-        "than in the whole images that are judged; smaller views undo that. Arms see as many "
+        "than in the whole images of the evaluation; smaller views undo that. Arms see as many "
         "views, not as many pixels: those of three quarters of the side take 0.56 of the "
         "operations."
     ),
