@@ -85,6 +85,19 @@ def test_with_a_teacher_views_are_compared_with_its_targets() -> None:
     torch.testing.assert_close(as_set, expected)
 
 
+@pytest.mark.parametrize("sets", ["none", "rest"])
+def test_a_view_is_not_compared_with_the_target_of_itself(sets: Any) -> None:
+    scores, targets = normal(3, 4, 6), normal(3, 4, 6, seed=1)
+    found = term(smoothing=0.5, sets=sets)(scores, targets, same_views=True).terms["divergence"]
+    losses = []
+    for a in range(3):
+        others = [targets[b] for b in range(3) if b != a]
+        if sets == "rest":
+            others = [torch.stack(others).mean(0)]
+        losses += [divergence_loss(scores[a], other, smoothing=0.5) for other in others]
+    torch.testing.assert_close(found, torch.stack(losses).mean())
+
+
 class TestLearntSigma:
     def test_it_starts_at_its_value_gets_gradient_and_is_logged(self) -> None:
         scores = normal(2, 4, 6)

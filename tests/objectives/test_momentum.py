@@ -62,3 +62,13 @@ def test_its_teacher_is_part_of_its_state_and_not_of_what_is_trained(name: str) 
     trained = [p for group in objective.parameter_groups() for _, p in group.parameters]
     assert teachers.isdisjoint(id(p) for p in trained if p.requires_grad)
     assert any(key.startswith("teacher.network.0.") for key in objective.state_dict())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_says_whether_its_targets_are_of_the_students_views(name: str) -> None:
+    objective, groups = build(name), draw_groups(name)  # the teacher is still the student
+    z = objective.embed(groups.main)[1]
+    targets = objective(groups, gather_alone, Samples()).teacher
+    assert targets is not None
+    same = len(targets) == len(z) and torch.allclose(targets, z)
+    assert objective.teaches_same_views == same

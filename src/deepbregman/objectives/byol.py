@@ -17,6 +17,8 @@ class BYOL(MomentumObjective):
     Nothing pushes images apart: the predictor and the slow teacher keep it from collapse.
     """
 
+    teaches_same_views = True
+
     def __init__(self, settings: BYOLSettings, encoder: Encoder, widths: EncoderSettings) -> None:
         super().__init__(settings, encoder, widths, {"prediction": settings.weight})
         self.predictor = build_projection(

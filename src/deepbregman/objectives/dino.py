@@ -19,6 +19,7 @@ class DINO(MomentumObjective):
     temperature, so that not all prototypes are used alike.
     """
 
+    teaches_same_views = True
     centre: Tensor
     temperature: Tensor
     target_temperature: Tensor

@@ -70,22 +70,26 @@ class DivergenceTerm(nn.Module):
         )
         self.register_buffer("numbers", torch.tensor(values), persistent=False)
 
-    def forward(self, student: Tensor, teacher: Tensor | None) -> Divergences:
+    def forward(
+        self, student: Tensor, teacher: Tensor | None, same_views: bool = False
+    ) -> Divergences:
         """Compute the loss terms; in training, put the targets into the bank afterwards.
 
         Args:
             student: (M, N, d) embeddings of every process.
             teacher: (M', N, d) targets, or None.
+            same_views: whether target m is of view m, from which there is nothing to learn: a view
+                is then compared with the targets of the others.
         """
         scores = _score(self.network, student)  # (M, N, K)
         targets = None if teacher is None else self._score_targets(teacher)  # (M', N, K)
         terms: dict[str, Tensor] = {}
         if "divergence" in self.weights:
-            pairs = self._list_pairs(scores, targets)
+            pairs = self._list_pairs(scores, targets, same_views)
             terms["divergence"] = torch.stack([self._compare(*pair) for pair in pairs]).mean()
         if "info_nce" in self.weights:
             assert teacher is not None  # the configuration has made sure
-            terms["info_nce"] = self._contrast_with_bank(student, teacher)
+            terms["info_nce"] = self._contrast_with_bank(student, teacher, same_views)
         if "usage" in self.weights:
             assigned_by = self.numbers[3] if self.is_smooth else 1.0
             terms["usage"] = usage_entropy(scores.flatten(0, 1), assigned_by)
@@ -106,12 +110,18 @@ class DivergenceTerm(nn.Module):
             return torch.stack([balance_scores(view, temperature) for view in scores])
         return scores
 
-    def _list_pairs(self, scores: Tensor, targets: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    def _list_pairs(
+        self, scores: Tensor, targets: Tensor | None, same_views: bool
+    ) -> list[tuple[Tensor, Tensor]]:
         if targets is None:
             return list_comparisons(scores, self.settings.sets)
-        if self.settings.sets != "none":  # the teacher's views as one distribution
-            return [(view, targets.transpose(0, 1)) for view in scores]
-        return [(view, target) for view in scores for target in targets]
+        if self.settings.sets == "none":
+            return _pair_with_targets(scores, targets, same_views)
+        others = [
+            [b for b in range(len(targets)) if not same_views or a != b] for a in range(len(scores))
+        ]
+        # The teacher's views as one distribution.
+        return [(scores[a], targets[rest].transpose(0, 1)) for a, rest in enumerate(others)]
 
     def _compare(self, first: Tensor, second: Tensor) -> Tensor:
         sigma, alpha, temperature, smoothing, target_smoothing = self.numbers.unbind()
@@ -134,13 +144,12 @@ class DivergenceTerm(nn.Module):
             smoothing=smoothing if self.is_smooth else None,
         )
 
-    def _contrast_with_bank(self, student: Tensor, teacher: Tensor) -> Tensor:
+    def _contrast_with_bank(self, student: Tensor, teacher: Tensor, same_views: bool) -> Tensor:
         assert isinstance(self.network, Bank)  # the configuration has made sure
         temperature, negatives = self.numbers[2], self.network.weight.clone()
         losses = [
             info_nce(view, target, negatives, temperature=temperature)
-            for view in student
-            for target in teacher
+            for view, target in _pair_with_targets(student, teacher, same_views)
         ]
         return torch.stack(losses).mean()
 
@@ -231,6 +240,18 @@ def _score(network: nn.Module, embeddings: Tensor) -> Tensor:
     """Score the embeddings (M, N, d) of several views at once: (M, N, K)."""
     scores: Tensor = network(embeddings.flatten(0, 1))
     return scores.view(*embeddings.shape[:2], -1)
+
+
+def _pair_with_targets(
+    student: Tensor, teacher: Tensor, same_views: bool
+) -> list[tuple[Tensor, Tensor]]:
+    """Pair each view with each target, but for the target of the view itself."""
+    return [
+        (view, target)
+        for a, view in enumerate(student)
+        for b, target in enumerate(teacher)
+        if not same_views or a != b
+    ]
 
 
 def count_usage(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,7 +24,7 @@ class MoCo(MomentumObjective):
     def __init__(self, settings: MoCoSettings, encoder: Encoder, widths: EncoderSettings) -> None:
         super().__init__(settings, encoder, widths, {"contrastive": settings.weight})
         width, hidden = widths.embedding, settings.predictor_hidden
-        self.symmetric = settings.symmetric
+        self.symmetric = self.teaches_same_views = settings.symmetric
         self.predictor: nn.Module = (
             build_projection(width, hidden, width, output_norm=widths.projection_output_norm)
             if hidden

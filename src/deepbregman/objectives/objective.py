@@ -85,6 +85,9 @@ class Objective(nn.Module):
     momentum = 0.99
     """Of the method's teacher, if it has one: a teacher's copy of prototypes follows at it."""
 
+    teaches_same_views = False
+    """Whether target m of the method's own teacher is of the student's view m."""
+
     def __init__(
         self, encoder: Encoder, projection: nn.Sequential, weights: dict[str, float]
     ) -> None:

@@ -103,7 +103,7 @@ class Step(nn.Module):
         terms, scores = outputs.terms, None
         targets = outputs.teacher if weak is None else self._find_targets(outputs, weak)
         if self.divergence is not None:
-            found = self.divergence(outputs.student, targets)
+            found = self.divergence(outputs.student, targets, self.objective.teaches_same_views)
             terms, scores = {**terms, **found.terms}, found.scores
         if terms.keys() != self.weights.keys():
             raise ValueError(
