@@ -193,6 +193,22 @@ def test_the_cifar_table_is_the_committed_record(page: str, study: str) -> None:
         assert f"{found['mean']:+.2f} [{low:+.2f}, {high:+.2f}]" in text
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_the_table_of_the_teacher_is_the_committed_records(page: str) -> None:
+    folders = {
+        "`simclr`": "studies/comparison-cifar10/runs/simclr-seed0",
+        "control": "cifar10-teacher/control-seed0",
+        "`best`": "cifar10-teacher/best-seed0",
+    }
+    lines = [line.replace("*", "") for line in (ROOT / page).read_text().splitlines()]
+    for name, folder in folders.items():
+        result = json.loads((ROOT / "results" / folder / "result.json").read_text())
+        rows = {r["variant"]: r["value"] for r in result["evaluations"] if r["metric"] == "top1"}
+        variants = ("cached features", "cosine, k=20", "cosine, k=200")
+        cells = " | ".join(f"{rows[variant]:.2f}" for variant in variants)
+        assert any(line.startswith(f"| {name}") and f"| {cells} |" in line for line in lines)
+
+
 def test_both_comparisons_together_are_their_records() -> None:
     page, readme = (
         " ".join(text.split()) for text in ((ROOT / "docs/results.md").read_text(), README)
@@ -216,7 +232,7 @@ def test_both_comparisons_together_are_their_records() -> None:
 @pytest.mark.parametrize(
     ("page", "folder"),
     [
-        ("README.md", "cifar10-race"),
+        ("README.md", "cifar10-race-teacher"),
         ("docs/results.md", "cifar10-race"),
         ("docs/results.md", "cifar10-race-105"),
     ],
