@@ -152,7 +152,7 @@ def _print_overview() -> None:
     purposes = {verb: _verb_purpose(verb) for verb in VERBS}
     _print_table(console, purposes)
     console.print(
-        f"\n{PROGRAM} VERB --help says what each takes; --debug shows where an error arose.",
+        f"\n{PROGRAM} VERB --help lists options; --debug shows the traceback of an error.",
         highlight=False,
     )
 
@@ -166,7 +166,7 @@ def _print_subcommands(program: str, subcommands: dict[str, Callable[..., Any]])
     console = Console()
     console.print(f"usage: {program} {{{','.join(subcommands)}}} ...\n", highlight=False)
     _print_table(console, {name: _first_line(each) for name, each in subcommands.items()})
-    console.print(f"\n{program} NAME --help says what each takes.", highlight=False)
+    console.print(f"\n{program} NAME --help lists the options.", highlight=False)
 
 
 def _first_line(documented: object) -> str:
@@ -189,8 +189,8 @@ def _print_error(error: BaseException, debug: bool) -> int:
     if debug:
         print(mask_secrets(traceback.format_exc()), file=sys.stderr, end="")
     message, code = explained or (
-        f"{type(error).__name__}: {error}; this is a fault of {PROGRAM}: give the command again "
-        "with --debug to see where it arose, and report it",
+        f"{type(error).__name__}: {error}; this is a fault of {PROGRAM}: repeat the command "
+        "with --debug to see the traceback, and report it",
         1,
     )
     # Before processes are joined, all of a machine meet the same error; Ctrl-C reaches them all.

@@ -297,7 +297,7 @@ def test_refusals(
     assert "no folder was named" in refused(["--out", str(out)], capsys)
     broken = make_study("broken")
     (broken / "results.json").write_text('{"study": {}, "arms": [{}]}')
-    assert "not a study's" in refused([str(broken), "--out", str(out)], capsys)
+    assert "not of a study" in refused([str(broken), "--out", str(out)], capsys)
     (broken / "results.json").write_text("{")
     assert "cannot be used" in refused([str(broken), "--out", str(out)], capsys)
     twice = [str(make_study("a/same")), str(make_study("b/same"))]

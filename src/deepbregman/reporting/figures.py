@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,8 +52,17 @@ class PlaneMap(NamedTuple):
     """Whole numbers, regions rather than heights."""
 
 
-def _figure(chart: Any, title: str, caption: str = "") -> Figure:
-    return Figure("", title, caption, specify(chart, title, caption))
+def _figure(chart: Any, title: str) -> Figure:
+    return Figure("", title, "", specify(chart, title, ""))
+
+
+def _dots(points: np.ndarray, **fields: Iterable[object]) -> list[Record]:
+    """Return the data of points (N, 2), with further fields as text."""
+    rows: list[Record] = [{"x": round_digits(x), "y": round_digits(y)} for x, y in points]
+    for name, values in fields.items():
+        for row, value in zip(rows, values, strict=True):
+            row[name] = str(value)
+    return rows
 
 
 def _plane_axis(channel: Any, field: str, values: np.ndarray, *, is_bare: bool) -> Any:
@@ -79,23 +88,20 @@ def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> 
     """Draw a map of features, coloured by label, with the name of each class in its middle."""
     import altair as alt
 
-    points, names = [], []
+    points: list[Record] = []
+    names: list[Record] = []
     for index, name in enumerate(classes):
         chosen = one.points[labels == index]
-        points += [{"x": round_digits(x), "y": round_digits(y), "class": name} for x, y in chosen]
+        points += _dots(chosen, **{"class": [name] * len(chosen)})
         if len(chosen):
-            middle = np.median(chosen, axis=0)
-            names.append(
-                {"x": round_digits(middle[0]), "y": round_digits(middle[1]), "class": name}
-            )
+            names += _dots(np.median(chosen, axis=0)[None], **{"class": [name]})
     x = _plane_axis(alt.X, "x", one.points[:, 0], is_bare=True)
     y = _plane_axis(alt.Y, "y", one.points[:, 1], is_bare=True)
     dots = chart_of(points).mark_circle(size=12, opacity=0.8)
     words = chart_of(names).encode(x=x, y=y, text="class:N")
-    halo = words.mark_text(fontSize=13, fontWeight="bold", stroke="white", strokeWidth=4)
     layers = [
         dots.encode(x=x, y=y, color=_class_colour("class", classes)),
-        halo,
+        words.mark_text(fontSize=13, fontWeight="bold", stroke="white", strokeWidth=4),
         words.mark_text(fontSize=13, fontWeight="bold", color="#1c2026"),
     ]
     return _figure(alt.layer(*layers).properties(width=400, height=400), one.title)
@@ -122,22 +128,22 @@ def save_quickstart_figure(
 
     x = alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1))
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
-    losses = [
-        {"epoch": row["epoch"], "value": round_digits(row[name]), "term": name}
-        for name in ("contrastive", "divergence")
-        for row in metrics
-        if row.get(name)
-    ]
-    judged = [
-        {"epoch": row["epoch"], "value": round_digits(row["knn"])}
-        for row in metrics
-        if "knn" in row
-    ]
+
+    def curve(name: str) -> list[Record]:
+        return [
+            {"epoch": row["epoch"], "value": round_digits(row[name]), "term": name}
+            for row in metrics
+            if row.get(name)
+        ]
+
+    losses = [*curve("contrastive"), *curve("divergence")]
     scale = alt.Scale(domain=["contrastive", "divergence"], range=list(PALETTE[:2]))
     legend = alt.Legend(title=None, orient="top-right")
     lines = chart_of(losses).mark_line(strokeWidth=2)
     lines = lines.encode(x=x, y=y, color=alt.Color("term:N", scale=scale, legend=legend))
-    line = chart_of(judged).mark_line(strokeWidth=2, point={"color": PALETTE[2]}, color=PALETTE[2])
+    line = chart_of(curve("knn")).mark_line(
+        strokeWidth=2, point={"color": PALETTE[2]}, color=PALETTE[2]
+    )
     size = {"width": 400, "height": 220}
     figures = [
         _figure(alt.layer(lines).properties(**size), "Losses"),
@@ -169,18 +175,14 @@ def save_plane_figure(
         labels: (N,) their classes.
         chosen: index of the sample x0.
     """
-    figures = [_plane_panel(one, x, y, points, labels, chosen) for one in maps]
+    samples = _dots(points, **{"class": labels})
+    figures = [_plane_panel(one, x, y, samples, chosen) for one in maps]
     title = "Divergence from every point of the plane to a sample x0"
     save_chart(paths, stack(figures, title, [], columns=3))
 
 
 def _plane_panel(
-    one: PlaneMap,
-    x: np.ndarray,
-    y: np.ndarray,
-    points: np.ndarray,
-    labels: np.ndarray,
-    chosen: int,
+    one: PlaneMap, x: np.ndarray, y: np.ndarray, samples: list[Record], chosen: int
 ) -> Figure:
     import altair as alt
 
@@ -198,27 +200,16 @@ def _plane_panel(
         legend = alt.Legend(title=None, format=".2~g", gradientLength=200)
         colour = alt.Color("value:Q", scale=scale, legend=legend)
         layers.append(chart_of(ends).mark_point(opacity=0).encode(x=across, y=up, color=colour))
-    samples = [
-        {"x": round_digits(a), "y": round_digits(b), "class": str(label)}
-        for (a, b), label in zip(points, labels, strict=True)
-    ]
-    names = [str(label) for label in np.unique(labels)]
+    names = sorted({sample["class"] for sample in samples})
     shapes = alt.Scale(domain=names, range=[SHAPES[i % len(SHAPES)] for i in range(len(names))])
     marks = chart_of(samples).mark_point(
         filled=True, size=18, fill="white", stroke="#1c2026", strokeWidth=0.5, opacity=0.9
     )
     shape = alt.Shape("class:N", scale=shapes, legend=None)
     layers.append(marks.encode(x=across, y=up, shape=shape))
-    target = chart_of([{"x": float(points[chosen, 0]), "y": float(points[chosen, 1])}])
-    target = target.encode(x=across, y=up)
+    target = chart_of([samples[chosen]]).encode(x=across, y=up)
     layers.append(target.mark_point(size=160, filled=True, color="red", opacity=1, shape=STAR))
-    words: dict[str, Any] = {
-        "text": "x0",
-        "dx": 14,
-        "dy": -12,
-        "fontWeight": "bold",
-        "fontSize": 14,
-    }
+    words: dict[str, Any] = {"text": "x0", "dx": 14, "dy": -12, "fontWeight": "bold"}
     layers.append(target.mark_text(**words, stroke="white", strokeWidth=3))
     layers.append(target.mark_text(**words, color="red"))
     return _figure(alt.layer(*layers).properties(width=260, height=260), one.title)
@@ -286,30 +277,19 @@ def save_ring_figure(
     shapes = alt.Scale(domain=names, range=list(SHAPES[: len(rings)]))
     size = {"width": 230, "height": 230}
 
-    def dots(found: np.ndarray, marks: np.ndarray, shape: np.ndarray) -> list[Record]:
-        return [
-            {"x": round_digits(a), "y": round_digits(b), "cluster": str(mark), "ring": str(ring)}
-            for (a, b), mark, ring in zip(found, marks, shape, strict=True)
-        ]
-
-    whole = []  # every point of one distribution of each ring
-    for ring in rings:
-        same = np.full(points.shape[1], ring)
-        whole += dots(points[labels == ring][0], same, same)
     colour = _class_colour("cluster", names)
-    first = alt.layer(
-        chart_of(whole)
-        .mark_point(size=14, strokeWidth=0.7, filled=False)
-        .encode(x=x, y=y, color=colour),
-        chart_of(dots(means, labels, labels))
-        .mark_circle(size=14, opacity=1)
-        .encode(x=x, y=y, color=colour),
-    )
+    layers = []
+    for ring in rings:  # every point of one distribution of each ring
+        one = points[labels == ring][0]
+        marks = chart_of(_dots(one, cluster=[ring] * len(one)))
+        layers.append(marks.mark_point(size=14, strokeWidth=0.7, filled=False))
+    layers.append(chart_of(_dots(means, cluster=labels)).mark_circle(size=14, opacity=1))
+    first = alt.layer(*(layer.encode(x=x, y=y, color=colour) for layer in layers))
     title = "Means by ring; hollow: one distribution of each"
     figures = [_figure(first.properties(**size), title)]
     for arm, found in clusters.items():
-        marks = chart_of(dots(means, found, labels)).mark_point(filled=True, size=24, opacity=0.9)
-        marks = marks.encode(
+        marks = chart_of(_dots(means, cluster=found, ring=labels))
+        marks = marks.mark_point(filled=True, size=24, opacity=0.9).encode(
             x=x,
             y=y,
             color=_class_colour("cluster", [str(index) for index in np.unique(found)]),
@@ -318,11 +298,8 @@ def save_ring_figure(
         figures.append(_figure(alt.layer(marks).properties(**size), f"Clusters by {arm}"))
     bars = [
         {
-            **{
-                "name": row["arm"],
-                "value": round_digits(row["mean"]),
-                "baseline": row["is_baseline"],
-            },
+            **{"name": row["arm"], "value": round_digits(row["mean"])},
+            "baseline": row["is_baseline"],
             "low": round_digits(row["mean"] - (row["deviation"] or 0.0)),
             "high": round_digits(row["mean"] + (row["deviation"] or 0.0)),
             "words": f"{row['mean']:.3f} ± {row['deviation'] or 0.0:.3f}",
