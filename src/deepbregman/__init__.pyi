@@ -2,6 +2,7 @@ from .commands.cluster import cluster as cluster
 from .commands.duplicates import duplicates as duplicates
 from .commands.embed import embed as embed
 from .commands.evaluate import evaluate as evaluate
+from .commands.explore import explore as explore
 from .commands.export import export as export
 from .commands.label import label as label
 from .commands.pretrain import pretrain as pretrain

@@ -35,7 +35,7 @@ from .terminal import lasting_console, print_note, progress_bars, say, silence
 PROGRAM = "deepbregman"
 VERBS = (
     *("quickstart", "pretrain", "evaluate", "embed", "export", "search", "cluster", "label"),
-    *("duplicates", "data", "study", "tune", "report", "recipes", "bench"),
+    *("duplicates", "explore", "data", "study", "tune", "report", "recipes", "bench"),
 )
 
 

@@ -460,7 +460,9 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(slug=slug, colour=colour, dash=dash)
-    environment.globals["spec"] = lambda figure, legend: _json(for_page(figure.spec, legend=legend))
+    environment.globals["spec"] = lambda figure, legend: to_json(
+        for_page(figure.spec, legend=legend)
+    )
     page = environment.from_string(template).render(
         title=title or _title(main, studies),
         facts=_facts(main, studies),
@@ -469,7 +471,7 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
         style=style,
         script=script,
         bundle=vega,
-        policy=f"{_hash_source(script)} {_hash_source(vega)}",
+        policy=f"{hash_source(script)} {hash_source(vega)}",
     )
     return page.encode()
 
@@ -488,13 +490,13 @@ def make_inline(script: str) -> str:
     return re.sub(r"<(?=/script|!--)", r"\\x3c", script, flags=re.IGNORECASE)
 
 
-def _hash_source(script: str) -> str:
+def hash_source(script: str) -> str:
     """Return the hash of a script for the security policy of the page."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return f"'sha256-{digest}'"
 
 
-def _json(value: Record) -> str:
+def to_json(value: Record) -> str:
     """Write JSON that an HTML parser cannot read as markup."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for character in "<>&\u2028\u2029":

@@ -1,0 +1,170 @@
+"""deepbregman explore: a page to look at the images as the encoder sees them."""
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+import tyro
+from rich.console import Console
+
+from deepbregman.errors import UserError
+from deepbregman.runs import Run, check_new_file
+from deepbregman.terminal import ReportProgress, say
+
+from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from deepbregman.evaluation.exploring import Exploration
+    from deepbregman.reporting.explorer import Explorer
+
+    FormatName = str  # checked when the function is called
+else:
+    FormatName = Literal["html", "parquet"]
+
+TITLES = {"cosine": "nearest by cosine", "divergence": "nearest by divergence D(image ‖ other)"}
+
+
+class Explored(NamedTuple):
+    """The file that was written."""
+
+    path: Path
+    num_images: int
+    map_method: str
+
+
+def explore(
+    run: Annotated[RunFolder, tyro.conf.Positional],
+    out: Path,
+    *,
+    data: str | None = None,
+    labels: Path | None = None,
+    clusters: int | None = None,
+    split: Literal["train", "test", "all"] = "all",
+    format: FormatName = "html",
+    seed: int = 0,
+    skip_unreadable: bool = False,
+    accelerator: Accelerator = "auto",
+    encoder: PythonOnly["nn.Module | None"] = None,
+    progress: PythonOnly[ReportProgress | None] = None,
+) -> Explored:
+    """Write a page with a map of all images: zoom, click, compare, filter, select.
+
+    The page is one file and needs no network. It shows up to 50,000 images, what is most like each
+    by cosine and by the learned divergence, and what each subnetwork scores highest. The map is
+    made by UMAP where deepbregman[explore] is installed, else by t-SNE.
+
+    Args:
+        run: Folder of the run.
+        out: File to write, .html or .parquet; must not exist.
+        data: A data set in place of the run's own; labels are not needed.
+        labels: CSV file of `deepbregman label`, to colour by its labels and probabilities.
+        clusters: How many groups to colour by; the number of classes, or 12 without labels.
+        split: Which images.
+        format: html: the page. parquet: a table in the layout that Embedding Atlas reads.
+        seed: Of the map, the clusters, and the sample where there are more images.
+        skip_unreadable: Go on without images that cannot be read.
+        accelerator: Where to compute; auto takes a GPU if there is one.
+        encoder: A module of the same structure, for a run whose encoder was your own.
+        progress: Called while the work goes on.
+    """
+    out = Path(out)
+    if format not in ("html", "parquet"):
+        raise UserError(f"format {format!r} is not one of html, parquet")
+    check_new_file(out, f".{format}")
+    if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError("--format parquet needs pyarrow: pip install 'deepbregman[explore]'")
+    if labels is not None and not Path(labels).is_file():
+        raise UserError(
+            f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
+        )
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    check_data(opened.config, data)
+    from deepbregman.evaluation.exploring import explore_images, read_pixels
+    from deepbregman.evaluation.gallery import open_run
+    from deepbregman.evaluation.inputs import load_run
+    from deepbregman.reporting.explorer import (
+        draw_sheets,
+        thumbnail_side,
+        write_page,
+        write_parquet,
+    )
+
+    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
+    found = explore_images(
+        open_run(loaded, data, records=False),
+        labels=None if labels is None else Path(labels),
+        clusters=clusters,
+        split=split,
+        seed=seed,
+        progress=progress,
+    )
+    page = _describe(opened, found, data or opened.config.data.source)
+    pixels = read_pixels(found, progress)
+    if format == "parquet":
+        write_parquet(out, page, pixels)
+    else:
+        write_page(out, page, draw_sheets(pixels, thumbnail_side(len(found.names))))
+    return Explored(out, len(found.names), found.map_method)
+
+
+def show(explored: Explored, console: Console) -> None:
+    """Name the file and how to look at it."""
+    path, count, method = explored
+    size = path.stat().st_size / 1e6
+    say(console, f"wrote {path}: {count:,} images placed by {method}, {size:.1f} MB")
+    if path.suffix == ".parquet":
+        say(
+            console,
+            f"look at it: embedding-atlas {path} --x projection_x --y projection_y --neighbors "
+            "neighbors --image image",
+        )
+    else:
+        say(console, "open it in a browser; it needs no network")
+
+
+def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
+    """Turn what was computed into what the page shows."""
+    import numpy as np
+
+    from deepbregman.reporting.explorer import Column, Explorer, Neighbours, Subnetworks
+
+    def category(title: str, labels: "list[str | None]") -> Column:
+        known = sorted({label for label in labels if label is not None})
+        has_none = None in labels
+        names = ("no label", *known) if has_none else tuple(known)
+        places = {name: place for place, name in enumerate(names)}
+        values = [places["no label" if label is None else label] for label in labels]
+        return Column(title, np.array(values), names, has_none)
+
+    columns = []
+    if found.classes is not None:
+        columns.append(category("class", list(found.classes)))
+    if found.given is not None:
+        columns.append(category("predicted label", found.given.labels))
+        if found.given.probabilities is not None:
+            columns.append(Column("confidence", np.array(found.given.probabilities)))
+    numbers = tuple(map(str, range(int(found.clusters.max()) + 1)))
+    columns.append(Column("cluster", found.clusters, numbers))
+    subnetworks = None
+    winners = found.winners
+    if winners is not None:
+        ranks = {number: place for place, number in enumerate(sorted(set(winners.winner)))}
+        names = tuple(str(number) for number in ranks)
+        places = np.array([ranks[number] for number in winners.winner])
+        columns.append(Column("winning subnetwork", places, names))
+        subnetworks = Subnetworks(*winners[1:])
+    neighbours = tuple(
+        Neighbours(TITLES[measure], *ranked) for measure, ranked in found.ranked.items()
+    )
+    facts = (f"{len(found.names):,} images of {data}", f"run {run.path}", f"by {found.map_method}")
+    return Explorer(
+        "Images as the encoder sees them",
+        facts,
+        found.names,
+        found.points,
+        tuple(columns),
+        neighbours,
+        subnetworks,
+    )

@@ -1,0 +1,317 @@
+"""What the explorer shows: a map of images, their neighbours, clusters, labels and subnetworks."""
+
+import csv
+import importlib.util
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepbregman.data import Split
+from deepbregman.errors import Notice, UserError
+from deepbregman.terminal import ReportProgress
+from deepbregman.training.randomness import derive_seed
+
+from .features import Features
+from .gallery import Gallery, OpenedRun, Pixels, image_name
+from .knn import MEASURES, features_for, rank_bank
+
+LARGEST = 50_000
+"""Images of a page; of more a seeded sample is shown."""
+NEAREST = 12
+HIGHEST = 24
+"""Images listed for each subnetwork."""
+MOST_SUBNETWORKS = 256
+"""Listed, those first that win most often."""
+SCORE_BYTES = 8_000_000
+"""Of the scores that images can be coloured by."""
+MAP_NEIGHBOURS = 15
+CLUSTERS = 12
+"""Where there are no classes to count."""
+_QUERIES = 2048  # at a time
+_DECODED = 512
+
+
+class Ranked(NamedTuple):
+    """The images most like each image; the nearest first, never itself."""
+
+    indices: npt.NDArray[np.int32]
+    """(N, k); -1 where there are no more."""
+    values: npt.NDArray[np.float32]
+    """Cosines, or divergences D(image || other)."""
+
+
+class Winners(NamedTuple):
+    """What the subnetworks make of the images."""
+
+    winner: npt.NDArray[np.int64]
+    """(N,): the subnetwork with the highest score."""
+    numbers: tuple[int, ...]
+    wins: tuple[int, ...]
+    highest: npt.NDArray[np.int32]
+    """(S, T)."""
+    scores: npt.NDArray[np.uint8] | None
+    """(N, S)."""
+
+
+class Given(NamedTuple):
+    """Labels from a table, such as `deepbregman label` writes."""
+
+    labels: list[str | None]
+    probabilities: list[float] | None
+
+
+class Exploration(NamedTuple):
+    """All that is shown, apart from the pixels, which :func:`read_pixels` reads."""
+
+    gallery: Gallery
+    names: tuple[str, ...]
+    classes: list[str] | None
+    points: npt.NDArray[np.float32]
+    """(N, 2)."""
+    map_method: str
+    clusters: npt.NDArray[np.int64]
+    ranked: dict[str, Ranked]
+    """By ``cosine`` and, where the run has it, ``divergence``."""
+    winners: Winners | None
+    given: Given | None
+
+
+def explore_images(
+    opened: OpenedRun,
+    *,
+    labels: Path | None,
+    clusters: int | None,
+    split: str,
+    seed: int,
+    progress: ReportProgress | None = None,
+) -> Exploration:
+    """Compute what the explorer shows; see :func:`deepbregman.explore`."""
+    splits = _sample(opened.splits(split), seed)
+    gallery = Gallery({n: opened.features_of(part, n, progress) for n, part in splits.items()})
+    names = gallery.names
+    if len(names) < 3:
+        raise UserError(f"data {opened.data!r} has {len(names)} images: a map needs 3 or more")
+    given = None if labels is None else read_given(labels, names)
+    known = None
+    if gallery.labels is not None:
+        known = [opened.class_name(label) for label in gallery.labels.tolist()]
+    count = clusters or (CLUSTERS if known is None else len(set(known)))
+    if not 1 <= count <= len(names):
+        raise UserError(f"clusters is {count}: it must be between 1 and the {len(names)} images")
+    features = gallery.features
+    smoothing = opened.loaded.config.divergence.smoothing
+    ranked = {
+        measure: rank_all(measure, features, smoothing, seed, progress)
+        for measure in MEASURES
+        if measure == "cosine" or features.scores is not None
+    }
+    if progress is not None:
+        progress("map", 0, 1)
+    points, method = place_on_map(features.representation, ranked["cosine"], seed)
+    if progress is not None:
+        progress("map", 1, 1)
+    return Exploration(
+        gallery,
+        names,
+        known,
+        points,
+        method,
+        _cluster(features.representation, count, seed),
+        {measure: _first(found, NEAREST) for measure, found in ranked.items()},
+        None if features.scores is None else find_winners(features.scores),
+        given,
+    )
+
+
+def _sample(splits: dict[str, Split], seed: int) -> dict[str, Split]:
+    """Take at most ``LARGEST`` images, the same share of each split; names stay as they were."""
+    total = sum(map(len, splits.values()))
+    if total <= LARGEST:
+        return splits
+    warnings.warn(
+        f"{total:,} images are too many for a page: a sample of {LARGEST:,} is shown",
+        Notice,
+        stacklevel=4,
+    )
+    sampled = {}
+    for name, part in splits.items():
+        generator = torch.Generator().manual_seed(derive_seed(seed, f"sample of {name}"))
+        order = torch.randperm(len(part), generator=generator)[: len(part) * LARGEST // total]
+        chosen = order.sort().values
+        names = tuple(image_name(name, part, index) for index in chosen.tolist())
+        sampled[name] = replace(part.select(chosen), names=names)
+    return sampled
+
+
+def rank_all(
+    measure: str,
+    features: Features,
+    smoothing: float,
+    seed: int,
+    progress: ReportProgress | None = None,
+) -> Ranked:
+    """Find the images most like each image, as many as the map and the page need."""
+    bank = features_for(features, measure)
+    k = min(max(NEAREST, MAP_NEIGHBOURS), len(bank) - 1)
+    indices, values = [], []
+    for start in range(0, len(bank), _QUERIES):
+        queries = bank[start : start + _QUERIES]
+        found = rank_bank(measure, queries, bank, k + 1, smoothing=smoothing, seed=seed)
+        own = torch.arange(start, start + len(queries), device=bank.device)[:, None]
+        # Itself goes to the end and is cut off there; a copy may stand before it.
+        last = (found.indices == own).to(torch.int8).sort(dim=1, stable=True).indices[:, :k]
+        indices.append(found.indices.gather(1, last).cpu().int())
+        values.append(found.similarities.gather(1, last).cpu())
+        if progress is not None:
+            progress(f"nearest by {measure}", start + len(queries), len(bank))
+    sign = 1.0 if measure == "cosine" else -1.0
+    return Ranked(torch.cat(indices).numpy(), (sign * torch.cat(values) + 0.0).numpy())
+
+
+def _first(found: Ranked, k: int) -> Ranked:
+    return Ranked(found.indices[:, :k], found.values[:, :k])
+
+
+def place_on_map(
+    representation: Tensor, nearest: Ranked, seed: int
+) -> tuple[npt.NDArray[np.float32], str]:
+    """Place images on a map, those with a large cosine close to each other.
+
+    By UMAP where umap-learn is installed, else by t-SNE. The largest side of the map is 1.
+    """
+    vectors = functional.normalize(representation.float(), dim=1).cpu().numpy()
+    count = len(vectors)
+    if count < 10:  # too few for either
+        points, method = _principal(vectors), "principal components"
+    elif importlib.util.find_spec("umap") is not None:
+        points, method = _umap(vectors, nearest, seed), "UMAP"
+    else:
+        from sklearn.manifold import TSNE
+
+        perplexity = min(30.0, (count - 1) / 3)
+        tsne = TSNE(metric="cosine", init="pca", perplexity=perplexity, random_state=seed)
+        points, method = tsne.fit_transform(_spread_apart(vectors)), "t-SNE"
+    points = points - points.min(axis=0)
+    scale = float(points.max()) or 1.0
+    return (points / scale).astype(np.float32), method
+
+
+def _principal(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    centred = vectors.astype(np.float64) - vectors.mean(axis=0)
+    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
+    points: npt.NDArray[np.float64] = left[:, :2] * sizes[:2]
+    return np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
+
+
+def _spread_apart(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Give zero vectors, which have no cosine, a direction."""
+    zero = ~vectors.any(axis=1)
+    vectors[zero, 0] = 1.0
+    return vectors
+
+
+def _umap(vectors: npt.NDArray[np.float32], nearest: Ranked, seed: int) -> npt.NDArray[np.float64]:
+    with warnings.catch_warnings():  # of numba and umap, about themselves
+        warnings.simplefilter("ignore")
+        import umap
+
+        own = np.arange(len(vectors), dtype=np.int32)[:, None]
+        indices = np.hstack([own, nearest.indices])
+        far = np.hstack([np.zeros_like(own, dtype=np.float32), 1.0 - nearest.values])
+        reducer = umap.UMAP(
+            n_neighbors=indices.shape[1],
+            metric="cosine",
+            precomputed_knn=(indices, far.clip(min=0.0).astype(np.float32), None),
+            init=_principal(vectors).astype(np.float32),
+            random_state=seed,
+        )
+        points: npt.NDArray[np.float64] = reducer.fit_transform(vectors)
+    if not np.isfinite(points).all():  # of images that are all the same, say
+        return _principal(vectors)
+    return points
+
+
+def _cluster(representation: Tensor, count: int, seed: int) -> npt.NDArray[np.int64]:
+    """Group images for their colour; `deepbregman cluster` does it with more care."""
+    from sklearn.cluster import MiniBatchKMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    points = functional.normalize(representation.float(), dim=1).cpu().numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct images than clusters
+        means = MiniBatchKMeans(count, n_init=3, random_state=seed).fit(points)
+    found: npt.NDArray[np.int64] = means.labels_.astype(np.int64)
+    return found
+
+
+def find_winners(scores: Tensor) -> Winners:
+    """Collect for each subnetwork, of scores (N, K), how often it wins and what it scores highest.
+
+    Those that win most often come first.
+    """
+    winner = scores.argmax(dim=1)
+    wins = torch.bincount(winner, minlength=scores.shape[1])
+    chosen = wins.argsort(descending=True, stable=True)[:MOST_SUBNETWORKS]
+    shown = scores[:, chosen]
+    highest = shown.topk(min(HIGHEST, len(scores)), dim=0).indices.T
+    levels = None
+    if shown.numel() <= SCORE_BYTES:
+        low, high = shown.amin(dim=0), shown.amax(dim=0)
+        levels = (255 * (shown - low) / (high - low).clamp_min(1e-12)).round()
+    return Winners(
+        winner.cpu().numpy(),
+        tuple(chosen.tolist()),
+        tuple(wins[chosen].tolist()),
+        highest.int().cpu().numpy(),
+        None if levels is None else levels.to(torch.uint8).cpu().numpy(),
+    )
+
+
+def read_given(path: Path, names: Sequence[str]) -> Given:
+    """Read labels and, where they are, probabilities; None for images that are not in the table."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, csv.Error) as error:
+        raise UserError(f"labels {str(path)!r}: it cannot be read as CSV ({error})") from None
+    if not rows or not {"image", "label"} <= set(rows[0]):
+        raise UserError(
+            f"labels {str(path)!r}: it must have the columns image and label, as the file has that "
+            "`deepbregman label` writes"
+        )
+    found = {str(row["image"]): row for row in rows}
+    found |= {name.removeprefix("'"): row for name, row in found.items()}  # see csv_text
+    matched = [found.get(name) for name in names]
+    if not any(matched):
+        raise UserError(
+            f"labels {str(path)!r}: it names no image of the data; names are relative to the "
+            f"data's folder, such as {names[0]!r}"
+        )
+    probabilities = None
+    if "probability" in rows[0]:
+        try:
+            probabilities = [float(row["probability"]) if row else 0.0 for row in matched]
+        except (TypeError, ValueError):
+            raise UserError(f"labels {str(path)!r}: a probability is no number") from None
+    return Given([row["label"] or None if row else None for row in matched], probabilities)
+
+
+def read_pixels(found: Exploration, progress: ReportProgress | None = None) -> Iterator[Pixels]:
+    """Decode all images in turn, a few at a time."""
+    report = None if progress is None else partial(progress, "thumbnails")
+    count = len(found.names)
+    for start in range(0, count, _DECODED):
+        stop = min(start + _DECODED, count)
+        decoded = found.gallery.pixels(range(start, stop))
+        yield from (decoded[index] for index in range(start, stop))
+        if report is not None:
+            report(stop, count)

@@ -1,0 +1,218 @@
+"""The explorer: one page with a map of images, their thumbnails and what is most like each."""
+
+import base64
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps
+
+from deepbregman.files import create_file
+
+from .page import hash_source, make_inline, to_json
+
+PER_SHEET = 1024
+ACROSS = 32
+QUALITY = 80
+SIDES = ((2_000, 96), (5_000, 64), (15_000, 48))
+"""Up to so many images, the side of a thumbnail; beyond, ``SMALLEST_SIDE``."""
+SMALLEST_SIDE = 32
+
+Pixels = npt.NDArray[np.uint8]
+
+
+class Column(NamedTuple):
+    """Something known of each image, to colour by."""
+
+    title: str
+    values: npt.NDArray[Any]
+    """(N,): places in ``categories``, or numbers."""
+    categories: tuple[str, ...] | None = None
+    has_none: bool = False
+    """Whether the first category stands for images of which it is not known."""
+
+
+class Neighbours(NamedTuple):
+    """The images most like each image by one measure."""
+
+    title: str
+    indices: npt.NDArray[np.int32]
+    """(N, k), the nearest first; -1 where there are no more."""
+    values: npt.NDArray[np.float32]
+
+
+class Subnetworks(NamedTuple):
+    """What subnetworks make of the images."""
+
+    numbers: tuple[int, ...]
+    wins: tuple[int, ...]
+    """How many images each scores higher than the others do."""
+    highest: npt.NDArray[np.int32]
+    """(S, T): the images that each scores highest."""
+    scores: npt.NDArray[np.uint8] | None
+    """(N, S): from 0 for the lowest of a subnetwork's scores to 255 for its highest."""
+
+
+class Explorer(NamedTuple):
+    """All that the page shows."""
+
+    title: str
+    facts: tuple[str, ...]
+    names: tuple[str, ...]
+    points: npt.NDArray[np.float32]
+    """(N, 2)."""
+    columns: tuple[Column, ...]
+    neighbours: tuple[Neighbours, ...]
+    subnetworks: Subnetworks | None
+
+
+def thumbnail_side(count: int) -> int:
+    """Choose the side of thumbnails so that the page stays below some 60 MB."""
+    return next((side for most, side in SIDES if count <= most), SMALLEST_SIDE)
+
+
+def make_thumbnail(pixels: Pixels, side: int) -> Image.Image:
+    """Cut the middle of an image to a square of a side."""
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    enlarges = max(image.size) < side
+    method = Image.Resampling.NEAREST if enlarges else Image.Resampling.BOX
+    return ImageOps.fit(image, (side, side), method)
+
+
+def draw_sheets(images: Iterable[Pixels], side: int) -> Iterator[bytes]:
+    """Draw thumbnails into sheets of ``PER_SHEET``, as JPEG files."""
+    tiles: list[Image.Image] = []
+
+    def finish() -> bytes:
+        rows = -(-len(tiles) // ACROSS)
+        sheet = Image.new("RGB", (ACROSS * side, rows * side))
+        for place, tile in enumerate(tiles):
+            sheet.paste(tile, (place % ACROSS * side, place // ACROSS * side))
+        tiles.clear()
+        return encode_jpeg(sheet)
+
+    for pixels in images:
+        tiles.append(make_thumbnail(pixels, side))
+        if len(tiles) == PER_SHEET:
+            yield finish()
+    if tiles:
+        yield finish()
+
+
+def encode_jpeg(image: Image.Image) -> bytes:
+    """Return an image as a JPEG file."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=QUALITY)
+    return file.getvalue()
+
+
+def write_page(path: Path, explorer: Explorer, sheets: Iterable[bytes]) -> None:
+    """Write the page: one file that needs no other and no network.
+
+    Args:
+        path: must not exist.
+        explorer: what it shows.
+        sheets: of :func:`draw_sheets`.
+    """
+    page = render(explorer, list(sheets))
+    with create_file(path) as file:
+        file.write(page.encode("utf-8", "replace"))
+
+
+def render(explorer: Explorer, sheets: Sequence[bytes]) -> str:
+    """Put the page together."""
+    import jinja2
+
+    here = files(__package__)
+    names = ("explorer.html", "explorer.css", "explorer.js")
+    template, style, script = ((here / name).read_text(encoding="utf-8") for name in names)
+    script = make_inline(script)
+    blocks = {"points": explorer.points.astype("<f4").tobytes()}
+    for number, column in enumerate(explorer.columns):
+        kind = "<f4" if column.categories is None else "<u2"
+        blocks[f"column-{number}"] = column.values.astype(kind).tobytes()
+    for number, each in enumerate(explorer.neighbours):
+        blocks[f"indices-{number}"] = each.indices.astype("<i4").tobytes()
+        blocks[f"values-{number}"] = each.values.astype("<f4").tobytes()
+    found = explorer.subnetworks
+    if found is not None:
+        blocks["highest-scores"] = found.highest.astype("<i4").tobytes()
+        if found.scores is not None:
+            blocks["scores"] = found.scores.tobytes()
+    blocks |= {f"sheet-{number}": sheet for number, sheet in enumerate(sheets)}
+    data = {
+        "names": [name.encode("utf-8", "replace").decode() for name in explorer.names],
+        "columns": [
+            {"title": column.title, "categories": column.categories, "none": column.has_none}
+            for column in explorer.columns
+        ],
+        "k": explorer.neighbours[0].indices.shape[1] if explorer.neighbours else 0,
+        "neighbours": [{"title": each.title} for each in explorer.neighbours],
+        "subnetworks": None
+        if found is None
+        else {
+            "numbers": found.numbers,
+            "wins": found.wins,
+            "each": found.highest.shape[1],
+            "has_scores": found.scores is not None,
+        },
+        "thumbnails": {
+            "side": thumbnail_side(len(explorer.names)),
+            "across": ACROSS,
+            "each": PER_SHEET,
+        },
+    }
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(template).render(
+        title=explorer.title,
+        facts=explorer.facts,
+        style=style,
+        script=script,
+        policy=hash_source(script),
+        data=to_json(data),
+        blocks={name: base64.b64encode(part).decode() for name, part in blocks.items()},
+    )
+
+
+def write_parquet(path: Path, explorer: Explorer, thumbnails: Iterable[Pixels]) -> None:
+    """Write a table in the layout that Embedding Atlas reads.
+
+    Columns ``projection_x`` and ``projection_y`` are the map, ``neighbors`` the nearest images by
+    the first measure, as rows of the table, and ``image`` holds thumbnails.
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    side = thumbnail_side(len(explorer.names))
+    pictures = [encode_jpeg(make_thumbnail(pixels, side)) for pixels in thumbnails]
+    names = [name.encode("utf-8", "replace").decode() for name in explorer.names]
+    arrays: dict[str, Any] = {
+        "name": pyarrow.array(names),
+        "image": pyarrow.array(
+            [
+                {"bytes": picture, "path": name}
+                for picture, name in zip(pictures, names, strict=True)
+            ]
+        ),
+        "projection_x": pyarrow.array(explorer.points[:, 0].astype(np.float32)),
+        "projection_y": pyarrow.array(explorer.points[:, 1].astype(np.float32)),
+    }
+    for column in explorer.columns:
+        values: Any = column.values
+        if column.categories is not None:
+            known = [None, *column.categories[1:]] if column.has_none else column.categories
+            values = [known[int(place)] for place in column.values]
+        arrays[column.title] = pyarrow.array(values)
+    for number, each in enumerate(explorer.neighbours):
+        sign = each.values if number else 1.0 - each.values  # a cosine becomes a distance
+        rows = [
+            {"ids": ids[ids >= 0].tolist(), "distances": far[ids >= 0].tolist()}
+            for ids, far in zip(each.indices, sign, strict=True)
+        ]
+        arrays["neighbors" if number == 0 else f"neighbors_{number + 1}"] = pyarrow.array(rows)
+    with create_file(path) as file:
+        parquet.write_table(pyarrow.table(arrays), file)
