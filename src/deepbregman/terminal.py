@@ -16,6 +16,7 @@ from .errors import make_printable
 _NO_DEFAULT = ""  # that the default is None tells a user nothing; the text of an option tells it
 MaybeText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint=_NO_DEFAULT)]
 MaybeNumber = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_NO_DEFAULT)]
+MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_NO_DEFAULT)]
 MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=_NO_DEFAULT)]
 """Types of options that need not be given."""
 ReportProgress = Callable[[str, int, int], None]

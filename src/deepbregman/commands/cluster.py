@@ -1,6 +1,7 @@
 """deepbregman cluster: groups of images."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.screen import cluster_table, metric_table
+from deepbregman.reporting.screen import cluster_table, format_distance, metric_table
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ReportProgress, say
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.evaluation.clustering import Clustering
+    from deepbregman.evaluation.typical import TypicalCluster
 
 
 def cluster(
@@ -48,7 +50,8 @@ def cluster(
             D(image || centroid). By default all that the run has.
         seeds: Number of clusterings; each is the best of ten starts.
         split: Images to cluster.
-        out: CSV file for the cluster of each image, by the best seed; it must not exist.
+        out: CSV file for the cluster of each image, by the best seed; it must not exist. Beside it,
+            NAME-features.png and NAME-divergence.png show the most typical images of each cluster.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         encoder: If the run trained an encoder of your own: a module of the same structure.
@@ -60,6 +63,8 @@ def cluster(
     if out is not None:
         out = Path(out)
         check_new_file(out, ".csv")
+        for method in ("features", "divergence"):
+            check_new_file(_sheet_beside(out, method), ".png")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
     opened = open_folder(run, data)
@@ -67,9 +72,38 @@ def cluster(
     from deepbregman.evaluation.gallery import open_run
 
     dataset = open_run(opened, data, accelerator, encoder, skip_unreadable=skip_unreadable)
-    return cluster_images(
+    found = cluster_images(
         dataset, clusters, by=by, seeds=seeds, split=split, out=out, progress=progress
     )
+    sheets = []
+    for method, groups in found.typical.items():
+        assert out is not None
+        sheets.append(_sheet_beside(out, method))
+        write_sheet(sheets[-1], groups)
+    return replace(found, sheets=tuple(sheets))
+
+
+def _sheet_beside(out: Path, method: str) -> Path:
+    return out.with_name(f"{out.stem}-{method}.png")
+
+
+def write_sheet(path: Path, clusters: "Sequence[TypicalCluster]") -> None:
+    """Draw the most typical images of each cluster, a strip each."""
+    from deepbregman.reporting.sheets import Panel, Strip, Tile, contact_sheet
+
+    strips = []
+    for number, size, images in clusters:
+        tiles = [
+            Tile(
+                image.pixels,
+                str(rank),
+                format_distance(image.distance),
+                (image.name,) if image.class_name is None else (image.class_name, image.name),
+            )
+            for rank, image in enumerate(images, start=1)
+        ]
+        strips.append(Strip(f"cluster {number}: {size:,} images, the most typical", tuple(tiles)))
+    contact_sheet(path, [Panel(None, tuple(strips))])
 
 
 def show(found: "Clustering", console: Console) -> None:
@@ -93,3 +127,5 @@ def show(found: "Clustering", console: Console) -> None:
             )
     if found.table is not None:
         say(console, f"clusters: {found.table}")
+    for sheet in found.sheets:
+        say(console, f"sheet: {sheet}")

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
+from deepbregman.terminal import MaybeFloat, MaybePath, MaybeText, ReportProgress, say
 
 from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
 
@@ -25,7 +25,7 @@ def duplicates(
     run: Annotated[RunFolder, tyro.conf.Positional],
     *,
     data: MaybeText = None,
-    threshold: float | None = None,
+    threshold: MaybeFloat = None,
     out: MaybePath = None,
     sheet: MaybePath = None,
     skip_unreadable: bool = False,

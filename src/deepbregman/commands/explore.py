@@ -9,9 +9,9 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import ReportProgress, say
+from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,9 +38,9 @@ def explore(
     run: Annotated[RunFolder, tyro.conf.Positional],
     out: Path,
     *,
-    data: str | None = None,
-    labels: Path | None = None,
-    clusters: int | None = None,
+    data: MaybeText = None,
+    labels: MaybePath = None,
+    clusters: MaybeNumber = None,
     split: Literal["train", "test", "all"] = "all",
     format: FormatName = "html",
     seed: int = 0,
@@ -57,17 +57,17 @@ def explore(
 
     Args:
         run: Folder of the run.
-        out: File to write, .html or .parquet; must not exist.
-        data: A data set in place of the run's own; labels are not needed.
+        out: File to write, .html or .parquet; it must not exist.
+        data: A dataset instead of the run's own; labels are not needed.
         labels: CSV file of `deepbregman label`, to colour by its labels and probabilities.
         clusters: How many groups to colour by; the number of classes, or 12 without labels.
         split: Which images.
         format: html: the page. parquet: a table in the layout that Embedding Atlas reads.
         seed: Of the map, the clusters, and the sample where there are more images.
-        skip_unreadable: Go on without images that cannot be read.
-        accelerator: Where to compute; auto takes a GPU if there is one.
-        encoder: A module of the same structure, for a run whose encoder was your own.
-        progress: Called while the work goes on.
+        skip_unreadable: Leave out images that cannot be read, instead of stopping.
+        accelerator: Device to compute on; auto takes a GPU if there is one.
+        encoder: If the run trained an encoder of your own: a module of the same structure.
+        progress: Called during the work.
     """
     out = Path(out)
     if format not in ("html", "parquet"):
@@ -79,11 +79,9 @@ def explore(
         raise UserError(
             f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
         )
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_data(opened.config, data)
+    opened = open_folder(run, data)
     from deepbregman.evaluation.exploring import explore_images, read_pixels
     from deepbregman.evaluation.gallery import open_run
-    from deepbregman.evaluation.inputs import load_run
     from deepbregman.reporting.explorer import (
         draw_sheets,
         thumbnail_side,
@@ -91,9 +89,10 @@ def explore(
         write_parquet,
     )
 
-    loaded = load_run(opened, accelerator, encoder, skip_unreadable=skip_unreadable)
     found = explore_images(
-        open_run(loaded, data, records=False),
+        open_run(
+            opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=False
+        ),
         labels=None if labels is None else Path(labels),
         clusters=clusters,
         split=split,

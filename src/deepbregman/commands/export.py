@@ -39,6 +39,10 @@ class Exported(NamedTuple):
 
     files: tuple[Path, ...]
     usage: str
+    epoch: float
+    """That the encoder was saved at."""
+    epochs: int
+    """Of its pretraining, as configured."""
 
 
 def export(
@@ -76,9 +80,11 @@ def export(
 
     from deepbregman.exporting.formats import MAKERS, open_source
 
-    content = MAKERS[format](open_source(run, format, encoder))
+    source = open_source(run, format, encoder)
+    content = MAKERS[format](source)
     files = _write(out, sidecar, content)
-    return Exported(files, content.usage.replace("FILE", str(out)))
+    epochs = source.config.training.epochs
+    return Exported(files, content.usage.replace("FILE", str(out)), source.record["epoch"], epochs)
 
 
 def show(exported: Exported, console: Console) -> None:
@@ -86,6 +92,9 @@ def show(exported: Exported, console: Console) -> None:
     for path in exported.files:
         say(console, f"wrote {path} ({path.stat().st_size:,} bytes)")
     say(console, f"\n{exported.usage}".rstrip())
+    if exported.epoch < exported.epochs:
+        words = f"after {exported.epoch:g} of {exported.epochs} epochs"
+        say(console, f"warning: this run is not finished; its encoder was exported {words}")
 
 
 def _check(out: Path, sidecar: Path, format: str) -> None:

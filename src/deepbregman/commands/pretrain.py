@@ -124,7 +124,18 @@ def resume(
 def show(run: Run, console: Console) -> None:
     """Name the run, and what to do next."""
     say(console, f"run: {run.path}")
-    say(console, f"next: deepbregman evaluate {run.path}")
+    say(console, f"next: deepbregman {suggest_next(run)}")
+
+
+def suggest_next(run: Run) -> str:
+    """Return the command that fits the run's data: only data with labels can be judged by them."""
+    from deepbregman.data.datasets import has_labels
+
+    try:
+        labelled = has_labels(run.config.data.source)
+    except UserError:  # a source that is gone, or that only the program knows
+        labelled = True
+    return f"evaluate {run.path}" if labelled else f"explore {run.path} --out map.html"
 
 
 def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:

@@ -240,6 +240,17 @@ def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None,
     )
 
 
+def has_labels(spec: str) -> bool:
+    """Whether a source has labels to judge by, in both splits, without reading an image."""
+    dataset, path = find_source(spec)
+    if dataset is not None:
+        return True
+    if path.suffix.lower() == ".npz":
+        with open_npz(path) as arrays:
+            return {"train_labels", "test_labels"} <= arrays.keys
+    return all(files.labels is not None for files in list_folder(path).splits.values())
+
+
 def check_source(spec: str, root: Path = Path("data")) -> None:
     """Refuse a source that cannot be opened, as far as that shows in a moment and without torch.
 

@@ -15,7 +15,7 @@ clusters than there are subnetworks that win somewhere; the others stay empty.
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from .features import Features
 from .gallery import Gallery, OpenedRun, open_gallery
 from .linear import FLOAT64_ELEMENTS
 from .results import Measurement, make_rows
+from .typical import TypicalCluster, find_typical
 
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
 """What to cluster by, and the variant's name in the rows."""
@@ -215,6 +216,10 @@ class Clustering:
     """Agreement with the labels; empty where there are none."""
     table: Path | None = None
     """The file that was written."""
+    typical: dict[str, list[TypicalCluster]] = field(default_factory=dict)
+    """For each method the images that are most typical of each cluster, where a file is written."""
+    sheets: tuple[Path, ...] = ()
+    """The pictures that were drawn of them."""
 
 
 def cluster_images(
@@ -256,9 +261,14 @@ def cluster_images(
                     Measurement(variant, values, 0, len(found), gallery.num_replaced, details)
                 )
     rows = opened.record(make_rows(measured), "cluster", 0)
-    if out is not None:
-        _write_clusters(out, gallery, opened, partitions)
-    return Clustering(gallery.names, partitions, rows, out)
+    if out is None:
+        return Clustering(gallery.names, partitions, rows)
+    typical = {
+        method: find_typical(opened, gallery, method, part.assignment)
+        for method, part in partitions.items()
+    }
+    _write_clusters(out, gallery, opened, partitions)
+    return Clustering(gallery.names, partitions, rows, out, typical)
 
 
 def _count_clusters(opened: OpenedRun, split: str, clusters: int | None) -> int:

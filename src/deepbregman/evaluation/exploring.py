@@ -104,7 +104,9 @@ def explore_images(
     known = None
     if gallery.labels is not None:
         known = [opened.class_name(label) for label in gallery.labels.tolist()]
-    count = clusters or (CLUSTERS if known is None else len(set(known)))
+    count = clusters
+    if count is None:
+        count = min(CLUSTERS, len(names)) if known is None else len(set(known))
     if not 1 <= count <= len(names):
         raise UserError(f"clusters is {count}: it must be between 1 and the {len(names)} images")
     features = gallery.features

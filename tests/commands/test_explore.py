@@ -1,0 +1,115 @@
+"""Exploring as a user does it: the verb, the file that it writes, and its errors."""
+
+import base64
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import deepbregman
+from deepbregman.runs import Run
+
+from ..conftest import Command
+
+
+@pytest.fixture
+def command(command: Command) -> Command:
+    """The command line on a CPU."""
+    return lambda *words: command(*words, "--accelerator", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def without_umap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the map be made by t-SNE: UMAP is compiled first, which takes long."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "umap" else find_spec(name)
+    )
+
+
+def read(text: str, name: str, kind: str) -> np.ndarray:
+    match = re.search(rf'id="{name}">([^<]*)</script>', text)
+    assert match is not None
+    return np.frombuffer(base64.b64decode(match[1]), kind)
+
+
+def test_digits_with_labels_for_a_few(
+    command: Command, short_run: Run, few_digits: str, tmp_path: Path
+) -> None:
+    with np.load(few_digits) as arrays:
+        truth = arrays["train_labels"]
+    few = tmp_path / "few.csv"
+    lines = [f"train:{i},{truth[i]}" for c in range(10) for i in np.flatnonzero(truth == c)[:4]]
+    few.write_text("\n".join(["image,label", *lines]))
+    words = (short_run.path, "--data", few_digits)
+    assert command("label", *words, "--labels", few, "--out", tmp_path / "all.csv")[0] == 0
+    page = tmp_path / "map.html"
+    code, said, err = command(
+        "explore", *words, "--labels", tmp_path / "all.csv", "--out", page, "--seed", 1
+    )
+    assert (code, err) == (0, "")
+    assert "300 images placed by t-SNE" in said
+    text = page.read_text()
+    data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]
+    assert data["names"] == [f"train:{i}" for i in range(200)] + [f"test:{i}" for i in range(100)]
+    titles = [column["title"] for column in data["columns"]]
+    assert titles == ["class", "predicted label", "confidence", "cluster", "winning subnetwork"]
+    classes = [data["columns"][0]["categories"][i] for i in read(text, "column-0", "<u2")]
+    assert classes[:200] == [str(label) for label in truth]
+    # The nearest by both measures are what a search finds.
+    for number, measure in enumerate(("cosine", "divergence")):
+        found = read(text, f"indices-{number}", "<i4").reshape(300, 12)
+        (answer,) = deepbregman.search(
+            short_run, ["test:7"], data=few_digits, k=12, split="all", seed=1, accelerator="cpu"
+        ).answers
+        names = [hit.image.name for hit in answer.hits[measure]]
+        assert [data["names"][i] for i in found[207]] == names
+        values = read(text, f"values-{number}", "<f4").reshape(300, 12)[207]
+        expected = [hit.value for hit in answer.hits[measure]]
+        assert values.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_table_for_embedding_atlas(short_run: Run, few_digits: str, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    out = tmp_path / "map.parquet"
+    found = deepbregman.explore(
+        short_run, out, data=few_digits, split="test", format="parquet", accelerator="cpu"
+    )
+    assert (found.path, found.num_images) == (out, 100)
+    table = parquet.read_table(out)
+    assert table.num_rows == 100
+    needed = {"name", "image", "projection_x", "projection_y", "neighbors", "class", "cluster"}
+    assert needed <= set(table.column_names)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--out", "map.htm"], "ends so"),
+        (["--out", "old.html"], "exists"),
+        (["--out", "map.html", "--format", "parquet"], "ends so"),
+        (["--out", "map.html", "--labels", "nowhere.csv"], "no such file"),
+        (["--out", "map.html", "--labels", "old.html"], "must have the columns image and label"),
+        (["--out", "map.html", "--clusters", 0], "clusters is 0"),
+        (["--out", "map.html", "--clusters", 1798], "clusters is 1798"),
+        (["--out", "map.html", "--data", "nowhere"], "no such folder"),
+    ],
+)
+def test_errors(
+    command: Command,
+    short_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[object],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "old.html").write_text("precious")
+    code, _, err = command("explore", short_run.path, *words)
+    assert code == 2
+    assert expected in err
+    assert [path.name for path in tmp_path.iterdir()] == ["old.html"]
+    assert (tmp_path / "old.html").read_text() == "precious"

@@ -1,0 +1,187 @@
+"""What the explorer shows: neighbours, places on the map, winners, labels of a table, samples."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deepbregman.data import ArrayImages, Split
+from deepbregman.errors import Notice, UserError
+from deepbregman.evaluation import exploring
+from deepbregman.evaluation.exploring import (
+    Ranked,
+    find_winners,
+    place_on_map,
+    rank_all,
+    read_given,
+)
+from deepbregman.evaluation.features import Features
+from deepbregman.evaluation.typical import rank_members
+from deepbregman.method.bregman import divergence, soft_divergence
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def without_umap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the map be made by t-SNE: UMAP is compiled first, which takes long."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "umap" else find_spec(name)
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.7])
+def test_the_nearest_are_those_of_a_loop(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exploring, "_QUERIES", 7)
+    features = Features(draw(20, 6), draw(20, 5, seed=1))
+    assert features.scores is not None
+    unit = torch.nn.functional.normalize(features.representation.double(), dim=1)
+    scores = features.scores.double()
+    hard = divergence(scores, scores)
+    matrices = {
+        "cosine": -(unit @ unit.T),
+        "divergence": soft_divergence(scores, scores, smoothing) if smoothing else hard,
+    }
+    for measure, matrix in matrices.items():
+        found = rank_all(measure, features, smoothing, 0)
+        assert found.indices.shape == (20, 15)
+        sign = -1.0 if measure == "cosine" else 1.0
+        for place, (indices, values) in enumerate(zip(found.indices, found.values, strict=True)):
+            assert place not in indices
+            others = sorted(float(matrix[place, j]) for j in range(20) if j != place)[:15]
+            assert (sign * values).tolist() == pytest.approx(others, abs=1e-5)
+            at = [float(matrix[place, j]) for j in indices.tolist()]
+            assert at == pytest.approx(others, abs=1e-5)
+
+
+def test_a_copy_is_found_and_never_the_image_itself() -> None:
+    points = draw(6, 4)
+    points[3] = points[1]
+    found = rank_all("cosine", Features(points, None), 0.0, 0)
+    assert found.indices.shape == (6, 5)
+    assert found.indices[1, 0] == 3
+    assert found.indices[3, 0] == 1
+
+
+@pytest.mark.parametrize("count", [3, 9, 40])
+@pytest.mark.usefixtures("without_umap")
+def test_every_image_has_a_place(count: int) -> None:
+    points = draw(count, 5)
+    points[: count // 2] += 8.0
+    nearest = rank_all("cosine", Features(points, None), 0.0, 0)
+    found, method = place_on_map(points, nearest, 0)
+    assert method == ("t-SNE" if count == 40 else "principal components")
+    assert found.shape == (count, 2)
+    assert np.isfinite(found).all()
+    assert found.min() == 0.0
+    assert found.max() == pytest.approx(1.0)
+    if count == 40:  # the two groups lie apart
+        first, second = found[:20].mean(axis=0), found[20:].mean(axis=0)
+        assert np.linalg.norm(first - second) > 0.3
+
+
+def test_images_that_are_all_the_same_have_places_too() -> None:
+    nearest = Ranked(np.zeros((5, 1), np.int32), np.ones((5, 1), np.float32))
+    found, _ = place_on_map(torch.ones(5, 3), nearest, 0)
+    assert found == pytest.approx(np.zeros((5, 2)), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_umap_tells_groups_apart() -> None:
+    pytest.importorskip("umap", reason="umap-learn is not installed")
+    points = draw(120, 8)
+    points[:60] += 3.0
+    nearest = rank_all("cosine", Features(points, None), 0.0, 0)
+    found, method = place_on_map(points, nearest, 0)
+    assert method == "UMAP"
+    assert np.linalg.norm(found[:60].mean(axis=0) - found[60:].mean(axis=0)) > 0.3
+    again, _ = place_on_map(points, nearest, 0)
+    assert np.array_equal(found, again)
+
+
+def test_winners_and_what_they_score_highest(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = draw(50, 6)
+    scores[:, 2] += 1.5
+    found = find_winners(scores)
+    assert found.winner.tolist() == scores.argmax(dim=1).tolist()
+    counts = [int((scores.argmax(dim=1) == number).sum()) for number in found.numbers]
+    assert list(found.wins) == counts == sorted(counts, reverse=True)
+    assert found.numbers[0] == 2
+    for place, number in enumerate(found.numbers):
+        best = sorted(range(50), key=lambda i: -float(scores[i, number]))[:24]
+        assert found.highest[place].tolist() == best
+    assert found.scores is not None
+    assert found.scores.shape == (50, 6)
+    assert found.scores.min(axis=0).tolist() == [0] * 6
+    assert found.scores.max(axis=0).tolist() == [255] * 6
+    monkeypatch.setattr(exploring, "MOST_SUBNETWORKS", 2)
+    monkeypatch.setattr(exploring, "SCORE_BYTES", 99)
+    few = find_winners(scores)
+    assert few.numbers == found.numbers[:2]
+    assert few.scores is None
+
+
+def test_labels_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text("image,label,probability\na.png,cat,0.9\n'=b.png,dog,0.5\n")
+    assert read_given(path, ["=b.png", "a.png", "c.png"]) == (["dog", "cat", None], [0.5, 0.9, 0.0])
+    path.write_text("image,label\na.png,cat\n")
+    assert read_given(path, ["a.png", "b.png"]) == (["cat", None], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("image,class\na.png,cat\n", "must have the columns image and label"),
+        ("", "must have the columns image and label"),
+        ("image,label\nz.png,cat\n", "names no image of the data"),
+        ("image,label,probability\na.png,cat,much\n", "a probability is no number"),
+    ],
+)
+def test_tables_that_say_nothing(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "all.csv"
+    path.write_text(text)
+    with pytest.raises(UserError, match=words):
+        read_given(path, ["a.png"])
+
+
+def test_of_too_many_images_a_sample_keeps_names_and_labels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exploring, "LARGEST", 30)
+    pixels = torch.arange(80, dtype=torch.uint8)[:, None, None, None].expand(80, 3, 2, 2)
+    train = Split(ArrayImages(pixels), torch.arange(80))
+    test = Split(ArrayImages(pixels[:20]), torch.arange(20), tuple(f"{i}.png" for i in range(20)))
+    with pytest.warns(Notice, match="100 images are too many for a page: a sample of 30"):
+        found = exploring._sample({"train": train, "test": test}, 0)
+    assert {name: len(part) for name, part in found.items()} == {"train": 24, "test": 6}
+    for split, pattern in (("train", "train:{}"), ("test", "{}.png")):
+        part = found[split]
+        assert part.labels is not None
+        assert part.names == tuple(pattern.format(label) for label in part.labels.tolist())
+        assert isinstance(part.images, ArrayImages)
+        assert part.images.pixels[:, 0, 0, 0].tolist() == part.labels.tolist()
+
+
+@pytest.mark.parametrize("method", ["features", "divergence"])
+def test_the_most_typical_are_nearest_to_the_mean(method: str) -> None:
+    features = Features(draw(30, 4), draw(30, 5, seed=1))
+    members = torch.tensor([2, 3, 5, 7, 11, 13])
+    ordered, distances = rank_members(method, features, members, 0.5)
+    expected = {}
+    for index in members.tolist():
+        if method == "divergence":
+            assert features.scores is not None
+            group = features.scores[members].double()[None]  # the cluster is a distribution
+            value = soft_divergence(features.scores[index][None].double(), group, 0.5)[0, 0]
+        else:
+            unit = torch.nn.functional.normalize(features.representation.double(), dim=1)
+            value = 1 - torch.cosine_similarity(unit[index], unit[members].mean(dim=0), dim=0)
+        expected[index] = float(value)
+    assert ordered.tolist() == sorted(expected, key=lambda index: expected[index])
+    assert distances.tolist() == pytest.approx(sorted(expected.values()), abs=1e-9)
