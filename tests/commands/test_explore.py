@@ -88,9 +88,9 @@ def test_the_table_for_embedding_atlas(short_run: Run, few_digits: str, tmp_path
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--out", "map.htm"], "ends so"),
+        (["--out", "map.htm"], "with that ending"),
         (["--out", "old.html"], "exists"),
-        (["--out", "map.html", "--format", "parquet"], "ends so"),
+        (["--out", "map.html", "--format", "parquet"], "with that ending"),
         (["--out", "map.html", "--labels", "nowhere.csv"], "no such file"),
         (["--out", "map.html", "--labels", "old.html"], "must have the columns image and label"),
         (["--out", "map.html", "--clusters", 0], "clusters is 0"),

@@ -305,6 +305,12 @@ class TestCluster:
             "cluster", run.path, "--split", "test", "--seeds", 2, "--out", table
         )
         assert (code, err) == (0, "")
+        for method in ("features", "divergence"):
+            sheet = tmp_path / f"clusters-{method}.png"
+            assert f"sheet: {sheet}" in out
+            with Image.open(sheet) as image:
+                assert image.width > 10 * 112  # ten images of each cluster
+                assert image.height > 5 * 112
         with table.open(newline="") as file:
             lines = list(csv.DictReader(file))
         assert [line["image"] for line in lines] == [f"test:{index}" for index in range(500)]

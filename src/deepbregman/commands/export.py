@@ -91,10 +91,10 @@ def show(exported: Exported, console: Console) -> None:
     """Name the files and print the lines that load them."""
     for path in exported.files:
         say(console, f"wrote {path} ({path.stat().st_size:,} bytes)")
-    say(console, f"\n{exported.usage}".rstrip())
     if exported.epoch < exported.epochs:
         words = f"after {exported.epoch:g} of {exported.epochs} epochs"
         say(console, f"warning: this run is not finished; its encoder was exported {words}")
+    say(console, f"\n{exported.usage}".rstrip())
 
 
 def _check(out: Path, sidecar: Path, format: str) -> None:

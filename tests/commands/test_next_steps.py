@@ -1,0 +1,70 @@
+"""What verbs say about the next step, and about runs that are not finished."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman.commands.pretrain import suggest_next
+from deepbregman.config import Config, override
+from deepbregman.runs import Run, provenance
+from deepbregman.training import checkpoints
+
+from ..conftest import Command
+
+
+def test_an_unfinished_run_is_exported_with_a_warning(
+    command: Command, short_run: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(short_run.path, tmp_path / "run")
+    words = ("export", tmp_path / "run", "--format", "safetensors", "--out")
+    code, out, _ = command(*words, tmp_path / "whole.safetensors")
+    assert code == 0
+    assert "not finished" not in out
+    path = tmp_path / "run" / "checkpoints" / "last.pt"
+    checkpoints.save(path, {**checkpoints.load(path), "epoch": 0.5})
+    code, out, _ = command(*words, tmp_path / "half.safetensors")
+    assert code == 0
+    assert "warning: this run is not finished; its encoder was exported after 0.5 of 2" in out
+
+
+@pytest.mark.parametrize(
+    ("kind", "next_verb"),
+    [
+        ("digits", "evaluate"),
+        ("flat", "explore"),
+        ("classes", "evaluate"),
+        ("half labelled", "explore"),
+        ("labelled.npz", "evaluate"),
+        ("plain.npz", "explore"),
+        ("gone", "evaluate"),
+    ],
+)
+def test_only_data_with_labels_are_to_be_evaluated(
+    short_config: Config, tmp_path: Path, kind: str, next_verb: str
+) -> None:
+    images = np.zeros((4, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "plain.npz", train_images=images)
+    labels = np.array([0, 0, 1, 1])
+    np.savez(
+        tmp_path / "labelled.npz",
+        train_images=images,
+        train_labels=labels,
+        test_images=images,
+        test_labels=labels,
+    )
+    folders = ("flat", "classes/a", "classes/b")
+    for folder in (
+        *folders,
+        "half labelled/train/a",
+        "half labelled/train/b",
+        "half labelled/test",
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / folder / "1.png")
+    source = kind if kind == "digits" else str(tmp_path / kind)
+    config = override(short_config, {"data.source": source})
+    run = Run.create(tmp_path / "run", config, provenance("cpu"))
+    assert suggest_next(run).startswith(f"{next_verb} {run.path}")
