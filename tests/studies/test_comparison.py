@@ -15,15 +15,17 @@ from deepbregman.commands.report import report
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.studies import engine
+from deepbregman.studies.catalogue import find_study
 from deepbregman.studies.catalogue.comparison import STUDY
 from deepbregman.studies.definition import (
+    Study,
     StudyOptions,
     check_budget,
     read_changes,
 )
 from deepbregman.studies.engine import MAIN_METRIC
 from deepbregman.studies.grid import open_grid
-from deepbregman.studies.grid_plan import default_folder
+from deepbregman.studies.grid_plan import default_folder, plan_study
 
 from .conftest import TINY
 
@@ -256,3 +258,22 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
         open_grid(STUDY, settings)
     name = default_folder(STUDY, StudyOptions(data="cifar10"))
     assert name == Path("studies/comparison-simclr-best-cifar10")
+
+
+def test_every_method_stands_alone_and_with_the_divergence(tmp_path: Path, few_digits: str) -> None:
+    study = find_study("methods")
+    assert isinstance(study, Study)
+    options = StudyOptions(data=few_digits, out=tmp_path / "methods", epochs=1)
+    plan = plan_study(study, options)
+    names = [arm.name for arm in plan.arms]
+    assert {"byol", "byol+divergence", "cpc", "barlow-twins+divergence"} <= set(names)
+    assert "cpc+divergence" not in names  # it takes one view
+    for arm in plan.arms:
+        config = override(plan.base, arm.changes)
+        assert config.divergence.is_on == arm.name.endswith("+divergence")
+        assert arm.series == ("with divergence" if config.divergence.is_on else "alone")
+        assert config.training.epochs == 1
+    with_teacher = override(plan.base, plan.arms[names.index("vicreg+divergence")].changes)
+    assert with_teacher.teacher is not None
+    assert with_teacher.divergence.source == "bank"
+    assert plan.definition["unequal_budget"]

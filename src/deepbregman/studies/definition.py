@@ -29,7 +29,9 @@ Form = Literal["moment", "max", "smooth"]
 """Of a learned divergence between distributions."""
 MetricLoss = Literal["contrastive", "triplet"]
 """Of a network that is trained with labels."""
-OURS, SIMCLR = "with divergence", "SimCLR"
+OURS, SIMCLR, ALONE = "with divergence", "SimCLR", "alone"
+CARRIED = "+divergence"
+"""Ends the name of an arm that is a recipe with the divergence."""
 HOLDOUT = 0.1
 """Share of the training images to evaluate on where the recipe holds none out."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
@@ -175,6 +177,11 @@ class Study:
     recipe: str = "paper"
     recipes: tuple[str, ...] = ()
     """Where the arms are whole recipes: their names, the reference first."""
+    with_divergence: Changes = dataclasses.field(default_factory=dict)
+    """Where the arms are whole recipes: changes that make a second arm of every recipe that has no
+    divergence and can carry it; empty for no second arms."""
+    unequal: bool = False
+    """Whether recipes of unequal budgets are meant; the results name the difference."""
     field: str | None = None
     """The one field that the arms vary; ``--values`` replaces its values."""
     reference: str | None = None
@@ -229,6 +236,9 @@ class Study:
         The first recipe is the reference. An arm changes every field that differs from it.
         """
         reference, base = next(iter(configs.items()))
+        names = tuple(configs)
+        if self.with_divergence:
+            configs = dict(self._pair_with_divergence(configs))
         arms: list[Arm] = []
         for name, config in configs.items():
             mine, differing = fields_of(config), differing_fields(base, config)
@@ -246,10 +256,23 @@ class Study:
                     f"recipes {twin} and {name} are the same configuration: there is nothing to "
                     "compare; leave one of them out"
                 )
-            series = SIMCLR if config.divergence.weight == 0.0 else OURS
-            arms.append(Arm(name, changes, name, series))
-        names = tuple(configs)
+            series = OURS if config.divergence.is_on else self._series_of_baselines
+            arms.append(Arm(name, changes, name.removesuffix(CARRIED), series))
         return dataclasses.replace(self, arms=tuple(arms), recipes=names, reference=reference)
+
+    @property
+    def _series_of_baselines(self) -> str:
+        return ALONE if self.with_divergence else SIMCLR
+
+    def _pair_with_divergence(self, configs: Mapping[str, Config]) -> Iterable[tuple[str, Config]]:
+        for name, config in configs.items():
+            yield name, config
+            if config.divergence.is_on:
+                continue
+            try:
+                yield f"{name}{CARRIED}", override(config, self.with_divergence)
+            except UserError:  # the method takes one view of an image, or compares none
+                continue
 
     def choose_arms(self, only: Sequence[str]) -> tuple[Arm, ...]:
         """Return the arms of these names, which may be patterns, or all that need no labels."""

@@ -67,7 +67,7 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     bases = _build_bases(study, options, settings, before, folder)
     base, unequal = next(iter(bases.values())), []
     if study.recipes:
-        unequal = check_budget(bases, unequal=settings["unequal"])
+        unequal = check_budget(bases, unequal=settings["unequal"] or study.unequal)
         study = study.with_recipes(bases)
     study = study.with_values(settings["values"])
     arms = usable_arms(study.arms, base)
