@@ -16,9 +16,11 @@ from sklearn.datasets import load_digits
 
 import deepbregman
 from deepbregman.cli import main
+from deepbregman.commands.study import SUBCOMMANDS
 from deepbregman.config import load_recipe, override, recipes
 from deepbregman.evaluation import linear
 from deepbregman.objectives import build_views
+from deepbregman.studies.catalogue import find_study
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -312,3 +314,18 @@ def test_the_table_of_subnetworks_is_the_committed_record() -> None:
             assert found[0].split("|")[2].strip() == f"{mean:.1f} ± {deviation:.1f}"
             checked += 1
     assert checked == 8
+
+
+def test_the_map_of_the_paper_names_studies_and_records_that_exist() -> None:
+    page = (ROOT / "docs" / "paper.md").read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", page):
+        assert (ROOT / "docs" / target).resolve().exists(), target
+    named = re.findall(r"`deepbregman study ([\w-]+)", page)
+    assert len(named) >= 8
+    for name in named:
+        assert name in SUBCOMMANDS or find_study(name).name == name
+
+
+def test_the_citation_has_the_version_of_the_package() -> None:
+    text = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {deepbregman.__version__}\n" in text
