@@ -83,15 +83,27 @@ def draw_views(num_views: int, num_images: int, size: int = 8) -> Tensor:
 
 LEARNING: Mapping[str, Mapping[str, Any]] = {
     "byol": {"objective.predictor_hidden": 128},
-    "dino": {"objective.prototypes": 64, "objective.momentum": 0.99},
+    "dino": {
+        "objective.prototypes": 64,
+        "objective.momentum": 0.95,
+        "small_views.crop_area": [0.4, 0.8],
+    },
     "moco-v2": {"objective.queue": 512},
     "moco-v2plus": {"objective.queue": 512},
     "moco-v3": {"objective.predictor_hidden": 128},
     "nnclr": {"objective.queue": 512, "objective.predictor_hidden": 128},
     "ressl": {"objective.queue": 512},
     "sce": {"objective.queue": 512},
-    "simsiam": {"objective.predictor_hidden": 32, "encoder.projection_output_norm": True},
-    "swav": {"objective.queue": 512, "objective.prototypes": 64},
+    "simsiam": {
+        "objective.predictor_hidden": 32,
+        "encoder.projection_output_norm": True,
+        "training.batch_size": 64,
+    },
+    "swav": {
+        "objective.queue": 0,
+        "objective.prototypes": 64,
+        "small_views.crop_area": [0.4, 0.8],
+    },
     "wmse": {"encoder.embedding": 16, "objective.whitening_batch": 64},
 }
 """Recipe -> what it needs in order to learn digits in half a minute."""

@@ -63,14 +63,15 @@ def test_every_method_has_a_recipe() -> None:
     assert {load_recipe(name).objective.name for name in recipes()} >= METHODS.keys()
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.5])
+# Half a second of each is tyro's; without the divergence they train in other tests, too.
+@pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("name", NAMES)
 def test_two_steps_through_the_command_line(
     name: str, weight: float, command: Any, few_digits: str, tmp_path: Path
 ) -> None:
     changes = {**methods.TINY, **methods.shrink(name), "divergence.weight": weight}
     changes |= {"data.image_size": 8, "encoder.name": "small", "data.source": few_digits}
-    changes |= {"training.batch_size": 40 if name in QUEUES else 96}
+    changes |= {"training.batch_size": 96} | ({"objective.queue": 96} if name in QUEUES else {})
     changes |= {"training.epochs": 1, "optimiser.warmup_epochs": 0}
     words = []
     for key, value in changes.items():
@@ -170,19 +171,20 @@ def test_it_learns(name: str, tmp_path: Path) -> None:
         load_recipe("digits"),
         {
             **methods.shrink(name),
-            **methods.LEARNING.get(name, {}),
             "divergence.weight": 0.0,
-            "training.epochs": 30,
+            "data.holdout": 0.3,  # of 1437 images: 1 % is 4 of the monitor's queries
+            "training.epochs": 25,
             "training.batch_size": 128,
             "training.tensorboard": False,
-            "training.knn_every": 30,
+            "training.knn_every": 25,
             "optimiser.warmup_epochs": 2.0,
+            **methods.LEARNING.get(name, {}),
         },
     )
     before = untrained_accuracy(config, open_data(config))
     run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
     after = run.metrics()[-1]["knn"]
-    assert after > before + 0.04, (before, after)
+    assert after > before + 2.0, (before, after)  # points of about 8 to gain
 
 
 @pytest.mark.parametrize("name", QUEUES)
