@@ -82,7 +82,13 @@ def draw_views(num_views: int, num_images: int, size: int = 8) -> Tensor:
 
 
 LEARNING: Mapping[str, Mapping[str, Any]] = {
-    "byol": {"objective.predictor_hidden": 128},
+    "byol": {
+        "objective.predictor_hidden": 128,
+        "objective.momentum": 0.9,
+        "objective.final_momentum": 0.99,
+        "training.batch_size": 64,
+        "training.epochs": 30,
+    },
     "dino": {
         "objective.prototypes": 64,
         "objective.momentum": 0.95,
