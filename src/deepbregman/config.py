@@ -489,7 +489,8 @@ class InstDiscSettings(ObjectiveSettings, table="objective"):
     name: Literal["instdisc"] = "instdisc"
     """Of the method."""
     loss: Literal["nce", "softmax"] = "nce"
-    """Judge each pair by itself, own or noise; or find the own vector among the others."""
+    """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
+    others (softmax), which stands higher learning rates."""
     temperature: Positive = 0.1
     """tau."""
     negatives: Count = 4096
@@ -552,7 +553,8 @@ class CMCSettings(ObjectiveSettings, table="objective"):
     space: Literal["lab", "ycbcr"] = "lab"
     """In which brightness and colours are split."""
     loss: Literal["nce", "softmax"] = "nce"
-    """Judge each pair by itself, own or noise; or find the own vector among the others."""
+    """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
+    others (softmax), which stands higher learning rates."""
     temperature: Positive = 0.07
     """tau."""
     negatives: Count = 16384

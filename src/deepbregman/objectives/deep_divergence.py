@@ -4,7 +4,7 @@ from torch import Tensor
 
 from deepbregman.config import DeepDivergenceSettings, EncoderSettings
 from deepbregman.method.bregman import divergence, moment_divergence, soft_divergence
-from deepbregman.method.losses import METRIC_LOSSES, widen
+from deepbregman.method.losses import METRIC_LOSSES
 from deepbregman.method.networks import BregmanNetwork, Encoder
 
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
@@ -16,7 +16,7 @@ FORMS = {"max": divergence, "smooth": soft_divergence, "moment": moment_divergen
 class DeepDivergence(Objective):
     """Subnetworks of its own score embeddings; images of a class are to diverge less than others.
 
-    They are nonlinear, with ReLU, and see the joint batch.
+    They are nonlinear, with ReLU.
     """
 
     def __init__(
@@ -33,7 +33,6 @@ class DeepDivergence(Objective):
         """Compare every sample with every other."""
         assert samples.labels is not None  # as the settings ask for
         h, z = self.embed(views.main)
-        z = gather(z)  # (M, N, d)
-        scores = self.subnetworks(widen(z).flatten(0, 1))  # (MN, K)
+        scores = gather(self.apply_head(self.subnetworks, z)).flatten(0, 1)  # (MN, K)
         loss = self.loss(self.form(scores, scores), samples.labels.repeat(len(z)), self.margin)
-        return Outputs({"metric": loss}, z, None, h.detach())
+        return Outputs({"metric": loss}, gather(z), None, h.detach())
