@@ -1,4 +1,8 @@
-"""What several test modules share: a short run on digits, a few digits, forked command lines."""
+"""What several test modules share: a short run on digits, a few digits, forked command lines.
+
+What takes seconds to import is imported where it is used: the process that hands the tests out to
+others reads this file, too.
+"""
 
 import contextlib
 import json
@@ -11,11 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
-from sklearn.datasets import load_digits
 
 from deepbregman.cli import main
 from deepbregman.commands.pretrain import pretrain
@@ -24,7 +25,6 @@ from deepbregman.runs import Run
 
 # One thread, here and in the processes that tests start: what they run is small, threads would
 # wait for each other on a busy machine, and results are compared to the bit.
-torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("fast", max_examples=40, deadline=None)
 settings.register_profile(
@@ -45,6 +45,13 @@ SHORT: Mapping[str, Any] = {
 }
 
 Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)  # torch may have been there before the environment said so
 
 
 @pytest.fixture
@@ -125,6 +132,9 @@ def short_run(tmp_path_factory: pytest.TempPathFactory, short_config: Config) ->
 @pytest.fixture(scope="session")
 def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     """200 digits to train on and 100 to test, 20 and 10 of each class, as an .npz file."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     rows = np.concatenate([np.flatnonzero(digits.target == c)[:30] for c in range(10)])
     rows = rows.reshape(10, 30)
@@ -143,6 +153,8 @@ def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @contextlib.contextmanager
 def _no_host_sync() -> Iterator[None]:
+    import torch
+
     def set_mode(mode: str) -> None:
         with warnings.catch_warnings():  # torch warns that the mode is a prototype
             warnings.simplefilter("ignore")

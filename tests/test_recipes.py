@@ -20,7 +20,7 @@ def test_recipe_trains(name: str, few_digits: str, tmp_path: Path) -> None:
         "encoder.projection_hidden": 32,
         "divergence.hidden": 8,
         "training.batch_size": 40,
-        "training.epochs": 4,
+        "training.epochs": 3,
         "training.knn_every": 0,
         "training.tensorboard": False,
         "optimiser.milestones": [],

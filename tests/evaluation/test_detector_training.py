@@ -133,6 +133,7 @@ def test_norms_are_not_decayed() -> None:
     assert len(decayed["params"]) + 40 == len(list(detector.parameters()))
 
 
+@pytest.mark.slow
 def test_a_stopped_training_goes_on_to_the_bit(data: Detections, tmp_path: Path) -> None:
     def train(detector: Detector, name: str, stop_at: int | None, settings: object = 1) -> None:
         def report(iterations: int, loss: float) -> None:

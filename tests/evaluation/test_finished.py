@@ -101,7 +101,14 @@ def numbers(rows: list[Record]) -> list[Record]:
     return [{key: value for key, value in row.items() if key != "finished"} for row in rows]
 
 
-@pytest.mark.parametrize(("protocol", "arms"), [("semi", 6), ("transfer", 4), ("supervised", 2)])
+@pytest.mark.parametrize(
+    ("protocol", "arms"),
+    [
+        ("supervised", 2),
+        pytest.param("semi", 6, marks=pytest.mark.slow),
+        pytest.param("transfer", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_stopped_after_the_first_training_it_ends_as_if_nothing_had_been(
     run: Run,
     few_digits: str,

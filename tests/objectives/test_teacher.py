@@ -324,6 +324,7 @@ def test_centring_evens_out_what_the_teacher_prefers(centring: str) -> None:
     assert torch.special.entr(even).sum() > torch.special.entr(plain).sum() + 0.1
 
 
+@pytest.mark.slow
 def test_the_step_compiles_as_one_graph() -> None:
     step = build_step(configure())
     expected = [take_step(build_step(configure()), seed).total.item() for seed in (0,)]

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from deepbregman.cli import main
-from deepbregman.commands.report import report
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
 from deepbregman.studies import engine
@@ -174,11 +173,6 @@ def test_to_the_end_and_on_by_the_folder_alone(
     assert "Cost of training" in shown
     with Image.open(out / "comparison.png") as figure:
         assert len(figure.convert("RGB").getcolors(maxcolors=100_000) or []) > 20
-    written = report([out], out.parent / "page")
-    page = written.page.read_text()
-    assert "Difference to plain" in page
-    assert f"{change['mean']:+.2f}" in page
-    assert f"[{change['interval'][0]:+.2f}, {change['interval'][1]:+.2f}]" in page
     with pytest.raises(SystemExit):
         main([*words, "--recipes", "simclr", "best"])
     assert "--recipes is ['simclr', 'best'] here" in " ".join(capsys.readouterr().err.split())

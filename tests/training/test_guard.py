@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from deepbregman.config import Config, override
 from deepbregman.data.opening import images_to_pretrain_on, open_data
 from deepbregman.errors import UserError
 from deepbregman.method.views import Views
-from deepbregman.objectives import Step, StepOutputs, ViewGroups
+from deepbregman.objectives import Step, StepOutputs
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display
@@ -51,10 +52,8 @@ def poison_gradient(monkeypatch: pytest.MonkeyPatch) -> Poison:
     def poison(*batches: int) -> None:
         plain, calls = Step.forward, iter(range(1, 10**6))
 
-        def forward(
-            step: Step, images: Tensor, sizes: Tensor | None, uniforms: ViewGroups[Tensor]
-        ) -> StepOutputs:
-            outputs = plain(step, images, sizes, uniforms)
+        def forward(step: Step, *inputs: Any) -> StepOutputs:
+            outputs = plain(step, *inputs)
             if next(calls) in batches:
                 weight = next(step.objective.projection.parameters())
                 outputs = outputs._replace(total=outputs.total + (weight - weight).sqrt().sum())

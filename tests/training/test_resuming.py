@@ -116,9 +116,10 @@ def test_a_checkpoint_of_a_later_version_is_no_damage(
 ) -> None:
     state = checkpoints.load(run.last_checkpoint)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoints, "FORMAT", 4)
-        checkpoints.save(run.last_checkpoint, {**state, "format": 4})
-    with pytest.raises(UserError, match="has checkpoint format 4"):
+        later = checkpoints.FORMAT + 1
+        patch.setattr(checkpoints, "FORMAT", later)
+        checkpoints.save(run.last_checkpoint, {**state, "format": later})
+    with pytest.raises(UserError, match=f"has checkpoint format {later}"):
         find_checkpoint(run)
 
 
