@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import load_recipe, override
+from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Batch, ResidentBatches, StreamingBatches
 from deepbregman.evaluation import features
 from deepbregman.evaluation.features import (
@@ -16,7 +16,7 @@ from deepbregman.evaluation.features import (
     frozen,
 )
 from deepbregman.method.networks import Model
-from deepbregman.method.views import Views, centre_view
+from deepbregman.method.views import centre_view
 from deepbregman.objectives import build_step
 
 CPU = torch.device("cpu")
@@ -241,17 +241,18 @@ def test_features_of_a_model_that_trains_meanwhile_are_refused() -> None:
 
 
 def one_crop_at_a_time(
-    model: Model, images: Tensor, sizes: Tensor | None, views: Views, crops: int, seed: int
+    model: Model, images: Tensor, sizes: Tensor | None, config: Config, crops: int, seed: int
 ) -> Tensor:
-    """In float64, each crop drawn, made and encoded by itself, image after image."""
+    """In float64, drawn image after image, each crop made and encoded by itself."""
+    views = crop_and_flip(config)
     encoder = copy.deepcopy(model.encoder).double().eval()
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for index in range(len(images)):
         one = slice(index, index + 1)
         total = torch.zeros(model.encoder.num_features, dtype=torch.float64)
-        for _ in range(crops):
-            uniforms = views.draw(1, device="cpu", generator=generator)
+        drawn = crop_and_flip(config, crops).draw(1, device="cpu", generator=generator)
+        for uniforms in drawn.unsqueeze(1):
             view = views(images[one], None if sizes is None else sizes[one], uniforms)[0]
             with torch.no_grad():
                 total += encoder(view.double())[0]
@@ -261,7 +262,7 @@ def one_crop_at_a_time(
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", [ResidentBatches, StreamingBatches])
-@pytest.mark.parametrize("batch_size", [1, 4, 7, 512])
+@pytest.mark.parametrize("batch_size", [1, 4, 512])
 def test_crop_features_agree_with_one_crop_at_a_time(
     monkeypatch: pytest.MonkeyPatch, padded: bool, kind: type, batch_size: int
 ) -> None:
@@ -273,7 +274,7 @@ def test_crop_features_agree_with_one_crop_at_a_time(
     monkeypatch.setattr(features, "BATCH_SIZE", batch_size)
     batches = kind(ArrayImages(pixels, sizes), CPU)
     found = compute_crop_features(model, batches, crop_and_flip(config, 3), 11)
-    expected = one_crop_at_a_time(model, pixels, sizes, crop_and_flip(config), 3, 11)
+    expected = one_crop_at_a_time(model, pixels, sizes, config, 3, 11)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     whole = compute_features(model, batches, SIZE).representation

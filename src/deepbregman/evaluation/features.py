@@ -119,8 +119,8 @@ def compute_crop_features(
     done = 0
     with frozen(model):
         for images, sizes, _ in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
-            drawn = views.draw(len(images), device="cpu", generator=generator)  # (M, B, R)
-            uniforms = drawn.reshape(len(images), views.num_views, -1).transpose(0, 1)
+            drawn = [views.draw(1, device="cpu", generator=generator) for _ in images]
+            uniforms = torch.cat(drawn, dim=1)  # (M, B, R)
             for start in range(0, len(images), together):
                 part = slice(start, start + together)
                 there = uniforms[:, part].to(images.device)
