@@ -221,7 +221,8 @@ def test_tips_on_lower_precision_are_not_the_users_business() -> None:
         config = override(load_recipe("digits"), {"training.compile": "yes"})
         compile_step(torch.nn.Linear(2, 2), config, fabric)
         warnings.warn("TensorFloat32 tensor cores for float32 products available", stacklevel=1)
-    assert [str(warning.message) for warning in heard] == []
+    # torch may have other things to say.
+    assert not [warning for warning in heard if "float32" in str(warning.message).lower()]
     speaker = logging.getLogger("lightning_fabric.utilities.rank_zero")
     assert speaker.isEnabledFor(logging.WARNING)
     assert not speaker.isEnabledFor(logging.INFO)
