@@ -44,7 +44,7 @@ FIELDS = [
     (section, field.name) for section, cls in SECTIONS.items() for field in dataclasses.fields(cls)
 ]
 NAMES = [
-    *("authors", "best", "cifar10-fast", "digits", "paper", "paper-imagenet", "simclr"),
+    *("auto", "authors", "best", "cifar10-fast", "digits", "paper", "paper-imagenet", "simclr"),
     *("byol", "dino", "moco-v2", "moco-v2plus", "moco-v3", "nnclr", "ressl", "sce"),
     *("simsiam", "swav"),
     *("amdim", "barlow-twins", "cmc", "cpc", "deep-divergence", "dim", "instdisc", "pirl"),

@@ -1,6 +1,7 @@
 """What a user sees in a terminal: words, progress bars, and streams that may go away."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
-from .errors import make_printable
+from .errors import UserError, make_printable
 
 _NO_DEFAULT = ""  # that the default is None tells a user nothing; the text of an option tells it
 MaybeText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint=_NO_DEFAULT)]
@@ -32,6 +33,34 @@ def say(console: Console, message: str, style: str | None = None) -> None:
     console.print(
         make_printable(message), style=style, soft_wrap=True, highlight=False, markup=False
     )
+
+
+def parse_duration(text: str, option: str) -> float:
+    """Return the seconds of a time such as 90s, 30m, 2h or 1h30m; ``option`` names it in errors."""
+    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text)
+    hours, minutes, rest = (float(number or 0) for number in found.groups()) if found else (0, 0, 0)
+    seconds = 3600.0 * hours + 60.0 * minutes + rest
+    if not 0.0 < seconds < 1e9:
+        raise UserError(
+            f"--{option} {text}: it must be a time above 0, in hours, minutes or seconds, such as "
+            "30m, 2h or 1h30m"
+        )
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Write a time as a person would say it, in its two largest units."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 600:
+        return f"{whole // 60} min {whole % 60} s" if whole % 60 else f"{whole // 60} min"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min" if minutes % 60 else f"{minutes // 60} h"
+    return f"{minutes / 1440:.1f} days"
 
 
 @contextmanager

@@ -6,28 +6,48 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from deepbregman.config import OPTIONAL, Config, load_recipe, override, recipes
+from deepbregman.config import (
+    OPTIONAL,
+    Config,
+    differing_fields,
+    fields_of,
+    load_recipe,
+    override,
+    recipes,
+)
 from deepbregman.errors import UserError
 from deepbregman.files import hold_folder
 from deepbregman.launching import must_start_processes, run_in_processes
 from deepbregman.runs import Run, default_folder
-from deepbregman.terminal import MaybeNumber, MaybePath, say
+from deepbregman.terminal import (
+    MaybeNumber,
+    MaybePath,
+    MaybeText,
+    format_duration,
+    parse_duration,
+    say,
+)
 
 from .parameters import Accelerator, PythonOnly, check_data
 
 if TYPE_CHECKING:
+    from lightning_fabric import Fabric
     from torch import nn
 
     from deepbregman.data import Source
     from deepbregman.method.networks import Model
     from deepbregman.training.loop import Monitor, Pretraining
+    from deepbregman.training.planning import Plan
 
+AUTO = "auto"
+"""The recipe whose settings are chosen by the images and the machine."""
 Watch = Callable[[int, Mapping[str, float]], None]
 """Called with the epoch and the results of the kNN monitor; an exception ends the run."""
 
@@ -37,6 +57,7 @@ def pretrain(
     *,
     data: PythonOnly[str | None] = None,
     run: MaybePath = None,
+    budget: MaybeText = None,
     changes: PythonOnly[Mapping[str, Any] | None] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     accelerator: Accelerator = "auto",
@@ -46,16 +67,19 @@ def pretrain(
     source: PythonOnly["Source | None"] = None,
     watch: PythonOnly[Watch | None] = None,
 ) -> Run:
-    """Pretrain an encoder: deepbregman pretrain RECIPE [options], or --resume RUN.
+    """Pretrain an encoder: deepbregman pretrain DATA, pretrain RECIPE [options], or --resume RUN.
 
-    Every field of the recipe is an option; the defaults are the recipe's. An option of a table
-    that the recipe does not have adds the table. To continue an interrupted run: deepbregman
-    pretrain --resume RUN
+    With a folder, an .npz file or a dataset instead of a recipe, the recipe auto chooses settings
+    that fit the images and the machine. Every field of the recipe is an option; the defaults are
+    the recipe's. An option of a table that the recipe does not have adds the table. To continue an
+    interrupted run: deepbregman pretrain --resume RUN
 
     Args:
         recipe: Name of a recipe, a .toml file, or a configuration.
         data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file.
         run: Folder of the run; it must not exist. By default a new folder in runs/.
+        budget: Time that pretraining may take, such as 30m or 2h; the recipe auto fits the length
+            to it.
         changes: Fields by their dotted names, such as {"training.epochs": 10}.
         encoder: A module of your own instead of the recipe's encoder. It maps images (N, 3, H, W),
             normalised floats, to vectors (N, d). A copy is trained, starting from its weights; your
@@ -73,11 +97,13 @@ def pretrain(
         The finished run; give its ``path`` to :func:`load_encoder`.
     """
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    given = dict(changes or {})
     if data is not None:
-        config = override(config, {"data.source": data})
-    config = override(config, changes or {})
+        given["data.source"] = data
     if encoder is not None:
-        config = override(config, {"encoder.name": "custom", "encoder.stem": "auto"})
+        given |= {"encoder.name": "custom", "encoder.stem": "auto"}
+    config = override(config, given)
+    wishes = _find_wishes(recipe, given, budget)
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
     Run.check_free(folder)
@@ -85,7 +111,35 @@ def pretrain(
         check_data(config)
     if must_start_processes(devices, nodes):
         _start_processes(devices or 1, nodes or 1, folder, ["--run", str(folder)])
-    return _train(config, folder, False, accelerator, console, encoder, source, watch)
+    return _train(config, folder, False, accelerator, console, encoder, source, watch, wishes)
+
+
+class Wishes(NamedTuple):
+    """What the recipe ``auto`` must keep to."""
+
+    given: Mapping[str, Any]
+    """Fields that the user has given."""
+    budget: float | None
+    """Seconds."""
+
+
+def _find_wishes(
+    recipe: str | Config, given: Mapping[str, Any], budget: str | None
+) -> Wishes | None:
+    """Return what to keep to if the recipe is ``auto``, else None."""
+    if recipe != AUTO:
+        if budget is not None:
+            raise UserError(
+                f"--budget {budget}: only the recipe auto fits its length to a time; leave the "
+                "option out and set training.epochs, or pretrain with auto"
+            )
+        return None
+    if "data.source" not in given:
+        raise UserError(
+            "the recipe auto needs images: name a folder, an .npz file or a dataset, such as "
+            "`deepbregman pretrain my_photos`"
+        )
+    return Wishes(given, None if budget is None else parse_duration(budget, "budget"))
 
 
 def resume(
@@ -146,25 +200,57 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     """
     if any(word.partition("=")[0] == "--resume" for word in words):
         return resume, "deepbregman pretrain", words
+    words = _name_recipe(words)
     named = bool(words) and not words[0].startswith("-")
     if not named and not {"-h", "--help"} & set(words):
         raise UserError(
-            f"pretrain needs a recipe first: one of {', '.join(recipes())}, or a .toml file; "
-            "for example `deepbregman pretrain digits`"
+            "pretrain needs a recipe or images first: a folder, an .npz file, a dataset, one of "
+            f"{', '.join(recipes())}, or a .toml file; for example `deepbregman pretrain my_photos`"
         )
     name = words[0] if named else "paper"
+    config = _add_tables(load_recipe(name), words[named:])
 
     @functools.wraps(pretrain)
     def with_fields(recipe: Config, run: Path | None, **rest: Any) -> Run:
-        return pretrain(recipe, run=run or default_folder(Path(name).stem), **rest)
+        folder = run or default_folder(Path(name).stem)
+        if name == AUTO:
+            given = _find_given(load_recipe(name), recipe, words)
+            return pretrain(AUTO, run=folder, changes=given, **rest)
+        return pretrain(recipe, run=folder, **rest)
 
     signature = inspect.signature(pretrain)
     first, *others = signature.parameters.values()
-    config = _add_tables(load_recipe(name), words[named:])
     first = first.replace(default=config, kind=inspect.Parameter.KEYWORD_ONLY)
     changed = signature.replace(parameters=[first, *others])
     with_fields.__signature__ = changed  # type: ignore[attr-defined]  # inspect reads it
     return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
+
+
+def _name_recipe(words: list[str]) -> list[str]:
+    """Put the recipe ``auto`` before words that name images and no recipe."""
+    options = {word.partition("=")[0] for word in words}
+    if not words or words[0].startswith("-"):
+        return [AUTO, *words] if options & {"--data", "--data.source"} else words
+    if words[0] in recipes() or Path(words[0]).suffix == ".toml":
+        return words
+    from deepbregman.data.datasets import DATASETS
+
+    if words[0] in DATASETS or Path(words[0]).is_dir() or Path(words[0]).suffix == ".npz":
+        return [AUTO, "--data", *words]
+    return words
+
+
+def _find_given(recipe: Config, config: Config, words: list[str]) -> dict[str, Any]:
+    """Return the fields that the words set: also to the value that the recipe has."""
+    options = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    flat = fields_of(config)
+    changed = differing_fields(recipe, config)
+    aliases = {"data.source": "__data"}
+    return {
+        field: value
+        for field, value in flat.items()
+        if field in changed or {f"__{field}", aliases.get(field)} & options
+    }
 
 
 def _add_tables(config: Config, words: list[str]) -> Config:
@@ -189,6 +275,7 @@ def _train(
     encoder: "nn.Module | None",
     source: "Source | None",
     watch: Watch | None,
+    wishes: Wishes | None = None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
     from deepbregman.data.opening import (
@@ -212,6 +299,10 @@ def _train(
     if console is None or not fabric.is_global_zero:
         console = Console(quiet=True)
     folder = from_first(fabric, folder)  # a default one is named by the clock
+    if wishes is not None:
+        plan, source = _choose_settings(config, wishes, fabric, console, encoder, source)
+        config = plan.config
+        _show_plan(plan, console)
     together(fabric, lambda: _try_encoder(config, encoder))
     with explain_faults(config, folder), ExitStack() as held:
 
@@ -262,6 +353,62 @@ def _train(
         words = f"{len(skipped)} images could not be decoded and were replaced by others"
         say(console, words, "yellow")
     return run
+
+
+def _choose_settings(
+    config: Config,
+    wishes: Wishes,
+    fabric: "Fabric",
+    console: Console,
+    encoder: "nn.Module | None",
+    source: "Source | None",
+) -> tuple["Plan", "Source"]:
+    """Look at the images and the machine, and choose settings; process 0 does, for all."""
+    from deepbregman.data import typical_side
+    from deepbregman.data.batches import count_cpus
+    from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
+    from deepbregman.training.planning import Facts, choose_image_size, make_plan, measure_step
+    from deepbregman.training.processes import first_then_others, from_first, together
+
+    given, on_gpu = wishes.given, fabric.device.type != "cpu"
+    with console.status(f"looking at {escape(config.data.source)} ..."):
+        side = together(fabric, lambda: typical_side(config.data.source, Path(config.data.root)))
+        size = choose_image_size(side, on_gpu)
+        sized = override(config, {size.field: given.get(size.field, size.value)})
+        opened = source or first_then_others(fabric, lambda: open_data(sized))
+        kept, _ = together(fabric, lambda: split_for_monitor(opened.train, sized))
+        images = images_to_pretrain_on(opened, kept, labelled=sized.objective.needs_labels)
+        labels = opened.train.labels
+        facts = Facts(
+            len(images),
+            side,
+            len(opened.classes or ()) if labels is not None else 0,
+            on_gpu,
+            fabric.world_size,
+            count_cpus(fabric.world_size),
+            wishes.budget,
+        )
+
+        def measure(tried: Config) -> float:
+            return measure_step(tried, images.frame, fabric.device, fabric.world_size, encoder)
+
+        def choose() -> "Plan | None":
+            return make_plan(sized, facts, given, size, measure) if fabric.is_global_zero else None
+
+        plan = from_first(fabric, together(fabric, choose))
+    assert plan is not None  # process 0 made one
+    return plan, opened
+
+
+def _show_plan(plan: "Plan", console: Console) -> None:
+    """Print what was chosen and why, and how long it takes."""
+    table = Table(title="chosen for these images and this machine", title_justify="left")
+    for column in ("setting", "value", "why"):
+        table.add_column(column, overflow="fold", no_wrap=column == "setting")
+    for field, value, why in plan.choices:
+        table.add_row(field, f"{value:g}" if isinstance(value, float) else str(value), why)
+    console.print(table, highlight=False)
+    say(console, f"estimated time: {format_duration(plan.seconds)}")
 
 
 def _report_to(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor":

@@ -270,6 +270,28 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
             pass
 
 
+def typical_side(spec: str, root: Path = Path("data")) -> int:
+    """Return the median of the shorter sides of a source's training images, in pixels.
+
+    Of files, the headers of at most 256 are read; those that cannot be read do not count.
+    """
+    from deepbregman.data.frames import UnreadableImage, map_files, read_size
+
+    dataset, path = find_source(spec)
+    if dataset is not None:
+        return dataset.image_size
+    if not path.is_dir():
+        with open_npz(path) as reader, reader.open("train_images") as (_, header):
+            return int(min(header.shape[1:3], default=1))
+    paths = list_folder(path).train.paths
+    sample = [paths[i * len(paths) // min(len(paths), 256)] for i in range(min(len(paths), 256))]
+    sizes = map_files(read_size, sample)
+    sides = sorted(min(size) for size in sizes if not isinstance(size, UnreadableImage))
+    if not sides:
+        raise UserError(f"data.source {spec!r}: none of {len(sample)} images can be read")
+    return sides[len(sides) // 2]
+
+
 def open_source(
     spec: str,
     *,

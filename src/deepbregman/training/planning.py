@@ -1,0 +1,263 @@
+"""Settings that fit the images and the machine: what the recipe ``auto`` chooses, and why."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from deepbregman.config import Config, override
+from deepbregman.errors import is_out_of_memory
+from deepbregman.objectives import Samples, build_step
+from deepbregman.terminal import format_duration
+
+from .optimisers import build_optimiser
+from .processes import is_mixed
+from .randomness import Share, count_steps
+
+LIMITS = {"cpu": 30 * 60.0, "gpu": 2 * 3600.0}
+"""Seconds that a run may take where no budget is given."""
+_SPARE = 0.9  # share of the limit that is planned for; opening, evaluating and saving take some
+_SIDES = (32, 64, 96, 128)
+_IMAGES_SEEN = 2_000_000  # over all epochs, within these bounds:
+_EPOCHS = (200, 800)  # fewest and most that are wanted
+_LARGEST_BATCH, _SMALLEST_BATCH = 512, 16
+_STEPS_PER_EPOCH = 4  # at least, where the batch can be made small enough
+_BASE_BATCH, _BASE_RATE = 512, 1.0  # of the recipe best
+_BANK = 4096
+_WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
+_ENCODERS = ("resnet18", "small")
+_MEASURED_BATCH = 64  # on a CPU, where the time of a step is in proportion to its batch
+_MEASURED_SECONDS = 2.0
+
+
+class Choice(NamedTuple):
+    """One setting that was chosen."""
+
+    field: str
+    value: Any
+    why: str
+
+
+class Facts(NamedTuple):
+    """What settings are chosen by."""
+
+    num_images: int
+    """To pretrain on."""
+    side: int
+    """Median of the images' shorter sides."""
+    num_classes: int
+    """0 without labels."""
+    on_gpu: bool
+    processes: int
+    cpus: int
+    """That each process has."""
+    budget: float | None
+    """Seconds that the user grants."""
+
+    @property
+    def limit(self) -> float:
+        """Seconds that the run may take."""
+        return LIMITS["gpu" if self.on_gpu else "cpu"] if self.budget is None else self.budget
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A complete configuration, and what was chosen in it."""
+
+    config: Config
+    choices: tuple[Choice, ...]
+    seconds: float
+    """That pretraining is estimated to take."""
+
+
+Measure = Callable[[Config], float]
+"""Returns the seconds of an optimiser step."""
+
+
+def choose_image_size(side: int, on_gpu: bool) -> Choice:
+    """Choose the side of the images by the median of their shorter sides."""
+    most = _SIDES[-1] if on_gpu else _SIDES[0]
+    size = max([s for s in _SIDES if s <= min(side, most)] or [max(8, side)])
+    where = "a GPU" if on_gpu else "a CPU"
+    if size == most and side > most:
+        return Choice(
+            "data.image_size", size, f"the images have {side} px; {most} is fast on {where}"
+        )
+    return Choice("data.image_size", size, f"the images have {side} px")
+
+
+def make_plan(
+    config: Config, facts: Facts, given: Mapping[str, Any], size: Choice, measure: Measure
+) -> Plan:
+    """Choose what the user has not given.
+
+    Args:
+        config: to start from; the fields that are given are in it.
+        facts: about the images and the machine.
+        given: fields that stay as they are.
+        size: the image size, which had to be chosen before the images were opened.
+        measure: the speed of a configuration.
+    """
+    plan = _Choices(config, given)
+    plan.take(size, _choose_batch(facts), _choose_bank(facts))
+    wanted = given.get("training.epochs", _wanted_epochs(facts))
+    too_slow: list[str] = []
+    for name in _ENCODERS:
+        tried = plan.config
+        if "encoder.name" not in given:
+            tried = override(tried, {"encoder.name": name})
+        tried, seconds = _fit_into_memory(tried, given, facts.processes, measure)
+        length = _choose_epochs(facts, wanted, seconds * count_steps(tried, facts.num_images))
+        if facts.on_gpu or "encoder.name" in given or length.value >= 0.5 * wanted:
+            break
+        too_slow.append(name)
+    if tried.training.batch_size != plan.config.training.batch_size:
+        plan.drop("training.batch_size")
+        plan.take(Choice("training.batch_size", tried.training.batch_size, "what fits in memory"))
+    why = f"{1e3 * seconds:,.0f} ms a step, measured"
+    if tried.encoder.name in _ENCODERS[1:]:
+        why += f"; {too_slow[0]} would take too long"
+    plan.take(Choice("encoder.name", tried.encoder.name, why), length)
+    plan.take(*_choose_schedule(plan.config, facts))
+    steps = plan.config.training.epochs * count_steps(plan.config, facts.num_images)
+    return Plan(plan.config, tuple(plan.made), steps * seconds)
+
+
+class _Choices:
+    """A configuration, and the choices made in it so far."""
+
+    def __init__(self, config: Config, given: Mapping[str, Any]) -> None:
+        self.config, self.given = config, given
+        self.made: list[Choice] = []
+
+    def take(self, *choices: Choice) -> None:
+        """Make choices, unless the user has given the field."""
+        for choice in choices:
+            if choice.field in self.given:
+                choice = Choice(choice.field, self.given[choice.field], "as you say")
+            else:
+                self.config = override(self.config, {choice.field: choice.value})
+            self.made.append(choice)
+
+    def drop(self, field: str) -> None:
+        """Forget a choice that is made anew."""
+        self.made = [choice for choice in self.made if choice.field != field]
+
+
+def _choose_batch(facts: Facts) -> Choice:
+    most = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, facts.num_images // _STEPS_PER_EPOCH))
+    batch = 2 ** (min(most, max(2, facts.num_images)).bit_length() - 1)
+    batch = max(batch - batch % facts.processes, facts.processes)
+    why = f"as {_BASE_BATCH} of the recipe best"
+    if batch < _LARGEST_BATCH:
+        why = f"{facts.num_images:,} images are few for batches of {_LARGEST_BATCH}"
+    return Choice("training.batch_size", batch, why)
+
+
+def _choose_bank(facts: Facts) -> Choice:
+    size = min(_BANK, facts.num_images)
+    why = "no larger than the dataset" if size < _BANK else "as in the recipe best"
+    return Choice("divergence.num_subnetworks", size, why)
+
+
+def _wanted_epochs(facts: Facts) -> int:
+    fewest, most = _EPOCHS
+    return min(most, max(fewest, _IMAGES_SEEN // facts.num_images))
+
+
+def _choose_epochs(facts: Facts, wanted: int, seconds: float) -> Choice:
+    """Choose the length: as wanted, or less where an epoch takes too many seconds."""
+    possible = int(_SPARE * facts.limit / seconds)
+    granted = "" if facts.budget is not None else "; --budget 2h grants more"
+    if possible >= wanted:
+        return Choice("training.epochs", wanted, f"what {facts.num_images:,} images are worth")
+    why = f"what fits in {format_duration(facts.limit)}{granted}"
+    return Choice("training.epochs", max(1, possible), why)
+
+
+def _choose_schedule(config: Config, facts: Facts) -> Iterator[Choice]:
+    epochs, batch = config.training.epochs, config.training.batch_size
+    warmup = round(min(_LONGEST_WARMUP, _WARMUP * epochs), 2)
+    share = f"{_WARMUP:.0%} of the epochs, at most {_LONGEST_WARMUP:g}"
+    yield Choice("optimiser.warmup_epochs", warmup, share)
+    rate = _BASE_RATE * batch / _BASE_BATCH
+    yield Choice(
+        "optimiser.learning_rate",
+        rate,
+        f"in proportion to the batch: {_BASE_RATE:g} for {_BASE_BATCH}",
+    )
+    yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
+    every = max(1, epochs // 20)
+    what = (
+        f"labels of {facts.num_classes} classes: kNN" if facts.num_classes else "a line of progress"
+    )
+    yield Choice("training.knn_every", every, f"{what} about 20 times; labels do not train")
+
+
+def _fit_into_memory(
+    config: Config, given: Mapping[str, Any], processes: int, measure: Measure
+) -> tuple[Config, float]:
+    """Measure a configuration, with half the batch wherever the memory is too small."""
+    while True:
+        try:
+            return config, measure(config)
+        except (RuntimeError, MemoryError) as error:
+            half = config.training.batch_size // 2
+            fixed = "training.batch_size" in given or half < max(2, processes) or half % processes
+            if fixed or not is_out_of_memory(error):
+                raise
+        config = override(config, {"training.batch_size": half})
+
+
+def measure_step(
+    config: Config,
+    frame: tuple[int, int],
+    device: torch.device,
+    processes: int = 1,
+    trunk: nn.Module | None = None,
+) -> float:
+    """Return the seconds of an optimiser step of one of several processes, on noise.
+
+    The step is not compiled, so that measuring takes seconds: on a GPU the run itself is faster.
+
+    Args:
+        config: of the run.
+        frame: height and width of the images before they are cropped.
+        device: of this process.
+        processes: that share the batch.
+        trunk: of an encoder of the user's own.
+    """
+    share = config.training.batch_size // processes
+    batch = share if device.type == "cuda" else min(share, _MEASURED_BATCH)
+    tried = override(config, {"training.batch_size": batch})
+    mixed = is_mixed(config, device)
+    step = build_step(tried, mixed=mixed, trunk=trunk, num_images=batch, num_classes=2)
+    step.to(memory_format=torch.channels_last)
+    step.to(device)
+    step.train()
+    optimiser = build_optimiser(config.optimiser, step.parameter_groups(), device)
+    for group in optimiser.param_groups:
+        group["lr"] = 0.0
+    draws = Share(tried, batch, device, 0, 1)
+    pixels = torch.randint(0, 256, (batch, 3, *frame), dtype=torch.uint8, device=device)
+    indices = torch.arange(batch, device=device)
+    turns: list[float] = []
+    began = time.perf_counter()
+    while len(turns) < 3 or time.perf_counter() - began < _MEASURED_SECONDS:
+        started = time.perf_counter()
+        for _ in range(config.training.accumulate):
+            uniforms = draws.draw_uniforms(step.views, len(turns))
+            random = draws.draw_for(step.objective, len(turns))
+            outputs = step(pixels, None, uniforms, Samples(indices, indices % 2, random))
+            outputs.total.backward()
+        optimiser.step()
+        step.after_step(0.0)
+        optimiser.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        turns.append(time.perf_counter() - started)
+    return statistics.median(turns[1:]) * share / batch

@@ -1,0 +1,100 @@
+"""Pretraining without a recipe: settings are chosen, printed and written."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman.commands.pretrain import pretrain
+from deepbregman.config import load_recipe
+from deepbregman.errors import UserError
+from deepbregman.runs import Run
+from deepbregman.training import planning
+
+from ..conftest import Command
+
+QUICK = ("--training.no-tensorboard", "--encoder.projection-hidden", 16, "--accelerator", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which a step takes a second, and any ResNet is out of reach."""
+
+    def measure(config: object, *rest: object) -> float:
+        return 1.0 if config.encoder.name == "small" else 1e6  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(planning, "measure_step", measure)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    random = np.random.default_rng(0)
+    for index in range(40):
+        pixels = random.integers(0, 256, (20, 12, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{index}.png")
+    return folder
+
+
+def test_a_folder_without_a_recipe(command: Command, photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    code, out, _ = command("pretrain", photos, "--run", run, "--budget", "9s", *QUICK)
+    assert code == 0
+    config = Run.open(run).config
+    assert (config.data.source, config.data.image_size) == (str(photos), 12)
+    assert (config.encoder.name, config.training.batch_size) == ("small", 16)
+    assert config.training.epochs == 4  # of two steps: what 0.9 of 9 seconds are enough for
+    assert config.divergence.num_subnetworks == 40
+    assert "estimated time: 8 s" in out
+    for field in ("data.image_size", "training.epochs", "optimiser.warmup_epochs", "data.workers"):
+        assert field in out
+    assert "what fits in 9 s" in out
+    # The written configuration is a plain recipe.
+    assert load_recipe(str(run / "config.toml")) == config
+
+
+def test_options_are_kept_even_if_they_are_the_recipe_s(
+    command: Command, photos: Path, tmp_path: Path
+) -> None:
+    words = ("--training.batch_size=20", "--optimiser.learning-rate", 1.0, "--training.epochs", 1)
+    run = tmp_path / "run"
+    assert command("pretrain", "auto", "--data", photos, "--run", run, *words, *QUICK)[0] == 0
+    config = Run.open(run).config
+    assert config.training.batch_size == 20
+    assert config.optimiser.learning_rate == 1.0  # also that of the recipe
+    assert config.training.epochs == 1
+
+
+def test_in_python(few_digits: str, tmp_path: Path) -> None:
+    changes = {
+        "training.epochs": 1,
+        "training.tensorboard": False,
+        "training.knn_every": 0,
+        "encoder.projection_hidden": 16,
+    }
+    run = pretrain("auto", data=few_digits, run=tmp_path / "run", changes=changes)
+    assert run.config.data.image_size == 8
+    assert run.config.training.batch_size == 32  # of 200 digits
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["auto"], "needs images"),
+        (["my_photoz"], "neither one of"),
+        (["digits", "--budget", "5m"], "only the recipe auto"),
+        (["auto", "--data", "digits", "--budget", "soon"], "--budget soon: it must be a time"),
+        (["auto", "--data", "digits", "--budget", "0m"], "--budget 0m"),
+        ([], "pretrain needs a recipe or images first"),
+    ],
+)
+def test_bad_input(command: Command, words: list[str], said: str) -> None:
+    code, _, error = command("pretrain", *words)
+    assert code == 2
+    assert said in error
+
+
+def test_python_names_the_rule_too() -> None:
+    with pytest.raises(UserError, match="needs images"):
+        pretrain("auto")

@@ -1,0 +1,136 @@
+"""What the recipe auto chooses: by made-up speeds, so that no test depends on the machine."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from deepbregman.config import Config, from_toml, load_recipe, override, to_toml
+from deepbregman.training.planning import (
+    Choice,
+    Facts,
+    Plan,
+    choose_image_size,
+    make_plan,
+    measure_step,
+)
+
+SIZE = Choice("data.image_size", 32, "")
+CPU = Facts(2000, 400, 0, on_gpu=False, processes=1, cpus=2, budget=None)
+
+
+def plan(
+    facts: Facts = CPU, speed: float = 1e-4, given: dict[str, Any] | None = None, resnet: float = 50
+) -> Plan:
+    """Plan for a machine that takes so many seconds for an image, ResNets so many times as long."""
+
+    def measure(config: Config) -> float:
+        slower = 1.0 if config.encoder.name == "small" else resnet
+        return speed * slower * config.training.batch_size * config.training.accumulate
+
+    given = given or {}
+    return make_plan(override(load_recipe("auto"), given), facts, given, SIZE, measure)
+
+
+@pytest.mark.parametrize(
+    ("side", "on_gpu", "size"),
+    [
+        *((8, False, 8), (4, False, 8), (28, True, 28), (32, False, 32), (600, False, 32)),
+        *((64, True, 64), (90, True, 64), (600, True, 128)),
+    ],
+)
+def test_image_size(side: int, on_gpu: bool, size: int) -> None:
+    assert choose_image_size(side, on_gpu).value == size
+
+
+@pytest.mark.parametrize(
+    ("count", "batch"),
+    [(50_000, 512), (2048, 512), (2047, 256), (300, 64), (40, 16), (10, 8), (3, 2)],
+)
+def test_batch_and_bank_are_no_larger_than_the_data(count: int, batch: int) -> None:
+    config = plan(CPU._replace(num_images=count)).config
+    assert config.training.batch_size == batch <= count
+    assert config.divergence.num_subnetworks == min(4096, count)
+    assert config.optimiser.learning_rate == pytest.approx(batch / 512)
+
+
+def test_the_batch_is_a_multiple_of_the_processes() -> None:
+    assert plan(CPU._replace(processes=3)).config.training.batch_size == 255
+
+
+def test_a_slow_cpu_gets_a_small_encoder_and_ends_in_time() -> None:
+    found = plan(speed=0.01)  # 20 s an epoch: 800 epochs would take 4.4 hours
+    assert found.config.encoder.name == "small"
+    # Batches of 256 leave out 208 of 2,000 images: an epoch is 7 steps of 2.56 s.
+    assert found.config.training.epochs == int(0.9 * 1800 / (7 * 2.56))
+    assert found.seconds == pytest.approx(found.config.training.epochs * 7 * 2.56)
+    assert found.seconds <= 1800
+
+
+def test_a_fast_cpu_gets_the_better_encoder_and_all_epochs() -> None:
+    found = plan(speed=1e-6)
+    assert found.config.encoder.name == "resnet18"
+    assert found.config.training.epochs == 800
+
+
+def test_a_gpu_keeps_the_better_encoder_however_short_the_run() -> None:
+    found = plan(CPU._replace(on_gpu=True, budget=600), speed=1e-3)
+    assert found.config.encoder.name == "resnet18"
+    assert found.config.training.epochs == int(540 / (7 * 256 * 0.05))
+
+
+@pytest.mark.parametrize("budget", [60.0, 600.0, 3600.0])
+def test_a_budget_is_kept(budget: float) -> None:
+    found = plan(CPU._replace(budget=budget), speed=2e-3)
+    assert 0.75 * budget < found.seconds <= budget
+    warmup = found.config.optimiser.warmup_epochs
+    assert warmup == pytest.approx(min(10, 0.05 * found.config.training.epochs), abs=0.01)
+
+
+def test_what_is_given_stays() -> None:
+    given = {
+        "training.epochs": 7,
+        "training.batch_size": 100,
+        "encoder.name": "resnet34",
+        "optimiser.learning_rate": 0.3,
+        "divergence.num_subnetworks": 5000,
+    }
+    found = plan(given=given, speed=0.01)
+    assert override(found.config, given) == found.config
+    reasons = {choice.field: choice.why for choice in found.choices}
+    assert {reasons[field] for field in given} == {"as you say"}
+    assert found.seconds == pytest.approx(7 * 20 * 100 * 0.5)
+
+
+def test_the_table_is_what_differs_and_the_configuration_is_a_recipe() -> None:
+    found = plan()
+    assert from_toml(to_toml(found.config), "plan") == found.config
+    named = {choice.field: choice.value for choice in found.choices}
+    assert override(load_recipe("auto"), named) == found.config
+    assert len(named) == len(found.choices)
+
+
+def test_a_batch_that_does_not_fit_is_halved() -> None:
+    def measure(config: Config) -> float:
+        if config.training.batch_size > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return 0.01
+
+    facts = CPU._replace(on_gpu=True)
+    found = make_plan(load_recipe("auto"), facts, {}, SIZE, measure)
+    assert found.config.training.batch_size == 64
+    assert [c.why for c in found.choices if c.field == "training.batch_size"] == [
+        "what fits in memory"
+    ]
+    given = {"training.batch_size": 512}
+    with pytest.raises(torch.OutOfMemoryError):
+        make_plan(override(load_recipe("auto"), given), facts, given, SIZE, measure)
+
+
+def test_a_step_is_measured_in_proportion_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    small = {"encoder.name": "small", "encoder.projection_hidden": 16, "data.image_size": 8}
+    config = override(load_recipe("auto"), {**small, "training.batch_size": 256})
+    # A step lasts one tick of the clock. On a CPU 64 of the 128 images of a process are measured.
+    assert measure_step(config, (8, 8), torch.device("cpu"), processes=2) == 2.0
