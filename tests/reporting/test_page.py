@@ -213,7 +213,7 @@ def test_a_study_whose_runs_are_lost(make_study: Callable[..., Path], tmp_path: 
 def test_supervised_arms_say_so(make_study: Callable[..., Path], tmp_path: Path) -> None:
     first, second = make_study("a"), make_study("b", data="digits")
     results = json.loads((first / "results.json").read_text())
-    results["study"]["arms"][2]["supervised"] = ["max", "triplet"]
+    results["study"]["arms"][2]["supervised"] = True
     names = [f"Deep Divergence, moment, contrastive (supervised) {n}" for n in range(5)]
     points = [{**results["arms"][2], "arm": f"d{n}", "series": n} for n in names]
     (first / "results.json").write_text(

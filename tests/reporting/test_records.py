@@ -196,24 +196,3 @@ def test_published_figures_stand_apart_and_are_never_best(make_run: MakeRun) -> 
     assert [line.cells[0].is_best for line in table.rows] == [True] + 5 * [False]
     assert "table:lineareval:smalldatasets" in table.rows[2].note
     assert "not an arm" in table.caption
-
-
-def test_supervised_baselines_are_arms_of_their_own(make_run: MakeRun) -> None:
-    """The loss of Deep Divergence is in no field: by their fields these were one arm of 4 runs."""
-    paths = [
-        make_run(
-            f"deep-{loss}-seed{seed}",
-            {"seed": seed},
-            metrics=[{"epoch": 100, "total": 1.0}],
-            result={"study": {"state": "done", "supervised": True, "form": "max", "loss": loss}},
-        )
-        for loss in ("contrastive", "triplet")
-        for seed in (0, 1)
-    ]
-    arms = group_runs([RunRecord.read(path) for path in paths])
-    assert [(arm.name, len(arm.runs)) for arm in arms] == [
-        ("deep-contrastive", 2),
-        ("deep-triplet", 2),
-    ]
-    assert arms[1].method.startswith("Deep Divergence, max, triplet (supervised), ")
-    assert {run.state for arm in arms for run in arm.runs} == {"finished"}

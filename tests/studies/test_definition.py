@@ -122,7 +122,9 @@ def test_other_values_of_the_one_field() -> None:
     assert study.arms[0].changes == {"divergence.weight": 0.0, "encoder.name": "small"}
     kappa = GRIDS["kappa"].with_values((3, 7))
     assert [arm.name for arm in kappa.choose_arms(())] == ["none", "3", "7"]
-    assert kappa.choose_arms(("deep-max-triplet-7",))[0].supervised == ("max", "triplet")
+    deep = kappa.choose_arms(("deep-max-triplet-7",))[0]
+    assert deep.supervised
+    assert deep.changes["objective.num_subnetworks"] == 7
     kappa = GRIDS["kappa"].with_values((7, 20, 150))  # of these, 7 is not in the paper
     assert [arm.beyond for arm in kappa.choose_arms(())] == [True, True, False, False]
     assert all(arm.beyond for arm in kappa.arms if arm.supervised)

@@ -5,7 +5,6 @@ that the learned divergence shares it with the cosine, and one search serves eve
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -29,8 +28,6 @@ from .results import Measurement, make_rows
 NEIGHBOURS = (20, 200)
 VOTE_TEMPERATURE = 0.1
 MEASURES = ("cosine", "divergence")
-Divergence = Callable[[Tensor, Tensor], Tensor]
-"""Of scores (N, K) and (M, K), the first from the second: (N, M)."""
 LARGEST_BANK = 20_000
 LARGEST_QUERY = 2_000
 MONITOR_BYTES = 4 * 2**30
@@ -157,7 +154,7 @@ def features_for(features: Features, measure: str) -> Tensor:
 
 
 def rank_bank(
-    measure: str | Divergence,
+    measure: str,
     queries: Tensor,
     bank: Tensor,
     k: int,
@@ -173,7 +170,7 @@ def rank_bank(
     that the order of the bank, often that of its classes, does not matter.
 
     Args:
-        measure: ``cosine``, ``divergence``, or another divergence of scores.
+        measure: ``cosine`` or ``divergence``.
         queries: (Q, d) features, or (Q, K) scores.
         bank: (B, d) or (B, K).
         smoothing: of ``divergence``; 0 is the hard form.
@@ -183,19 +180,14 @@ def rank_bank(
     return Neighbours(found.similarities, order[found.indices])
 
 
-def likeness_to(
-    measure: str | Divergence, bank: Tensor, smoothing: float
-) -> Callable[[Tensor], Tensor]:
+def likeness_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Tensor], Tensor]:
     """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
     if measure == "cosine":
         return cosine_to(bank)
-    divergence = (
-        partial(learned_divergence, smoothing=smoothing) if isinstance(measure, str) else measure
-    )
     exact = bank.double()  # float32 would rank nearly equal images at random
 
     def likeness(queries: Tensor) -> Tensor:
-        return -divergence(queries.double(), exact).float()
+        return -learned_divergence(queries.double(), exact, smoothing).float()
 
     return likeness
 
@@ -234,20 +226,12 @@ def knn_by_cosine(
     return _measure_votes(f"cosine of {averaged.crops} crops", found, labelled, details)
 
 
-def knn_by_divergence(
-    labelled: LabelledFeatures, seed: int, divergence: Divergence | None = None
-) -> list[Measurement]:
-    """Classify by the neighbours of the smallest learned divergence.
-
-    Args:
-        seed: of the order of ties.
-        divergence: of scores (N, K) and (M, K); the configuration's when None.
-    """
+def knn_by_divergence(labelled: LabelledFeatures, seed: int) -> list[Measurement]:
+    """Classify by the neighbours of the smallest learned divergence; the seed orders ties."""
     sides = labelled.train, labelled.test
     bank, queries = (features_for(side.features, "divergence") for side in sides)
     settings, k = labelled.config.divergence, min(max(NEIGHBOURS), len(bank))
-    measure = divergence or "divergence"
-    found = rank_bank(measure, queries, bank, k, smoothing=settings.smoothing, seed=seed)
+    found = rank_bank("divergence", queries, bank, k, smoothing=settings.smoothing, seed=seed)
     # Rounding would lose the order of far neighbours in psi, so they are found by -D. Votes are
     # weighted by the Gaussian kernel, whose width the run may have learned.
     sigma = labelled.model.sigma

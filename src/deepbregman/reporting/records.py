@@ -74,22 +74,14 @@ class RunRecord:
         return int(self.metrics[-1]["epoch"]) if self.metrics else 0
 
     @property
-    def supervised(self) -> str | None:
-        """Name the baseline that was trained with labels; None of pretraining."""
-        outcome = self.result.get("study") or {}
-        if not outcome.get("supervised"):
-            return None
-        return f"Deep Divergence, {outcome.get('form')}, {outcome.get('loss')} (supervised)"
-
-    @property
     def state(self) -> str:
         """Say how far the run came."""
         if (self.result.get("study") or {}).get("state") == "diverged":
             return f"diverged after epoch {self.epochs_done}"
-        if "pretrain" not in self.result and self.supervised is None:
+        if "pretrain" not in self.result:
             return f"unfinished: epoch {self.epochs_done} of {self.config.training.epochs}"
-        is_judged = self.evaluations or "quickstart" in self.result or self.supervised
-        return "finished" if is_judged else "not evaluated"
+        is_evaluated = self.evaluations or "quickstart" in self.result
+        return "finished" if is_evaluated else "not evaluated"
 
     @property
     def seconds(self) -> float | None:
@@ -131,11 +123,9 @@ class RunGroup:
     @property
     def method(self) -> str:
         """Say what is trained, in a few words."""
-        divergence, supervised = self.config.divergence, self.runs[0].supervised
+        divergence = self.config.divergence
         subnetworks = f"{divergence.num_subnetworks} subnetworks"
         name = METHOD_NAMES.get(self.config.objective.name, self.config.objective.name)
-        if supervised is not None:
-            return f"{supervised}, {subnetworks}"
         if divergence.weight == 0.0:
             return f"{name}: no divergence term"
         if self.config.objective.weight == 0.0:
@@ -147,8 +137,7 @@ def group_runs(runs: Iterable[RunRecord]) -> list[RunGroup]:
     """Group runs that differ only by seed, in the order of their first run."""
     groups: dict[str, list[RunRecord]] = {}
     for run in name_apart(list(runs)):
-        kind = (replace(run.config, seed=0), run.supervised)  # that loss is in no field
-        groups.setdefault(repr(kind), []).append(run)
+        groups.setdefault(repr(replace(run.config, seed=0)), []).append(run)
     names = [_common_name([run.name for run in members]) for members in groups.values()]
     return [
         RunGroup(name if names.count(name) == 1 else f"{name} ({place + 1})", tuple(runs), place)

@@ -25,10 +25,6 @@ from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText
 Changes = Mapping[str, Any]
 """Fields of the configuration by their dotted names, and the value of each."""
 Judge = Literal["test", "holdout"]
-Form = Literal["moment", "max", "smooth"]
-"""Of a learned divergence between distributions."""
-MetricLoss = Literal["contrastive", "triplet"]
-"""Of a network that is trained with labels."""
 OURS, SIMCLR, ALONE = "with divergence", "SimCLR", "alone"
 CARRIED = "+divergence"
 """Ends the name of an arm that is a recipe with the divergence."""
@@ -55,8 +51,8 @@ class Arm:
     """Whether the paper has no such arm."""
     only_if: str | None = None
     """A field. Where it is 0 in the recipe, the arm would change nothing and is left out."""
-    supervised: tuple[Form, MetricLoss] | None = None
-    """Train Deep Divergence with labels instead of pretraining; only if the user asks for it."""
+    supervised: bool = False
+    """Whether it trains with labels; such an arm runs only if the user asks for it."""
 
 
 @dataclass(frozen=True)
@@ -215,16 +211,18 @@ class Study:
         arms = [arm for arm in self.arms if arm.name == self.reference]
         first = {arm.series: arm for arm in reversed(self.arms) if arm.name != self.reference}
         for series, arm in reversed(first.items()):
-            prefix = arm.name.removesuffix(str(arm.changes[self.field]))
+            key = self.field.partition(".")[2]  # Deep Divergence has the field in another section
+            field = next(name for name in arm.changes if name.partition(".")[2] == key)
+            prefix = arm.name.removesuffix(str(arm.changes[field]))
             known = {str(a.x) for a in self.arms if a.series == series and not a.beyond}
             known |= {x for part in self.published if series in part.beside for x in part.values}
             arms += [
                 dataclasses.replace(
                     arm,
                     name=f"{prefix}{value}",
-                    changes={**arm.changes, self.field: value},
+                    changes={**arm.changes, field: value},
                     x=value,
-                    beyond=arm.supervised is not None or str(value) not in known,
+                    beyond=arm.supervised or str(value) not in known,
                 )
                 for value in values
             ]
@@ -284,7 +282,7 @@ class Study:
                     f"{suggest(name, names)}"
                 )
         if not only:
-            return tuple(arm for arm in self.arms if arm.supervised is None)
+            return tuple(arm for arm in self.arms if not arm.supervised)
         wanted = {name for pattern in only for name in fnmatch.filter(names, pattern)}
         return tuple(arm for arm in self.arms if arm.name in wanted)
 
@@ -429,7 +427,7 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
 def check_arms(study: Study, arms: Iterable[Arm], base: Config) -> None:
     """Refuse arms that need a loss term that the recipe has switched off."""
     for arm in arms:
-        if study.recipes or arm.supervised is not None or "divergence.weight" in arm.changes:
+        if study.recipes or "divergence.weight" in arm.changes:
             continue
         needed = [*arm.changes, *(["divergence"] if arm.series == OURS else [])]
         check_terms(base, needed, f"arm {arm.name} of study {study.name}")

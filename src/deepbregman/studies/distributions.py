@@ -22,8 +22,8 @@ from deepbregman.runs import Record, provenance
 from deepbregman.training.processes import device_name
 from deepbregman.training.randomness import derive_seed
 
-from .definition import Form, MetricLoss, StudyResult
-from .plane import SMOOTHING, PlaneNetwork, fit
+from .definition import StudyResult
+from .plane import SMOOTHING, Form, MetricLoss, PlaneNetwork, fit
 from .results import begin_study, write_rows
 
 NOTES = (

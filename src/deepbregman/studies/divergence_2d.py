@@ -25,8 +25,8 @@ from deepbregman.runs import provenance
 from deepbregman.training.processes import device_name
 from deepbregman.training.randomness import derive_seed
 
-from .definition import Form, StudyResult
-from .plane import FORMS, PlaneNetwork, fit
+from .definition import StudyResult
+from .plane import FORMS, Form, PlaneNetwork, fit
 from .results import begin_study, write_rows
 
 CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))

@@ -32,18 +32,10 @@ from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.files import hold_lock, refuse_link
 from deepbregman.launching import leave_group
-from deepbregman.runs import Record, Run, provenance
+from deepbregman.runs import Record, Run
 from deepbregman.training.faults import Interrupted
-from deepbregman.training.processes import device_name, pick_device
 
-from .deep_divergence import (
-    MARGIN,
-    baseline_config,
-    evaluate_baseline,
-    save_baseline,
-    train_deep_divergence,
-)
-from .definition import Form, Judge, MetricLoss, describe_differences
+from .definition import Judge, describe_differences
 from .results import MAIN_METRIC
 
 POLL_SECONDS = 0.5
@@ -55,8 +47,6 @@ class Trial:
 
     folder: Path
     config: Config
-    supervised: tuple[Form, MetricLoss] | None = None
-    """Train Deep Divergence with labels instead of pretraining."""
 
     @property
     def name(self) -> str:
@@ -146,40 +136,14 @@ def run_trial(
     outcome = trial.outcome()
     if outcome is None:
         outcome = {"state": "done", "judge": how.judge, "metrics": {}}
-        if trial.supervised is not None:
-            form, loss = trial.supervised
-            outcome |= {"supervised": True, "form": form, "loss": loss, "margin": MARGIN}
         try:
-            work = _train_and_evaluate if trial.supervised is None else _train_supervised
-            outcome["metrics"] = work(trial, source, how, watch)
+            outcome["metrics"] = _train_and_evaluate(trial, source, how, watch)
         except Diverged as error:
             outcome |= {"state": "diverged", "why": str(error)}
         Run.open(trial.folder).add_result(study=outcome)
     if not how.keep_checkpoints:
         shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
     return outcome
-
-
-def _train_supervised(
-    trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None
-) -> dict[str, float]:
-    assert trial.supervised is not None
-    form, loss = trial.supervised
-    config = baseline_config(trial.config, form)
-    if _open_run(trial.folder, config) is not None:
-        shutil.rmtree(trial.folder)  # a worker died while it wrote the outcome
-    device = pick_device(how.accelerator)
-    record = provenance(device_name(device))
-    splits = how.splits(source, config)
-    report = None if watch is None else lambda epoch, value: watch(epoch, {"loss": value})
-    try:
-        trained = train_deep_divergence(splits, config, form, loss, device, report)
-        metrics = evaluate_baseline(trained, splits, form, device)
-    except Diverged:
-        Run.create(trial.folder, config, record)
-        raise
-    save_baseline(Run.create(trial.folder, config, record), trained)
-    return metrics
 
 
 def _open_run(folder: Path, config: Config) -> Run | None:

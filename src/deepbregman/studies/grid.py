@@ -49,8 +49,7 @@ def plan_cells(arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Pa
         for arm in arms:
             config = override(base, {**arm.changes, "seed": seed})
             name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', arm.name)}-seed{seed}"
-            trial = Trial(runs / name, config, arm.supervised)
-            trial = trials.setdefault(repr((config, arm.supervised)), trial)
+            trial = trials.setdefault(repr(config), Trial(runs / name, config))
             cells.append(Cell(arm, seed, trial))
     return cells
 
@@ -116,7 +115,7 @@ class Grid:
 
 
 def measure_costs(cells: Iterable[Cell]) -> dict[str, Record]:
-    """Collect the cost of training each arm without labels, from its settings and its runs.
+    """Collect the cost of training each arm, from its settings and its runs.
 
     ``samples_per_step`` counts views, over all batches of an optimiser step; ``seconds`` is the
     wall time of training, whatever else the machine did.
@@ -124,8 +123,6 @@ def measure_costs(cells: Iterable[Cell]) -> dict[str, Record]:
     costs: dict[str, Record] = {}
     seconds: dict[str, list[float]] = {}
     for cell in cells:
-        if cell.arm.supervised is not None:
-            continue
         config = cell.trial.config
         settings, views = config.training, config.views.num_views
         cost = costs.setdefault(

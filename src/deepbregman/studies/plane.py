@@ -12,7 +12,9 @@ from deepbregman.method.losses import METRIC_LOSSES
 from deepbregman.method.networks import BregmanNetwork, Norm
 from deepbregman.training.randomness import derive_seed
 
-from .definition import Form, MetricLoss
+Form = Literal["moment", "max", "smooth"]
+"""Of a learned divergence between distributions."""
+MetricLoss = Literal["contrastive", "triplet"]
 
 SMOOTHING: dict[str, float] = {"max": 0.0, "smooth": 1.0}
 """Temperature of the forms that have one; 0 is the hard form."""

@@ -3,28 +3,22 @@
 from dataclasses import replace
 from itertools import product
 
-from deepbregman.studies.definition import (
-    OURS,
-    SIMCLR,
-    Arm,
-    Form,
-    MetricLoss,
-    Published,
-    Study,
-    arms_over,
-)
+from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, arms_over
 
 FIELD, VALUES = "divergence.num_subnetworks", (5, 20, 50, 100, 200, 500, 1000)
-FORMS: tuple[Form, ...] = ("max", "moment")
-LOSSES: tuple[MetricLoss, ...] = ("contrastive", "triplet")
 DEEP_DIVERGENCE = tuple(
-    replace(arm, supervised=(form, loss), beyond=True)
-    for form, loss in product(FORMS, LOSSES)
+    replace(arm, supervised=True)
+    for form, loss in product(("max", "moment"), ("contrastive", "triplet"))
     for arm in arms_over(
-        FIELD,
-        VALUES,
+        "objective.num_subnetworks",
+        (),
+        beyond=VALUES,
         series=f"Deep Divergence, {form}, {loss} (supervised)",
         prefix=f"deep-{form}-{loss}-",
+        also={
+            **{"objective.name": "deep_divergence", "objective.form": form},
+            **{"objective.loss": loss, "divergence.weight": 0.0},
+        },
     )
 )
 """Cilingir et al. 2020, trained here with labels: not a like-for-like baseline."""
