@@ -158,7 +158,7 @@ def test_a_stopped_training_goes_on_to_the_bit(data: Detections, tmp_path: Path)
     train(straight, "straight.pt", None)
     assert torch.equal(torch.get_rng_state(), state)  # the global state is left as it was
     losses, seen = seen, []
-    with pytest.raises(Interrupted, match=r"stopped by SIGTERM.*the same command again"):
+    with pytest.raises(Interrupted, match=r"stopped by SIGTERM.*the same command continues it"):
         train(a_detector(), "stopped.pt", 1)
     with pytest.raises(UserError, match="what was 1, is 2"):
         train(a_detector(), "stopped.pt", None, settings=2)
