@@ -48,6 +48,8 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         test_images=pixels[300:400],
         test_labels=digits.target[300:400],
     )
+    labels = [f"my_photos/{name}/{i}.jpg,{name}" for name in ("cats", "dogs") for i in range(4)]
+    (tmp_path / "few.csv").write_text("\n".join(["image,label", *labels]) + "\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -62,7 +64,9 @@ def shortened(words: list[str]) -> list[str]:
         "cluster": "--accelerator cpu",
         "study": "--data few.npz --epochs 1 --seeds 1 --only none 10",
         "tune": "--data few.npz --epochs 1 --trials 1",
-        "bench": "--only SimCLR",
+        "explore": "--accelerator cpu",
+        "duplicates": "--accelerator cpu",
+        "label": "--accelerator cpu",
     }
     if "--resume" in words or words == ["study"]:
         return words
@@ -108,7 +112,8 @@ def test_make_targets_exist() -> None:
 
 
 def test_the_tree_names_files_that_exist() -> None:
-    (tree,) = [block for block in blocks("text") if "src/deepbregman/" in block]
+    page = (ROOT / "docs" / "code.md").read_text()
+    (tree,) = [block for block in blocks("text", page) if "src/deepbregman/" in block]
     source = Path(deepbregman.__file__).parent
     named = set(re.findall(r"\b([a-z0-9_]+\.py)\b", tree))
     assert named <= {path.name for path in source.rglob("*.py")}
