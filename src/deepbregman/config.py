@@ -334,6 +334,11 @@ class ObjectiveSettings(Section, table="objective"):
     def check_with(self, config: "Config") -> None:
         """Check what the method needs of the other tables."""
 
+    @property
+    def colour_space(self) -> str | None:
+        """Where brightness and colours are split, if each has an encoder of its own."""
+        return None
+
 
 @dataclass(frozen=True)
 class SimCLRSettings(ObjectiveSettings, table="objective"):
@@ -561,6 +566,15 @@ class CMCSettings(ObjectiveSettings, table="objective"):
     """Images of the memories that a batch is compared with, drawn at each step."""
     momentum: Share = 0.5
     """Share of its vectors that the memory keeps when it sees an image."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the encoder can be built twice."""
+        _check_parts(config)
+
+    @property
+    def colour_space(self) -> str:
+        """Where brightness and colours are split."""
+        return self.space
 
 
 @dataclass(frozen=True)

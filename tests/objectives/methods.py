@@ -82,6 +82,9 @@ def draw_views(num_views: int, num_images: int, size: int = 8) -> Tensor:
 
 
 LEARNING: Mapping[str, Mapping[str, Any]] = {
+    "instdisc": {"objective.negatives": 512, "objective.loss": "softmax"},
+    "pirl": {"objective.negatives": 512},
+    "ssl-hsic": {"objective.predictor_hidden": 128, "objective.features": 256},
     "byol": {
         "objective.predictor_hidden": 128,
         "objective.momentum": 0.9,

@@ -187,11 +187,13 @@ def test_puzzles_that_cannot_be_cut_are_refused_by_name() -> None:
 
 @pytest.mark.slow
 def test_brightness_and_colours_teach_each_other_shapes(tmp_path: Path) -> None:
-    """On digits, each in a colour at random: grey ones have no colours to learn from."""
+    """On digits in which brightness and colours share the shape, and nothing else."""
     digits = load_digits()
     random = np.random.default_rng(0)
-    ink = random.uniform(0.2, 1.0, (len(digits.images), 1, 1, 3))
-    pixels = (digits.images[..., None] * 15.9 * ink).astype(np.uint8)
+    shape = digits.images[..., None] / 16
+    grey, colour = (random.normal(0.0, 0.15, shape.shape) for _ in range(2))
+    pixels = 0.35 + 0.3 * shape + grey + (0.2 * shape + colour) * np.array([1.0, -0.3, -0.7])
+    pixels = (255 * np.clip(pixels, 0.0, 1.0)).astype(np.uint8)
     path = tmp_path / "coloured.npz"
     np.savez(path, train_images=pixels, train_labels=digits.target)
     config = override(
@@ -199,8 +201,8 @@ def test_brightness_and_colours_teach_each_other_shapes(tmp_path: Path) -> None:
         {
             **{"objective.name": "cmc", "objective.negatives": 512, "data.source": str(path)},
             **{"views.num_views": 1, "views.without": ["jitter", "greyscale"]},
-            **{"divergence.weight": 0.0, "training.epochs": 30, "training.batch_size": 128},
-            **{"training.tensorboard": False, "training.knn_every": 30, "data.holdout": 0.2},
+            **{"divergence.weight": 0.0, "training.epochs": 10, "training.batch_size": 128},
+            **{"training.tensorboard": False, "training.knn_every": 10, "data.holdout": 0.2},
         },
     )
     source = open_data(config)
@@ -209,4 +211,4 @@ def test_brightness_and_colours_teach_each_other_shapes(tmp_path: Path) -> None:
     fresh = build_step(config, num_images=len(source.train))
     before = monitor(fresh.model.eval())["knn"]
     after = pretrain(config, run=tmp_path / "run", accelerator="cpu").metrics()[-1]["knn"]
-    assert after > before + 0.04, (before, after)
+    assert after > before + 3.0, (before, after)  # per cent

@@ -165,8 +165,9 @@ def untrained_accuracy(config: Config, source: Any) -> float:
     return monitor(build(config).model.eval())["knn"]
 
 
+# Digits are grey: CMC, which learns from colours, has a test of its own.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "cmc"])
 def test_it_learns(name: str, tmp_path: Path) -> None:
     from deepbregman.data.opening import open_data
 

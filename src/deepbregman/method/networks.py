@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from .convolutions import fast_gradients
+from .views import split_colours
 
 LARGEST_THUMBNAIL = 64
 """Up to this side, in pixels, the automatic stem keeps the resolution."""
@@ -174,6 +175,30 @@ def _small(stem: str) -> tuple[nn.Module, int]:
     trunk = SmallTrunk(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     trunk.stage_widths = tuple(width for width, _ in shapes)
     return trunk, channels
+
+
+class ColourTrunk(nn.Module):
+    """Two trunks of one kind: one sees the brightness of images, the other their colours.
+
+    Args:
+        bright: (N, 3, H, W) -> (N, d).
+        colour: the same.
+        space: see :func:`~deepbregman.method.views.split_colours`.
+    """
+
+    def __init__(self, bright: nn.Module, colour: nn.Module, space: str) -> None:
+        super().__init__()
+        self.bright, self.colour, self.space = bright, colour, space
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return both representations side by side: images in [0, 1] to (N, 2d)."""
+        parts = (4.0 * (part - 0.5) for part in split_colours(images, self.space))
+        trunks = (self.bright, self.colour)
+        found = [
+            trunk(part.contiguous(memory_format=torch.channels_last))
+            for trunk, part in zip(trunks, parts, strict=True)
+        ]
+        return torch.cat(found, dim=1)
 
 
 TRUNKS: dict[str, Callable[[str], tuple[nn.Module, int]]] = {

@@ -13,7 +13,7 @@ from torch import nn
 
 from deepbregman.config import Config, EncoderSettings, ViewSettings
 from deepbregman.errors import UserError
-from deepbregman.method.networks import Encoder, build_encoder, measure_width
+from deepbregman.method.networks import ColourTrunk, Encoder, build_encoder, measure_width
 from deepbregman.method.views import Views
 
 from .amdim import AMDIM as AMDIM
@@ -121,7 +121,11 @@ def build_run_encoder(
             "a run that was trained with an encoder of your own"
         )
     try:
-        if trunk is None:
+        if config.objective.colour_space is not None:
+            first, second = (build_encoder(name, image_size, config.encoder.stem) for _ in range(2))
+            both = ColourTrunk(first.trunk, second.trunk, config.objective.colour_space)
+            encoder = Encoder(both, 2 * first.num_features)  # it takes pixels as they are
+        elif trunk is None:
             encoder = build_encoder(name, image_size, config.encoder.stem, *pixels)
         else:
             own = copy.deepcopy(trunk).cpu()

@@ -7,7 +7,6 @@ from torch.nn import functional as F
 from deepbregman.config import CMCSettings, EncoderSettings
 from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder
-from deepbregman.method.views import split_colours
 
 from .memory import MemoryBank, MemoryContrast
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
@@ -16,14 +15,13 @@ from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_he
 class CMC(Objective):
     """Brightness finds the image's colours in a memory, and colours its brightness.
 
-    One encoder sees both, each as an image of three channels, so that it takes ordinary images
-    afterwards; the paper has two encoders of half the width. The colours have a projection of
-    their own.
+    The encoder has a trunk for each, of full width where the paper's have half, and splits images
+    itself, so that it takes ordinary ones afterwards. What it says of the other half is left out,
+    as zeros, when one half is projected.
     """
 
     def __init__(self, settings: CMCSettings, encoder: Encoder, widths: EncoderSettings) -> None:
         super().__init__(encoder, build_head(encoder, widths), {"contrastive": settings.weight})
-        self.colour_projection = build_head(encoder, widths)
         self.settings, self.width = settings, widths.embedding
 
     def size_by(self, num_images: int, num_classes: int) -> None:
@@ -42,12 +40,14 @@ class CMC(Objective):
         """Find each in the memory of the other, then update both."""
         assert samples.indices is not None  # as the settings ask for
         assert samples.random is not None  # as drawn
-        count, parts = len(views.main), split_colours(views.main, self.settings.space)
+        shape = views.main.shape[:2]
         with self.autocast():
-            h = self.encoder(torch.cat(parts).flatten(0, 1))  # (2M * n, h)
-            bright, colour = h.chunk(2)
-            z = torch.cat([self.projection(bright), self.colour_projection(colour)])
-        z = z.view(2 * count, views.main.shape[1], -1)
+            h = self.encoder(views.main.flatten(0, 1))  # (M * n, 2h)
+            bright, colour = h.chunk(2, dim=1)
+            nothing = torch.zeros_like(bright)
+            halves = [torch.cat([bright, nothing], 1), torch.cat([nothing, colour], 1)]
+            z = self.projection(torch.cat(halves))
+        z = z.view(2 * shape[0], shape[1], -1)
         units = F.normalize(widen(gather(z)), dim=2)  # (2M, N, d)
         brights, colours = units.chunk(2)  # (M, N, d) each
         places = self.bright_bank.choose(samples.random)
@@ -62,5 +62,5 @@ class CMC(Objective):
         if self.training:
             self.bright_bank.remember(samples.indices, brights.detach().mean(dim=0))
             self.colour_bank.remember(samples.indices, colours.detach().mean(dim=0))
-        of_bright = bright.detach().view(count, views.main.shape[1], -1)
-        return Outputs({"contrastive": losses[0] + losses[1]}, units, None, of_bright)
+        h = h.detach().view(*shape, -1)
+        return Outputs({"contrastive": losses[0] + losses[1]}, units, None, h)
