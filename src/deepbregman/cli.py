@@ -200,7 +200,9 @@ def _print_error(error: BaseException, debug: bool) -> int:
     if message:
         here = Process() if shared else current_process()  # which may be what is wrong
         who = f"process {here.rank} of processes 0 to {here.processes - 1}: " * (here.rank > 0)
-        say(lasting_console(stderr=True), f"error: {who}{mask_secrets(message)}")
+        asked = hasattr(error, "signal_number")  # a run that was told to stop and saved itself
+        label = "" if asked else "error: "
+        say(lasting_console(stderr=True), f"{label}{who}{mask_secrets(message)}")
     return code
 
 

@@ -140,6 +140,17 @@ def provenance(device: str) -> Record:
     }
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder is one of a run."""
+    return (folder / "config.toml").is_file()
+
+
+def is_complete(run: "Run") -> bool:
+    """Whether a run has been trained to its end."""
+    trained = run.result().get("pretrain") or {}
+    return bool(trained.get("epoch") == run.config.training.epochs)
+
+
 @dataclass(frozen=True)
 class Run:
     """A run folder that exists."""
@@ -184,7 +195,7 @@ class Run:
     @classmethod
     def open(cls, path: Path) -> "Run":
         """Open a run folder that was made before."""
-        if not (path / "config.toml").is_file():
+        if not is_run(path):
             raise UserError(
                 f"{path} is not a run folder: it has no config.toml; name the folder that "
                 "`deepbregman pretrain` printed"

@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 
 from deepbregman.data import FileImages, StreamingBatches, open_source
+from deepbregman.data.folders import HAS_AVIF, list_folder
 from deepbregman.data.frames import Frame, decode_frame, quiet_pillow, read_size
 from deepbregman.errors import UserError
 
@@ -497,3 +498,13 @@ def test_permission_denied(tmp_path: Path) -> None:
         os.seteuid(user)
     assert isinstance(found, UserError)
     assert "Permission denied" in str(found)
+
+
+@pytest.mark.skipif(not HAS_AVIF, reason="this Pillow cannot write AVIF")
+def test_avif_is_read(tmp_path: Path) -> None:
+    grey = np.full((16, 12, 3), 128, dtype=np.uint8)
+    Image.fromarray(grey).save(tmp_path / "a.avif")
+    assert list_folder(tmp_path).train.paths == [tmp_path / "a.avif"]
+    frame = decode_frame(tmp_path / "a.avif", 16)
+    assert frame.size == (16, 12)
+    np.testing.assert_allclose(frame.pixels[:, :, :12], 128, atol=3)

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from deepbregman.config import (
     OPTIONAL,
+    SECTIONS,
     Config,
     differing_fields,
     fields_of,
@@ -25,7 +26,7 @@ from deepbregman.config import (
 from deepbregman.errors import UserError
 from deepbregman.files import hold_folder
 from deepbregman.launching import must_start_processes, run_in_processes
-from deepbregman.runs import Run, default_folder
+from deepbregman.runs import Run, default_folder, is_complete, is_run
 from deepbregman.terminal import (
     MaybeNumber,
     MaybePath,
@@ -77,7 +78,8 @@ def pretrain(
     Args:
         recipe: Name of a recipe, a .toml file, or a configuration.
         data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file.
-        run: Folder of the run; it must not exist. By default a new folder in runs/.
+        run: Folder of the run. A new one is started; an interrupted one of the same settings is
+            continued; of a complete one that is said. By default a new folder in runs/.
         budget: Time that pretraining may take, such as 30m or 2h; the recipe auto fits the length
             to it.
         changes: Fields by their dotted names, such as {"training.epochs": 10}.
@@ -106,7 +108,8 @@ def pretrain(
     wishes = _find_wishes(recipe, given, budget)
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
-    Run.check_free(folder)
+    if not is_run(folder):
+        Run.check_free(folder)
     if source is None:
         check_data(config)
     if must_start_processes(devices, nodes):
@@ -198,7 +201,15 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     Returns:
         The function, the words that the user has written for it, and the words of its options.
     """
-    if any(word.partition("=")[0] == "--resume" for word in words):
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if "--resume" in options:
+        fields = [option for option in options if option[2:].partition(".")[0] in SECTIONS]
+        if fields:
+            raise UserError(
+                f"--resume continues a run with the settings that it has, and {fields[0]} is "
+                "given: leave it out; for other settings, such as more epochs, start a new run "
+                f"with `deepbregman pretrain RUN/config.toml {fields[0]} ... --run NEW`"
+            )
         return resume, "deepbregman pretrain", words
     words = _name_recipe(words)
     named = bool(words) and not words[0].startswith("-")
@@ -299,6 +310,12 @@ def _train(
     if console is None or not fabric.is_global_zero:
         console = Console(quiet=True)
     folder = from_first(fabric, folder)  # a default one is named by the clock
+    if not resuming and from_first(fabric, is_run(folder)):
+        config = together(fabric, lambda: _settings_to_continue(folder, config, wishes))
+        resuming, wishes = True, None
+        if from_first(fabric, is_complete(Run(folder))):
+            say(console, f"run {folder} is complete: {config.training.epochs} epochs are trained")
+            return Run(folder)
     if wishes is not None:
         plan, source = _choose_settings(config, wishes, fabric, console, encoder, source)
         config = plan.config
@@ -329,15 +346,20 @@ def _train(
         job = Pretraining(config, images, fabric, folder, resuming, encoder, labels)
         if not resuming:
             together(fabric, hold)
-        for note in job.notes:
+        for note in (*job.notes, *_find_surprises(config)):
             say(console, note, "yellow")
         say(
             console,
             f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on "
-            f"{len(images):,} images of {config.data.source} ({len(held_out):,} held out), "
+            f"{len(images):,} images of {config.data.source} at {config.data.image_size} px: "
+            f"{config.training.epochs:,} epochs of {job.steps_per_epoch:,} steps, batch "
+            f"{config.training.batch_size}, "
             f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
             f"{folder}",
         )
+        unused = _describe_unused(source, len(held_out), len(images), job)
+        if unused:
+            say(console, f"not trained on: {', '.join(unused)}")
         for words in sharing:
             say(console, words)
 
@@ -409,6 +431,61 @@ def _show_plan(plan: "Plan", console: Console) -> None:
         table.add_row(field, f"{value:g}" if isinstance(value, float) else str(value), why)
     console.print(table, highlight=False)
     say(console, f"estimated time: {format_duration(plan.seconds)}")
+
+
+def _settings_to_continue(folder: Path, config: Config, wishes: Wishes | None) -> Config:
+    """Return the settings of a run that is there; refuse to go on with other ones.
+
+    Of ``auto``, only what the user has given counts: the rest was chosen when the run began.
+    """
+    opened = Run.open(folder)
+    opened.check_links()
+    there = opened.config
+    differing = differing_fields(there, config)
+    if wishes is not None:
+        differing = {field: pair for field, pair in differing.items() if field in wishes.given}
+    if differing:
+        words = [f"{field} is {a!r} there and {b!r} here" for field, (a, b) in differing.items()]
+        raise UserError(
+            f"run folder {folder} exists with other settings: {'; '.join(words[:3])}; continue it "
+            f"as it is with --resume {folder}, or name another folder with --run"
+        )
+    return there
+
+
+def _find_surprises(config: Config) -> Iterator[str]:
+    """Yield what a user may not expect of the settings."""
+    warmup, epochs = config.optimiser.warmup_epochs, config.training.epochs
+    if warmup >= epochs:
+        yield (
+            f"warning: optimiser.warmup_epochs is {warmup:g} and training.epochs {epochs}: the run "
+            "ends while the learning rate still rises; shorten the warm-up, such as to "
+            f"{0.05 * epochs:g}"
+        )
+    name = config.encoder.name
+    if name.startswith("timm:") and "." in name:
+        yield (
+            f"warning: encoder.name is {name!r}: the weights of that tag are not loaded, training "
+            "starts from random weights"
+        )
+
+
+def _describe_unused(
+    source: "Source", num_held_out: int, num_images: int, job: "Pretraining"
+) -> list[str]:
+    """Describe the images and files that no step of an epoch sees."""
+    settings = job.config.training
+    per_epoch = job.steps_per_epoch * settings.batch_size * settings.accumulate
+    kinds = sorted(source.ignored.items(), key=lambda kind: (-kind[1], kind[0]))
+    counts = {
+        "images of the test split": 0 if source.test is None else len(source.test),
+        "held out for the monitor": num_held_out,
+        "in each epoch, drawn anew, that fill no batch": num_images - per_epoch,
+        f"other files ({', '.join(f'{count:,} {kind}' for kind, count in kinds[:6])})": sum(
+            source.ignored.values()
+        ),
+    }
+    return [f"{count:,} {what}" for what, count in counts.items() if count]
 
 
 def _report_to(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor":

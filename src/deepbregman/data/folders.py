@@ -5,15 +5,29 @@ their archives. Needs no torch.
 """
 
 import csv
+import importlib.util
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
+
+from PIL import features
 
 from deepbregman.errors import UserError
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"})
+HAS_AVIF = "avif" in features.modules and features.check("avif") is True
+HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
+"""Whether Pillow can read AVIF, and whether its plug-in for HEIC, telephones' format, is there."""
+SUFFIXES = frozenset(
+    {
+        *(".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm"),
+        *((".avif",) if HAS_AVIF else ()),
+        *((".heic", ".heif") if HAS_HEIF else ()),
+    }
+)
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
 _WNID = re.compile(r"n\d{8}")
 
@@ -36,14 +50,19 @@ class Listing(NamedTuple):
     groups: list[int] | None = None
     """For each training image the number of its group, such as a lesion: a test split that is
     taken from the training images shares no group with them."""
-    num_ignored: int = 0
-    """Files that are not images by their extension."""
+    ignored: Mapping[str, int] = MappingProxyType({})
+    """Files that are not images by their extension: how many of each."""
     takes_test_from_train: bool = True
     """Whether a fifth of labelled images becomes the test split where there is none."""
     read_headers: bool = True
     """Whether every file is looked at on opening, where there are too many to decode."""
     imbalanced: bool = False
     """Whether accuracy is to be balanced over the classes as well."""
+
+    @property
+    def num_ignored(self) -> int:
+        """Files that are not images by their extension."""
+        return sum(self.ignored.values())
 
     @property
     def splits(self) -> dict[str, Files]:
@@ -58,8 +77,8 @@ class Tree(NamedTuple):
     """Images directly in the folder."""
     groups: dict[str, list[Path]]
     """Images anywhere below each sub-folder that holds any."""
-    num_ignored: int
-    """Files that are not images by their extension."""
+    ignored: Counter[str]
+    """Files that are not images by their extension: how many of each."""
 
 
 def list_folder(folder: Path) -> Listing:
@@ -88,12 +107,12 @@ def list_folder(folder: Path) -> Listing:
             )
     if not tree.here and not tree.groups:
         raise UserError(
-            f"data.source {str(folder)!r}: no image in it ({tree.num_ignored} other files); images "
-            f"end in {' '.join(sorted(SUFFIXES))}"
+            f"data.source {str(folder)!r}: no image in it ({tree.ignored.total()} other files); "
+            f"images end in {' '.join(sorted(SUFFIXES))}"
         )
     train = _label(trees[0], classes)
     test = _label(trees[1], classes) if len(trees) == 2 else None
-    return Listing(folder, train, test, classes, num_ignored=tree.num_ignored)
+    return Listing(folder, train, test, classes, ignored=tree.ignored)
 
 
 def has_image(folder: Path) -> bool:
@@ -105,15 +124,16 @@ def read_tree(folder: Path) -> Tree:
     """Find every image of a folder; hidden files and folders are passed over."""
     here: list[Path] = []
     groups: dict[str, list[Path]] = {}
-    num_ignored = 0
+    ignored: Counter[str] = Counter()
     for directory, names in _walk(folder):
         images = [name for name in names if _is_image(name)]
-        num_ignored += len(names) - len(images)
+        others = (name for name in names if not _is_image(name))
+        ignored.update(os.path.splitext(name)[1].lower() or "no extension" for name in others)
         found = here
         if images and directory != folder:
             found = groups.setdefault(directory.relative_to(folder).parts[0], [])
         found.extend(directory / name for name in images)
-    return Tree(here, groups, num_ignored)
+    return Tree(here, groups, ignored)
 
 
 def quote_some(names: Iterable[object]) -> str:

@@ -1,5 +1,7 @@
 """Decode image files into uint8 frames, one or many at once, and measure their colours."""
 
+import functools
+import importlib
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +17,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 from torch.nn import functional
 
+from deepbregman.data.folders import HAS_AVIF, HAS_HEIF
 from deepbregman.data.images import FileImages, Images, Progress
 from deepbregman.errors import UserError
 
@@ -25,7 +28,6 @@ Sizes = npt.NDArray[np.int64]
 """Height and width of each image."""
 Triple = tuple[float, float, float]
 
-# Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
 _MAX_PIXELS = 89_478_485  # Pillow's own limit, a quarter of a GiB at three bytes a pixel
 _DRAFT_MARGIN = 2  # a JPEG is decoded at no less than twice the wanted size, then resampled
@@ -42,6 +44,17 @@ _TRANSPOSE = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """Return the formats that are read, with those of a plug-in where it is installed.
+
+    Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
+    """
+    if HAS_HEIF:
+        importlib.import_module("pillow_heif").register_heif_opener()
+    return (*_FORMATS, *(("AVIF",) if HAS_AVIF else ()), *(("HEIF",) if HAS_HEIF else ()))
 
 
 class UnreadableImage(UserError):
@@ -227,7 +240,7 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, perhaps for ever
             raise ValueError("not a regular file")
-        with Image.open(path, formats=_FORMATS) as image:
+        with Image.open(path, formats=_formats()) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise Image.DecompressionBombError(
                     f"{image.width} x {image.height} pixels, more than {_MAX_PIXELS:,} are refused"

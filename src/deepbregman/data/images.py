@@ -2,9 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -200,6 +200,8 @@ class Source:
     classes: tuple[str, ...] | None = None
     num_skipped: int = 0
     """Unreadable images that were left out."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Files that were passed over, since they are not images by their extension: of each kind."""
     imbalanced: bool = False
     """Whether classes differ so much in size that accuracy is to be balanced over them as well."""
 

@@ -83,6 +83,7 @@ def open_listing(
         test,
         classes=listing.classes,
         num_skipped=len(paths) - sum(kept),
+        ignored=listing.ignored,
         imbalanced=listing.imbalanced,
     )
 

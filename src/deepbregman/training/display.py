@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from deepbregman.runs import Record, Run
+from deepbregman.terminal import format_duration
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -19,8 +20,16 @@ SHOWN = (
     ("active_subnetworks", "active", "{:.0f}"),
     ("effective_rank", "rank", "{:.1f}"),
     ("knn", "kNN", "{:.2f} %"),
-    ("images_per_second", "images/s", "{:,.0f}"),
+    ("images_per_second", "views/s", "{:,.0f}"),  # it counts every view of an image
 )
+IN_BAR = ("total", "knn")
+"""Metrics that stand beside the bar, so that it fits into 80 columns; the lines have all."""
+LINE_SECONDS = 60.0
+"""Without a terminal, a line tells the time left at least this often."""
+MEASURED_SECONDS = 20.0
+"""Of training, before a run is called long."""
+LONG_SECONDS = 6 * 3600.0
+"""A run that takes longer gets a hint how to shorten it."""
 
 
 class Display:
@@ -28,6 +37,8 @@ class Display:
 
     Args:
         report_every: print a line every so many epochs, and for the first and the last.
+        terms: names of the losses beside the total.
+        views: of each image.
     """
 
     def __init__(
@@ -37,23 +48,28 @@ class Display:
         steps_per_epoch: int,
         report_every: int,
         terms: Iterable[str] = (),
+        views: int = 1,
     ) -> None:
         self.console = console
         losses = [("total", "loss"), *((name, name) for name in terms)]
         self.shown = [*((name, label, "{:.4f}") for name, label in losses), *SHOWN]
         self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
         self.report_every = max(1, report_every)
+        self.views = views
+        self.first: tuple[int, float] | None = None
+        """The first step that was shown, and when: compiling and loading come before it."""
+        self.last_line = time.monotonic()
+        self.told_length = False
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
             console=console,
             transient=True,
         )
         self.task = self.progress.add_task(
-            "", total=epochs * steps_per_epoch, epoch=1, epochs=epochs, status=""
+            "", total=epochs * steps_per_epoch, epoch=1, epochs=epochs, status="", left=""
         )
 
     def __enter__(self) -> "Display":
@@ -71,19 +87,56 @@ class Display:
     def step(self, step: int) -> None:
         """Show that so many steps are done."""
         epoch = min(self.epochs, step // self.steps_per_epoch + 1)
-        self.progress.update(self.task, completed=step, epoch=epoch)
+        left = self._estimate_left(step)
+        words = "" if left is None else f"{format_duration(left)} left"
+        self.progress.update(self.task, completed=step, epoch=epoch, left=words)
+        if left is None or self.first is None:
+            return
+        now = time.monotonic()
+        if not self.console.is_terminal and now - self.last_line >= LINE_SECONDS:
+            place = f"epoch {epoch:>4} of {self.epochs}, step {step:,} of {self.total_steps:,}"
+            self._print(f"{place}: {words}")
+        if not self.told_length and now - self.first[1] >= MEASURED_SECONDS:
+            self.told_length = True
+            if left > LONG_SECONDS:
+                self.warn(
+                    f"at this speed the run takes another {format_duration(left)}: a GPU, a "
+                    "smaller encoder.name, a smaller data.image_size or fewer training.epochs "
+                    "shorten it; the recipe auto with --budget 2h chooses them for you"
+                )
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.epochs * self.steps_per_epoch
+
+    def _estimate_left(self, step: int) -> float | None:
+        """Return the seconds to the end, or None before a step has been timed."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = step, now
+        done = step - self.first[0]
+        return (now - self.first[1]) / done * (self.total_steps - step) if done else None
+
+    def _print(self, words: str) -> None:
+        self.console.print(words, highlight=False, soft_wrap=True)
+        self.last_line = time.monotonic()
 
     def epoch(self, record: Record) -> None:
         """Show the metrics of an epoch."""
-        words = "  ".join(
-            f"{label} {pattern.format(record[name])}"
+        parts = {
+            name: f"{label} {pattern.format(record[name])}"
             for name, label, pattern in self.shown
             if name in record
-        )
-        self.progress.update(self.task, status=words)
+        }
+        if "images_per_second" in record:
+            parts["images"] = f"images/s {record['images_per_second'] / self.views:,.0f}"
+        status = "  ".join(parts[name] for name in IN_BAR if name in parts)
+        self.progress.update(self.task, status=status)
+        words = "  ".join(parts.values())
         epoch = record["epoch"]
         if epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0:
-            self.console.print(f"epoch {epoch:>4}  {words}", highlight=False, soft_wrap=True)
+            self._print(f"epoch {epoch:>4}  {words}")
 
     def warn(self, message: str) -> None:
         """Show something that the user should look at."""

@@ -1,9 +1,10 @@
 """What can stop a run: a signal, the disk, the memory, numbers that are not finite."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -33,8 +34,12 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def watch_signals() -> Iterator[list[int]]:
-    """Collect signals that ask for an end in a list; a second Ctrl-C stops at once."""
+def watch_signals(answers: bool = False) -> Iterator[list[int]]:
+    """Collect signals that ask for an end in a list; a second Ctrl-C stops at once.
+
+    Args:
+        answers: tell on standard error that the first Ctrl-C has been heard.
+    """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received  # only the main thread may set handlers
@@ -42,6 +47,9 @@ def watch_signals() -> Iterator[list[int]]:
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        if answers and number == signal.SIGINT:
+            with suppress(OSError):  # print() could be interrupted here in its own middle
+                os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
     before = {number: signal.signal(number, receive) for number in stopping_signals()}

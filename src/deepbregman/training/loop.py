@@ -156,10 +156,12 @@ class Pretraining:
             self.steps_per_epoch,
             settings.knn_every,
             self.step_module.weights,
+            self.views_per_image,
         )
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
-        with display, watch_signals() as received:
+        answers = self.fabric.is_global_zero and not console.quiet
+        with display, watch_signals(answers) as received:
             while self.step < self.total_steps:
                 record = self._run_epoch(feed, display, received)
                 epoch = record["epoch"]
@@ -218,6 +220,11 @@ class Pretraining:
         return Samples(indices, labels, random, self.share.rank * self.share.batch_size)
 
     @property
+    def views_per_image(self) -> int:
+        """Views that are made of each image of a batch."""
+        return sum(group.num_views for group in self.config.view_groups.values())
+
+    @property
     def total_steps(self) -> int:
         """Optimiser steps of the whole run."""
         return self.config.training.epochs * self.steps_per_epoch
@@ -245,7 +252,6 @@ class Pretraining:
         self.sums.zero_()
         seconds = time.monotonic() - started
         images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
-        views = sum(group.num_views for group in self.config.view_groups.values())
         return {
             "epoch": epoch + 1,
             "step": self.step,
@@ -253,7 +259,7 @@ class Pretraining:
             "learning_rate": self.optimiser.param_groups[0]["lr"],
             **together(self.fabric, partial(self._diagnose, outputs)),
             **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
-            "images_per_second": images * views / seconds,
+            "images_per_second": images * self.views_per_image / seconds,
         }
 
     def _stop(self, number: int) -> NoReturn:

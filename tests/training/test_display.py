@@ -1,0 +1,98 @@
+"""What a user sees while a run trains, by a clock of the test's own."""
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deepbregman.training import display
+from deepbregman.training.display import Display
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(display.time, "monotonic", found)
+    return found
+
+
+def open_display(**options: Any) -> Display:
+    console = Console(file=io.StringIO(), width=80, **options)
+    return Display(console, epochs=200, steps_per_epoch=10, report_every=100, views=3)
+
+
+def printed(shown: Display) -> str:
+    stream = shown.console.file
+    assert isinstance(stream, io.StringIO)
+    return stream.getvalue()
+
+
+RECORD = {
+    "epoch": 2,
+    "total": 1.2345,
+    "learning_rate": 0.5,
+    "effective_rank": 12.5,
+    "knn": 88.25,
+    "images_per_second": 3000.0,
+}
+
+
+def test_the_bar_fits_into_80_columns(clock: Clock) -> None:
+    shown = open_display(force_terminal=True)
+    shown.step(0)
+    clock.now = 100.0
+    shown.step(20)
+    shown.epoch(RECORD)
+    console = Console(file=io.StringIO(), width=80)
+    console.print(shown.progress.get_renderable())
+    stream = console.file
+    assert isinstance(stream, io.StringIO)
+    (line,) = stream.getvalue().splitlines()
+    # 1,980 steps of 5 seconds are left: 9,900 seconds.
+    for words in ("epoch 3/200", "2 h 45 min left", "loss 1.2345", "kNN 88.25 %"):
+        assert words in line
+    assert len(line.rstrip()) <= 80
+
+
+def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock: Clock) -> None:
+    shown = open_display()
+    for step in range(13):  # of 10 seconds
+        clock.now = 10.0 * step
+        shown.step(step)
+    lines = printed(shown).splitlines()
+    assert lines == [
+        "epoch    1 of 200, step 6 of 2,000: 5 h 32 min left",
+        "epoch    2 of 200, step 12 of 2,000: 5 h 31 min left",
+    ]
+
+
+def test_on_a_terminal_the_bar_tells_it(clock: Clock) -> None:
+    shown = open_display(force_terminal=True)
+    for step in range(13):
+        clock.now = 10.0 * step
+        shown.step(step)
+    assert printed(shown) == ""
+
+
+def test_views_and_images_are_told_apart(clock: Clock) -> None:
+    shown = open_display()
+    shown.epoch(RECORD | {"epoch": 100})
+    assert "views/s 3,000  images/s 1,000" in printed(shown)
+
+
+@pytest.mark.parametrize(("seconds", "hints"), [(10.0, 0), (11.0, 1), (50.0, 1)])
+def test_a_long_run_gets_one_hint(clock: Clock, seconds: float, hints: int) -> None:
+    shown = open_display(force_terminal=True)
+    for step in range(8):
+        clock.now = seconds * step
+        shown.step(step)
+    assert printed(shown).count("at this speed the run takes another") == hints

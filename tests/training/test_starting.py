@@ -1,0 +1,84 @@
+"""One command starts a run, continues it, or says that it is complete; and what it says first."""
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman.config import Config, load_recipe, override, to_toml
+from deepbregman.runs import Run
+
+from ..conftest import Command
+from .test_faults import at_step
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(10):
+            pixels = random.integers(0, 256, (9, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.png")
+    for name in ("a.heix", "b.HEIX", "notes"):
+        (tmp_path / "photos" / name).touch()
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, tiny_config: Config, photos: Path) -> Path:
+    changes = {"data.source": str(photos), "training.batch_size": 5, "training.knn_every": 0}
+    path = tmp_path / "tiny.toml"
+    path.write_text(to_toml(override(tiny_config, changes)))
+    return path
+
+
+def test_one_command_starts_continues_and_tells_the_end(
+    command: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cpu")
+    with monkeypatch.context() as patch:
+        at_step(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
+        code, out, err = command(*words)
+    assert code == 143
+    assert "error" not in err  # it was asked to stop
+    assert err.startswith("stopped by SIGTERM; everything is saved")
+    # 20 images, 4 of them for testing: 16 fill three batches of 5, and one is left out.
+    line, unused = out.splitlines()[:2]
+    for part in ("small", "16 images", "at 8 px", "3 epochs of 3 steps", "batch 5", "cpu"):
+        assert part in line
+    for part in (
+        "4 images of the test split",
+        "1 in each epoch, drawn anew, that fill no batch",
+        "3 other files (2 .heix, 1 no extension)",
+    ):
+        assert part in unused
+    code, out, _ = command(*words)
+    assert code == 0
+    assert "resuming small" in out
+    metrics = Run(tmp_path / "run").metrics()
+    assert [row["epoch"] for row in metrics] == [1, 2, 3]
+    code, out, _ = command(*words)
+    assert code == 0
+    assert f"run {tmp_path / 'run'} is complete: 3 epochs" in out
+    assert Run(tmp_path / "run").metrics() == metrics
+    code, _, err = command(*words, "--training.epochs", 4)
+    assert code == 2
+    assert "training.epochs is 3 there and 4 here" in err
+
+
+def test_other_settings_cannot_be_resumed_with(command: Command, tmp_path: Path) -> None:
+    code, _, err = command("pretrain", "--resume", tmp_path, "--training.epochs", 4)
+    assert code == 2
+    assert "--training.epochs is given" in err
+    assert "pretrain RUN/config.toml" in err
+
+
+def test_what_surprises_is_said(command: Command, recipe: Path, tmp_path: Path) -> None:
+    words = ("--training.epochs", 1, "--optimiser.warmup-epochs", 1.0, "--accelerator", "cpu")
+    code, out, _ = command("pretrain", recipe, "--run", tmp_path / "run", *words)
+    assert code == 0
+    assert "ends while the learning rate still rises" in out
+    assert load_recipe(str(tmp_path / "run" / "config.toml")).optimiser.warmup_epochs == 1.0
