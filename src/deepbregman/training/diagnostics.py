@@ -6,6 +6,12 @@ from torch.nn import functional as F
 
 from deepbregman.objectives import Step, StepOutputs
 
+SHARE_OFFSET = 1e-7
+"""Added to the shares of a spectrum by RankMe and LiDAR."""
+WITHIN_OFFSET = 1e-4
+"""Added to the variances within an image by LiDAR, so that they can be inverted."""
+FITTED = (5, 50)
+"""Places of the eigenvalues, from 1, to which alpha-ReQ fits its line."""
 COLLAPSED_RANK = 2.0
 COLLAPSED_SPREAD = 0.05
 
@@ -29,6 +35,69 @@ def effective_rank(h: Tensor) -> Tensor:
     share = values / values.sum().clamp_min(torch.finfo(values.dtype).tiny)
     entropy: Tensor = torch.special.entr(share).sum()
     return entropy.exp()
+
+
+def rankme(h: Tensor) -> Tensor:
+    """Exponential of the entropy of the singular values of ``h`` (N, d) (Garrido et al. 2023).
+
+    Unlike the effective rank it does not centre, so the mean of ``h`` counts as a direction.
+    """
+    return _count_shares(torch.linalg.svdvals(h))
+
+
+def _count_shares(spectrum: Tensor) -> Tensor:
+    """Return the exponential of the entropy of a spectrum, with the offset of RankMe and LiDAR."""
+    share = spectrum / spectrum.sum().clamp_min(torch.finfo(spectrum.dtype).tiny) + SHARE_OFFSET
+    return (-(share * share.log()).sum()).exp()
+
+
+def alpha_req(h: Tensor, fitted: tuple[int, int] = FITTED) -> Tensor:
+    """Decay of the spectrum of ``h`` (N, d): the alpha of ``lambda_j ~ j^-alpha`` (Agrawal 2022).
+
+    The slope of a least-squares line through the logarithms of the eigenvalues of the covariance,
+    against the logarithms of their places. NaN where fewer than two are above rounding.
+    """
+    values = torch.linalg.svdvals(h - h.mean(dim=0)).square()  # descending
+    rounding = values[:1] * torch.finfo(values.dtype).eps
+    first, last = fitted
+    places = torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device)
+    kept = (places >= first) & (places <= last) & (values > rounding)
+    x, y = places[kept].log(), values[kept].log()
+    if len(x) < 2:
+        return values.new_tensor(float("nan"))
+    x = x - x.mean()
+    return -(x * y).sum() / x.square().sum()
+
+
+def lidar(views: Tensor) -> Tensor:
+    """Effective rank of the LDA matrix of views (M, N, d), each image a class (Thilak et al. 2024).
+
+    With S_b the covariance of the images' means and S_w that of views around them, it counts the
+    eigenvalues of ``S_w^-1/2 S_b S_w^-1/2``: directions that differ more between images than
+    between the views of one.
+    """
+    num_views, num_images, width = views.shape
+    means = views.mean(dim=0)  # (N, d)
+    apart = (means - means.mean(dim=0)) / num_images**0.5
+    inside = (views - means).flatten(0, 1) / (num_views * num_images) ** 0.5
+    within = inside.T @ inside + WITHIN_OFFSET * torch.eye(
+        width, dtype=views.dtype, device=views.device
+    )
+    # The eigenvalues of A^T A are those of A A^T; the smaller side is faster.
+    half = torch.linalg.solve_triangular(torch.linalg.cholesky(within), apart.T, upper=False)
+    values = torch.linalg.svdvals(half).square()
+    return _count_shares(F.pad(values, (0, width - len(values))))
+
+
+def nearest_indices(h: Tensor, k: int) -> Tensor:
+    """Return the k nearest others (N, k) by cosine of each of ``h`` (N, d)."""
+    z = F.normalize(h, dim=1)
+    return (z @ z.T).fill_diagonal_(-torch.inf).topk(k, dim=1).indices
+
+
+def neighbour_stability(before: Tensor, after: Tensor) -> Tensor:
+    """Share of the nearest neighbours (N, k) of each image that are the same as before."""
+    return (after[:, :, None] == before[:, None, :]).any(dim=2).double().mean()
 
 
 def spread(z: Tensor) -> Tensor:
