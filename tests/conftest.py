@@ -36,6 +36,7 @@ SHORT: Mapping[str, Any] = {
     "training.epochs": 2,
     "training.batch_size": 128,
     "training.knn_every": 1,
+    "training.health_every": 0,
     "training.tensorboard": False,
     "optimiser.warmup_epochs": 0.5,
     "encoder.projection_hidden": 32,

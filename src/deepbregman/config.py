@@ -1019,6 +1019,10 @@ class TrainingSettings(Section):
     """Batches of non-finite loss or gradient to leave out before stopping; above 0, steps wait."""
     knn_every: Whole = 5
     """Run the kNN monitor every so many epochs; 0 never."""
+    health_every: Whole = 5
+    """Judge without labels how training goes every so many epochs, and at the end; 0 never."""
+    stop_when_saturated: Annotated[bool, tyro.conf.arg(aliases=["--stop-when-saturated"])] = False
+    """End the run early once two judgements in a row say that more epochs bring little."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
 

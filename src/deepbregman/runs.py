@@ -53,7 +53,7 @@ from .files import write_json as write_json
 
 PATIENCE_SECONDS = 60.0
 """Time to wait for another process that changes a record, which takes milliseconds."""
-_METRICS = {...: float}
+_METRICS = {"verdict": str, "reason": str, ...: float}
 _START = {
     "command": [str],
     **dict.fromkeys(("started", "commit", "platform", "device"), str),
@@ -70,7 +70,10 @@ _EVALUATION = {
     "chosen": [{}],
 }
 _RESULT = {
-    "pretrain": {"finished": str, ...: float},
+    "pretrain": {
+        **dict.fromkeys(("finished", "verdict", "reason", "stopped"), str),
+        ...: float,
+    },
     "evaluations": [_EVALUATION],
     "quickstart": [{"features": str, ...: float}],
     "study": {"state": str, "judge": str, "metrics": {...: float}, "why": str},

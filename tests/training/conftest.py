@@ -21,6 +21,7 @@ TINY = {
     "training.save_seconds": 0.0,
     "training.checkpoint_every": 2,
     "training.knn_every": 2,
+    "training.health_every": 1,
     "training.tensorboard": False,
     "optimiser.warmup_epochs": 1.5,
     "encoder.projection_hidden": 16,

@@ -1,14 +1,26 @@
 """Health without labels: the formulas, the sample, the verdict, and a run that stops by it."""
 
 import math
+import shutil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import Tensor
 
+from deepbregman.cli import main
+from deepbregman.commands.pretrain import pretrain, resume
+from deepbregman.config import Config, from_toml, override, to_toml
+from deepbregman.data import open_source
+from deepbregman.objectives import build_views
+from deepbregman.runs import Run
+from deepbregman.training import health
+from deepbregman.training.checkpoints import load_trained_encoder
 from deepbregman.training.diagnostics import (
     alpha_req,
     lidar,
@@ -16,6 +28,7 @@ from deepbregman.training.diagnostics import (
     neighbour_stability,
     rankme,
 )
+from deepbregman.training.health import Health, judge, should_stop
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -143,3 +156,166 @@ def test_neighbours_and_their_stability_agree_with_naive_loops(n: int, seed: int
     assert [[set(row) for row in part.tolist()] for part in found] == sets
     assert float(neighbour_stability(found[0], found[1])) == pytest.approx(expected)
     assert float(neighbour_stability(found[0], found[0].flip(1))) == 1.0
+
+
+# The sample
+
+
+NEW = ("rankme", "alpha_req", "lidar")
+
+
+def make_sample(config: Config) -> Health:
+    images = open_source(config.data.source, image_size=8).train.images
+    return Health(images, config, build_views(config.views, 8), torch.device("cpu"))
+
+
+def test_a_run_measures_what_its_encoder_gives_again(tiny_run: Run, tiny_config: Config) -> None:
+    """The last record, computed anew from the checkpoint; one in each epoch, and then changes."""
+    measured = make_sample(tiny_config).measure(load_trained_encoder(tiny_run))
+    rows = tiny_run.metrics()
+    assert {name: rows[-1][name] for name in NEW} == pytest.approx(measured, rel=1e-9)
+    assert ["neighbour_stability" in row for row in rows] == [False, True, True]
+    assert all(row["verdict"] and row["reason"] for row in rows)
+    assert tiny_run.result()["pretrain"]["verdict"] == rows[-1]["verdict"]
+
+
+class Shift(torch.nn.Module):
+    """An encoder whose output is its pixels, those of an image weighed by random numbers."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.weight = normal(192, 12, seed=seed).float()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.flatten(1) @ self.weight
+
+
+def test_stability_is_one_for_the_same_encoder_and_less_for_another(tiny_config: Config) -> None:
+    sample = make_sample(tiny_config)
+    assert "neighbour_stability" not in sample.measure(Shift(0))
+    assert sample.measure(Shift(0))["neighbour_stability"] == 1.0
+    assert 0.1 < sample.measure(Shift(1))["neighbour_stability"] < 0.9
+
+
+def test_a_sample_of_large_images_is_smaller(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "SAMPLE_BYTES", 20 * 3 * 8 * 8)
+    assert make_sample(tiny_config).batches.num_images == 20
+
+
+def test_what_is_not_finite_is_not_recorded(tiny_config: Config) -> None:
+    sample = make_sample(tiny_config)
+    broken = Shift(0)
+    broken.weight[0] = math.nan
+    assert sample.measure(broken) == {}
+    assert sample.neighbours is None
+
+
+# The verdict
+
+
+def row(epoch: int, **changes: Any) -> dict[str, Any]:
+    batch = {"effective_rank": 60.0, "spread": 0.8, "uniformity": -3.0, "learning_rate": 0.1}
+    sample = {"rankme": 50.0, "lidar": 40.0, "neighbour_stability": 0.7}
+    return {"epoch": epoch, "step": 10 * epoch, **batch, **sample, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "reason"),
+    [
+        ({}, "healthy", "70% of the nearest neighbours are the same as 5 epochs ago"),
+        ({"neighbour_stability": 0.49}, "under-trained", "only 49% of the nearest"),
+        ({"neighbour_stability": 0.8}, "saturated", "more epochs bring little: 80%"),
+        ({"neighbour_stability": 0.79}, "healthy", "79%"),
+        ({"neighbour_stability": 0.9, "rankme": 47.0}, "healthy", "still change"),
+        ({"neighbour_stability": 0.9, "effective_rank": 62.0}, "healthy", "still change"),
+        ({"neighbour_stability": 0.9, "uniformity": -3.1}, "healthy", "still change"),
+        ({"neighbour_stability": 0.9, "uniformity": -2.95}, "saturated", "within 1.7%"),
+        ({"neighbour_stability": 0.9, "learning_rate": 0.05}, "saturated", "90%"),
+        ({"neighbour_stability": 0.9, "learning_rate": 0.04}, "healthy", "learning rate falls"),
+        ({"neighbour_stability": 0.9, "learning_rate": 0.2}, "under-trained", "still rises"),
+        ({"effective_rank": 19.0}, "collapsing", "fell from 60 to 19.0"),
+        ({"effective_rank": 21.0}, "healthy", "70%"),
+        ({"spread": 0.01}, "collapsing", "spread 0.010"),
+        ({"effective_rank": 1.5, "neighbour_stability": 1.0}, "collapsing", "effective rank 1.5"),
+    ],
+)
+def test_verdict_and_its_reason(changes: dict[str, float], verdict: str, reason: str) -> None:
+    found = judge([row(5), row(10, **changes)])
+    assert found["verdict"] == verdict
+    assert reason in found["reason"]
+
+
+def test_first_measurement_is_too_early_and_an_epoch_without_one_is_not_judged() -> None:
+    first = row(5)
+    del first["neighbour_stability"]
+    assert judge([first])["verdict"] == "under-trained"
+    assert judge([first, {"epoch": 6, "step": 60, "effective_rank": 60.0}]) == {}
+
+
+def test_a_run_stops_at_the_second_saturated_judgement_in_a_row() -> None:
+    def judged(*words: str) -> list[dict[str, Any]]:
+        return [{"step": i, **({"verdict": word} if word else {})} for i, word in enumerate(words)]
+
+    assert should_stop(judged("healthy", "saturated", "", "saturated"))
+    assert not should_stop(judged("saturated"))
+    assert not should_stop(judged("saturated", "healthy", "saturated"))
+    assert not should_stop(judged("saturated", "saturated", ""))  # an epoch that was not judged
+
+
+# A run that stops
+
+
+@pytest.fixture
+def easily_saturated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every second measurement is saturated, so that a run stops after its third."""
+    for name in ("UNSETTLED", "SETTLED", "HIGH_RATE"):
+        monkeypatch.setattr(health, name, 0.0)
+    monkeypatch.setattr(health, "LITTLE_CHANGE", math.inf)
+
+
+STOPPING = {
+    "training.epochs": 9,
+    "training.stop_when_saturated": True,
+    "training.knn_every": 0,
+    "optimiser.warmup_epochs": 0.0,
+}
+
+
+@pytest.mark.usefixtures("easily_saturated")
+def test_a_saturated_run_ends_well_and_says_why(tiny_config: Config, tmp_path: Path) -> None:
+    console = Console(record=True, width=200)
+    changes = {**STOPPING, "training.health_every": 2, "training.save_seconds": 1e6}
+    run = pretrain(
+        override(tiny_config, changes), run=tmp_path / "run", accelerator="cpu", console=console
+    )
+    assert [row["epoch"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
+    result = run.result()["pretrain"]
+    assert (result["stopped"], result["verdict"]) == ("after epoch 6: saturated", "saturated")
+    said = console.export_text()
+    assert "stopped after epoch 6 of 9: more epochs bring little" in said
+    assert said.count("health: saturated (more epochs bring little") == 1  # said when it changes
+    load_trained_encoder(run)  # it was saved, though no save was due
+
+
+@pytest.mark.usefixtures("easily_saturated")
+def test_resuming_a_stopped_run_trains_on_only_if_told_to(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    run = pretrain(override(tiny_config, STOPPING), run=tmp_path / "run", accelerator="cpu")
+    (run.path / "result.json").unlink()  # as if it had been killed before it wrote that
+    assert len(resume(run.path, accelerator="cpu").metrics()) == 3
+    assert run.result()["pretrain"]["stopped"] == "after epoch 3: saturated"
+    path = run.path / "config.toml"
+    changed = override(from_toml(path.read_text(), "it"), {"training.stop_when_saturated": False})
+    path.write_text(to_toml(changed))
+    assert len(resume(run.path, accelerator="cpu").metrics()) == 9
+    assert "stopped" not in run.result()["pretrain"]
+
+
+def test_a_run_may_be_told_to_stop_on_the_command_line(tiny_run: Run, tmp_path: Path) -> None:
+    shutil.copyfile(tiny_run.path / "config.toml", tmp_path / "tiny.toml")
+    words = ["--run", str(tmp_path / "run"), "--stop-when-saturated", "--training.epochs", "1"]
+    main(["pretrain", str(tmp_path / "tiny.toml"), *words, "--accelerator", "cpu"])
+    assert Run.open(tmp_path / "run").config.training.stop_when_saturated

@@ -425,6 +425,10 @@ def make_card(group: RunGroup) -> Card:
     last = [values[-1] for values in monitored if values]
     if last:
         facts.append(("kNN monitor, last", f"{_spread(summarise(last))} %"))
+    health = [f"{run.health}" for run in group.runs if run.health is not None]
+    facts += [("health", words) for words in dict.fromkeys(health)]
+    stopped = [run.stopped for run in group.runs if run.stopped is not None]
+    facts += [("stopped", words) for words in dict.fromkeys(stopped)]
     seconds = [run.seconds for run in group.runs if run.seconds is not None]
     if seconds:
         each = " each" if len(seconds) > 1 else ""

@@ -84,6 +84,21 @@ class RunRecord:
         return "finished" if is_evaluated else "not evaluated"
 
     @property
+    def health(self) -> str | None:
+        """Say how training went, by the last verdict; None where none was recorded."""
+        judged = [row for row in self.metrics if isinstance(row.get("verdict"), str)]
+        if not judged:
+            return None
+        reason = judged[-1].get("reason")
+        return judged[-1]["verdict"] + f" ({reason})" * isinstance(reason, str)
+
+    @property
+    def stopped(self) -> str | None:
+        """Say why pretraining ended before its last epoch; None where it did not."""
+        why = (self.result.get("pretrain") or {}).get("stopped")
+        return why if isinstance(why, str) else None
+
+    @property
     def seconds(self) -> float | None:
         """Wall time of pretraining; None of a run that has not ended."""
         value = (self.result.get("pretrain") or {}).get("seconds")

@@ -42,6 +42,7 @@ SAFE = frozenset(
         *("data.root", "data.resident", "data.workers"),
         *("training.checkpoint_every", "training.save_seconds", "training.knn_every"),
         *("training.tensorboard", "training.compile", "training.skip_nonfinite"),
+        *("training.health_every", "training.stop_when_saturated"),
     }
 )
 """Fields that say where, how often or how fast, and not what is trained.
@@ -261,6 +262,7 @@ def take_snapshot(job: "Pretraining") -> State:
         "seconds": job.seconds(),
         "skipped": job.guard.skipped,
         "skipped_in_epoch": job.guard.skipped_in_epoch,
+        "neighbours": None if job.health is None else job.health.neighbours,
     }
 
 
@@ -286,6 +288,8 @@ def restore(job: "Pretraining", found: FoundCheckpoint) -> None:
     job.guard.start_counting(job.step)
     job.guard.skipped = saved["skipped"]
     job.guard.skipped_in_epoch = saved["skipped_in_epoch"]
+    if job.health is not None:
+        job.health.neighbours = saved.get("neighbours")
 
 
 def find_checkpoint(run: Run) -> FoundCheckpoint | None:

@@ -60,6 +60,7 @@ class Display:
         """The first step that was shown, and when: compiling and loading come before it."""
         self.last_line = time.monotonic()
         self.told_length = False
+        self.last_verdict = ""
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=16),
@@ -138,6 +139,13 @@ class Display:
         if epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0:
             self._print(f"epoch {epoch:>4}  {words}")
 
+    def verdict(self, record: Record) -> None:
+        """Say how training goes, when that is another word than before or the last one."""
+        word = record["verdict"]
+        if word != self.last_verdict or record["epoch"] == self.epochs:
+            self._print(f"health: {word} ({record['reason']})")
+        self.last_verdict = word
+
     def warn(self, message: str) -> None:
         """Show something that the user should look at."""
         self.console.print(f"warning: {message}", style="yellow", highlight=False, soft_wrap=True)
@@ -172,5 +180,6 @@ def _order_events_before(folder: Path, now: int) -> None:
 def write_events(writer: "SummaryWriter", record: Record) -> None:
     """Write an epoch's metrics to disk, before a checkpoint can say that it is over."""
     for name, value in record.items():
-        writer.add_scalar(name, value, record["step"])
+        if not isinstance(value, str):
+            writer.add_scalar(name, value, record["step"])
     writer.flush()

@@ -24,11 +24,13 @@ from . import checkpoints, diagnostics
 from .checkpoints import FoundCheckpoint
 from .display import Display, open_events, write_events
 from .faults import Guard, Interrupted, watch_signals
+from .health import Health, judge, should_stop
 from .optimisers import build_optimiser, set_learning_rates
 from .processes import (
     Vote,
     compile_step,
     device_name,
+    from_first,
     gather,
     is_mixed,
     synchronise_norms,
@@ -112,6 +114,9 @@ class Pretraining:
                 synchronise_norms(self.step_module.teacher, fabric.device)
         self.step_module.to(memory_format=torch.channels_last)
         self.step_module.to(fabric.device)
+        self.health: Health | None = None
+        if config.training.health_every and fabric.is_global_zero:  # process 0 measures for all
+            self.health = Health(images, config, self.step_module.views.main, fabric.device)
         optimiser = build_optimiser(
             config.optimiser, self.step_module.parameter_groups(), fabric.device
         )
@@ -136,7 +141,7 @@ class Pretraining:
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
-        """Train to the end.
+        """Train to the end, or until training is saturated if the run is to stop then.
 
         Args:
             monitor: judges the networks every ``training.knn_every`` epochs and at the end.
@@ -161,24 +166,46 @@ class Pretraining:
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         answers = self.fabric.is_global_zero and not console.quiet
+        ends = self._is_over()
         with display, watch_signals(answers) as received:
-            while self.step < self.total_steps:
+            while not ends:
                 record = self._run_epoch(feed, display, received)
-                epoch = record["epoch"]
-                is_last = epoch == settings.epochs
-                due = settings.knn_every and epoch % settings.knn_every == 0
-                judge = monitor if is_last or due else None
-                together(self.fabric, partial(self._close_epoch, record, judge, display, writer))
+                close = partial(self._close_epoch, record, monitor, display, writer)
+                together(self.fabric, close)
+                ends = self._is_over()
                 self.vote.cast(received)
                 self.vote.close()
-                if self.vote.outcome and not is_last:
+                if self.vote.outcome and not ends:
                     self._stop(self.vote.outcome)
         if writer is not None:
             writer.close()
         if self.fabric.is_global_zero and (record or "pretrain" not in self.run.result()):
             last = record or self.run.metrics()[-1]  # killed after the last save
-            self.run.add_result(pretrain={**last, "seconds": self.seconds(), "finished": now()})
+            early = self.step < self.total_steps
+            stopped = {"stopped": f"after epoch {last['epoch']}: saturated"} if early else {}
+            self.run.add_result(
+                pretrain={**last, **stopped, "seconds": self.seconds(), "finished": now()}
+            )
+            if early:
+                console.print(
+                    f"stopped after epoch {last['epoch']} of {settings.epochs}: {last['reason']}",
+                    highlight=False,
+                    soft_wrap=True,
+                )
         return self.run
+
+    def _is_over(self) -> bool:
+        """Whether all steps are taken, or the run is to stop here, which process 0 knows."""
+        if self.step >= self.total_steps or not self.config.training.stop_when_saturated:
+            return self.step >= self.total_steps
+
+        def stops() -> bool:
+            if not self.fabric.is_global_zero:
+                return False
+            records = self.run.metrics()
+            return bool(records) and records[-1]["step"] == self.step and should_stop(records)
+
+        return from_first(self.fabric, together(self.fabric, stops))
 
     def advance(self, feed: Iterator[Batch]) -> StepOutputs:
         """Take one optimiser step on the next batches; nothing here waits for the device."""
@@ -313,11 +340,22 @@ class Pretraining:
         """Judge the networks, then write and show the epoch's metrics: process 0's business."""
         if not self.fabric.is_global_zero:
             return
-        if monitor is not None:
+        settings, epoch = self.config.training, record["epoch"]
+        ends = epoch == settings.epochs
+        if self.health is not None and (ends or epoch % settings.health_every == 0):
+            self.step_module.eval()
+            record |= self.health.measure(self.step_module.model.eval().encoder)
+            earlier = self.run.metrics()
+            record |= judge([*earlier, record])
+            ends = ends or (settings.stop_when_saturated and should_stop([*earlier, record]))
+        due = settings.knn_every and epoch % settings.knn_every == 0
+        if monitor is not None and (ends or due):
             self.step_module.eval()
             record |= monitor(self.step_module.model.eval())
-        self._keep(record, record["epoch"] == self.config.training.epochs, writer)
+        self._keep(record, ends, writer)
         display.epoch(record)
+        if "verdict" in record:
+            display.verdict(record)
         for words in self._warnings(record):
             display.warn(words)
 

@@ -1,0 +1,167 @@
+"""Whether training goes well, without labels: a fixed sample of images, measured between epochs.
+
+Process 0 measures for all. The sample and its views depend on the seed alone; the neighbours of the
+last measurement are part of a checkpoint. So a run that is resumed measures what it would have
+measured.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import Config
+from deepbregman.data import Images
+from deepbregman.data.batches import Batch, open_batches
+from deepbregman.method.views import Views, centre_view
+from deepbregman.runs import Record
+
+from . import diagnostics
+from .randomness import derive_seed
+
+SAMPLE = 512
+"""Images of the sample; a quarter of them are also seen through views, for LiDAR."""
+SAMPLE_BYTES = 2**28
+"""Most memory of the sample, which has fewer images where they are large."""
+NUM_VIEWS = 8
+NEIGHBOURS = 10
+BATCH_SIZE = 256
+
+COLLAPSED_SHARE = 1 / 3
+"""Of the best effective rank of the run; below it, the rank has collapsed."""
+UNSETTLED = 0.5
+"""Share of neighbours that stay; below it, they still change too much."""
+SETTLED = 0.8
+"""From this share on, neighbours hardly change."""
+LITTLE_CHANGE = 0.02
+"""Relative change of a diagnostic that counts as none."""
+WATCHED = ("rankme", "effective_rank", "uniformity")
+"""Diagnostics that go with linear accuracy (docs/health.md), and so must not change any more."""
+HIGH_RATE = 0.5
+"""Of the highest learning rate so far; below it, everything settles because the rate falls."""
+
+
+class Health:
+    """Measures the encoder on a fixed sample of the training images.
+
+    Args:
+        images: to pretrain on.
+        config: of the run.
+        views: the main group of the run; repeated until there are enough for LiDAR.
+        device: of the networks.
+    """
+
+    def __init__(self, images: Images, config: Config, views: Views, device: torch.device) -> None:
+        self.views, self.device, self.size = views, device, config.data.image_size
+        affordable = max(2, SAMPLE_BYTES * len(images) // max(1, images.nbytes))
+        count = min(SAMPLE, len(images), affordable)
+        generator = torch.Generator().manual_seed(derive_seed(config.seed, "health"))
+        chosen = torch.randperm(len(images), generator=generator)[:count]
+        skip = config.data.skip_unreadable
+        self.batches = open_batches(images.select(chosen), device, skip_unreadable=skip)
+        self.uniforms = [
+            views.draw(max(2, count // 4), device="cpu", generator=generator)  # (M, n, R)
+            for _ in range(math.ceil(NUM_VIEWS / views.num_views))
+        ]
+        self.neighbours: Tensor | None = None
+        """Of the last measurement, (N, k)."""
+
+    def measure(self, encoder: nn.Module) -> dict[str, float]:
+        """Measure the encoder, in evaluation mode, and remember the neighbours it finds.
+
+        Not in the result is what cannot be computed: stability the first time, alpha-ReQ of
+        collapsed representations, and everything that is not finite.
+        """
+        with torch.no_grad():
+            order = torch.arange(self.batches.num_images)
+            h = self._embed_whole(encoder, order)
+            views = self._embed_views(encoder, order[: self.uniforms[0].shape[1]])
+        if not (h.isfinite().all() and views.isfinite().all()):
+            return {}
+        neighbours = diagnostics.nearest_indices(h, min(NEIGHBOURS, len(h) - 1))
+        found = {
+            "rankme": diagnostics.rankme(h),
+            "alpha_req": diagnostics.alpha_req(h),
+            "lidar": diagnostics.lidar(views),
+        }
+        if self.neighbours is not None and self.neighbours.shape == neighbours.shape:
+            before = self.neighbours
+            found["neighbour_stability"] = diagnostics.neighbour_stability(before, neighbours)
+        self.neighbours = neighbours
+        return {name: float(value) for name, value in found.items() if value.isfinite()}
+
+    def _embed_whole(self, encoder: nn.Module, order: Tensor) -> Tensor:
+        parts = [
+            encoder(centre_view(batch.images, batch.sizes, self.size))
+            for batch in self.batches.iterate(order, BATCH_SIZE)
+        ]
+        return _on_host(torch.cat(parts))
+
+    def _embed_views(self, encoder: nn.Module, order: Tensor) -> Tensor:
+        """Embed (M, n, d) random views of some images."""
+        batches = list(self.batches.iterate(order, len(order)))
+        return torch.cat([self._embed_draw(encoder, batches[0], draw) for draw in self.uniforms])
+
+    def _embed_draw(self, encoder: nn.Module, batch: Batch, uniforms: Tensor) -> Tensor:
+        shown = self.views(batch.images, batch.sizes, uniforms.to(self.device))
+        return _on_host(encoder(shown.flatten(0, 1))).unflatten(0, shown.shape[:2])
+
+
+def _on_host(h: Tensor) -> Tensor:
+    """Return representations in double precision on the CPU, where every spectrum is exact."""
+    return h.float().cpu().double()
+
+
+def judge(records: Sequence[Record]) -> dict[str, str]:
+    """Say how training goes, by the records of all epochs so far: ``verdict`` and ``reason``.
+
+    Nothing without a measurement in the last record. docs/health.md says which diagnostics go with
+    linear accuracy, and so why the verdict rests on these.
+    """
+    last = records[-1]
+    if "rankme" not in last:
+        return {}
+    word, reason = _find_verdict(records, last)
+    return {"verdict": word, "reason": reason}
+
+
+def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
+    ranks = [record["effective_rank"] for record in records if "effective_rank" in record]
+    if "effective_rank" in last:  # else its batch was skipped
+        rank, best = ranks[-1], max(ranks)
+        if diagnostics.find_collapse(last):
+            return "collapsing", f"effective rank {rank:.1f}, spread {last['spread']:.3f}"
+        if rank < COLLAPSED_SHARE * best:
+            return "collapsing", f"the effective rank fell from {best:.0f} to {rank:.1f}"
+    measured = [record for record in records if "rankme" in record]
+    if len(measured) < 2 or "neighbour_stability" not in last:
+        return "under-trained", "measured once: the next measurement tells what still changes"
+    before, stability = measured[-2], last["neighbour_stability"]
+    words = (
+        f"{stability:.0%} of the nearest neighbours are the same as "
+        f"{last['epoch'] - before['epoch']:.0f} epochs ago"
+    )
+    if last["learning_rate"] > before["learning_rate"]:
+        return "under-trained", f"the learning rate still rises; {words}"
+    if stability < UNSETTLED:
+        return "under-trained", f"only {words}"
+    if last["learning_rate"] < HIGH_RATE * max(record["learning_rate"] for record in records):
+        return "healthy", f"{words}, while the learning rate falls"
+    change = max(_change(before, last, name) for name in WATCHED)
+    if stability >= SETTLED and change <= LITTLE_CHANGE:
+        return "saturated", f"more epochs bring little: {words}, the ranks within {change:.1%}"
+    return "healthy", f"{words}, and the representations still change"
+
+
+def _change(before: Record, last: Record, name: str) -> float:
+    """Return the relative change of a diagnostic; infinite where it was not measured or is 0."""
+    if not before.get(name) or name not in last:
+        return math.inf
+    return abs(float(last[name] / before[name]) - 1.0)
+
+
+def should_stop(records: Sequence[Record]) -> bool:
+    """Whether two judgements in a row, the second in the last record, found saturation."""
+    judged = [record["verdict"] for record in records if "verdict" in record]
+    return "verdict" in records[-1] and judged[-2:] == ["saturated", "saturated"]
