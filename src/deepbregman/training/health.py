@@ -150,7 +150,7 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
         return "healthy", f"{words}, while the learning rate falls"
     change = max(_change(before, last, name) for name in WATCHED)
     if stability >= SETTLED and change <= LITTLE_CHANGE:
-        return "saturated", f"more epochs bring little: {words}, the ranks within {change:.1%}"
+        return "saturated", f"more epochs bring little: {words}, the diagnostics within {change:.1%}"
     return "healthy", f"{words}, and the representations still change"
 
 
