@@ -11,7 +11,7 @@ recorded in results/, which have the older diagnostics only.
 import itertools
 import json
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +79,9 @@ def train(data: str = "digits", image_size: int = 8, out: Path = Path("health.cs
 
 
 def describe(run: Run) -> Row:
-    """Return the diagnostics of a run's last epoch, and its verdict."""
+    """Return the diagnostics of a run's last epoch."""
     last = run.metrics()[-1]
-    kept = ("epoch", *OLD, *NEW, "verdict")
+    kept = ("epoch", *OLD, *NEW)
     return {name: last[name] for name in kept if name in last}
 
 
@@ -123,7 +123,7 @@ def _old_row(name: str, linear: float, last: Row) -> Row:
     return {"run": name, "linear": linear, "epoch": last["epoch"], **kept}
 
 
-def correlate(tables: tyro.conf.Positional[Iterable[Path]]) -> None:
+def correlate(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     """Print Spearman's rank correlation of each diagnostic with linear accuracy, as Markdown.
 
     Args:

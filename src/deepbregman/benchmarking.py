@@ -154,6 +154,7 @@ def configure(encoder: str, batch_size: int, changes: Mapping[str, Any] | None =
         "training.batch_size": batch_size,
         "training.tensorboard": False,
         "training.knn_every": 0,
+        "training.health_every": 0,
         "training.epochs": 1000,
     }
     return override(load_recipe("simclr"), {**common, **(changes or {})})

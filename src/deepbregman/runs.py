@@ -70,10 +70,7 @@ _EVALUATION = {
     "chosen": [{}],
 }
 _RESULT = {
-    "pretrain": {
-        **dict.fromkeys(("finished", "verdict", "reason", "stopped"), str),
-        ...: float,
-    },
+    "pretrain": {"finished": str, "verdict": str, "reason": str, "stopped": str, ...: float},
     "evaluations": [_EVALUATION],
     "quickstart": [{"features": str, ...: float}],
     "study": {"state": str, "judge": str, "metrics": {...: float}, "why": str},

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepbregman.errors import UserError
+from deepbregman.reporting.page import make_card
 from deepbregman.reporting.records import (
     RunRecord,
     differences,
@@ -196,3 +197,20 @@ def test_published_figures_stand_apart_and_are_never_best(make_run: MakeRun) -> 
     assert [line.cells[0].is_best for line in table.rows] == [True] + 5 * [False]
     assert "table:lineareval:smalldatasets" in table.rows[2].note
     assert "not an arm" in table.caption
+
+
+def test_the_card_of_an_arm_has_the_last_verdict_and_why_it_stopped(
+    make_run: Callable[..., Path],
+) -> None:
+    metrics = [
+        {"epoch": 1, "verdict": "under-trained", "reason": "measured once"},
+        {"epoch": 2, "verdict": "saturated", "reason": "more epochs bring little"},
+        {"epoch": 3},
+    ]
+    stopped = {"pretrain": {"seconds": 1.0, "stopped": "after epoch 3: saturated"}}
+    (arm,) = group_runs([RunRecord.read(make_run("a", metrics=metrics, result=stopped))])
+    facts = dict(make_card(arm).facts)
+    assert facts["health"] == "saturated (more epochs bring little)"
+    assert facts["stopped"] == "after epoch 3: saturated"
+    (plain,) = group_runs([RunRecord.read(make_run("b", metrics=[{"epoch": 1}]))])
+    assert not {"health", "stopped"} & dict(make_card(plain).facts).keys()

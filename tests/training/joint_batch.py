@@ -25,6 +25,7 @@ BASE: Mapping[str, Any] = {
     "training.batch_size": 16,
     "training.epochs": 2,
     "training.tensorboard": False,
+    "training.health_every": 0,
     "training.precision": "32-true",
     "encoder.projection_hidden": 12,
     "encoder.embedding": 6,

@@ -90,7 +90,7 @@ class RunRecord:
         if not judged:
             return None
         reason = judged[-1].get("reason")
-        return judged[-1]["verdict"] + f" ({reason})" * isinstance(reason, str)
+        return f"{judged[-1]['verdict']}" + f" ({reason})" * isinstance(reason, str)
 
     @property
     def stopped(self) -> str | None:

@@ -48,7 +48,8 @@ def rankme(h: Tensor) -> Tensor:
 def _count_shares(spectrum: Tensor) -> Tensor:
     """Return the exponential of the entropy of a spectrum, with the offset of RankMe and LiDAR."""
     share = spectrum / spectrum.sum().clamp_min(torch.finfo(spectrum.dtype).tiny) + SHARE_OFFSET
-    return (-(share * share.log()).sum()).exp()
+    entropy: Tensor = -(share * share.log()).sum()
+    return entropy.exp()
 
 
 def alpha_req(h: Tensor, fitted: tuple[int, int] = FITTED) -> Tensor:
@@ -64,9 +65,10 @@ def alpha_req(h: Tensor, fitted: tuple[int, int] = FITTED) -> Tensor:
     kept = (places >= first) & (places <= last) & (values > rounding)
     x, y = places[kept].log(), values[kept].log()
     if len(x) < 2:
-        return values.new_tensor(float("nan"))
+        return torch.full((), torch.nan, dtype=values.dtype)
     x = x - x.mean()
-    return -(x * y).sum() / x.square().sum()
+    slope: Tensor = (x * y).sum() / x.square().sum()
+    return -slope
 
 
 def lidar(views: Tensor) -> Tensor:

@@ -105,7 +105,8 @@ class Health:
 
     def _embed_draw(self, encoder: nn.Module, batch: Batch, uniforms: Tensor) -> Tensor:
         shown = self.views(batch.images, batch.sizes, uniforms.to(self.device))
-        return _on_host(encoder(shown.flatten(0, 1))).unflatten(0, shown.shape[:2])
+        h = _on_host(encoder(shown.flatten(0, 1)))
+        return h.view(*shown.shape[:2], -1)
 
 
 def _on_host(h: Tensor) -> Tensor:
@@ -150,7 +151,10 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
         return "healthy", f"{words}, while the learning rate falls"
     change = max(_change(before, last, name) for name in WATCHED)
     if stability >= SETTLED and change <= LITTLE_CHANGE:
-        return "saturated", f"more epochs bring little: {words}, the diagnostics within {change:.1%}"
+        return (
+            "saturated",
+            f"more epochs bring little: {words}, the diagnostics within {change:.1%}",
+        )
     return "healthy", f"{words}, and the representations still change"
 
 
