@@ -11,7 +11,7 @@ recorded in results/, which have the older diagnostics only.
 import itertools
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,19 +126,28 @@ def _old_row(name: str, linear: float, last: Row) -> Row:
 def correlate(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     """Print Spearman's rank correlation of each diagnostic with linear accuracy, as Markdown.
 
+    Over all runs, and over those of one length where there are at least 20 of them.
+
     Args:
         tables: As ``train`` and ``collect`` write them.
     """
-    print("| data | diagnostic | rank correlation | p | runs |")
+    print("| runs | diagnostic | rank correlation | p | n |")
     print("|---|---|---|---|---|")
     for path in tables:
         frame = pd.read_csv(path)
-        for name in ("epoch", *OLD, *NEW):
-            if name in frame:
-                both = frame[[name, "linear"]].dropna()
-                found = spearmanr(both[name], both["linear"])
-                words = f"{found.statistic:+.2f} | {found.pvalue:.1g} | {len(both)}"
-                print(f"| {path.stem} | {name} | {words} |")
+        _print_rows(path.stem, frame, ("epoch", *OLD, *NEW))
+        for epochs, part in frame.groupby("epoch"):
+            if 20 <= len(part) < len(frame):
+                _print_rows(f"{path.stem}, {epochs} epochs", part, (*OLD, *NEW))
+
+
+def _print_rows(title: str, frame: pd.DataFrame, names: Iterable[str]) -> None:
+    for name in names:
+        if name in frame and frame[name].notna().sum() > 2:
+            both = frame[[name, "linear"]].dropna()
+            found = spearmanr(both[name], both["linear"])
+            words = f"{found.statistic:+.2f} | {found.pvalue:.1g} | {len(both)}"
+            print(f"| {title} | {name} | {words} |")
 
 
 if __name__ == "__main__":
