@@ -242,7 +242,8 @@ class TestSizeOfViews:
         self, tiny_config: Config, tmp_path: Path
     ) -> None:
         trunk = Sides()
-        config = override(tiny_config, {"views.relative_size": 0.75, "encoder.name": "custom"})
+        changes = {"views.relative_size": 0.75, "encoder.name": "custom"}
+        config = override(tiny_config, {**changes, "training.health_every": 0})
         pretrain(config, run=tmp_path / "run", accelerator="cpu", encoder=trunk)
         assert trunk.seen[True] == {(64, 6)}  # two views of 32 images
         assert {side for count, side in trunk.seen[False] if count > 2} == {8}  # the kNN monitor
