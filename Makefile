@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Processes that the tests are shared out to, a file at a time; each needs some 2 GB.
 WORKERS ?= 2
 
-.PHONY: quickstart test test-oldest lint types slow gpu format clean
+.PHONY: quickstart test test-oldest lint types slow gpu format docs package clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/deepbregman quickstart
@@ -38,6 +38,19 @@ slow: $(VENV)/.installed-dev
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu
 
+# The site, in build/docs; REPOSITORY is the address that links to files of the repository begin with.
+docs: $(VENV)/.installed-dev
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --fresh-env docs build/docs
+
+# A source archive and a wheel made from it, in dist/; then the wheel in a clean environment.
+CLEAN := build/clean
+package: $(VENV)/.installed-dev
+	rm -rf dist $(CLEAN)
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m venv $(CLEAN)
+	$(CLEAN)/bin/python -m pip install --quiet dist/*.whl
+	cd $(CLEAN) && bin/deepbregman --help && bin/deepbregman recipes && bin/deepbregman quickstart
+
 format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -58,4 +71,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist $(VENV) $(OLDEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis

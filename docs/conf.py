@@ -1,0 +1,56 @@
+"""How Sphinx builds the site: ``make docs``. The pages are the Markdown files of this folder."""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+import deepbregman
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reference import describe_command_line, describe_python
+
+project = "deepbregman"
+author = "The deepbregman maintainers"
+copyright = author
+version = release = deepbregman.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["examples"]  # an example of a report, not pages
+html_theme = "furo"
+html_title = f"deepbregman {version}"
+html_show_copyright = False
+html_copy_source = False
+pygments_style = "sphinx"
+
+myst_heading_anchors = 3  # as GitHub makes them, so that a link works in both places
+myst_enable_extensions = ["colon_fence"]
+# Files outside of this folder are shown by the place where the repository is; by default that is
+# the checkout itself, seen from build/docs.
+REPOSITORY = os.environ.get("REPOSITORY", "../..").rstrip("/")
+myst_url_schemes = {
+    "http": None,
+    "https": None,
+    "mailto": None,
+    "repository": {"url": REPOSITORY + "/{{path}}"},
+}
+
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+autodoc_member_order = "bysource"
+suppress_warnings = ["config.cache"]
+
+GENERATED = {"command_line": describe_command_line, "python": describe_python}
+
+
+def prepare_page(app: Sphinx, name: str, source: list[str]) -> None:
+    """Add what is generated to a page, and send links out of this folder to the repository."""
+    text = re.sub(r"(?<!!)(\[[^\]]*\])\(\.\./", r"\1(repository:", source[0])
+    source[0] = text + GENERATED[name]() if name in GENERATED else text
+
+
+def setup(app: Sphinx) -> None:
+    """Connect :func:`prepare_page`."""
+    app.connect("source-read", prepare_page)

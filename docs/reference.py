@@ -1,0 +1,98 @@
+"""The reference pages, made from the code: the help of every verb, and the public Python names."""
+
+import contextlib
+import importlib
+import io
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import deepbregman
+from deepbregman.cli import VERBS, main
+
+GROUPS = {
+    "commands": "Commands",
+    "config": "Configurations",
+    "errors": "Errors",
+    "runs": "Runs",
+    "exporting": "Encoders",
+    "method.bregman": "Divergences",
+    "method.losses": "Losses",
+    "method.networks": "Networks",
+    "method.views": "Views",
+    "objectives": "Teacher and bank",
+    "evaluation": "Evaluation",
+}
+"""The heading for the names of each part of the package; other parts come last."""
+
+
+def list_commands() -> list[tuple[str, ...]]:
+    """List the words of every command that has a help text of its own."""
+    commands: list[tuple[str, ...]] = []
+    for verb in VERBS:
+        module = importlib.import_module(f"deepbregman.commands.{verb}")
+        commands.append((verb,))
+        commands.extend((verb, name) for name in getattr(module, "SUBCOMMANDS", {}))
+    return commands
+
+
+def capture(*words: str) -> str:
+    """Return what a command prints, 100 characters wide and without colours."""
+    printed = io.StringIO()
+    with _plain_terminal(), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main(list(words))
+    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
+    wrapped = (textwrap.fill(line, 100) if line[:1].strip() else line for line in lines)
+    return "\n".join(wrapped).strip()
+
+
+@contextlib.contextmanager
+def _plain_terminal() -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(COLUMNS="100", NO_COLOR="1")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def describe_command_line() -> str:
+    """Return the help of every command as sections in Markdown."""
+    sections = [f"\n```text\n{capture('--help')}\n```\n"]
+    for words in list_commands():
+        heading = "#" * (1 + len(words))
+        sections.append(
+            f"\n{heading} {' '.join(words)}\n\n```text\n{capture(*words, '--help')}\n```\n"
+        )
+    sections.append(f"\n## All recipes\n\n```text\n{capture('recipes')}\n```\n")
+    return "".join(sections)
+
+
+def list_public_names() -> dict[str, str]:
+    """Return the module of each public name, by the stub that declares them."""
+    stub = Path(deepbregman.__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    found = re.findall(r"^from \.(\S+) import (\w+) as \2$", stub, flags=re.MULTILINE)
+    return {name: module for module, name in found}
+
+
+def describe_python() -> str:
+    """Return a section for each part of the package; Sphinx fills in the docstrings."""
+    groups: dict[str, list[str]] = {title: [] for title in [*GROUPS.values(), "More"]}
+    for name, module in list_public_names().items():
+        titles = (title for part, title in GROUPS.items() if f"{module}.".startswith(f"{part}."))
+        groups[next(titles, "More")].append(name)
+    sections = []
+    for title, names in groups.items():
+        if names:
+            entries = "".join(_describe_name(name) for name in names)
+            sections.append(f"\n## {title}\n\n```{{eval-rst}}\n{entries}```\n")
+    return "".join(sections)
+
+
+def _describe_name(name: str) -> str:
+    if isinstance(getattr(deepbregman, name), type):
+        return f".. autoclass:: deepbregman.{name}\n   :members:\n\n"
+    return f".. autofunction:: deepbregman.{name}\n\n"

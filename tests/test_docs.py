@@ -1,0 +1,172 @@
+"""The documentation: every page is in the site, every link leads somewhere, examples run."""
+
+import importlib.util
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import deepbregman
+from deepbregman.cli import VERBS
+from deepbregman.method.networks import Encoder
+from deepbregman.objectives import Samples, ViewGroups
+from deepbregman.studies.definition import Study
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+TEXTS = [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/*.md"), *DOCS.glob("examples/*.md")]
+
+
+@cache
+def load_reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives to headings: lower case, hyphens for spaces, no punctuation."""
+    headings = re.findall(r"^#+ (.+)$", without_code(page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_site_names_every_page_once() -> None:
+    trees = re.findall(r"^:::\{toctree\}(.*?)^:::", (DOCS / "index.md").read_text(), re.S | re.M)
+    named = re.findall(r"^(\w+)$", "".join(trees), flags=re.MULTILINE)
+    assert sorted([*named, "index"]) == [page.stem for page in PAGES]
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
+        if target.startswith(("https://", "http://")):
+            continue
+        name, _, anchor = target.partition("#")
+        found = page.parent / name if name else page
+        assert found.exists(), target
+        if anchor:
+            assert anchor in anchors(found), target
+
+
+def commands() -> list[tuple[str, str]]:
+    blocks = [
+        (page.name, block)
+        for page in PAGES
+        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), flags=re.S | re.M)
+    ]
+    return [(name, line) for name, block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_every_option_of_a_command_exists(page: str, line: str) -> None:
+    program, *words = shlex.split(line)
+    assert program == "deepbregman"
+    check_options(words)
+
+
+def check_options(words: list[str]) -> None:
+    """Compare the options of a command with those that its help lists."""
+    options = [word for word in words if word.startswith("--")]
+    first = words[:1]
+    if words[0] in ("pretrain", "study", "data") and len(words) > 1:
+        first = words[:2]
+    listed = load_reference().capture(*first, *(["RUN"] if "--resume" in first else []), "--help")
+    for option in options:
+        assert re.search(rf"{option}(?![\w-])", listed), f"{option} of {' '.join(words)}"
+
+
+def python_blocks(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(), flags=re.S | re.M)
+
+
+def run_block(code: str) -> dict[str, object]:
+    scope: dict[str, object] = {}
+    exec(compile(code, "docs", "exec"), scope)
+    return scope
+
+
+def test_the_loops_of_the_page_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_digits: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop, views, own = python_blocks("own_loop.md")
+    before = torch.get_rng_state()
+    scope = run_block(loop)
+    assert all(weight.grad is not None for weight in scope["parameters"])
+    scope = run_block(views)
+    assert scope["first"].shape == scope["second"].shape == (64, 3, 32, 32)
+    short = f'{{"training.epochs": 1, "training.tensorboard": False}}, data={few_digits!r}'
+    scope = run_block(own.replace('{"training.epochs": 100}', short))
+    assert scope["trained"](torch.zeros(2, 3, 8, 8)).shape == (2, 32)
+    torch.set_rng_state(before)
+
+
+def test_the_extensions_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    method, study, dataset = python_blocks("extending.md")
+    trunk = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4))
+    objective = run_block(method)["Agreement"](
+        Encoder(trunk, 4), torch.nn.Sequential(torch.nn.Identity()), {"distance": 1.0}
+    )
+    views = torch.rand(2, 5, 3, 2, 2)
+    outputs = objective(ViewGroups(views), lambda z: z, Samples())
+    h = [objective.encoder(view) for view in views]
+    assert torch.allclose(outputs.terms["distance"], ((h[0] - h[1]) ** 2).sum(1).mean())
+    made = run_block(study)["STUDY"]
+    assert isinstance(made, Study)
+    assert made.reference in [arm.name for arm in made.arms]
+    run_block(dataset)
+    deepbregman.cli.main(["data", "check", "mine.npz"])
+
+
+def test_the_reference_has_every_verb_and_every_option() -> None:
+    text = load_reference().describe_command_line()
+    for verb in VERBS:
+        assert re.search(rf"^## {verb}$", text, flags=re.MULTILINE)
+    for words in ("data check", "study tsne"):
+        assert re.search(rf"^### {words}$", text, flags=re.MULTILINE)
+    assert "--divergence.num-subnetworks" in text
+    assert "\x1b" not in text
+
+
+def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
+    reference = load_reference()
+    public = {name for name in deepbregman.__all__ if not name.startswith("_")}
+    assert set(reference.list_public_names()) == public
+    text = reference.describe_python()
+    for name in public:
+        assert f":: deepbregman.{name}\n" in text
+        assert inspect.getdoc(getattr(deepbregman, name)), name
+    assert "## More" not in text  # every part of the package has a heading
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("furo")
+    words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    built = subprocess.run(
+        [*words, "-d", tmp_path / "trees", DOCS, tmp_path / "site"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert built.returncode == 0, built.stderr
+    page = (tmp_path / "site" / "python.html").read_text()
+    assert 'id="deepbregman.nt_xent"' in page
+    records = (tmp_path / "site" / "results.html").read_text()
+    assert 'href="../../results/cifar10-teacher"' in records

@@ -1,0 +1,141 @@
+"""The scripts and batch files of ``examples/``."""
+
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from deepbregman import export
+from deepbregman.runs import Run
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+BATCH_FILES = sorted(EXAMPLES.glob("*.sbatch"))
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_a_script_compiles_and_is_listed(path: Path) -> None:
+    compile(path.read_text(), path.name, "exec")
+    assert f"({path.name})" in (EXAMPLES / "README.md").read_text()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> dict[str, str]:
+    """The environment of a job, with stand-ins for SLURM's programs that write what they are told.
+
+    The stand-in for srun runs until SIGTERM, saying so when it is ready.
+    """
+    srun = 'trap "echo stopped >> log; exit 143" TERM\necho "srun $*" >> log\n'
+    srun += "[ -e quick ] && exit 0\nwhile true; do sleep 0.05; done\n"
+    scontrol = 'if [ "$1" = show ]; then echo first; else echo "scontrol $*" >> log; fi\n'
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", srun), ("scontrol", scontrol)):
+        program = tmp_path / "bin" / name
+        program.write_text(f"#!/bin/bash\n{text}")
+        program.chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "first,second"}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    return {**job, "SLURM_JOB_NUM_NODES": "2", "PATH": path}
+
+
+@pytest.mark.parametrize("path", BATCH_FILES, ids=lambda path: path.name)
+def test_a_job_near_its_limit_stops_the_run_and_returns_to_the_queue(
+    path: Path, cluster: dict[str, str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    job = subprocess.Popen(["bash", path], cwd=tmp_path, env=cluster)
+    while not log.exists() or "srun" not in log.read_text():
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=60) == 0
+    first, *rest = log.read_text().splitlines()
+    assert "deepbregman pretrain paper-imagenet" in first
+    assert rest == ["stopped", "scontrol requeue 7"]
+
+
+@pytest.mark.parametrize("path", BATCH_FILES, ids=lambda path: path.name)
+def test_a_job_continues_the_run_that_it_finds(
+    path: Path, cluster: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "runs/job-7").mkdir(parents=True)
+    (tmp_path / "runs/job-7/config.toml").touch()
+    (tmp_path / "quick").touch()
+    subprocess.run(["bash", path], cwd=tmp_path, env=cluster, check=True)
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.endswith("deepbregman pretrain --resume runs/job-7")
+
+
+@pytest.mark.parametrize("path", BATCH_FILES, ids=lambda path: path.name)
+def test_the_options_of_a_batch_file_exist(path: Path, command) -> None:
+    (words,) = re.findall(r"words=\((pretrain [a-z].*)\)", path.read_text())
+    verb, recipe, *rest = shlex.split(words)
+    code, listed, _ = command(verb, recipe, "--help")
+    assert code == 0
+    for option in (word for word in rest if word.startswith("--")):
+        assert re.search(rf"{option}(?![\w-])", listed), option
+
+
+def run_script(name: str, *words: object) -> str:
+    script = [str(EXAMPLES / name), *map(str, words)]
+    done = subprocess.run(
+        [sys.executable, *script], capture_output=True, text=True, env=ENVIRONMENT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> list[Path]:
+    random = np.random.default_rng(0)
+    paths = [tmp_path / f"{index}.png" for index in range(3)]
+    for path in paths:
+        Image.fromarray(random.integers(0, 256, (12, 10, 3), dtype=np.uint8)).save(path)
+    return paths
+
+
+@pytest.mark.slow
+def test_features_in_ten_lines(short_run: Run, photos: list[Path]) -> None:
+    assert "3 images, 128 features each" in run_script("features.py", short_run.path, *photos)
+
+
+@pytest.mark.slow
+def test_features_by_onnxruntime(short_run: Run, photos: list[Path], tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    export(short_run, tmp_path / "encoder.onnx", format="onnx")
+    printed = run_script("onnx_features.py", tmp_path / "encoder.onnx", *photos)
+    assert "3 images, 128 features each" in printed
+
+
+@pytest.mark.slow
+def test_two_processes_of_the_loop_take_the_steps_of_one() -> None:
+    alone = run_script("own_loop_ddp.py")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    together = subprocess.run(
+        [*launcher, "--nproc-per-node", "2", EXAMPLES / "own_loop_ddp.py"],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT,
+    )
+    assert together.returncode == 0, together.stderr
+    losses = [re.findall(r"loss (\S+)", printed) for printed in (alone, together.stdout)]
+    assert len(losses[0]) == 5
+    assert np.asarray(losses[0], float) == pytest.approx(np.asarray(losses[1], float), abs=2e-3)
+    assert float(losses[0][-1]) != pytest.approx(float(losses[0][0]), abs=2e-3)
+
+
+@pytest.mark.slow
+def test_the_lightning_module_trains() -> None:
+    if not any(importlib.util.find_spec(name) for name in ("lightning", "pytorch_lightning")):
+        pytest.skip("Lightning is not installed")
+    assert "'divergence'" in run_script("lightning_module.py")
