@@ -109,7 +109,8 @@ def test_the_loops_of_the_page_run(
     assert all(weight.grad is not None for weight in scope["parameters"])
     scope = run_block(views)
     assert scope["first"].shape == scope["second"].shape == (64, 3, 32, 32)
-    short = f'{{"training.epochs": 1, "training.tensorboard": False}}, data={few_digits!r}'
+    small = '{"training.epochs": 1, "training.batch_size": 64, "training.tensorboard": False}'
+    short = f"{small}, data={few_digits!r}"
     scope = run_block(own.replace('{"training.epochs": 100}', short))
     assert scope["trained"](torch.zeros(2, 3, 8, 8)).shape == (2, 32)
     torch.set_rng_state(before)
