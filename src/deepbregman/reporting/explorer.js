@@ -313,6 +313,7 @@
       context.stroke();
       context.setLineDash([]);
     }
+    if (!canvas.dataset.drawn) performance.mark("drawn");
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   };
   const drawDots = (x0, y0, x1, y1) => {
@@ -514,7 +515,12 @@
       find("colour").value = `subnetwork-${menu.value}`;
       if (find("colour").value) colourBy(find("colour").value);
     });
-    show();
+    // Its thumbnails lie in many sheets: they wait until the map is drawn and the list is in sight.
+    new IntersectionObserver((entries, observer) => {
+      if (!entries.some((entry) => entry.isIntersecting)) return;
+      observer.disconnect();
+      setTimeout(show, 100);
+    }).observe(find("subnetworks"));
   }
   const showSelection = () => {
     const indices = [];
