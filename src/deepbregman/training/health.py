@@ -139,9 +139,10 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
     if len(measured) < 2 or "neighbour_stability" not in last:
         return "under-trained", "measured once: the next measurement tells what still changes"
     before, stability = measured[-2], last["neighbour_stability"]
+    passed = int(last["epoch"] - before["epoch"])
     words = (
         f"{stability:.0%} of the nearest neighbours are the same as "
-        f"{last['epoch'] - before['epoch']:.0f} epochs ago"
+        f"{passed} epoch{'s' * (passed != 1)} ago"
     )
     if last["learning_rate"] > before["learning_rate"]:
         return "under-trained", f"the learning rate still rises; {words}"
