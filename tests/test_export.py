@@ -350,6 +350,7 @@ def detectron2_features(state: dict[str, Tensor], images: Tensor) -> Tensor:
 
 
 class TestDetectron2:
+    @pytest.mark.slow
     def test_names_and_shapes_and_features(self, make_run: MakeRun, tmp_path: Path) -> None:
         run, out = make_run("resnet50", size=65), tmp_path / "r50.pth"
         written = export(run, out, format="detectron2")

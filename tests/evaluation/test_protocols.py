@@ -310,6 +310,7 @@ class TestCrops:
             linear_on_crops(small, seed=0, epochs=1)
         assert set(sides) == {8}
 
+    @pytest.mark.slow
     def test_each_seed_has_its_crops_and_one_seed_is_computed_once(
         self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:

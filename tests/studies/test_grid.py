@@ -509,6 +509,7 @@ def test_a_killed_worker_s_run_is_finished_by_the_other(few_digits: str, out: Pa
     assert [record["epoch"] for record in killed.metrics()] == list(range(1, 41))
 
 
+@pytest.mark.slow
 def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(
     tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -37,6 +37,7 @@ def test_two_runs_side_by_side(tmp_path: Path, short_run: Run) -> None:
     assert (out / "tsne.svg").is_file()
 
 
+@pytest.mark.slow
 def test_the_silhouette_is_of_the_features(tmp_path: Path, short_run: Run) -> None:
     out = tmp_path / "maps"
     command = ["study", "tsne", "--runs", str(short_run.path), "--images", "10000"]
