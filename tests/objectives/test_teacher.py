@@ -383,3 +383,12 @@ def test_a_run_with_a_half_filled_bank_resumes_to_the_bit(
         assert all(torch.equal(found[part][k], expected[part][k]) for k in expected[part])
     assert run.metrics()[-1]["knn"] == complete.metrics()[-1]["knn"]
     assert run.metrics()[-1]["divergence"] > 0.0
+
+
+def test_a_bank_that_is_not_full_is_not_complained_of() -> None:
+    step = build_step(configure())
+    assert step.divergence is not None
+    record = {"active_subnetworks": 1.0}
+    assert step.divergence.warn(record, 96) == []
+    step.divergence.network.push(draw(0, 96, 6).float())
+    assert "only 1 of 96 subnetworks" in step.divergence.warn(record, 96)[0]

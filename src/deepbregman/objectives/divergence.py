@@ -206,6 +206,8 @@ class DivergenceTerm(nn.Module):
             record: with what :meth:`diagnose` found.
             num_samples: in the batch, all views counted; no more subnetworks than that can win.
         """
+        if isinstance(self.network, Bank) and not self.network.is_full:
+            return []  # most of its rows are random yet
         active, total = record["active_subnetworks"], self.settings.num_subnetworks
         if active >= FEW_ACTIVE * min(total, num_samples):
             return []
