@@ -71,7 +71,7 @@ class Explorer(NamedTuple):
 
 
 def thumbnail_side(count: int) -> int:
-    """Choose the side of thumbnails so that the page stays small; we aim at 60 MB for 50,000 images."""
+    """Choose the side of thumbnails so that the page stays small: 60 MB for 50,000 is the aim."""
     return next((side for most, side in SIDES if count <= most), SMALLEST_SIDE)
 
 
