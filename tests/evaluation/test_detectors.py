@@ -125,7 +125,7 @@ def test_one_changed_value_is_noticed() -> None:
 def test_encoders_that_do_not_fit_are_told_what_does() -> None:
     with pytest.raises(UserError, match=r"thumbnail stem.*encoder\.stem standard"):
         require_fitting(build_encoder("resnet18", 32))
-    with pytest.raises(UserError, match=r"is a Sequential of torch: detection takes a ResNet"):
+    with pytest.raises(UserError, match=r"is a SmallTrunk of .*: detection takes a ResNet"):
         require_fitting(build_encoder("small", 32))
 
 

@@ -29,6 +29,12 @@ from deepbregman.training.processes import launch
 Poison = Callable[..., None]
 
 
+@pytest.fixture(scope="session")
+def tiny_config(tiny_config: Config) -> Config:
+    """Without the sample of health, whose views would be counted too."""
+    return override(tiny_config, {"training.health_every": 0})
+
+
 @pytest.fixture
 def poison_views(monkeypatch: pytest.MonkeyPatch) -> Poison:
     """Make the pixels of these batches, counted from 1, not a number: it spreads everywhere."""

@@ -119,6 +119,12 @@ def test_lidar_agrees_with_the_definition(num_images: int, d: int) -> None:
     assert float(lidar(views)) == pytest.approx(naive_lidar(views), rel=1e-8)
 
 
+def test_lidar_of_large_representations_of_few_images_is_finite() -> None:
+    """Rounding then exceeds what is added to the covariance of views."""
+    views = 1e8 * torch.randn(8, 10, 128, generator=torch.Generator().manual_seed(0)).double()
+    assert 1.0 <= float(lidar(views)) <= 128.0
+
+
 def test_lidar_ignores_directions_that_only_views_differ_in() -> None:
     """Two directions tell images apart; four hold large noise of the views."""
     angles = torch.arange(40, dtype=torch.float64) * 2 * math.pi / 40

@@ -82,11 +82,10 @@ def lidar(views: Tensor) -> Tensor:
     means = views.mean(dim=0)  # (N, d)
     apart = (means - means.mean(dim=0)) / num_images**0.5
     inside = (views - means).flatten(0, 1) / (num_views * num_images) ** 0.5
-    within = inside.T @ inside + WITHIN_OFFSET * torch.eye(
-        width, dtype=views.dtype, device=views.device
-    )
-    # The eigenvalues of A^T A are those of A A^T; the smaller side is faster.
-    half = torch.linalg.solve_triangular(torch.linalg.cholesky(within), apart.T, upper=False)
+    # By eigenvectors: of large representations rounding exceeds the offset, and Cholesky fails.
+    values, vectors = torch.linalg.eigh(inside.T @ inside)  # of S_w, but for the offset
+    scale = (values.clamp_min(0.0) + WITHIN_OFFSET).rsqrt()
+    half = scale[:, None] * (vectors.T @ apart.T)  # (d, N); a rotation of S_w^-1/2 S_b^1/2
     values = torch.linalg.svdvals(half).square()
     return _count_shares(F.pad(values, (0, width - len(values))))
 
