@@ -269,10 +269,8 @@ def test_an_epoch_of_nothing_but_skipped_batches_stops(
     assert saved_step(tmp_path / "run") == 2
 
 
-def test_where_nothing_is_skipped_skipping_changes_nothing(
-    tiny_config: Config, tiny_run: Run, tmp_path: Path
-) -> None:
-    run = pretrain(skipping(tiny_config, 3), run=tmp_path / "run", accelerator="cpu")
+def test_where_nothing_is_skipped_skipping_changes_nothing(tiny_run: Run, tmp_path: Path) -> None:
+    run = pretrain(skipping(tiny_run.config, 3), run=tmp_path / "run", accelerator="cpu")
     states = [checkpoints.load(r.last_checkpoint)["objective"] for r in (run, tiny_run)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     for row, expected in zip(run.metrics(), tiny_run.metrics(), strict=True):
