@@ -132,7 +132,6 @@ def test_a_collapse_is_warned_of(name: str) -> None:
     assert "collapsed" in words
 
 
-@pytest.mark.slow
 @pytest.mark.slow  # bfloat16 on a CPU
 @pytest.mark.parametrize("name", NAMES)
 def test_its_loss_is_finite_in_bfloat16(name: str) -> None:

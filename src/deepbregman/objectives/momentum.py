@@ -1,6 +1,6 @@
 """What methods with a momentum teacher have in common."""
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepbregman.config import EncoderSettings, MomentumSettings
 from deepbregman.method.networks import Encoder
@@ -27,18 +27,13 @@ class MomentumObjective(Objective):
         super().__init__(encoder, build_head(encoder, widths), weights)
         self.first_momentum, self.final_momentum = settings.momentum, settings.final_momentum
         self.momentum = settings.momentum
-        self.teacher = Teacher(self._student(), settings.momentum)
-
-    def _student(self) -> nn.Sequential:
-        return nn.Sequential(self.encoder, self.projection)
+        self.teacher = Teacher(self.join_student(), settings.momentum)
 
     def teach(self, views: Tensor, gather: Gather) -> Tensor:
         """Embed views (M, n, 3, S, S) by the teacher and join all processes': (M, N, d)."""
-        with self.autocast():
-            z: Tensor = self.teacher(views.flatten(0, 1))
-        return gather(z.view(*views.shape[:2], -1)).detach()
+        return self.embed_by(self.teacher, views, gather)
 
     def after_step(self, progress: float) -> None:
         """Let the teacher follow."""
         self.momentum = momentum_at(self.first_momentum, "cosine", progress, self.final_momentum)
-        self.teacher.update(self._student(), self.momentum)
+        self.teacher.update(self.join_student(), self.momentum)

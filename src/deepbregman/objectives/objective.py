@@ -161,6 +161,16 @@ class Objective(nn.Module):
         kind = self.encoder.mean.device.type
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.mixed)
 
+    def join_student(self) -> nn.Sequential:
+        """Return encoder and projection as one network, of which a teacher is a copy."""
+        return nn.Sequential(self.encoder, self.projection)
+
+    def embed_by(self, teacher: nn.Module, views: Tensor, gather: Gather) -> Tensor:
+        """Embed views (M, n, 3, S, S) by a teacher and join all processes': (M, N, d), detached."""
+        with self.autocast():
+            z: Tensor = teacher(views.flatten(0, 1))
+        return gather(z.view(*views.shape[:2], -1)).detach()
+
     def embed(self, views: Tensor) -> tuple[Tensor, Tensor]:
         """Pass views through encoder and projection, all at once.
 

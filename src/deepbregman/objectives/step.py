@@ -58,15 +58,14 @@ class Step(nn.Module):
         self.objective = objective
         self.divergence = divergence
         self.teacher_settings = teacher
-        self.teacher = None if teacher is None else Teacher(self._student(), teacher.momentum)
+        self.teacher = (
+            None if teacher is None else Teacher(self.objective.join_student(), teacher.momentum)
+        )
         self.gather = gather
         self.weights = {**objective.weights, **({} if divergence is None else divergence.weights)}
         """Of each loss term in the total, by name."""
         factors = torch.tensor(list(self.weights.values()))
         self.register_buffer("factors", factors, persistent=False)
-
-    def _student(self) -> nn.Sequential:
-        return nn.Sequential(self.objective.encoder, self.objective.projection)
 
     @property
     def model(self) -> Model:
@@ -101,7 +100,9 @@ class Step(nn.Module):
             ViewGroups(main, weak, small), self.gather, self._join(samples)
         )
         terms, scores = outputs.terms, None
-        targets = outputs.teacher if weak is None else self._find_targets(outputs, weak)
+        targets = outputs.teacher
+        if self.teacher is not None and weak is not None:  # the teacher beside the method
+            targets = self.objective.embed_by(self.teacher, weak, self.gather)
         if self.divergence is not None:
             found = self.divergence(outputs.student, targets, self.objective.teaches_same_views)
             terms, scores = {**terms, **found.terms}, found.scores
@@ -135,14 +136,6 @@ class Step(nn.Module):
         indices, labels = join(samples.indices), join(samples.labels)
         return samples._replace(indices=indices, labels=labels)
 
-    def _find_targets(self, outputs: Outputs, weak: Tensor) -> Tensor | None:
-        """Return the targets (M', N, d) of the method's teacher, or of the one beside it."""
-        if self.teacher is None:
-            return outputs.teacher
-        with self.objective.autocast():
-            z = self.teacher(weak.flatten(0, 1))
-        return self.gather(z.unflatten(0, weak.shape[:2])).detach()
-
     def follow_schedule(self, step: int, steps_per_epoch: int) -> None:
         """Set the weight of the divergence, which may warm up."""
         term = self.divergence
@@ -159,7 +152,7 @@ class Step(nn.Module):
         if self.teacher is not None and self.teacher_settings is not None:
             settings = self.teacher_settings
             momentum = momentum_at(settings.momentum, settings.schedule, progress)
-            self.teacher.update(self._student(), momentum)
+            self.teacher.update(self.objective.join_student(), momentum)
         if self.divergence is not None:
             self.divergence.after_step(momentum)
 
