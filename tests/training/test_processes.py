@@ -27,6 +27,7 @@ CASES = (
     ),
     *("sets of four views", "each view against the rest", "learnt sigma without a use"),
     *("teacher, queue, predictor and a weak view", "labels, a memory of every image and draws"),
+    *("teacher beside it, bank, matched", "prototypes, contrasted with a teacher"),
 )
 SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]
 Found = list[dict[str, Any]]
