@@ -15,20 +15,9 @@ from deepbregman.training.processes import compile_step, is_mixed, launch
 
 from ..objectives import methods
 from .conftest import RunJoined
+from .joint_batch import CASES
 
 SCRIPT = Path(__file__).with_name("joint_batch.py")
-CASES = (
-    *("NT-Xent alone", "NT-Logistic, hard", "pairs all, hard, learnt sigma"),
-    *(
-        "pairs views, smooth, learnt sigma, usage",
-        "hidden norm, relu",
-        "scores without a gain",
-        "two passes a step",
-    ),
-    *("sets of four views", "each view against the rest", "learnt sigma without a use"),
-    *("teacher, queue, predictor and a weak view", "labels, a memory of every image and draws"),
-    *("teacher beside it, bank, matched", "prototypes, contrasted with a teacher"),
-)
 SEVERAL = [2, pytest.param(4, marks=pytest.mark.slow)]
 Found = list[dict[str, Any]]
 
