@@ -20,8 +20,10 @@ GROUPS = {
     "exporting": "Encoders",
     "method.bregman": "Divergences",
     "method.losses": "Losses",
+    "method.gathering": "Several processes",
     "method.networks": "Networks",
     "method.views": "Views",
+    "objectives.objective": "Methods of your own",
     "objectives": "Teacher and bank",
     "evaluation": "Evaluation",
 }

@@ -14,29 +14,9 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deepbregman import BregmanNetwork, Views, divergence_loss, nt_xent
+from deepbregman import BregmanNetwork, Views, divergence_loss, gather, nt_xent
 
 BATCH, STEPS = 64, 5  # the batch of all processes together
-
-
-class Gather(torch.autograd.Function):
-    """Joins (n, d) of every process to (N, d); what flows back is summed over the processes.
-
-    Each process computes the same loss, so W times the gradient arrives; DDP's mean over the W
-    processes makes it that of the joint batch.
-    """
-
-    @staticmethod
-    def forward(ctx, mine: Tensor) -> Tensor:
-        parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-        dist.all_gather(parts, mine.contiguous())
-        return torch.cat(parts)
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        summed = gradient.clone()
-        dist.all_reduce(summed)
-        return summed.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 class Network(nn.Module):
@@ -61,7 +41,6 @@ def main() -> None:
     if together:
         dist.init_process_group("gloo")  # "nccl" with a GPU for each process
     rank, size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
-    gather = Gather.apply if together else lambda tensor: tensor
 
     torch.manual_seed(0)  # the same first weights everywhere
     network = DistributedDataParallel(Network()) if together else Network()
@@ -75,8 +54,9 @@ def main() -> None:
         chosen = torch.randperm(len(pixels))[:BATCH]  # the same in every process
         first, second = (view.chunk(size)[rank] for view in views(pixels[chosen]))
         z, scores = network(torch.cat([first, second]))
-        (z1, z2), (o1, o2) = ([gather(part) for part in each.chunk(2)] for each in (z, scores))
-        loss = nt_xent(z1, z2, temperature=0.2) + 0.2 * divergence_loss(o1, o2, sigma=1.5)
+        (z1, z2), (o1, o2) = z.chunk(2), scores.chunk(2)
+        contrastive = nt_xent(z1, z2, temperature=0.2, gather=gather)
+        loss = contrastive + 0.2 * divergence_loss(o1, o2, sigma=1.5, gather=gather)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

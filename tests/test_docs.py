@@ -103,10 +103,11 @@ def test_the_loops_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_digits: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    loop, views, own = python_blocks("own_loop.md")
+    loop, joined, views, own = python_blocks("own_loop.md")
     before = torch.get_rng_state()
     scope = run_block(loop)
     assert all(weight.grad is not None for weight in scope["parameters"])
+    assert run_block(joined)["loss"].item() > 0.0
     scope = run_block(views)
     assert scope["first"].shape == scope["second"].shape == (64, 3, 32, 32)
     small = '{"training.epochs": 1, "training.batch_size": 64, "training.tensorboard": False}'

@@ -23,6 +23,7 @@ from .method.bregman import moment_divergence as moment_divergence
 from .method.bregman import similarity as similarity
 from .method.bregman import soft_divergence as soft_divergence
 from .method.bregman import squared_euclidean as squared_euclidean
+from .method.gathering import gather as gather
 from .method.losses import divergence_loss as divergence_loss
 from .method.losses import match_divergence as match_divergence
 from .method.losses import nt_logistic as nt_logistic
@@ -31,6 +32,9 @@ from .method.networks import BregmanNetwork as BregmanNetwork
 from .method.networks import Encoder as Encoder
 from .method.networks import build_encoder as build_encoder
 from .method.views import Views as Views
+from .objectives.objective import Objective as Objective
+from .objectives.objective import Outputs as Outputs
+from .objectives.objective import build_head as build_head
 from .objectives.teacher import Bank as Bank
 from .objectives.teacher import Teacher as Teacher
 from .runs import Run as Run

@@ -43,6 +43,17 @@ def of_distribution(samples: Tensor) -> Tensor:
     return samples.mean(dim=1) if samples.ndim == 3 else samples
 
 
+def _reduce_both(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Reduce two batches of scores, which must be of the same subnetworks."""
+    rows, columns = of_distribution(p), of_distribution(q)
+    if rows.shape[1] != columns.shape[1] or rows.shape[1] == 0:
+        raise ValueError(
+            f"scores of shapes {tuple(p.shape)} and {tuple(q.shape)}: the last dimension is that "
+            "of the subnetworks, and must be the same in both and 1 or more"
+        )
+    return rows, columns
+
+
 def divergence(p: Tensor, q: Tensor) -> Tensor:
     """Functional Bregman divergence of the max generator (Eq. 6): the gap at q's winner.
 
@@ -56,7 +67,7 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
     Returns:
         (N, M)
     """
-    p, q = of_distribution(p), of_distribution(q)
+    p, q = _reduce_both(p, q)
     # Column j of p at q_j's winner, as a product with one-hot rows: exact, and unlike a gather its
     # backward pass adds in a fixed order, so that a resumed run repeats to the bit on a GPU too.
     winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(p.dtype)  # (M, K)
@@ -81,7 +92,7 @@ def soft_divergence(p: Tensor, q: Tensor, temperature: Number = 1.0) -> Tensor:
         (N, M)
     """
     require_positive("temperature", temperature)
-    p, q = of_distribution(p), of_distribution(q)
+    p, q = _reduce_both(p, q)
     log_p = F.log_softmax(p / temperature, dim=1)  # (N, K)
     log_q = F.log_softmax(q / temperature, dim=1)  # (M, K)
     prob_q = log_q.exp()
@@ -100,6 +111,7 @@ def learned_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) ->
     """Take the smooth form at a temperature, or the hard one when it is None or the number 0."""
     if smoothing is None or is_hard(smoothing):
         return divergence(p, q)
+    require_positive("smoothing", smoothing)
     return soft_divergence(p, q, smoothing)
 
 
@@ -180,7 +192,7 @@ def moment_divergence(p: Tensor, q: Tensor) -> Tensor:
     Returns:
         (N, M)
     """
-    p, q = of_distribution(p), of_distribution(q)
+    p, q = _reduce_both(p, q)
     centre = q.mean(dim=0, keepdim=True).detach()  # far from the origin the squares would cancel
     p, q = p - centre, q - centre
     with torch.autocast(p.device.type, enabled=False):
@@ -203,6 +215,11 @@ def bregman(phi: Generator, x: Tensor, y: Tensor) -> Tensor:
     Returns:
         (...)
     """
+    if x.shape[-1:] != y.shape[-1:] or x.ndim == 0:
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} and y of shape {tuple(y.shape)}: both are points of one "
+            "space, so their last dimensions must be the same"
+        )
     slope: Tensor = torch.func.grad(lambda point: phi(point).sum())(y)  # (..., d)
     return phi(x) - phi(y) - ((x - y) * slope).sum(dim=-1)
 
@@ -224,6 +241,7 @@ def itakura_saito(x: Tensor) -> Tensor:
 
 def log_sum_exp(x: Tensor, temperature: Number = 1.0) -> Tensor:
     """Generator of :func:`soft_divergence`, as a function of scores."""
+    require_positive("temperature", temperature)
     return temperature * torch.logsumexp(x / temperature, dim=-1)
 
 

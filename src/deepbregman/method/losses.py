@@ -22,6 +22,7 @@ from .bregman import (
     require_positive,
     similarity,
 )
+from .gathering import Gather
 
 Pairs = Literal["views", "all"]
 Sets = Literal["none", "halves", "rest"]
@@ -42,7 +43,8 @@ def _cosines(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         (MN, MN) similarities, (MN, MN) mask of the other views of the same image, (MN, MN) mask of
         the diagonal.
     """
-    if len(views) < 2 or any(view.shape != views[0].shape for view in views):
+    alike = all(view.shape == views[0].shape and view.ndim == 2 for view in views)
+    if len(views) < 2 or not alike:
         raise ValueError(
             f"{len(views)} views of shapes {[tuple(view.shape) for view in views]}: at least two "
             "views of one shape (N, d) are needed"
@@ -56,7 +58,12 @@ def _cosines(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return cosines, (image[:, None] == image) & ~itself, itself
 
 
-def nt_xent(*views: Tensor, temperature: Number = 0.1) -> Tensor:
+def _join(parts: tuple[Tensor, ...], gather: Gather | None) -> tuple[Tensor, ...]:
+    """Join each part of all processes, where there are several."""
+    return parts if gather is None else tuple(gather(part) for part in parts)
+
+
+def nt_xent(*views: Tensor, temperature: Number = 0.1, gather: Gather | None = None) -> Tensor:
     """Normalised-temperature cross-entropy (Eq. 1 and 2).
 
     The mean over all anchors of the cross-entropy of the positive among every other sample. With
@@ -65,18 +72,19 @@ def nt_xent(*views: Tensor, temperature: Number = 0.1) -> Tensor:
     Args:
         views: two or more tensors (N, d).
         temperature: tau.
+        gather: joins the rows of all processes, such as :func:`deepbregman.gather`.
 
     Returns:
         A scalar.
     """
     require_positive("temperature", temperature)
-    cosines, positive, itself = _cosines(views)
+    cosines, positive, itself = _cosines(_join(views, gather))
     logits = (cosines / temperature).masked_fill(itself, -torch.inf)
     log_likelihood = cosines / temperature - torch.logsumexp(logits, dim=1, keepdim=True)
     return -(log_likelihood * positive).sum() / (len(cosines) * (len(views) - 1))
 
 
-def nt_logistic(*views: Tensor, temperature: Number = 0.1) -> Tensor:
+def nt_logistic(*views: Tensor, temperature: Number = 0.1, gather: Gather | None = None) -> Tensor:
     """Normalised-temperature logistic loss: every pair judged by itself.
 
     For each anchor, the mean over its positives of ``-log sigmoid(s / tau)`` plus the mean over its
@@ -85,12 +93,15 @@ def nt_logistic(*views: Tensor, temperature: Number = 0.1) -> Tensor:
     Args:
         views: two or more tensors (N, d), N >= 2.
         temperature: tau.
+        gather: joins the rows of all processes, such as :func:`deepbregman.gather`.
 
     Returns:
         A scalar.
     """
     require_positive("temperature", temperature)
-    cosines, positive, itself = _cosines(views)
+    cosines, positive, itself = _cosines(_join(views, gather))
+    if len(cosines) == len(views):
+        raise ValueError("N is 1: an image needs others to be told from; give 2 images or more")
     scaled = cosines / temperature
     negative = ~(positive | itself)
     attract = -(F.logsigmoid(scaled) * positive).sum() / (len(scaled) * (len(views) - 1))
@@ -108,6 +119,7 @@ def divergence_loss(
     pairs: Pairs = "views",
     temperature: Number | None = None,
     smoothing: Number | None = None,
+    gather: Gather | None = None,
 ) -> Tensor:
     """Cross-entropy of the positive among similarities of divergences (Eq. 7 and 8).
 
@@ -122,11 +134,12 @@ def divergence_loss(
         temperature: tau_div, divides psi. Without one the loss hardly moves: psi of at most 1
             bounds it between log N - 1 and log N + 1.
         smoothing: T of the smooth form; ``None`` takes the hard one (Eq. 6).
+        gather: joins the rows of all processes, such as :func:`deepbregman.gather`.
 
     Returns:
         A scalar.
     """
-    o1, o2 = of_distribution(o1), of_distribution(o2)
+    o1, o2 = _join((of_distribution(o1), of_distribution(o2)), gather)
     if o1.shape != o2.shape:
         raise ValueError(
             f"scores of shapes {tuple(o1.shape)} and {tuple(o2.shape)}: row i of both must be the "

@@ -432,6 +432,11 @@ class BregmanNetwork(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Score embeddings: (N, d) to (N, K)."""
+        if z.ndim != 2 or z.shape[1] != len(self.weight1):
+            raise ValueError(
+                f"embeddings of shape {tuple(z.shape)}: expected (N, {len(self.weight1)}), by "
+                "in_features"
+            )
         # In full precision also under autocast: in bfloat16 the largest score is often a tie.
         with torch.autocast(z.device.type, enabled=False):
             return self._score(z.to(self.weight1.dtype))

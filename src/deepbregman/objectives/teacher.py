@@ -105,6 +105,11 @@ class Bank(nn.Module):
     @torch.no_grad()
     def push(self, embeddings: Tensor) -> None:
         """Put in embeddings (N, d), the last of them the youngest; of more than K, the last K."""
+        if embeddings.ndim != 2 or embeddings.shape[1] != self.weight.shape[1]:
+            raise ValueError(
+                f"embeddings of shape {tuple(embeddings.shape)}: expected (N, "
+                f"{self.weight.shape[1]}), by the width of the bank"
+            )
         count = len(embeddings)
         latest = embeddings[-self.num_subnetworks :]
         rows = F.normalize(latest.to(self.weight.dtype), dim=1)

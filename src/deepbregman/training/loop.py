@@ -31,7 +31,7 @@ from .processes import (
     compile_step,
     device_name,
     from_first,
-    gather,
+    gather_views,
     is_mixed,
     synchronise_norms,
     together,
@@ -102,7 +102,7 @@ class Pretraining:
         self.step_module: Step = build_step(
             config,
             *pixels,
-            gather=gather if several else gather_alone,
+            gather=gather_views if several else gather_alone,
             mixed=is_mixed(config, fabric.device),
             trunk=trunk,
             num_images=len(images),
@@ -272,7 +272,7 @@ class Pretraining:
                 self._stop(self.vote.outcome)
         assert outputs is not None  # an epoch has at least one step
         if self.fabric.world_size > 1:
-            outputs = outputs._replace(representation=gather(outputs.representation))
+            outputs = outputs._replace(representation=gather_views(outputs.representation))
         together(self.fabric, partial(self.guard.check, self.step))
         counted = self.guard.end_epoch(self.steps_per_epoch)
         means = (self.sums / counted).tolist()

@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from deepbregman.config import Config
 from deepbregman.errors import ReportedElsewhere, UserError, explain_error
 from deepbregman.launching import LAUNCHER, current_process, under_torchrun, when_launcher_ends
+from deepbregman.method.gathering import gather_with_gradient
 
 STEP_TIMEOUT = timedelta(minutes=10)
 """How long a step may wait for another process that neither answers nor closes its connection."""
@@ -242,34 +243,7 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
         step.compile(mode="reduce-overhead" if graphs else "default")
 
 
-class _Gather(torch.autograd.Function):
-    """Stacks a tensor of every process; what flows back is summed over the processes."""
-
-    @staticmethod
-    def forward(ctx: Any, mine: Tensor) -> Tensor:
-        every = mine.new_empty((dist.get_world_size(), *mine.shape))
-        dist.all_gather(list(every.unbind()), mine.contiguous())
-        return every
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        summed = gradients[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(summed)
-        return summed[dist.get_rank()]
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's is untyped
-def gather_with_gradient(mine: Tensor) -> Tensor:
-    """Stack a tensor of every process to (W, ...), with gradient.
-
-    Every process that computes the same loss of what it gathered sends its gradient back, so that
-    W times the gradient arrives; DDP's mean over the W processes makes it the joint batch's.
-    """
-    every: Tensor = _Gather.apply(mine)
-    return every
-
-
-def gather(mine: Tensor) -> Tensor:
+def gather_views(mine: Tensor) -> Tensor:
     """Join (M, n, d) of every process to (M, N, d), with gradient."""
     every: Tensor = gather_with_gradient(mine)  # (W, M, n, d)
     return every.transpose(0, 1).flatten(1, 2)  # (M, W * n, d)

@@ -1,0 +1,51 @@
+"""What the library says to arguments that mean nothing: the value, and the rule."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import deepbregman as db
+
+FOUR, THREE = torch.rand(5, 4), torch.rand(5, 3)
+FEWER = torch.rand(2, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: db.similarity(FOUR, sigma=0), "sigma is 0: it must be a finite number above 0"),
+        (lambda: db.divergence_loss(FOUR, FOUR, sigma=0.0), "sigma is 0.0"),
+        (lambda: db.divergence_loss(FOUR, FOUR, smoothing=-1.0), "smoothing is -1.0"),
+        (lambda: db.divergence_loss(FOUR, FEWER), r"\(5, 4\) and \(2, 4\): row i of both must be"),
+        (lambda: db.nt_xent(FOUR, FEWER), r"shapes \[\(5, 4\), \(2, 4\)\]: .* one shape \(N, d\)"),
+        (lambda: db.nt_xent(FOUR[None], FOUR[None]), r"one shape \(N, d\)"),
+        (lambda: db.nt_xent(FOUR, FOUR, temperature=0), "temperature is 0"),
+        (lambda: db.nt_logistic(FOUR[:1], FOUR[:1]), "N is 1: .* 2 images or more"),
+        (lambda: db.match_divergence(FOUR, FEWER, FOUR), r"expected \(N, d\), \(N, d\)"),
+        (lambda: db.match_divergence(FOUR, FOUR, THREE), r"weight of shape \(5, 3\)"),
+        (lambda: db.divergence(FOUR, THREE), r"\(5, 4\) and \(5, 3\): the last dimension"),
+        (lambda: db.soft_divergence(FOUR, THREE), "must be the same in both"),
+        (lambda: db.moment_divergence(FOUR, THREE), "must be the same in both"),
+        (lambda: db.divergence(FOUR[:, :0], FOUR[:, :0]), "1 or more"),
+        (lambda: db.soft_divergence(FOUR, FOUR, 0.0), "temperature is 0.0"),
+        (lambda: db.log_sum_exp(FOUR, 0.0), "temperature is 0.0"),
+        (lambda: db.bregman(db.kl, FOUR, THREE), "last dimensions must be the same"),
+        (lambda: db.BregmanNetwork(in_features=3)(FOUR), r"\(5, 4\): expected \(N, 3\)"),
+        (lambda: db.Bank(8, 3).push(FOUR), r"\(5, 4\): expected \(N, 3\)"),
+        (lambda: db.Teacher(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
+    ],
+)
+def test_the_value_and_the_rule_are_named(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_one_subnetwork_and_one_image_are_allowed() -> None:
+    """The edge of what is refused: one score has no gap, and one image no negative."""
+    assert db.divergence(FOUR[:, :1], FOUR[:, :1]).abs().max() == 0.0
+    assert db.nt_xent(FOUR[:1], FOUR[:1]).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_version_is_there() -> None:
+    assert db.__version__.count(".") == 2

@@ -1,0 +1,48 @@
+"""What each process of test_gathering.py runs: a loop of the user's own, with ``gather=``.
+
+usage: gathered_losses.py FILE, with torchrun's variables in the environment for several processes.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from deepbregman import BregmanNetwork, divergence_loss, gather, nt_logistic, nt_xent
+
+IMAGES = 12
+
+
+def main(path: str) -> None:
+    together = "RANK" in os.environ
+    if together:
+        dist.init_process_group("gloo")
+    rank, size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    torch.manual_seed(0)
+    inputs = torch.randn(2, IMAGES, 7, dtype=torch.float64)
+    base = torch.nn.Linear(7, 5)
+    network = torch.nn.Sequential(base, BregmanNetwork(5, 6, 3, norm="none")).double()
+    trained = DistributedDataParallel(network) if together else network
+    kept = {}
+    base.register_forward_hook(lambda module, args, result: kept.update(z=result))
+    mine = torch.cat([view.chunk(size)[rank] for view in inputs])
+    o1, o2 = trained(mine).chunk(2)
+    z1, z2 = kept["z"].chunk(2)
+    losses = torch.stack(
+        [
+            nt_xent(z1, z2, gather=gather),
+            nt_logistic(z1, z2, gather=gather),
+            divergence_loss(o1, o2, temperature=0.5, smoothing=0.7, pairs="all", gather=gather),
+        ]
+    )
+    losses.sum().backward()
+    gradients = [parameter.grad for parameter in network.parameters()]
+    torch.save({"losses": losses.detach(), "gradients": gradients}, f"{path}.{rank}")
+    if together:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
