@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepbregman.config import Range, Section, describe, has_type
+from deepbregman.config import Section
+from deepbregman.config.rules import Range, describe, has_type
 from deepbregman.errors import UserError
 
 Colour = Literal["red", "green"]

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import EncoderSettings, Name
+from deepbregman.config import EncoderSettings
+from deepbregman.config.rules import Name
 from deepbregman.method.networks import TRUNKS, build_encoder, create_timm, measure_width
 
 timm = pytest.importorskip("timm")

@@ -13,13 +13,13 @@ from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import (
     METHODS,
     Config,
-    SimCLRSettings,
     WeakViewSettings,
     from_toml,
     load_recipe,
     override,
     to_toml,
 )
+from deepbregman.config.methods import SimCLRSettings
 from deepbregman.errors import UserError
 from deepbregman.objectives import OBJECTIVES, ViewGroups, build_step
 from deepbregman.runs import Run

@@ -27,7 +27,7 @@ from deepbregman.objectives import (
 
 
 @dataclass(frozen=True)
-class ToySettings(ObjectiveSettings, table="objective"):
+class ToySettings(ObjectiveSettings):
     groups = ("weak_views", "small_views")
     fewest_views = 1
     name: Literal["toy"] = "toy"
@@ -80,7 +80,7 @@ class Toy(Objective):
 
 
 @dataclass(frozen=True)
-class InformedSettings(ObjectiveSettings, table="objective"):
+class InformedSettings(ObjectiveSettings):
     needs_labels = True
     needs_indices = True
     name: Literal["informed"] = "informed"

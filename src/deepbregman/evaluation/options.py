@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from deepbregman.config import Count, NotNegative, Positive, Range, Section, Whole, has_type
+from deepbregman.config.rules import (
+    Count,
+    NotNegative,
+    Positive,
+    Range,
+    Section,
+    Whole,
+    has_type,
+)
 from deepbregman.errors import UserError, suggest
 
 Architecture = Literal["c4", "fpn"]

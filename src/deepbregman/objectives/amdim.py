@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from deepbregman.config import AMDIMSettings, EncoderSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import AMDIMSettings
 from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.config import BarlowTwinsSettings, EncoderSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import BarlowTwinsSettings
 from deepbregman.method.losses import list_comparisons, widen
 from deepbregman.method.networks import Encoder
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from deepbregman.config import BYOLSettings, EncoderSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import BYOLSettings
 from deepbregman.method.losses import paired_cosines
 from deepbregman.method.networks import Encoder, build_projection
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.config import CMCSettings, EncoderSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import CMCSettings
 from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder
 

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from deepbregman.config import DeepDivergenceSettings, EncoderSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import DeepDivergenceSettings
 from deepbregman.method.bregman import divergence, moment_divergence, soft_divergence
 from deepbregman.method.losses import METRIC_LOSSES
 from deepbregman.method.networks import BregmanNetwork, Encoder

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deepbregman.config import DIMSettings, EncoderSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import DIMSettings
 from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from deepbregman.config import DINOSettings, EncoderSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import DINOSettings
 from deepbregman.method.losses import cross_view_entropy
 from deepbregman.method.networks import Encoder
 

@@ -7,7 +7,8 @@ place of the queue; both are settings of one class.
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import EncoderSettings, MoCoSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import MoCoSettings
 from deepbregman.method.losses import info_nce
 from deepbregman.method.networks import Encoder, build_projection
 

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from deepbregman.config import EncoderSettings, MomentumSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import MomentumSettings
 from deepbregman.method.networks import Encoder
 
 from .objective import Gather, Objective, build_head

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.config import EncoderSettings, NNCLRSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import NNCLRSettings
 from deepbregman.method.bregman import cosine_scores
 from deepbregman.method.networks import Encoder, build_projection
 

@@ -7,7 +7,8 @@ else. The published loss is a cross-entropy, which is larger by the entropy of t
 import torch
 from torch import Tensor
 
-from deepbregman.config import EncoderSettings, RelationSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import RelationSettings
 from deepbregman.method.losses import match_divergence
 from deepbregman.method.networks import Encoder
 

@@ -7,7 +7,8 @@ divergence of ReSSL (up to the entropy of the target), and what ties the two tog
 
 from torch import Tensor
 
-from deepbregman.config import EncoderSettings, SCESettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import SCESettings
 from deepbregman.method.losses import bank_share_loss, info_nce
 from deepbregman.method.networks import Encoder
 

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from deepbregman.config import EncoderSettings, SimCLRSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import SimCLRSettings
 from deepbregman.method.losses import CONTRASTIVE_LOSSES, contrast_sets
 from deepbregman.method.networks import Encoder
 

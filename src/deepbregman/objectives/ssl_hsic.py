@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.config import EncoderSettings, SSLHSICSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import SSLHSICSettings
 from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder, build_projection
 

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.config import EncoderSettings, SupConSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import SupConSettings
 from deepbregman.method.bregman import Number
 from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder

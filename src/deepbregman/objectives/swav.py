@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from deepbregman.config import EncoderSettings, SwAVSettings
+from deepbregman.config import EncoderSettings
+from deepbregman.config.methods import SwAVSettings
 from deepbregman.method.bregman import balance_scores
 from deepbregman.method.losses import cross_view_entropy
 from deepbregman.method.networks import Encoder

@@ -11,14 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import tyro
 from rich.console import Console
 
-from deepbregman.config import (
-    OPTIONAL,
-    Config,
-    differing_fields,
-    fields_of,
-    load_recipe,
-    override,
-)
+from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, load_recipe, override
 from deepbregman.errors import UserError, suggest
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText
 

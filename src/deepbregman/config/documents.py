@@ -1,0 +1,154 @@
+"""A configuration as TOML, as nested tables and as fields with dotted names; the recipes."""
+
+import dataclasses
+import importlib.resources
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from deepbregman.errors import UserError, abbreviate, suggest
+
+from .methods import METHODS, ObjectiveSettings, SimCLRSettings
+from .rules import Section
+from .sections import OPTIONAL, SECTIONS, Config
+
+
+def _section_class(name: str, values: dict[str, Any]) -> type[Section]:
+    """Return the class for a table; the objective's depends on its name."""
+    if name != ObjectiveSettings.table:
+        return SECTIONS[name]
+    method = values.get("name", SimCLRSettings.name)
+    if not isinstance(method, str) or method not in METHODS:
+        guess = suggest(method, METHODS) if isinstance(method, str) else ""
+        raise UserError(
+            f"objective.name is {abbreviate(method)}: it must be one of {', '.join(METHODS)}{guess}"
+        )
+    return METHODS[method]
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """Build a configuration from nested tables, as TOML gives them; the rest takes its default."""
+    known = [field.name for field in dataclasses.fields(Config)]
+    parts: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"unknown field {abbreviate(name)}{suggest(name, known)}")
+        if name not in SECTIONS or (value is None and name in OPTIONAL):
+            parts[name] = value
+            continue
+        if not isinstance(value, dict):
+            raise UserError(
+                f"{name} is {abbreviate(value)}: it is a table of fields, written [{name}]"
+            )
+        kind: type[Any] = _section_class(name, value)
+        fields = [field.name for field in dataclasses.fields(kind)]
+        for key in value:
+            if key not in fields:
+                raise UserError(
+                    f"unknown field {abbreviate(f'{name}.{key}')}{suggest(key, fields)}"
+                )
+        parts[name] = kind(**value)
+    return Config(**parts)
+
+
+def override(config: Config, changes: Mapping[str, Any]) -> Config:
+    """Return a configuration with fields changed by their dotted names.
+
+    Another ``objective.name`` brings the defaults of that method.
+
+    Args:
+        config: to start from.
+        changes: such as ``{"training.epochs": 10, "seed": 1, "weak_views": None}``.
+    """
+    values = to_dict(config)
+    if changes.get("objective.name", config.objective.name) != config.objective.name:
+        values["objective"] = {}
+    for name, value in changes.items():
+        section, _, field = name.partition(".")
+        if field and section in SECTIONS:
+            values.setdefault(section, {})[field] = value
+        else:
+            values[name] = value
+    return from_dict(values)
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """Turn a configuration into nested tables of plain values; a table that is off is left out."""
+    values: dict[str, Any] = dataclasses.asdict(config)
+    return {
+        key: {k: list(v) if isinstance(v, tuple) else v for k, v in value.items()}
+        if isinstance(value, dict)
+        else value
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def fields_of(config: Config) -> dict[str, Any]:
+    """Return the value of every field by its dotted name."""
+    flat: dict[str, Any] = {}
+    for key, value in to_dict(config).items():
+        is_section = isinstance(value, dict)
+        flat |= {f"{key}.{name}": v for name, v in value.items()} if is_section else {key: value}
+    return flat
+
+
+def differing_fields(*configs: Config) -> dict[str, tuple[Any, ...]]:
+    """Return the fields in which configurations are not all equal, with the value of each.
+
+    A field that a configuration does not have, such as another method's, is None there.
+    """
+    flat = [fields_of(config) for config in configs]
+    names = dict.fromkeys(name for each in flat for name in each)
+    columns = {name: tuple(each.get(name) for each in flat) for name in names}
+    return {
+        name: values
+        for name, values in columns.items()
+        if any(value != values[0] for value in values)
+    }
+
+
+def to_toml(config: Config) -> str:
+    """Write a configuration as a complete TOML document."""
+    return tomli_w.dumps(to_dict(config))
+
+
+def from_toml(text: str, origin: str) -> Config:
+    """Read a configuration; ``origin`` names the document in errors."""
+    try:
+        return from_dict(tomllib.loads(text))
+    except UserError as error:
+        raise UserError(f"{origin}: {error}") from None
+    except (ValueError, RecursionError) as error:  # of the syntax, or of the reader's own limits
+        raise UserError(f"{origin} is not valid TOML: {error}") from None
+
+
+def recipes() -> dict[str, str]:
+    """Return the text of every named recipe."""
+    folder = importlib.resources.files("deepbregman") / "recipes"
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return {
+        f.name.removesuffix(".toml"): f.read_text(encoding="utf-8")
+        for f in files
+        if f.name.endswith(".toml")
+    }
+
+
+def load_recipe(name: str) -> Config:
+    """Load a recipe by its name or from a ``.toml`` file."""
+    known = recipes()
+    if name in known:
+        return from_toml(known[name], f"recipe {name}")
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(
+            f"recipe {name!r} is neither one of {', '.join(known)} nor a .toml file that exists"
+            f"{suggest(name, known)}"
+        )
+    try:
+        return from_toml(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise UserError(f"recipe {name!r} is not a text file in UTF-8: {error.reason}") from None

@@ -1,0 +1,564 @@
+"""The settings of each method, and what the method needs of the other tables.
+
+They stand apart from the objectives so that a configuration is read and checked without torch.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from deepbregman.errors import UserError
+
+from .rules import Count, NotNegative, Positive, Range, Section, Share, Whole
+
+if TYPE_CHECKING:
+    from .sections import Config
+
+Sets = Literal["none", "halves", "rest"]
+METHODS: dict[str, type["ObjectiveSettings"]] = {}
+"""``objective.name`` -> the class of its settings."""
+
+
+@dataclass(frozen=True)
+class ObjectiveSettings(Section):
+    """The method that trains the encoder; each method has a class of settings of its own.
+
+    A subclass with a ``name`` is a method, known by it from then on.
+    """
+
+    groups: ClassVar[tuple[str, ...]] = ()
+    """Optional groups of views that the method takes: ``weak_views``, ``small_views``."""
+    fewest_views: ClassVar[int] = 2
+    """Views of the main group that the method needs."""
+    needs_labels: ClassVar[bool] = False
+    """Whether the method learns from labels."""
+    needs_indices: ClassVar[bool] = False
+    """Whether the method must know which image of the dataset is which."""
+    has_teacher: ClassVar[bool] = False
+    """Whether the method returns targets of a teacher of its own."""
+
+    name: str = ""
+    """Of the method."""
+    weight: NotNegative = 1.0
+    """Of the method's own loss in the total; lambda of the paper."""
+
+    def __init_subclass__(cls) -> None:
+        """Enter a method in :data:`METHODS`; a class of the same name replaces its old self."""
+        super().__init_subclass__(table="objective")
+        name = vars(cls).get("name")
+        if name is None:  # a base of several methods
+            return
+        known = METHODS.setdefault(name, cls)
+        if known.__qualname__ != cls.__qualname__:
+            raise ValueError(
+                f"{cls.__qualname__} has the name {name!r}, which is that of "
+                f"{known.__qualname__}: give it another"
+            )
+        METHODS[name] = cls
+
+    def check_with(self, config: "Config") -> None:
+        """Check what the method needs of the other tables."""
+
+    @property
+    def colour_space(self) -> str | None:
+        """Where brightness and colours are split, if each has an encoder of its own."""
+        return None
+
+
+@dataclass(frozen=True)
+class MomentumSettings(ObjectiveSettings):
+    """A method with a teacher, a copy of the networks that follows them slowly."""
+
+    has_teacher = True
+    momentum: Share = 0.99
+    """Share of its weights that the teacher keeps at a step, at the start of training."""
+    final_momentum: Share = 1.0
+    """The same at the end; in between it follows a cosine."""
+
+
+def _check_queue(queue: int, config: "Config") -> None:
+    batch = config.training.batch_size
+    if queue < batch:
+        raise UserError(
+            f"objective.queue is {queue} with training.batch_size {batch}: the queue of the method "
+            f"{config.objective.name} must hold a batch or more; raise it, or lower the batch size"
+        )
+
+
+@dataclass(frozen=True)
+class RelationSettings(MomentumSettings):
+    """A method whose views relate to past images as the teacher says of a weak view."""
+
+    groups = ("weak_views",)
+    fewest_views = 1
+    temperature: Positive = 0.1
+    """Of the student."""
+    target_temperature: Positive = 0.04
+    """Of the teacher: the lower, the sharper."""
+    queue: Count = 4096
+    """Past embeddings of the teacher that views relate to."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that there are weak views, and that the queue holds a batch."""
+        if config.weak_views is None:
+            raise UserError(
+                f"objective.name is {self.name!r} without [weak_views], the views that its teacher "
+                "sees: add them, such as with --weak-views.num-views 1"
+            )
+        _check_queue(self.queue, config)
+
+
+STAGED = ("resnet18", "resnet34", "resnet50", "resnet101", "small")
+"""Encoders that give feature maps and take images of any size."""
+
+
+def _check_parts(config: "Config") -> None:
+    if config.encoder.name not in STAGED:
+        raise UserError(
+            f"objective.name is {config.objective.name!r} with encoder.name "
+            f"{config.encoder.name!r}: the method looks at parts of images, which only "
+            f"{', '.join(STAGED)} can; choose one of them"
+        )
+
+
+def _check_two_views(config: "Config") -> None:
+    if config.divergence.is_on and config.views.num_views < 2 and config.teacher is None:
+        raise UserError(
+            f"divergence.weight is {config.divergence.weight:g} with views.num_views "
+            f"{config.views.num_views}: the divergence compares views, and the method "
+            f"{config.objective.name} makes one embedding of each; set views.num_views to 2 or "
+            "more, or divergence.weight to 0"
+        )
+
+
+@dataclass(frozen=True)
+class AMDIMSettings(ObjectiveSettings):
+    """The whole of one view fits the parts of another, at two scales."""
+
+    name: Literal["amdim"] = "amdim"
+    """Of the method."""
+    clip: Positive = 20.0
+    """c; a score s becomes c tanh(s / c)."""
+    penalty: NotNegative = 0.04
+    """Weight of the mean square of the scores."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the encoder suits."""
+        _check_parts(config)
+
+
+@dataclass(frozen=True)
+class BarlowTwinsSettings(ObjectiveSettings):
+    """The cross-correlation of the embeddings of two views, driven to the identity."""
+
+    name: Literal["barlow_twins"] = "barlow_twins"
+    """Of the method."""
+    off_diagonal: NotNegative = 0.0051
+    """Weight of the correlations between different components; lambda of its paper."""
+
+
+@dataclass(frozen=True)
+class BYOLSettings(MomentumSettings):
+    """Each view predicts how the teacher embeds the other."""
+
+    name: Literal["byol"] = "byol"
+    """Of the method."""
+    predictor_hidden: Count = 4096
+    """Width of the predictor's hidden layer."""
+
+
+@dataclass(frozen=True)
+class CMCSettings(ObjectiveSettings):
+    """The brightness of an image and its colours are two views of it."""
+
+    needs_indices = True
+    fewest_views = 1
+    name: Literal["cmc"] = "cmc"
+    """Of the method."""
+    space: Literal["lab", "ycbcr"] = "lab"
+    """In which brightness and colours are split."""
+    loss: Literal["nce", "softmax"] = "nce"
+    """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
+    others (softmax), which stands higher learning rates."""
+    temperature: Positive = 0.07
+    """tau."""
+    negatives: Count = 16384
+    """Images of the memories that a batch is compared with, drawn at each step."""
+    momentum: Share = 0.5
+    """Share of its vectors that the memory keeps when it sees an image."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the encoder can be built twice."""
+        _check_parts(config)
+
+    @property
+    def colour_space(self) -> str:
+        """Where brightness and colours are split."""
+        return self.space
+
+
+@dataclass(frozen=True)
+class CPCSettings(ObjectiveSettings):
+    """What lies above in an image predicts the patches below."""
+
+    fewest_views = 1
+    name: Literal["cpc"] = "cpc"
+    """Of the method."""
+    patch: Annotated[float, Range(above=0.0, high=1.0)] = 0.25
+    """Side of a patch as a share of the view's; patches overlap by half."""
+    steps: Count = 3
+    """Rows below that are predicted, after the one that overlaps."""
+    directions: Annotated[int, Range(1, 4)] = 4
+    """In which images are read: from the top alone, or from further sides as well."""
+    layers: Count = 4
+    """Blocks of a context network."""
+    negatives: Count = 1024
+    """Patches of the batch that a prediction is compared with, drawn at each step."""
+
+    def patch_side(self, view_size: int) -> int:
+        """Return the side of a patch in pixels."""
+        return int(self.patch * view_size + 0.5)
+
+    def check_with(self, config: "Config") -> None:
+        """Check that there are rows to predict, and two views for a divergence to compare."""
+        _check_parts(config)
+        _check_two_views(config)
+        size, side = config.view_size, self.patch_side(config.view_size)
+        rows = (size - side) // (side // 2) + 1 if side >= 2 else 0
+        if rows < self.steps + 2:
+            raise UserError(
+                f"objective.patch is {self.patch:g} with views of {size} px and objective.steps "
+                f"{self.steps}: patches of {side} px make {rows} rows, and {self.steps + 2} or "
+                "more are needed; lower objective.steps, or set objective.patch so that a patch "
+                "has 2 px or more and more patches fit"
+            )
+
+
+@dataclass(frozen=True)
+class DeepDivergenceSettings(ObjectiveSettings):
+    """A divergence learned from labels, as a reference."""
+
+    needs_labels = True
+    fewest_views = 1
+    name: Literal["deep_divergence"] = "deep_divergence"
+    """Of the method."""
+    form: Literal["max", "smooth", "moment"] = "moment"
+    """Of its divergence: Eq. 6 (max), the smooth form, or the distance of means (moment)."""
+    loss: Literal["contrastive", "triplet"] = "contrastive"
+    """On pairs of samples, or on triplets."""
+    margin: Positive = 1.0
+    """By which samples of two classes are to be apart."""
+    num_subnetworks: Count = 100
+    """Of its divergence; those of the [divergence] table are others."""
+    hidden: Count = 32
+    """Width of a subnetwork's hidden layer."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that a divergence has two views to compare."""
+        _check_two_views(config)
+
+
+@dataclass(frozen=True)
+class DIMSettings(ObjectiveSettings):
+    """The whole of an image fits its parts (Deep InfoMax)."""
+
+    fewest_views = 1
+    name: Literal["dim"] = "dim"
+    """Of the method."""
+    loss: Literal["jsd", "info_nce"] = "jsd"
+    """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the encoder suits, and that a divergence has two views to compare."""
+        _check_parts(config)
+        _check_two_views(config)
+
+
+@dataclass(frozen=True)
+class DINOSettings(MomentumSettings):
+    """Each view predicts the teacher's distribution over prototypes of another view."""
+
+    groups = ("small_views",)
+    name: Literal["dino"] = "dino"
+    """Of the method."""
+    momentum: Share = 0.9995
+    """Share of its weights that the teacher keeps at a step, at the start of training."""
+    prototypes: Count = 4096
+    """K, the width of the last layer."""
+    temperature: Positive = 0.1
+    """Of the student."""
+    target_temperature: Positive = 0.07
+    """Of the teacher: the lower, the sharper."""
+    first_target_temperature: Positive = 0.04
+    """The same at the start of training."""
+    target_warmup: Share = 0.05
+    """Share of training over which the teacher's temperature rises from one to the other."""
+    centre_momentum: Share = 0.9
+    """Share of the old centre of the teacher's scores that a step keeps."""
+    freeze_prototypes: Share = 0.001
+    """Share of training during which the prototypes stay as they are."""
+
+
+@dataclass(frozen=True)
+class InstDiscSettings(ObjectiveSettings):
+    """Every image is a class of its own, kept in a memory."""
+
+    needs_indices = True
+    has_teacher = True  # the memory's vectors are targets
+    fewest_views = 1
+    name: Literal["instdisc"] = "instdisc"
+    """Of the method."""
+    loss: Literal["nce", "softmax"] = "nce"
+    """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
+    others (softmax), which stands higher learning rates."""
+    temperature: Positive = 0.1
+    """tau."""
+    negatives: Count = 4096
+    """Images of the memory that a batch is compared with, drawn at each step."""
+    momentum: Share = 0.5
+    """Share of its vector that the memory keeps when it sees an image."""
+    proximal: NotNegative = 0.0
+    """Weight of the squared distance between an embedding and its vector in the memory."""
+
+
+@dataclass(frozen=True)
+class MoCoSettings(MomentumSettings):
+    """A contrastive loss to the teacher's keys; versions 2, 2+ and 3 are settings of it."""
+
+    name: Literal["moco"] = "moco"
+    """Of the method."""
+    temperature: Positive = 0.2
+    """tau."""
+    queue: Whole = 32768
+    """Keys of past batches that are the negatives; 0 takes the batch's keys instead."""
+    symmetric: bool = True
+    """Let each view be query and key in turn; false: the first is the query, as in version 2."""
+    predictor_hidden: Whole = 0
+    """Width of the hidden layer of the queries' predictor; 0 has none."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the queue, where there is one, holds a batch."""
+        if self.queue:
+            _check_queue(self.queue, config)
+
+
+@dataclass(frozen=True)
+class NNCLRSettings(ObjectiveSettings):
+    """A contrastive loss whose positive is the nearest neighbour in a queue."""
+
+    name: Literal["nnclr"] = "nnclr"
+    """Of the method."""
+    temperature: Positive = 0.2
+    """tau."""
+    predictor_hidden: Count = 4096
+    """Width of the predictor's hidden layer."""
+    queue: Count = 65536
+    """Embeddings of past batches among which a neighbour is looked for."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the queue holds a batch."""
+        _check_queue(self.queue, config)
+
+
+@dataclass(frozen=True)
+class PIRLSettings(ObjectiveSettings):
+    """An image and its jigsaw puzzle are told alike; the second view becomes the puzzle."""
+
+    needs_indices = True
+    has_teacher = True  # the memory's vectors are targets
+    name: Literal["pirl"] = "pirl"
+    """Of the method."""
+    grid: Annotated[int, Range(low=2)] = 3
+    """Cells of the puzzle along each side; 2 for images of 32 px."""
+    patch: Annotated[float, Range(above=0.0, high=1.0)] = 0.85
+    """Side of a patch as a share of its cell, in which it lies at random."""
+    temperature: Positive = 0.07
+    """tau."""
+    negatives: Count = 4096
+    """Images of the memory that a batch is compared with, drawn at each step."""
+    momentum: Share = 0.5
+    """Share of its vector that the memory keeps when it sees an image."""
+    puzzle_share: Share = 0.5
+    """Weight of the puzzle's loss; the image's own has the rest."""
+
+    def patch_side(self, view_size: int) -> int:
+        """Return the side of a patch in pixels."""
+        return int(self.patch * (view_size // self.grid) + 0.5)
+
+    def check_with(self, config: "Config") -> None:
+        """Check that there are two views, large enough to be cut, and that the encoder suits."""
+        _check_parts(config)
+        if config.views.num_views != 2:
+            raise UserError(
+                f"views.num_views is {config.views.num_views}: the method pirl takes 2, a whole "
+                "one and the one that becomes a puzzle"
+            )
+        if (side := self.patch_side(config.view_size)) < 2:
+            raise UserError(
+                f"objective.grid is {self.grid} with views of {config.view_size} px: patches would "
+                f"have {side} px a side, and must have 2 or more; lower it, or raise objective."
+                "patch or data.image_size"
+            )
+
+
+@dataclass(frozen=True)
+class ReSSLSettings(RelationSettings):
+    """Each view relates to past images as the teacher says of a weak view."""
+
+    name: Literal["ressl"] = "ressl"
+    """Of the method."""
+
+
+@dataclass(frozen=True)
+class SCESettings(RelationSettings):
+    """The relations of ReSSL with InfoNCE, in one soft target."""
+
+    name: Literal["sce"] = "sce"
+    """Of the method."""
+    final_momentum: Share = 0.99
+    """Share of its weights that the teacher keeps at the end."""
+    target_temperature: Positive = 0.05
+    """Of the teacher: the lower, the sharper."""
+    coefficient: Share = 0.5
+    """Share of InfoNCE in the target; the rest are the relations."""
+
+
+@dataclass(frozen=True)
+class SimCLRSettings(ObjectiveSettings):
+    """A contrastive loss on the embeddings of two or more views."""
+
+    name: Literal["simclr"] = "simclr"
+    """Of the method."""
+    weight: NotNegative = 5.0
+    """Of the contrastive loss; lambda of the paper."""
+    loss: Literal["nt_xent", "nt_logistic"] = "nt_xent"
+    """Which loss."""
+    temperature: Positive = 0.1
+    """tau."""
+    sets: Sets = "none"
+    """What is compared of an image's views: each with each (none), the mean of one half with the
+    mean of the other (halves), or each with the mean of all the others (rest)."""
+
+
+@dataclass(frozen=True)
+class SimSiamSettings(ObjectiveSettings):
+    """Each view predicts the embedding of the other, which gets no gradient."""
+
+    name: Literal["simsiam"] = "simsiam"
+    """Of the method."""
+    predictor_hidden: Count = 512
+    """Width of the predictor's hidden layer."""
+
+
+@dataclass(frozen=True)
+class SSLHSICSettings(MomentumSettings):
+    """Embeddings depend on which image it is, and little on each other."""
+
+    name: Literal["ssl_hsic"] = "ssl_hsic"
+    """Of the method."""
+    gamma: NotNegative = 3.0
+    """Weight of the self-dependence."""
+    kernel_scale: Positive = 3.0
+    """c of the inverse multiquadric kernel c / sqrt(c^2 + distance^2)."""
+    features: Count = 512
+    """Random Fourier features by which the kernel is estimated."""
+    predictor_hidden: Count = 4096
+    """Width of the predictor's hidden layer."""
+
+
+@dataclass(frozen=True)
+class SupConSettings(ObjectiveSettings):
+    """A contrastive loss with labels, as a reference."""
+
+    needs_labels = True
+    name: Literal["supcon"] = "supcon"
+    """Of the method."""
+    temperature: Positive = 0.1
+    """tau."""
+
+
+@dataclass(frozen=True)
+class SupervisedSettings(ObjectiveSettings):
+    """Cross-entropy with labels, as a reference."""
+
+    needs_labels = True
+    fewest_views = 1
+    name: Literal["supervised"] = "supervised"
+    """Of the method."""
+    label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
+    """Share of the label that is spread over all classes."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that a divergence has two views to compare."""
+        _check_two_views(config)
+
+
+@dataclass(frozen=True)
+class SwAVSettings(ObjectiveSettings):
+    """Each view predicts which prototypes another view of the image is assigned to."""
+
+    groups = ("small_views",)
+    name: Literal["swav"] = "swav"
+    """Of the method."""
+    prototypes: Count = 3000
+    """K, the number of prototypes."""
+    temperature: Positive = 0.1
+    """Of the predictions."""
+    assignment_temperature: Positive = 0.05
+    """Of the assignments; epsilon of the paper."""
+    assignment_rounds: Count = 3
+    """Of evening out how often each prototype is assigned (Sinkhorn)."""
+    queue: Whole = 3840
+    """Embeddings of past batches that are assigned with the batch, for batches smaller than the
+    number of prototypes; 0 has none."""
+    queue_from: Share = 0.05
+    """Share of training after which the queue is used."""
+    freeze_prototypes: Share = 0.002
+    """Share of training during which the prototypes stay as they are."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that the queue, where there is one, holds a batch."""
+        if self.queue:
+            _check_queue(self.queue, config)
+
+
+@dataclass(frozen=True)
+class VICRegSettings(ObjectiveSettings):
+    """Variance, invariance and covariance of the embeddings."""
+
+    name: Literal["vicreg"] = "vicreg"
+    """Of the method."""
+    invariance: NotNegative = 25.0
+    """Weight of the squared distance of two views."""
+    variance: NotNegative = 25.0
+    """Weight of the hinge that keeps the deviation of every component at 1 or more."""
+    covariance: NotNegative = 1.0
+    """Weight of the squared covariances between components."""
+
+
+@dataclass(frozen=True)
+class WMSESettings(ObjectiveSettings):
+    """The distance of two views after whitening."""
+
+    name: Literal["wmse"] = "wmse"
+    """Of the method."""
+    whitening_batch: Annotated[int, Range(low=2)] = 128
+    """Images that are whitened together; twice encoder.embedding is a good value."""
+    rounds: Count = 1
+    """Random partitions of a batch into whitening batches over which the loss is averaged."""
+    shrinkage: Share = 0.0
+    """Share of the identity in the covariance that is inverted."""
+
+    def check_with(self, config: "Config") -> None:
+        """Check that there are enough images to whiten."""
+        width, size = config.encoder.embedding, config.training.batch_size
+        if self.whitening_batch <= width:
+            raise UserError(
+                f"objective.whitening_batch is {self.whitening_batch} with encoder.embedding "
+                f"{width}: fewer images than {width + 1} have no covariance that can be inverted; "
+                "raise the first, better to twice the second, or lower the second"
+            )
+        if size % self.whitening_batch:
+            raise UserError(
+                f"objective.whitening_batch is {self.whitening_batch} with training.batch_size "
+                f"{size}: the batch must be a multiple of it"
+            )

@@ -1,0 +1,171 @@
+"""Rules for values.
+
+A rule stands beside its field as an annotation and is checked when the section is made.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from deepbregman.errors import UserError, abbreviate, suggest
+
+LARGEST = 1e30
+"""Of any number: float32 ends at 3e38, and numbers get multiplied."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The rule for a number, or for each number of a tuple."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: float = -math.inf
+    increasing: bool = False
+    """A (low, high) pair must be in that order."""
+
+    def broken_by(self, value: Any) -> str | None:
+        """Say which part of the rule the value breaks, or None."""
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not all(_is_finite(number) for number in numbers):
+            return "it must be finite"
+        if any(abs(number) > LARGEST for number in numbers):
+            return f"it must be at most {LARGEST:g}"
+        if any(number <= self.above or not self.low <= number <= self.high for number in numbers):
+            return f"it must be {self._words()}"
+        if self.increasing and list(numbers) != sorted(numbers):
+            return "it must go from low to high"
+        return None
+
+    def _words(self) -> str:
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            return f"between {self.low:g} and {self.high:g}"
+        bounds = [
+            f"above {self.above:g}" if math.isfinite(self.above) else "",
+            f"{self.low:g} or more" if math.isfinite(self.low) else "",
+            f"at most {self.high:g}" if math.isfinite(self.high) else "",
+        ]
+        return " and ".join(filter(None, bounds))
+
+
+@dataclass(frozen=True)
+class Name:
+    """The rule for a name: one of those known here, or one that another library knows."""
+
+    known: tuple[str, ...]
+    prefix: str
+    """What a name of the other library begins with."""
+
+    def broken_by(self, value: str) -> str | None:
+        """Say that the name is none, with the nearest one, or None."""
+        if value in self.known or (value.startswith(self.prefix) and value != self.prefix):
+            return None
+        foreign = f"{self.prefix}{value.rpartition(':')[2]}"  # a prefix misspelt, or left out
+        guess = suggest(value, (*self.known, foreign))
+        return f"it must be one of {', '.join(self.known)}, or {self.prefix}NAME{guess}"
+
+
+def _is_finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number beyond all floats
+        return False
+
+
+def has_type(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of its field; a whole number will do for a float."""
+    if get_origin(hint) is Annotated:
+        return has_type(value, get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is UnionType:
+        return any(has_type(value, kind) for kind in get_args(hint))
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        if not isinstance(value, tuple):
+            return False
+        if items[-1] is Ellipsis:
+            return all(has_type(item, items[0]) for item in value)
+        return len(value) == len(items) and all(map(has_type, value, items))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def describe(hint: Any) -> str:
+    """Name a type for the reader of an error."""
+    if get_origin(hint) is Annotated:
+        return describe(get_args(hint)[0])
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(str, get_args(hint)))
+    if get_origin(hint) is UnionType:
+        return " or ".join(map(describe, get_args(hint)))
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        if items[-1] is Ellipsis:
+            return f"a list, each item {describe(items[0])}"
+        return f"a list of {len(items)} items, each {describe(items[0])}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+
+
+def find_broken_rule(value: Any, hint: Any) -> str | None:
+    """Say which rule of its annotation a value of the right type breaks, or None."""
+    if get_origin(hint) is tuple:
+        items = get_args(hint)
+        hints = items[:1] * len(value) if items[-1] is Ellipsis else items
+        return next(filter(None, map(find_broken_rule, value, hints)), None)
+    if get_origin(hint) is Annotated:
+        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range | Name)]
+        words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
+        return words or find_broken_rule(value, get_args(hint)[0])
+    if hint is str:
+        if "\0" in value:
+            return "it must not hold a null character"
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
+            return "it must be valid Unicode; rename the file or folder"
+    return None
+
+
+class Section:
+    """A table of the configuration that checks its own fields by their annotations."""
+
+    table: ClassVar[str] = ""
+    """How the table is called in TOML and in errors."""
+
+    def __init_subclass__(cls, table: str | None = None) -> None:
+        """Name the table; by default after the class, without ``Settings``."""
+        words = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Settings")).lower()
+        cls.table = table or words
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            if get_origin(hint) is ClassVar:
+                continue
+            value, where = getattr(self, name), f"{self.table}.{name}"
+            if isinstance(value, list):  # as TOML has it, and JSON
+                value = tuple(value)
+                object.__setattr__(self, name, value)
+            if not has_type(value, hint):
+                choices = map(str, get_args(hint)) if get_origin(hint) is Literal else ()
+                guess = suggest(value, choices) if isinstance(value, str) else ""
+                raise UserError(
+                    f"{where} is {abbreviate(value)}: it must be {describe(hint)}{guess}"
+                )
+            words = find_broken_rule(value, hint)
+            if words:
+                raise UserError(f"{where} is {abbreviate(value)}: {words}")
+
+
+Count = Annotated[int, Range(low=1)]
+Whole = Annotated[int, Range(low=0)]
+Share = Annotated[float, Range(0.0, 1.0)]
+Positive = Annotated[float, Range(above=0.0)]
+NotNegative = Annotated[float, Range(low=0.0)]
+Chances = Annotated[float | tuple[float, ...], Range(0.0, 1.0)]
+"""A probability of all views, or one of each."""

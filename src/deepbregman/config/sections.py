@@ -1,0 +1,433 @@
+"""The tables of a configuration, and the configuration that they make up."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, get_type_hints
+
+import tyro
+
+from deepbregman.errors import UserError, abbreviate
+
+from .methods import ObjectiveSettings, Sets, SimCLRSettings
+from .rules import (
+    Chances,
+    Count,
+    Name,
+    NotNegative,
+    Positive,
+    Range,
+    Section,
+    Share,
+    Whole,
+    has_type,
+)
+
+Operator = Literal["crop", "rotation", "flip", "jitter", "greyscale", "blur", "solarise"]
+
+
+@dataclass(frozen=True)
+class DataSettings(Section):
+    """Where the images come from."""
+
+    source: Annotated[str, tyro.conf.arg(aliases=["--data"])] = "cifar10"
+    """digits, cifar10, cifar100, stl10, tiny-imagenet, imagenet, isic2018 (see `deepbregman data
+    list`), a folder of images, or an .npz file."""
+    root: str = "data"
+    """Folder in which the datasets that are known by name lie or are put."""
+    image_size: Annotated[int, Range(low=4)] = 32
+    """Side in pixels of a whole image where it is judged; of a view, times views.relative_size."""
+    holdout: Annotated[float, Range(0.0, 0.9)] = 0.0
+    """Share of the training images kept from pretraining, for the kNN monitor and for choices."""
+    resident: Literal["auto", "yes", "no"] = "auto"
+    """Keep all images on the device, stream them, or decide by the memory that is free."""
+    workers: Whole = 16
+    """Most processes that decode when images are streamed; never more than a process has CPUs."""
+    skip_unreadable: Annotated[bool, tyro.conf.arg(aliases=["--skip-unreadable"])] = False
+    """Leave out images that cannot be read, and count them, instead of stopping."""
+
+
+@dataclass(frozen=True)
+class ViewSettings(Section, table="views"):
+    """A group of random views of each image."""
+
+    num_views: Count = 2
+    """Views of each image in a batch."""
+    relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 1.0
+    """Side of a view as a share of data.image_size. A crop enlarges things: in views of 0.75
+    they are about as large as in whole images."""
+    crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
+        0.2,
+        1.0,
+    )
+    """Share of the area that a random crop keeps, from and to."""
+    crop_aspect: Annotated[tuple[float, float], Range(above=0.0, increasing=True)] = (0.75, 4 / 3)
+    """Aspect ratio of a random crop, from and to."""
+    flip: Share = 0.5
+    """Probability of a horizontal flip."""
+    jitter: Annotated[tuple[float, float, float, float], Range(low=0.0)] = (0.4, 0.4, 0.4, 0.1)
+    """Strength of the jitter of brightness, contrast, saturation and hue."""
+    jitter_probability: Share = 0.8
+    """Probability of a colour jitter."""
+    greyscale: Share = 0.2
+    """Probability of greyscale."""
+    blur: Chances = 0.0
+    """Probability of a Gaussian blur; a list has one for each view in turn."""
+    blur_sigma: Annotated[tuple[float, float], Range(above=0.0, increasing=True)] = (0.1, 2.0)
+    """Width of the blur in pixels, from and to."""
+    rotation: Annotated[float, Range(0.0, 180.0)] = 0.0
+    """Largest rotation in degrees, either way."""
+    solarise: Chances = 0.0
+    """Probability of inverting what is brighter than half; a list has one for each view in turn."""
+    without: tuple[Operator, ...] = ()
+    """Operators to leave out, by name."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, and the hue, whose circle ends at one half."""
+        super().__post_init__()
+        if self.jitter[3] > 0.5:
+            raise UserError(f"{self.table}.jitter is {self.jitter!r}: its hue must be 0.5 or less")
+        for name in ("blur", "solarise"):
+            value = getattr(self, name)
+            if isinstance(value, tuple) and len(value) != self.num_views:
+                raise UserError(
+                    f"{self.table}.{name} is {abbreviate(list(value))} with {self.table}.num_views "
+                    f"{self.num_views}: give one probability, or one for each view"
+                )
+
+    def side(self, image_size: int) -> int:
+        """Return the side of a view in pixels."""
+        return int(self.relative_size * image_size + 0.5)
+
+
+@dataclass(frozen=True)
+class WeakViewSettings(ViewSettings, table="weak_views"):
+    """Views for a teacher: crop and flip only, unless said otherwise."""
+
+    num_views: Count = 1
+    jitter_probability: Share = 0.0
+    greyscale: Share = 0.0
+
+
+@dataclass(frozen=True)
+class SmallViewSettings(ViewSettings, table="small_views"):
+    """Small crops that see a part of the image (multi-crop)."""
+
+    num_views: Count = 6
+    relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 0.5
+    crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
+        0.05,
+        0.4,
+    )
+
+
+@dataclass(frozen=True)
+class EncoderSettings(Section):
+    """The base network and its projection."""
+
+    name: Annotated[
+        str, Name(("resnet18", "resnet34", "resnet50", "resnet101", "small", "custom"), "timm:")
+    ] = "resnet18"
+    """resnet18, resnet34, resnet50, resnet101, small (four convolutions, for thumbnails on a CPU),
+    or timm:NAME, any architecture of timm; custom is a module of your own, given in Python."""
+    stem: Literal["auto", "thumbnail", "standard"] = "auto"
+    """First layers of a ResNet: auto keeps the resolution of images of up to 64 px."""
+    normalise_pixels: bool = True
+    """Normalise pixels by the mean and deviation of the training images."""
+    projection_hidden: Count = 1024
+    """Width of the projection's hidden layer."""
+    projection_norm: bool = True
+    """Batch-normalise the projection's hidden layers."""
+    projection_layers: Annotated[int, Range(low=2)] = 2
+    """Linear layers of the projection."""
+    projection_output_norm: bool = False
+    """Batch-normalise the embedding as well, without a learnt gain and shift."""
+    embedding: Count = 128
+    """Width of the embedding z."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, and that a stem is chosen only where there is a choice."""
+        super().__post_init__()
+        if self.stem != "auto" and self.name.startswith(("timm:", "custom")):
+            raise UserError(
+                f"encoder.stem is {self.stem!r} with encoder.name {self.name!r}: only the ResNets "
+                "known by name have a choice of stem; leave it at auto"
+            )
+
+
+@dataclass(frozen=True)
+class DivergenceSettings(Section):
+    """The divergence network and its loss, which any method can carry."""
+
+    weight: NotNegative = 1.0
+    """Weight of the divergence loss; 0 turns it off."""
+    source: Literal["learned", "bank", "prototypes"] = "learned"
+    """Where the subnetworks come from: learned (the paper), a bank of the teacher's last
+    embeddings, or learned prototypes of which the teacher has a copy."""
+    compare: Literal["contrast", "match"] = "contrast"
+    """Contrast an image's own divergence with those to other images (the paper), or match: lower
+    the divergence of each view to the teacher's target of the same image."""
+    num_subnetworks: Count = 100
+    """K, the paper's kappa; the size of the bank."""
+    hidden: Count = 32
+    """Width of a subnetwork's hidden layer."""
+    norm: Literal["output", "standard", "hidden", "none"] = "output"
+    """Where a subnetwork is batch-normalised: its output with a learnt gain (output) or without,
+    so that scores keep the scale that smoothing and temperature are set for (standard)."""
+    activation: Literal["none", "relu"] = "none"
+    """Between a subnetwork's layers."""
+    dropout: Annotated[float, Range(0.0, 0.99)] = 0.0
+    """On a subnetwork's hidden layer."""
+    normalise_input: bool = False
+    """L2-normalise z before the subnetworks."""
+    kernel: Literal["gaussian", "inverse", "sqrt", "linear", "arccot", "negative"] = "gaussian"
+    """psi, which turns a divergence into a similarity."""
+    sigma: Positive = 1.5
+    """Width of the gaussian kernel."""
+    alpha: Positive = 1.0
+    """Slope of the arccot kernel."""
+    learn_sigma: bool = False
+    """Train sigma, starting from its value here."""
+    pairs: Literal["views", "all"] = "views"
+    """Compare view 1 with view 2 (the paper), or every sample with every other."""
+    temperature: Positive = 1.0
+    """tau_div, divides psi; 1 is the paper, which has none."""
+    smoothing: NotNegative = 0.0
+    """Temperature T of the smooth divergence; 0 is the hard form of the paper."""
+    target_smoothing: NotNegative = 0.0
+    """Temperature of the teacher's scores when the smooth form is matched; 0 takes that of
+    smoothing. Lower is sharper."""
+    centring: Literal["none", "mean", "sinkhorn"] = "none"
+    """What keeps the teacher's scores from one favourite: nothing, taking away the mean of the
+    batch, or evening out the use of all subnetworks."""
+    info_nce: NotNegative = 0.0
+    """Weight of InfoNCE between a view and the teacher's target, with the bank as negatives: the
+    control of the matched divergence."""
+    usage_bonus: NotNegative = 0.0
+    """Weight of the bonus on using all subnetworks alike."""
+    sets: Sets = "none"
+    """Which of an image's views are taken as an empirical distribution: none, so that each is
+    compared with each; one half against the other (halves); all the others of each (rest)."""
+    warmup_epochs: NotNegative = 0.0
+    """Epochs over which the weight rises from 0."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, and that InfoNCE has its negatives."""
+        super().__post_init__()
+        if self.info_nce > 0.0 and self.source != "bank":
+            raise UserError(
+                f"divergence.info_nce is {self.info_nce} with divergence.source {self.source!r}: "
+                "its negatives are the bank's; set divergence.source to bank"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the term is there at all."""
+        return self.weight > 0.0 or self.info_nce > 0.0
+
+    @property
+    def needs_target(self) -> bool:
+        """Whether the term compares with a teacher."""
+        return self.is_on and (self.source != "learned" or self.compare == "match")
+
+
+@dataclass(frozen=True)
+class TeacherSettings(Section):
+    """A momentum copy of encoder and projection, beside a method that has no teacher of its own.
+
+    It sees the weak views and gives the divergence its targets.
+    """
+
+    momentum: Share = 0.99
+    """Share of its weights that the teacher keeps at each step; 0 copies the student."""
+    schedule: Literal["constant", "cosine"] = "constant"
+    """Of the momentum: cosine rises to 1 at the end of training."""
+
+
+@dataclass(frozen=True)
+class OptimiserSettings(Section):
+    """How the parameters move."""
+
+    name: Literal["adam", "adamw", "sgd", "lars", "muon"] = "adam"
+    """Algorithm; muon is for the convolutions of networks with batch normalisation, and sgd for
+    all other parameters."""
+    learning_rate: Positive = 0.005
+    """At its highest; never scaled behind your back."""
+    convolution_rate: Positive = 0.02
+    """Of muon's convolutions, at its highest: the share by which a step turns the weights. It
+    follows the same schedule."""
+    betas: Annotated[tuple[float, float], Range(0.0, 0.99999)] = (0.5, 0.999)
+    """Of adam and adamw."""
+    momentum: Annotated[float, Range(0.0, 0.99999)] = 0.9
+    """Of sgd, lars and muon."""
+    weight_decay: NotNegative = 1e-4
+    """L2 penalty (decoupled in adamw)."""
+    decay_all: bool = True
+    """Decay biases and normalisation parameters as well; lars never adapts to them."""
+    schedule: Literal["constant", "cosine", "step"] = "constant"
+    """Of the learning rate."""
+    warmup_epochs: NotNegative = 0.0
+    """Epochs over which the learning rate rises from 0."""
+    milestones: tuple[Count, ...] = ()
+    """Epochs at which the step schedule multiplies the learning rate by step_factor."""
+    step_factor: Positive = 0.1
+    """Factor at each milestone."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, and that milestones and schedule agree."""
+        super().__post_init__()
+        if bool(self.milestones) != (self.schedule == "step"):
+            raise UserError(
+                f"optimiser.milestones is {list(self.milestones)} with optimiser.schedule "
+                f"{self.schedule!r}: the step schedule needs milestones, the others take none"
+            )
+
+
+@dataclass(frozen=True)
+class TrainingSettings(Section):
+    """The loop."""
+
+    epochs: Count = 400
+    """Passes over the training images."""
+    batch_size: Annotated[int, Range(low=2)] = 512
+    """Images (not views) in one forward pass, over all processes; the last, short batch is left."""
+    accumulate: Count = 1
+    """Forward passes whose gradients are added up before a step; negatives stay within each."""
+    sync_norm: bool = True
+    """Batch normalisation over the batch of all processes; false: each over its share."""
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
+    """auto is bf16-mixed on a GPU and 32-true on a CPU."""
+    compile: Literal["auto", "yes", "no"] = "auto"
+    """torch.compile the step; auto does on a GPU."""
+    checkpoint_every: Whole = 0
+    """Keep a checkpoint every so many epochs beside the last one; 0 keeps the last only."""
+    save_seconds: NotNegative = 60.0
+    """At the end of an epoch, save when the last save is this old; what a crash can cost."""
+    skip_nonfinite: Whole = 0
+    """Batches of non-finite loss or gradient to leave out before stopping; above 0, steps wait."""
+    knn_every: Whole = 5
+    """Run the kNN monitor every so many epochs; 0 never."""
+    health_every: Whole = 5
+    """Judge without labels how training goes every so many epochs, and at the end; 0 never."""
+    stop_when_saturated: Annotated[bool, tyro.conf.arg(aliases=["--stop-when-saturated"])] = False
+    """End the run early once two judgements in a row say that more epochs bring little."""
+    tensorboard: bool = True
+    """Write TensorBoard events beside metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything a pretraining run depends on."""
+
+    seed: Whole = 0
+    """Of initial weights, order and transformation."""
+    data: DataSettings = DataSettings()
+    views: ViewSettings = ViewSettings()
+    weak_views: WeakViewSettings | None = None
+    small_views: SmallViewSettings | None = None
+    encoder: EncoderSettings = EncoderSettings()
+    objective: ObjectiveSettings = field(default_factory=SimCLRSettings)
+    teacher: TeacherSettings | None = None
+    divergence: DivergenceSettings = DivergenceSettings()
+    optimiser: OptimiserSettings = OptimiserSettings()
+    training: TrainingSettings = TrainingSettings()
+
+    def __post_init__(self) -> None:
+        """Check what spans sections."""
+        if not has_type(self.seed, int) or not 0 <= self.seed < 2**32:
+            raise UserError(
+                f"seed is {abbreviate(self.seed)}: it must be a whole number from 0 to 2^32 - 1"
+            )
+        for name, kind in SECTIONS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (value is None and name in OPTIONAL):
+                raise UserError(f"{name} is {abbreviate(value)}: it must be a {kind.__name__}")
+        if self.objective.weight == 0.0 and not self.divergence.is_on:
+            raise UserError(
+                "objective.weight and divergence.weight are both 0: nothing would be trained; "
+                "raise one of them"
+            )
+        self._check_teacher()
+        self._check_views()
+        self.objective.check_with(self)
+        late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
+        if late:
+            raise UserError(
+                f"optimiser.milestones {late} never come: training.epochs is "
+                f"{self.training.epochs}; lower them or train longer"
+            )
+
+    def _check_teacher(self) -> None:
+        method = self.objective
+        if self.divergence.needs_target and self.teacher is None and not method.has_teacher:
+            raise UserError(
+                f"divergence.source is {self.divergence.source!r} and divergence.compare "
+                f"{self.divergence.compare!r}: they need the targets of a teacher, which the "
+                f"method {method.name} has not; add a [teacher] table, such as with "
+                "--teacher.momentum 0.99, and [weak_views] for what it sees"
+            )
+        if self.teacher is None:
+            return
+        if method.has_teacher:
+            raise UserError(
+                f"[teacher] is given, but the method {method.name} has a teacher of its own: "
+                "leave the table out"
+            )
+        if self.weak_views is None:
+            raise UserError(
+                "[teacher] is given without [weak_views], the views that it sees: add them, such "
+                f"as with --weak-views.relative-size {self.views.relative_size:g}"
+            )
+
+    def _check_views(self) -> None:
+        objective = self.objective
+        if self.views.num_views < objective.fewest_views:
+            raise UserError(
+                f"views.num_views is {self.views.num_views}: the method {objective.name} needs "
+                f"{objective.fewest_views} or more"
+            )
+        for group in self.view_groups.values():
+            takes = objective.groups + (() if self.teacher is None else ("weak_views",))
+            if group.table in OPTIONAL and group.table not in takes:
+                raise UserError(
+                    f"[{group.table}] is given, but the method {objective.name} takes no such "
+                    "views: leave the table out, or choose another objective"
+                )
+            side = group.side(self.data.image_size)
+            if side < 4:
+                raise UserError(
+                    f"{group.table}.relative_size is {group.relative_size} and data.image_size "
+                    f"{self.data.image_size}: a view would have {side} pixels a side, and it must "
+                    "have 4 or more; raise one of them"
+                )
+
+    @property
+    def view_groups(self) -> dict[str, ViewSettings]:
+        """The groups of views that are made, by the name of their table.
+
+        Without a divergence nobody looks at the teacher, nor at the views that it would see.
+        """
+        groups = (self.views, self.weak_views, self.small_views)
+        idle = self.teacher is not None and not self.divergence.is_on
+        return {
+            group.table: group
+            for group in groups
+            if group is not None and not (idle and group is self.weak_views)
+        }
+
+    @property
+    def view_size(self) -> int:
+        """Side of a view of the main group in pixels, while pretraining."""
+        return self.views.side(self.data.image_size)
+
+
+OPTIONAL: dict[str, type[Section]] = {
+    "teacher": TeacherSettings,
+    "weak_views": WeakViewSettings,
+    "small_views": SmallViewSettings,
+}
+"""Tables that may be left out."""
+SECTIONS: dict[str, type[Section]] = {
+    name: hint
+    for name, hint in (get_type_hints(Config) | OPTIONAL).items()
+    if isinstance(hint, type) and issubclass(hint, Section)
+}
+"""Every table, and the class that it is made into; of the objective, the base of all."""
