@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepbregman.objectives import BYOL, Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives.byol import BYOL
 
 from .methods import configure, draw_views
 

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.objectives import DINO, Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives.dino import DINO
 from deepbregman.training.optimisers import build_optimiser, set_learning_rates
 
 from .methods import configure, draw_views

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepbregman.objectives import MoCo, Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives.moco import MoCo
 
 from .methods import configure, draw_views
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from deepbregman.objectives import NNCLR, Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives.nnclr import NNCLR
 
 from .methods import configure, draw_views
 

@@ -13,6 +13,7 @@ from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import (
     METHODS,
     Config,
+    ObjectiveSettings,
     WeakViewSettings,
     from_toml,
     load_recipe,
@@ -21,7 +22,8 @@ from deepbregman.config import (
 )
 from deepbregman.config.methods import SimCLRSettings
 from deepbregman.errors import UserError
-from deepbregman.objectives import OBJECTIVES, ViewGroups, build_step
+from deepbregman.objectives import ViewGroups, build_step
+from deepbregman.objectives.objective import OBJECTIVES
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display
@@ -44,12 +46,6 @@ SMALL = {
     "divergence.num_subnetworks": 5,
     "divergence.hidden": 4,
 }
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "toy", toy.ToySettings)
-    monkeypatch.setitem(OBJECTIVES, "toy", toy.Toy)
 
 
 def configure(**changes: Any) -> Config:
@@ -107,6 +103,18 @@ def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were() 
     assert drawn[1].weak is None
 
 
+def test_a_method_without_an_objective_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(OBJECTIVES, "toy")
+    with pytest.raises(UserError, match=r"'toy': .* no objective; .* settings=ToySettings"):
+        build_step(configure())
+
+
+def test_two_methods_cannot_share_a_name() -> None:
+    with pytest.raises(ValueError, match="'toy', which is that of ToySettings"):
+        type("Other", (ObjectiveSettings,), {"name": "toy"})
+    assert METHODS["toy"] is toy.ToySettings
+
+
 def test_terms_without_a_weight_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     step = build_step(configure())
     monkeypatch.setattr(step, "weights", {"match": 1.0})
@@ -119,13 +127,8 @@ def test_terms_without_a_weight_are_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory, few_digits: str) -> Run:
-    toy.register()
-    try:
-        config = override(load_recipe("digits"), {**SMALL, "data.source": few_digits})
-        return pretrain(config, run=tmp_path_factory.mktemp("toy") / "run", accelerator="cpu")
-    finally:
-        for name in ("toy", "informed"):
-            del METHODS[name], OBJECTIVES[name]
+    config = override(load_recipe("digits"), {**SMALL, "data.source": few_digits})
+    return pretrain(config, run=tmp_path_factory.mktemp("toy") / "run", accelerator="cpu")
 
 
 def test_its_terms_and_metrics_travel_by_name(complete: Run) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ from torch import Tensor
 
 from deepbregman import load_encoder
 from deepbregman.commands.pretrain import pretrain, resume
-from deepbregman.config import METHODS, Config, load_recipe, override
+from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Source, Split
 from deepbregman.errors import UserError
-from deepbregman.objectives import OBJECTIVES, Samples
+from deepbregman.objectives import Samples
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display
@@ -24,10 +23,10 @@ from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
-from . import toy
+from .toy import InformedSettings
 
 SMALL = {
-    "objective.name": "informed",
+    "objective.name": InformedSettings.name,
     "data.holdout": 0.0,
     "training.epochs": 2,
     "training.batch_size": 8,
@@ -37,14 +36,6 @@ SMALL = {
     "encoder.embedding": 6,
     "divergence.weight": 0.0,
 }
-
-
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    toy.register()
-    yield
-    for name in ("toy", "informed"):
-        del METHODS[name], OBJECTIVES[name]
 
 
 def configure(**changes: Any) -> Config:

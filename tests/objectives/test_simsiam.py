@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from deepbregman.objectives import Samples, SimSiam, ViewGroups, build_step, gather_alone
+from deepbregman.objectives import Samples, ViewGroups, build_step, gather_alone
+from deepbregman.objectives.simsiam import SimSiam
 from deepbregman.training.optimisers import build_optimiser, set_learning_rates
 
 from .methods import configure, draw_views

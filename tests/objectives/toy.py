@@ -13,17 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from deepbregman.config import METHODS, EncoderSettings, ObjectiveSettings
+from deepbregman.config import EncoderSettings, ObjectiveSettings
 from deepbregman.method.networks import Encoder, build_projection
-from deepbregman.objectives import (
-    OBJECTIVES,
-    Gather,
-    Group,
-    Objective,
-    Outputs,
-    Samples,
-    ViewGroups,
-)
+from deepbregman.objectives import Gather, Group, Objective, Outputs, Samples, ViewGroups
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,7 @@ class ToySettings(ObjectiveSettings):
     queue: int = 24
 
 
-class Toy(Objective):
+class Toy(Objective, settings=ToySettings):
     queue: Tensor
 
     def __init__(self, settings: ToySettings, encoder: Encoder, widths: EncoderSettings) -> None:
@@ -86,7 +78,7 @@ class InformedSettings(ObjectiveSettings):
     name: Literal["informed"] = "informed"
 
 
-class Informed(Objective):
+class Informed(Objective, settings=InformedSettings):
     memory: Tensor
 
     def __init__(
@@ -118,11 +110,3 @@ class Informed(Objective):
         self.memory.index_copy_(0, indices, student[0].detach())
         terms = {"classify": (torch.stack(losses) * random).mean(), "recall": recall}
         return Outputs(terms, student, None, h.detach())
-
-
-def register() -> None:
-    """Make the methods known, as a line in each registry would."""
-    METHODS["toy"] = ToySettings
-    OBJECTIVES["toy"] = Toy
-    METHODS["informed"] = InformedSettings
-    OBJECTIVES["informed"] = Informed

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepbregman import objectives
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data.images import ArrayImages
 from deepbregman.method.networks import Model
 from deepbregman.method.views import Views
+from deepbregman.objectives import build
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch, synchronise_norms
 
@@ -194,8 +194,8 @@ def normalised(rank: int, processes: int) -> dict[str, Tensor]:
 def main() -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    importlib.import_module("toy").register()
-    objectives.Views = Float32Views  # type: ignore[misc]  # in its place
+    importlib.import_module("toy")
+    build.Views = Float32Views  # type: ignore[misc]  # in its place
     folder = Path(sys.argv[1])
     fabric = launch("cpu")
     cases = METHODS if sys.argv[2:] == ["methods"] else CASES

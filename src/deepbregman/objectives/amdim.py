@@ -15,7 +15,7 @@ COARSE, FINE = -1, -2
 """The stages whose features are compared: the last, and the one before."""
 
 
-class AMDIM(Objective):
+class AMDIM(Objective, settings=AMDIMSettings):
     """Whole against coarse, whole against fine, and coarse against coarse, across views."""
 
     def __init__(self, settings: AMDIMSettings, encoder: Encoder, widths: EncoderSettings) -> None:

@@ -12,7 +12,7 @@ from deepbregman.method.networks import Encoder
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class BarlowTwins(Objective):
+class BarlowTwins(Objective, settings=BarlowTwinsSettings):
     """Equal components correlate, different ones do not; neither negatives nor a teacher."""
 
     off_diagonal: Tensor

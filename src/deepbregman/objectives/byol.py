@@ -12,7 +12,7 @@ from .momentum import MomentumObjective
 from .objective import Gather, Outputs, Samples, ViewGroups, list_pairs
 
 
-class BYOL(MomentumObjective):
+class BYOL(MomentumObjective, settings=BYOLSettings):
     """The squared distance of a prediction to the teacher's embedding, both of unit norm.
 
     Nothing pushes images apart: the predictor and the slow teacher keep it from collapse.

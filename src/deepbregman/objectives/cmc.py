@@ -13,7 +13,7 @@ from .memory import MemoryBank, MemoryContrast
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class CMC(Objective):
+class CMC(Objective, settings=CMCSettings):
     """Brightness finds the image's colours in a memory, and colours its brightness.
 
     The encoder has a trunk for each, of full width where the paper's have half, and splits images

@@ -16,7 +16,7 @@ OVERLAP = 1
 """Rows next to a patch that share pixels with it, and are too easy to predict."""
 
 
-class CPC(Objective):
+class CPC(Objective, settings=CPCSettings):
     """Patches are embedded one by one; a masked convolution sums up those above each.
 
     The same is done with the image turned, once for each direction, by context networks of their

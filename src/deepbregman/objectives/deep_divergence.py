@@ -14,7 +14,7 @@ FORMS = {"max": divergence, "smooth": soft_divergence, "moment": moment_divergen
 """``objective.form`` -> the divergence of two sets of scores (N, K) and (M, K), (N, M)."""
 
 
-class DeepDivergence(Objective):
+class DeepDivergence(Objective, settings=DeepDivergenceSettings):
     """Subnetworks of its own score embeddings; images of a class are to diverge less than others.
 
     They are nonlinear, with ReLU.

@@ -12,7 +12,7 @@ from deepbregman.method.networks import Encoder
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class DeepInfoMax(Objective):
+class DeepInfoMax(Objective, settings=DIMSettings):
     """An embedding of the whole is told to belong to the features of its own image's places.
 
     It is DIM(L) of the paper, by dot products, without the term that matches a prior.

@@ -13,7 +13,7 @@ from .objective import Gather, Group, Outputs, Samples, ViewGroups
 from .teacher import Prototypes, Teacher
 
 
-class DINO(MomentumObjective):
+class DINO(MomentumObjective, settings=DINOSettings):
     """Every view, small ones too, predicts the teacher's distribution of each main view but itself.
 
     The teacher's scores are centred, so that no prototype takes everything, and divided by a low

@@ -13,7 +13,7 @@ from .memory import MemoryBank, MemoryContrast
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class InstDisc(Objective):
+class InstDisc(Objective, settings=InstDiscSettings):
     """Each view finds its image's vector in a memory; one view of an image is enough.
 
     The vector is also the target that a divergence compares with. Negatives are drawn once for

@@ -17,7 +17,7 @@ from .objective import Gather, Outputs, Samples, ViewGroups, list_pairs
 from .teacher import Bank
 
 
-class MoCo(MomentumObjective):
+class MoCo(MomentumObjective, settings=MoCoSettings):
     """The key of an image's other view among those of a queue, or among those of the batch."""
 
     temperature: Tensor

@@ -13,7 +13,7 @@ from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_he
 from .teacher import Bank
 
 
-class NNCLR(Objective):
+class NNCLR(Objective, settings=NNCLRSettings):
     """InfoNCE between the neighbour of one view in a queue and the prediction of another view.
 
     The queue holds the embeddings of the first view, of past batches only.

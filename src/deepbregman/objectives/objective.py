@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import EncoderSettings
+from deepbregman.config import EncoderSettings, ObjectiveSettings
 from deepbregman.method.networks import Encoder, build_projection
 
 Gather = Callable[[Tensor], Tensor]
@@ -68,8 +68,15 @@ def build_head(encoder: Encoder, widths: EncoderSettings) -> nn.Sequential:
     )
 
 
+OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], "Objective"]] = {}
+"""``objective.name`` -> the class, made from its settings, an encoder and the heads' widths."""
+
+
 class Objective(nn.Module):
     """A method: it owns the networks and turns views into loss terms.
+
+    ``class MoCo(Objective, settings=MoCoSettings)`` is the method of these settings: a
+    configuration with their name trains it.
 
     All that it needs to go on is in its state: heads, teacher, queue. Networks see this process's
     images, so that batch normalisation inside them can be synchronised; losses see the joint batch.
@@ -87,6 +94,11 @@ class Objective(nn.Module):
 
     teaches_same_views = False
     """Whether target m of the method's own teacher is of the student's view m."""
+
+    def __init_subclass__(cls, settings: type[ObjectiveSettings] | None = None) -> None:
+        super().__init_subclass__()
+        if settings is not None:
+            OBJECTIVES[settings.name] = cls
 
     def __init__(
         self, encoder: Encoder, projection: nn.Sequential, weights: dict[str, float]

@@ -15,7 +15,7 @@ from .memory import MemoryBank
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class PIRL(Objective):
+class PIRL(Objective, settings=PIRLSettings):
     """The first view stays whole, the second is cut into patches and shuffled.
 
     Both are compared with the image's vector in a memory. The patches' embeddings are put together

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import EncoderSettings
-from deepbregman.config.methods import RelationSettings
+from deepbregman.config.methods import RelationSettings, ReSSLSettings
 from deepbregman.method.losses import match_divergence
 from deepbregman.method.networks import Encoder
 
@@ -17,7 +17,7 @@ from .objective import Gather, Outputs, Samples, ViewGroups
 from .teacher import Bank
 
 
-class ReSSL(MomentumObjective):
+class ReSSL(MomentumObjective, settings=ReSSLSettings):
     """The divergence of each main view to the teacher's weak views, over a bank of past targets."""
 
     temperature: Tensor

@@ -15,7 +15,7 @@ from deepbregman.method.networks import Encoder
 from .ressl import ReSSL
 
 
-class SCE(ReSSL):
+class SCE(ReSSL, settings=SCESettings):
     """The three terms of similarity contrastive estimation, each logged by its name."""
 
     def __init__(self, settings: SCESettings, encoder: Encoder, widths: EncoderSettings) -> None:

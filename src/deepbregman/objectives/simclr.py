@@ -11,7 +11,7 @@ from deepbregman.method.networks import Encoder
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class SimCLR(Objective):
+class SimCLR(Objective, settings=SimCLRSettings):
     """NT-Xent or NT-Logistic between views, or between sets of views."""
 
     temperature: Tensor

@@ -18,7 +18,7 @@ EPSILON = 1e-12
 """Added to the self-dependence before its root, whose slope at 0 is infinite."""
 
 
-class SSLHSIC(MomentumObjective):
+class SSLHSIC(MomentumObjective, settings=SSLHSICSettings):
     """Maximises the dependence of embeddings on the image, less the root of their own.
 
     Both are the Hilbert-Schmidt independence criterion with the inverse multiquadric kernel, by

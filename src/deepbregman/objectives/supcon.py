@@ -13,7 +13,7 @@ from deepbregman.method.networks import Encoder
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class SupCon(Objective):
+class SupCon(Objective, settings=SupConSettings):
     """Every sample of an image's class is its positive."""
 
     temperature: Tensor

@@ -12,7 +12,7 @@ from deepbregman.method.networks import Encoder
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class Supervised(Objective):
+class Supervised(Objective, settings=SupervisedSettings):
     """A classifier of the embeddings of views; projection and classifier are one network."""
 
     def __init__(

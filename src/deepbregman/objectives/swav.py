@@ -13,7 +13,7 @@ from .objective import Gather, Group, Objective, Outputs, Samples, ViewGroups, b
 from .teacher import Bank, Prototypes
 
 
-class SwAV(Objective):
+class SwAV(Objective, settings=SwAVSettings):
     """Every view, small ones too, predicts the assignment of each main view but itself.
 
     Assignments are evened out over the joint batch and, later in training, over a queue of

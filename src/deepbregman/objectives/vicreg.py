@@ -15,7 +15,7 @@ EPSILON = 1e-4
 """Added to a variance before its root, whose slope at 0 is infinite."""
 
 
-class VICReg(Objective):
+class VICReg(Objective, settings=VICRegSettings):
     """Views agree, components vary, and vary apart from each other.
 
     Scaled as the authors' code is, for which the published weights were chosen: the invariance is

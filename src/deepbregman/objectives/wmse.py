@@ -12,7 +12,7 @@ from deepbregman.method.networks import Encoder
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 
-class WMSE(Objective):
+class WMSE(Objective, settings=WMSESettings):
     """Whitens each view in random sub-batches, and brings the views of an image together."""
 
     def __init__(self, settings: WMSESettings, encoder: Encoder, widths: EncoderSettings) -> None:

@@ -1,0 +1,188 @@
+"""How a configuration becomes what is trained: views, encoder, objective, divergence."""
+
+import copy
+import importlib.util
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from deepbregman.config import METHODS, Config, EncoderSettings, ViewSettings
+from deepbregman.errors import UserError
+from deepbregman.method.networks import ColourTrunk, Encoder, build_encoder, measure_width
+from deepbregman.method.views import Views
+
+from .divergence import DivergenceTerm
+from .objective import OBJECTIVES, Gather, Objective, ViewGroups
+from .step import Step, gather_alone
+
+
+def build_views(settings: ViewSettings, image_size: int) -> Views:
+    """Build what makes a group of views.
+
+    Args:
+        settings: of the group.
+        image_size: side of a whole image.
+    """
+    return Views(
+        settings.side(image_size),
+        num_views=settings.num_views,
+        crop_area=settings.crop_area,
+        crop_aspect=settings.crop_aspect,
+        flip=settings.flip,
+        jitter=settings.jitter,
+        jitter_probability=settings.jitter_probability,
+        greyscale=settings.greyscale,
+        blur=settings.blur,
+        blur_sigma=settings.blur_sigma,
+        rotation=settings.rotation,
+        solarise=settings.solarise,
+        without=settings.without,
+    )
+
+
+def build_run_encoder(
+    config: Config,
+    mean: Sequence[float] = (0.0, 0.0, 0.0),
+    deviation: Sequence[float] = (1.0, 1.0, 1.0),
+    trunk: nn.Module | None = None,
+) -> Encoder:
+    """Build the encoder that a configuration names, untrained; see :func:`build_step`."""
+    name, image_size = config.encoder.name, config.data.image_size
+    pixels = (mean, deviation) if config.encoder.normalise_pixels else ()
+    if trunk is None and name == "custom":
+        raise UserError(
+            "encoder.name is 'custom': the encoder is a module of yours, which cannot be named on "
+            "the command line; give it in Python, as `encoder=` of deepbregman.pretrain, resume, "
+            "load_encoder, evaluate, embed, export, search or cluster"
+        )
+    if trunk is not None and name != "custom":
+        raise UserError(
+            f"an encoder was given, but encoder.name is {name!r}: leave the argument out, or name "
+            "a run that was trained with an encoder of your own"
+        )
+    try:
+        if config.objective.colour_space is not None:
+            first, second = (build_encoder(name, image_size, config.encoder.stem) for _ in range(2))
+            both = ColourTrunk(first.trunk, second.trunk, config.objective.colour_space)
+            encoder = Encoder(both, 2 * first.num_features)  # it takes pixels as they are
+        elif trunk is None:
+            encoder = build_encoder(name, image_size, config.encoder.stem, *pixels)
+        else:
+            own = copy.deepcopy(trunk).cpu()
+            encoder = Encoder(own, measure_width(own, image_size), *pixels)
+    except (ValueError, ImportError) as error:
+        what = f"encoder.name is {name!r}" if trunk is None else "the encoder given cannot be used"
+        raise UserError(f"{what}: {error}") from None
+    for group in config.view_groups.values():
+        size = group.side(image_size)
+        if size == image_size:
+            continue
+        try:
+            measure_width(encoder.trunk, size)  # a transformer may know one size only
+        except ValueError as error:
+            raise UserError(
+                f"{group.table}.relative_size is {group.relative_size} and encoder.name {name!r}: "
+                f"{error}; set {group.table}.relative_size to 1.0, for views of {image_size} px as "
+                "the images"
+            ) from None
+    return encoder
+
+
+def build_untrained_encoder(
+    trained: Encoder,
+    config: Config,
+    mean: Sequence[float],
+    deviation: Sequence[float],
+    seed: int,
+) -> Encoder:
+    """Build an encoder of a trained one's structure with first weights of its own.
+
+    A module of the user's own is copied, and each of its parts draws its weights anew.
+
+    Args:
+        trained: of the run; left as it is.
+        config: of the run.
+        mean: of the pixels, by channel.
+        deviation: likewise.
+        seed: of the weights.
+
+    Raises:
+        UserError: When a part of the user's module has weights and no way to draw them.
+    """
+    own = trained.trunk if config.encoder.name == "custom" else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = build_run_encoder(config, mean, deviation, own)
+        if own is not None:
+            _reset_weights(encoder.trunk)
+    return encoder
+
+
+def _reset_weights(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        if callable(reset := getattr(part, "reset_parameters", None)):
+            reset()
+        elif next(part.parameters(recurse=False), None) is not None:
+            raise UserError(
+                f"the encoder given has weights in {name or 'itself'} ({type(part).__name__}) that "
+                "cannot be drawn anew, and an untrained encoder is compared with: give that class "
+                "a method reset_parameters, as those of torch.nn have"
+            )
+
+
+def _find_objective(name: str) -> Callable[[Any, Encoder, EncoderSettings], Objective]:
+    """Return the class of a method; one of ours is in the module of its name."""
+    module = f"{__package__}.{name}"
+    if name not in OBJECTIVES and importlib.util.find_spec(module) is not None:
+        importlib.import_module(module)
+    if name not in OBJECTIVES:
+        raise UserError(
+            f"objective.name is {name!r}: the method has settings, but no objective; import the "
+            f"module with `class ...(Objective, settings={METHODS[name].__name__})` first"
+        )
+    return OBJECTIVES[name]
+
+
+def build_step(
+    config: Config,
+    mean: Sequence[float] = (0.0, 0.0, 0.0),
+    deviation: Sequence[float] = (1.0, 1.0, 1.0),
+    gather: Gather = gather_alone,
+    mixed: bool = False,
+    trunk: nn.Module | None = None,
+    num_images: int = 0,
+    num_classes: int = 0,
+) -> Step:
+    """Build all that is trained, its initial weights drawn from the configuration's seed.
+
+    Args:
+        config: of the run.
+        mean: of the training pixels, by channel; without effect when pixels are not normalised.
+        deviation: likewise.
+        gather: joins (M, n, d) tensors of all processes to (M, N, d), with gradient; the loss of
+            several processes is then the loss of their joint batch.
+        mixed: run the networks, and nothing else, in bfloat16 where it is safe to.
+        trunk: (N, 3, H, W) -> (N, d), the user's own; a copy is used, its weights as they are.
+        num_images: to train on, for a method that remembers each of them.
+        num_classes: of them, for a method that learns from labels.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        encoder = build_run_encoder(config, mean, deviation, trunk)
+        objective = _find_objective(config.objective.name)(
+            config.objective, encoder, config.encoder
+        )
+        objective.size_by(num_images, num_classes)
+        divergence = None
+        if config.divergence.is_on:
+            divergence = DivergenceTerm(config.divergence, config.encoder.embedding)
+    objective.mixed = mixed
+    size = config.data.image_size
+    tables = ("views", "weak_views", "small_views")
+    groups = [config.view_groups.get(table) for table in tables]
+    main, weak, small = (None if group is None else build_views(group, size) for group in groups)
+    assert main is not None  # every configuration has main views
+    teacher = None if divergence is None else config.teacher
+    return Step(ViewGroups(main, weak, small), objective, divergence, gather, teacher)
