@@ -45,7 +45,7 @@ def test_a_folder_without_a_recipe(command: Command, photos: Path, tmp_path: Pat
     assert (config.data.source, config.data.image_size) == (str(photos), 12)
     assert (config.encoder.name, config.training.batch_size) == ("small", 16)
     assert config.training.epochs == 4  # of two steps: what 0.9 of 9 seconds are enough for
-    assert config.divergence.num_subnetworks == 40
+    assert config.divergence.num_subnetworks == 16  # a batch
     assert "estimated time: 8 s" in out
     for field in ("data.image_size", "training.epochs", "optimiser.warmup_epochs", "data.workers"):
         assert field in out

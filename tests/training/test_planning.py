@@ -47,11 +47,27 @@ def test_image_size(side: int, on_gpu: bool, size: int) -> None:
     ("count", "batch"),
     [(50_000, 512), (2048, 512), (2047, 256), (300, 64), (40, 16), (10, 8), (3, 2)],
 )
-def test_batch_and_bank_are_no_larger_than_the_data(count: int, batch: int) -> None:
+def test_the_batch_is_no_larger_than_the_data(count: int, batch: int) -> None:
     config = plan(CPU._replace(num_images=count)).config
     assert config.training.batch_size == batch <= count
-    assert config.divergence.num_subnetworks == min(4096, count)
     assert config.optimiser.learning_rate == pytest.approx(batch / 512)
+
+
+@pytest.mark.parametrize(
+    ("count", "epochs", "bank", "why"),
+    [
+        (50_000, 200, 4096, "as in the recipe best"),
+        (2000, 800, 1024, "no larger than the dataset"),
+        (2000, 30, 1024, "no larger than the dataset"),  # 5 % of 53,760 images are 2,688
+        (2000, 10, 512, "full after 5% of the run"),  # and of 17,920 they are 896
+        (2000, 2, 256, "a batch fills it"),
+        (40, 4, 16, "a batch fills it"),
+    ],
+)
+def test_the_bank_is_full_early(count: int, epochs: int, bank: int, why: str) -> None:
+    found = plan(CPU._replace(num_images=count), given={"training.epochs": epochs})
+    assert found.config.divergence.num_subnetworks == bank
+    assert {c.why for c in found.choices if c.field == "divergence.num_subnetworks"} == {why}
 
 
 def test_the_batch_is_a_multiple_of_the_processes() -> None:

@@ -27,7 +27,7 @@ _EPOCHS = (200, 800)  # fewest and most that are wanted
 _LARGEST_BATCH, _SMALLEST_BATCH = 512, 16
 _STEPS_PER_EPOCH = 4  # at least, where the batch can be made small enough
 _BASE_BATCH, _BASE_RATE = 512, 1.0  # of the recipe best
-_BANK = 4096
+_BANK, _FILLING = 4096, 0.05  # largest bank, and share of the run after which it must be full
 _WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
 _ENCODERS = ("resnet18", "small")
 _MEASURED_BATCH = 64  # on a CPU, where the time of a step is in proportion to its batch
@@ -103,7 +103,7 @@ def make_plan(
         measure: the speed of a configuration.
     """
     plan = _Choices(config, given)
-    plan.take(size, _choose_batch(facts), _choose_bank(facts))
+    plan.take(size, _choose_batch(facts))
     wanted = given.get("training.epochs", _wanted_epochs(facts))
     too_slow: list[str] = []
     for name in _ENCODERS:
@@ -122,8 +122,8 @@ def make_plan(
     if tried.encoder.name in _ENCODERS[1:]:
         why += f"; {too_slow[0]} would take too long"
     plan.take(Choice("encoder.name", tried.encoder.name, why), length)
-    plan.take(*_choose_schedule(plan.config, facts))
     steps = plan.config.training.epochs * count_steps(plan.config, facts.num_images)
+    plan.take(_choose_bank(plan.config, facts, steps), *_choose_schedule(plan.config, facts))
     return Plan(plan.config, tuple(plan.made), steps * seconds)
 
 
@@ -158,9 +158,20 @@ def _choose_batch(facts: Facts) -> Choice:
     return Choice("training.batch_size", batch, why)
 
 
-def _choose_bank(facts: Facts) -> Choice:
-    size = min(_BANK, facts.num_images)
-    why = "no larger than the dataset" if size < _BANK else "as in the recipe best"
+def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
+    """Choose the bank: the divergence counts only once it is full, and older entries are stale."""
+    batch = config.training.batch_size * config.training.accumulate
+    early = int(_FILLING * steps * batch)
+    most = min(_BANK, facts.num_images, early)
+    size = max(batch, 2 ** (max(1, most).bit_length() - 1))
+    if size == _BANK:
+        why = "as in the recipe best"
+    elif size == batch:
+        why = "a batch fills it"
+    elif most == early:
+        why = f"full after {_FILLING:.0%} of the run"
+    else:
+        why = "no larger than the dataset"
     return Choice("divergence.num_subnetworks", size, why)
 
 
