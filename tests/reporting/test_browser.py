@@ -63,6 +63,14 @@ def test_the_page_loads_cleanly(
     assert len([url for url in tab.requests if url.startswith("file:")]) == 1
     # Nothing is wider than the window: tables scroll inside their own box.
     assert tab.ask("document.documentElement.scrollWidth") <= width
+    # The names of rows are whole: beside them in a wide window, above them in a narrow one.
+    labels = tab.ask(
+        "[...document.querySelectorAll('#evaluations .role-axis-label text')]"
+        ".map((text) => [text.textContent, text.getBoundingClientRect().left])"
+    )
+    assert not [words for words, _ in labels if "\u2026" in words]
+    assert {"knn: divergence, k=200", "linear: cached features"} <= {words for words, _ in labels}
+    assert all(0 <= left < width for _, left in labels)
     lines = "document.querySelectorAll('#curves .mark-line path').length"
     assert tab.ask(lines) >= 5 * 3  # two runs and their mean at the least, in every chart
     paper = colour_of(tab, "html", "backgroundColor")

@@ -39,7 +39,9 @@ def test_maps_hold_every_point(tmp_path: Path) -> None:
     assert [point["x"] for point in points] == pytest.approx(one.points[:, 0], rel=1e-4)
     assert names[1]["x"] == pytest.approx(np.median(one.points[2:, 0]), rel=1e-4)
     figures.save_map_figure([tmp_path / "a.svg"], [one], labels, ["cat", "<dog>"])
-    assert "silhouette 0.5" in (tmp_path / "a.svg").read_text()
+    text = (tmp_path / "a.svg").read_text()
+    assert "silhouette 0.5" in text
+    assert "role-legend-label" in text
 
 
 def test_the_plane_is_coloured_by_height_and_zero_is_grey() -> None:

@@ -141,6 +141,70 @@ def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: P
     assert "differ in more than their method: training.epochs" in page.words
 
 
+def judged(data: str, **more: Any) -> dict[str, Any]:
+    """The result of a run with one evaluation."""
+    row = {"protocol": "linear", "variant": "cached features", "metric": "top1", "epoch": 1}
+    row |= {"data": data, "value": 90.0, "num_train": 100, "num_test": 50, **more}
+    return {"pretrain": {"seconds": 1.0}, "evaluations": [row]}
+
+
+def test_headlines_of_different_test_sets_are_never_side_by_side_without_words(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    paths = [
+        make_run("a", {"data.source": "here/a.npz"}, result=judged("here/a.npz")),
+        make_run("b", {"data.source": "b.npz"}, result=judged("b.npz")),
+        make_run("c", {"training.epochs": 7, "data.source": "b.npz"}, result=judged("b.npz")),
+    ]
+    words = Page(report(paths, tmp_path / "out").page).words
+    assert "linear: cached features, n = 1 on 50 test images of a.npz" in words
+    callout = (
+        "The large numbers cannot be compared: they are of different test images: "
+        "a: 50 test images of a.npz; b: 50 test images of b.npz; c: 50 test images of b.npz."
+    )
+    assert callout in words
+    assert words.index(callout) < words.index("n = 1 on 50")
+    assert "cannot be compared" not in Page(report(paths[1:], tmp_path / "same").page).words
+
+
+def test_what_accuracies_are_read_against_is_drawn_and_written(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run("a", result=judged("digits", chance=10.5, raw_pixels=84.25))
+    written = report([run], tmp_path / "out")
+    page = Page(written.page)
+    assert "most frequent class 10.50" in page.words
+    assert "raw pixels 84.25" in page.words
+    (spec,) = page.specs()
+    (layer,) = [layer for layer in spec["layer"] if "strokeDash" in layer["encoding"]]
+    drawn = {point["reference"]: point["value"] for point in layer["data"]["values"]}
+    assert drawn == {"most frequent class": 10.5, "raw pixels": 84.25}
+    svg = (folder_of(written) / "figures" / "evaluations-digits.svg").read_text()
+    assert 'stroke-dasharray="1,3"' in svg
+    assert 'stroke-dasharray="6,3"' in svg
+    older = make_run("older", result=judged("digits"))
+    assert "raw pixels" not in Page(report([older], tmp_path / "older").page).words
+
+
+@pytest.mark.parametrize(
+    ("holdouts", "words"),
+    [
+        ((0.1,), "accuracy on held-out training images, %"),
+        ((0.0,), "accuracy on a tenth of the training images, which were trained on without"),
+        ((0.1, 0.0), "accuracy on held-out training images, %; of run-1: accuracy on a tenth"),
+    ],
+)
+def test_the_monitor_says_which_images_it_judges(
+    make_run: MakeRun, tmp_path: Path, holdouts: tuple[float, ...], words: str
+) -> None:
+    metrics = [{"epoch": 1, "knn": 50.0}]
+    paths = [
+        make_run(f"run-{place}", {"data.holdout": share}, metrics=metrics)
+        for place, share in enumerate(holdouts)
+    ]
+    assert f"kNN monitor {words}" in Page(report(paths, tmp_path / "out").page).words
+
+
 def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: Path) -> None:
     study = make_study("kappa-cifar10")
     for arm, seed in product((5, 200), (0, 1)):
@@ -167,9 +231,9 @@ def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: P
     assert "+1.25 ± 0.25 [+0.63, +1.87]" in page.words
     assert "bar: 95 % interval of it, n = 3" in page.words
     assert sorted(path.name for path in (folder_of(written) / "figures").iterdir()) == [
-        *("kappa-cifar10-arms.png", "kappa-cifar10-arms.svg"),
-        *("kappa-cifar10-differences.png", "kappa-cifar10-differences.svg"),
-        *("kappa-cifar10-total.png", "kappa-cifar10-total.svg"),
+        f"kappa-cifar10-{name}.{kind}"
+        for name in ("arms", "differences", "total")
+        for kind in ("pdf", "png", "svg")
     ]
     table = (folder_of(written) / "tables" / "kappa-cifar10-arms.tex").read_text()
     assert r"200 & $92.50 \pm 0.50$ & 92.8 \\" in table

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
@@ -157,6 +158,9 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(
     assert [point["x"] for point in diverged] == [14, 15]
     assert [point["x"] for point in published] == [15.0]
     studies.save_search_figure([tmp_path / "search.svg"], search, {})
+    labels = re.findall(r">([\d.e+-]+)</text>", (tmp_path / "search.svg").read_text())
+    assert {"1", "10", "1000", "100000"} <= set(labels)
+    assert not any("e" in label for label in labels)  # such as 1e+5
     for row in search["trials"]:
         row["diverged"] = True
     search["importance"] = None

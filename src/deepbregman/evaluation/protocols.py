@@ -17,6 +17,7 @@ from .finetuning import (
 from .inputs import Evaluation
 from .knn import check_knn, knn
 from .linear import check_linear, linear
+from .references import REFERRED, add_references
 
 
 class Protocol(NamedTuple):
@@ -56,5 +57,8 @@ def run_protocols(evaluation: Evaluation) -> list[Record]:
     _ = evaluation.loaded, evaluation.run.result()  # find damaged files now
     rows: list[Record] = []
     for name, protocol in chosen.items():
-        rows += evaluation.record(protocol.run(evaluation), name)
+        found = protocol.run(evaluation)
+        if name in REFERRED:
+            found = add_references(found, name, evaluation)
+        rows += evaluation.record(found, name)
     return rows

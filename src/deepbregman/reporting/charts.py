@@ -17,7 +17,14 @@ from deepbregman.runs import Record, replace_file
 from deepbregman.statistics import Summary, format_summary
 
 from .published import published_beside
-from .records import RunGroup, evaluation_rows, measures, metric_frame
+from .records import (
+    REFERENCES,
+    RunGroup,
+    evaluation_rows,
+    measures,
+    metric_frame,
+    reference_values,
+)
 from .tables import summarise_measure, titles
 
 if TYPE_CHECKING:
@@ -32,8 +39,12 @@ PALETTE: tuple[str, ...] = (
 GREY = PALETTE[-1]
 DASHES: tuple[list[int], ...] = ([1, 0], [6, 3], [2, 2])
 """Of arms that have a colour for the second and the third time."""
+PLAIN = "~r"
+"""Format of an axis: 20 and 0.001; a logarithmic one would say 2e+1 by itself."""
 WIDTH = 460
 """Of a chart in a file, in pixels before scaling; on the page it is as wide as its place."""
+FIGURE_KINDS = ("svg", "png", "pdf")
+"""Files of a figure: for the web, for slides, for papers."""
 PNG_SCALE = 2.0
 MAX_POINTS = 2500
 """Of a chart; longer curves are thinned, so that a page of long runs stays small."""
@@ -48,8 +59,10 @@ TERMS = {
     "usage": ("Usage bonus", "entropy of the subnetworks' use, unweighted"),
 }
 """Titles and captions of the loss terms that have plain names; others are titled by theirs."""
+HELD_OUT = "accuracy on held-out training images, %"
+SEEN = "accuracy on a tenth of the training images, which were trained on without labels, %"
 MONITORS = {
-    "knn": ("kNN monitor", "accuracy on held-out training images, %"),
+    "knn": ("kNN monitor", HELD_OUT),
     "learning_rate": ("Learning rate", "at the end of the epoch"),
 }
 DIAGNOSTICS = {
@@ -247,12 +260,21 @@ def curve_figures(
         never = frame.groupby(["arm", "run"])[name].transform(lambda values: not values.any())
         frame.loc[never, name] = float("nan")
     first = {name: terms.pop(name) for name in TERMS if name in terms}
+    monitors = MONITORS | {"knn": (MONITORS["knn"][0], _describe_monitor(groups))}
 
     def draw(names: Mapping[str, tuple[str, str]]) -> list[Figure]:
         drawn = (_curve(frame, groups, name, *words, prefix) for name, words in names.items())
         return [figure for figure in drawn if figure is not None]
 
-    return draw(first | terms | MONITORS), draw(DIAGNOSTICS)
+    return draw(first | terms | monitors), draw(DIAGNOSTICS)
+
+
+def _describe_monitor(groups: Sequence[RunGroup]) -> str:
+    """Say which images the kNN monitor judges: held out, or seen without their labels."""
+    seen = [group.name for group in groups if group.config.data.holdout == 0.0]
+    if not seen:
+        return HELD_OUT
+    return SEEN if len(seen) == len(groups) else f"{HELD_OUT}; of {', '.join(seen)}: {SEEN}"
 
 
 def _as_title(name: str) -> str:
@@ -395,10 +417,16 @@ def evaluation_figure(groups: Sequence[RunGroup], data: str, key: str, title: st
         for measure, value in zip(columns, row.values, strict=True)
         if value is not None
     ]
-    caption = "mean, deviation over seeds (bar) and every run (small)" + (
-        "; diamonds: published, other settings" if printed else ""
-    )
-    chart = measure_chart(means, runs, printed, {group.name: group.place for group in groups})
+    references = [
+        {"measure": names[measure], "reference": name, "value": round_digits(value)}
+        for measure in columns
+        for name, value in reference_values(groups, measure).items()
+    ]
+    caption = "mean, deviation over seeds (bar) and every run (small)"
+    caption += "; dotted: most frequent class; dashed: raw pixels" * bool(references)
+    caption += "; diamonds: published, other settings" * bool(printed)
+    places = {group.name: group.place for group in groups}
+    chart = measure_chart(means, runs, printed, places, references)
     return Figure(key, title, caption, specify(chart, title, caption))
 
 
@@ -424,6 +452,7 @@ def dot_chart(
     levels: Sequence[Record] = (),
     runs: Sequence[Record] = (),
     printed: Sequence[Record] = (),
+    references: Sequence[Record] = (),
 ) -> Any:
     """Draw every point as a dot with a bar from ``low`` to ``high``, in the line of its ``row``.
 
@@ -433,6 +462,7 @@ def dot_chart(
         levels: values to mark across all lines.
         runs: single values behind the points, drawn small.
         printed: published values.
+        references: values to mark across one line each.
     """
     import altair as alt
 
@@ -446,6 +476,8 @@ def dot_chart(
     if levels:
         rule = chart_of(levels).mark_rule(strokeDash=[4, 3], opacity=0.7, color=GREY)
         layers.append(rule.encode(x=x))
+    if references:
+        layers.append(_reference_layer(references, row, order).encode(x=x))
     base = chart_of(points).encode(**shared)
     layers += [
         base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", opacity=opacity(0.55)),
@@ -463,11 +495,31 @@ def dot_chart(
     return alt.layer(*layers).properties(width=WIDTH, height=height)
 
 
+def _reference_layer(references: Sequence[Record], row: str, order: Sequence[str]) -> Any:
+    """Draw a line through the band of its row for each reference, in a pattern of its own."""
+    import altair as alt
+
+    scale = alt.Scale(domain=list(REFERENCES.values()), range=[[1, 3], [6, 3]])
+    band = {"sort": order, "title": None}
+    rule = chart_of(references).mark_rule(strokeWidth=1.5, color=GREY)
+    words = tooltip({"reference:N": "for comparison", "value:Q": "value"})
+    return rule.encode(
+        y=alt.Y(f"{row}:N", bandPosition=0.08, **band),
+        y2=alt.Y2(f"{row}:N", bandPosition=0.92),
+        strokeDash=alt.StrokeDash("reference:N", scale=scale, legend=None),
+        tooltip=words,
+    )
+
+
 MEASURE_WORDS = {"arm:N": "arm", "measure:N": "measure", "shown:N": "mean ± deviation"}
 
 
 def measure_chart(
-    means: list[Record], runs: list[Record], printed: list[Record], places: Mapping[str, int]
+    means: list[Record],
+    runs: list[Record],
+    printed: list[Record],
+    places: Mapping[str, int],
+    references: Sequence[Record] = (),
 ) -> Any:
     """Draw a line for each measure, with a dot for the mean of each arm and its runs."""
     return dot_chart(
@@ -478,6 +530,7 @@ def measure_chart(
         arms=list(places),
         runs=runs,
         printed=printed,
+        references=references,
     )
 
 

@@ -76,16 +76,16 @@ def _plane_axis(channel: Any, field: str, values: np.ndarray, *, is_bare: bool) 
     return channel(f"{field}:Q", title=None, scale=scale, axis=axis)
 
 
-def _class_colour(field: str, names: Sequence[str]) -> Any:
+def _class_colour(field: str, names: Sequence[str], legend: Any = None) -> Any:
     import altair as alt
 
     colours = [TEN_COLOURS[index % len(TEN_COLOURS)] for index in range(len(names))]
     scale = alt.Scale(domain=list(names), range=colours)
-    return alt.Color(f"{field}:N", scale=scale, legend=None)
+    return alt.Color(f"{field}:N", scale=scale, legend=legend)
 
 
 def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> Figure:
-    """Draw a map of features, coloured by label, with the name of each class in its middle."""
+    """Draw a map of features, coloured by label, with a legend and each name amid its class."""
     import altair as alt
 
     points: list[Record] = []
@@ -98,9 +98,18 @@ def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> 
     x = _plane_axis(alt.X, "x", one.points[:, 0], is_bare=True)
     y = _plane_axis(alt.Y, "y", one.points[:, 1], is_bare=True)
     dots = chart_of(points).mark_circle(size=12, opacity=0.8)
+    legend = alt.Legend(
+        title=None,
+        orient="bottom",
+        direction="horizontal",
+        columns=max(1, 70 // (4 + max(map(len, classes)))),  # letters that fit below the map
+        symbolSize=60,
+        symbolOpacity=1,
+        labelLimit=360,
+    )
     words = chart_of(names).encode(x=x, y=y, text="class:N")
     layers = [
-        dots.encode(x=x, y=y, color=_class_colour("class", classes)),
+        dots.encode(x=x, y=y, color=_class_colour("class", classes, legend)),
         words.mark_text(fontSize=13, fontWeight="bold", stroke="white", strokeWidth=4),
         words.mark_text(fontSize=13, fontWeight="bold", color="#1c2026"),
     ]

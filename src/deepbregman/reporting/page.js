@@ -18,6 +18,37 @@
     kept(root.dataset.theme);
   });
 
+  const NARROW = 560;
+  const LINE = 18; // height of a line of text
+  // Names of rows stand beside them where there is room, and above them where there is none.
+  const fitRows = (spec, width) => {
+    spec.config.axis.labelLimit = 0.43 * width;
+    const layers = (spec.layer || []).filter(({ encoding }) => encoding?.y?.type === "nominal");
+    if (width >= NARROW || !layers.length) return;
+    const tables = Object.values(spec.datasets || {});
+    const names = layers.flatMap(({ encoding, data }) =>
+      [...tables, data?.values || []].flat().map((row) => row[encoding.y.field])
+    );
+    const count = new Set(names.filter((name) => name !== undefined)).size;
+    const step = spec.height / count + LINE;
+    spec.height = step * count;
+    for (const { encoding } of layers) {
+      const { y, y2, yOffset } = encoding;
+      y.scale = { ...y.scale, paddingInner: 0, paddingOuter: 0 };
+      y.axis = {
+        ...y.axis,
+        labelAlign: "left",
+        labelPadding: 0,
+        labelOffset: LINE / 2 - step / 2,
+        labelLimit: width,
+        ticks: false,
+        domain: false,
+      };
+      if (yOffset) yOffset.scale = { ...yOffset.scale, range: [LINE, step] };
+      if (y2) y.bandPosition = LINE / step;
+    }
+  };
+
   const views = []; // {scope, view} of every chart that is drawn
   const chosen = {}; // scope -> the arm that is highlighted
   const draw = (figure) => {
@@ -25,7 +56,7 @@
     if (plot.dataset.drawn || figure.closest("details:not([open])")) return;
     plot.dataset.drawn = "yes";
     const spec = JSON.parse(figure.querySelector("script").textContent);
-    spec.config.axis.labelLimit = Math.max(90, 0.43 * plot.clientWidth);
+    fitRows(spec, plot.clientWidth);
     const options = {
       mode: "vega-lite",
       renderer: "svg",

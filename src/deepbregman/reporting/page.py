@@ -23,6 +23,7 @@ from deepbregman.statistics import Summary, format_spread, summarise
 from deepbregman.terminal import ReportProgress
 
 from .charts import (
+    FIGURE_KINDS,
     Figure,
     colour,
     curve_figures,
@@ -89,6 +90,8 @@ class Card:
     facts: list[tuple[str, str]]
     headline: Cell | None
     headline_title: str
+    test_set: str
+    """The images that the headline is measured on."""
     warnings: list[str]
     """Reasons to doubt the numbers; empty if there are none."""
 
@@ -105,6 +108,8 @@ class Comparison:
     tables: list[Table]
     fields: Table | None
     unequal: list[str]
+    incomparable: str
+    """In what the headlines of the cards differ, so that they cannot be compared."""
     provenance: Table
 
     @property
@@ -172,7 +177,7 @@ def write_page(
     for done, figure in enumerate(figures):
         progress("figures", done, len(figures))
         name = folder / "figures" / slug(figure.key)
-        save_chart([name.with_suffix(".svg"), name.with_suffix(".png")], figure.spec)
+        save_chart([name.with_suffix(f".{kind}") for kind in FIGURE_KINDS], figure.spec)
     for study in studies:
         for picture in study.pictures:
             name = folder / "figures" / f"{study.key}-{slug(picture.title)}.png"
@@ -386,11 +391,12 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
         for data, table in zip(sources, tables, strict=True)
     ]
     curves, diagnostics = curve_figures(groups, prefix)
+    cards = [make_card(group) for group in groups] if evaluated else []
     if evaluated:
         tables += _name_files_apart(quickstart_tables(groups))
     return Comparison(
         groups=groups,
-        cards=[make_card(group) for group in groups] if evaluated else [],
+        cards=cards,
         evaluations=evaluations,
         curves=curves,
         diagnostics=diagnostics,
@@ -398,6 +404,7 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
         fields=field_table(groups, prefix),
         # A study's arms differ on purpose.
         unequal=unequal_budget(differences(groups)) if evaluated else [],
+        incomparable=_describe_test_sets(cards),
         provenance=provenance_table(groups, prefix),
     )
 
@@ -441,8 +448,23 @@ def make_card(group: RunGroup) -> Card:
     own = [m for m in measures([group]) if m.data == config.data.source] or measures([group])
     linear = [m for m in own if m.protocol == "linear" and m.metric == "top1"]
     main = next(iter([*linear, *own]), None)
-    headline = None if main is None else summarise_measure(group, main)
-    return Card(group, facts, headline, "" if main is None else main.title, states)
+    if main is None:
+        return Card(group, facts, None, "", "", states)
+    return Card(group, facts, summarise_measure(group, main), main.title, main.test_set, states)
+
+
+def _describe_test_sets(cards: Sequence[Card]) -> str:
+    """Say that headlines are not of the same images or the same measure; empty if they are."""
+    known = [card for card in cards if card.headline is not None]
+    if len({card.test_set for card in known}) > 1:
+        return "different test images: " + _name_by_arm(known, "test_set")
+    if len({card.headline_title for card in known}) > 1:
+        return "different measures: " + _name_by_arm(known, "headline_title")
+    return ""
+
+
+def _name_by_arm(cards: Sequence[Card], part: str) -> str:
+    return "; ".join(f"{card.group.name}: {getattr(card, part)}" for card in cards)
 
 
 def _spread(summary: Summary) -> str:
@@ -476,6 +498,7 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
         script=script,
         bundle=vega,
         policy=f"{hash_source(script)} {hash_source(vega)}",
+        figure_kinds=FIGURE_KINDS,
     )
     return page.encode()
 

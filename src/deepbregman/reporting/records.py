@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepbregman.config import Config, differing_fields, to_toml
@@ -257,6 +257,13 @@ class Measure(NamedTuple):
         """The numbers of images behind it."""
         return f"{self.num_train:,} / {self.num_test:,}"
 
+    @property
+    def test_set(self) -> str:
+        """The images that it is measured on, in words."""
+        name = PurePath(self.data).name or self.data
+        split = f" ({self.split})" if self.split else ""
+        return f"{self.num_test:,} test images of {name}{split}" if self.num_test else name
+
 
 def measures(groups: Sequence[RunGroup]) -> list[Measure]:
     """Return all quantities of the evaluations of any run, in the order of the records."""
@@ -269,3 +276,17 @@ def evaluation_rows(group: RunGroup, measure: Measure) -> list[tuple[RunRecord, 
     return [
         (run, row) for run in group.runs for row in run.evaluations if Measure.of(row) == measure
     ]
+
+
+REFERENCES = {"chance": "most frequent class", "raw_pixels": "raw pixels"}
+"""Fields of an evaluation's row with what it is read against, and their names."""
+
+
+def reference_values(groups: Sequence[RunGroup], measure: Measure) -> dict[str, float]:
+    """Return what a quantity is read against: name -> value; older records have nothing."""
+    rows = [row for group in groups for _, row in evaluation_rows(group, measure)]
+    found = {
+        name: [row[field] for row in rows if is_finite(row.get(field))]
+        for field, name in REFERENCES.items()
+    }
+    return {name: sum(values) / len(values) for name, values in found.items() if values}

@@ -10,6 +10,7 @@ from deepbregman.statistics import format_difference
 from .charts import (
     GREY,
     PALETTE,
+    PLAIN,
     STAR,
     WIDTH,
     Figure,
@@ -539,7 +540,8 @@ def _slice_figure(
     else:  # all of the space: a best value at its edge asks for a wider one
         kind = "x:Q"
         log: Any = {"type": "log"} if is_log else {}
-        x = alt.X(kind, title=field, scale=alt.Scale(domain=bounds, nice=False, padding=8, **log))
+        scale = alt.Scale(domain=bounds, nice=False, padding=8, **log)
+        x = alt.X(kind, title=field, scale=scale, axis=alt.Axis(format=PLAIN))
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     words = tooltip({"trial:Q": "trial", kind: field, "value:Q": "value"})
     height = 210

@@ -10,7 +10,16 @@ from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_signed, summarise
 
 from .published import CAVEAT, published_beside
-from .records import Measure, RunGroup, differences, evaluation_rows, is_finite, measures
+from .records import (
+    REFERENCES,
+    Measure,
+    RunGroup,
+    differences,
+    evaluation_rows,
+    is_finite,
+    measures,
+    reference_values,
+)
 
 ASCENDING = ("top1", "top5", "balanced", "AP", "mAP", "recall", "precision", "nmi", "ari", "purity")
 """Beginnings of the metrics of which more is better; of others none is called best."""
@@ -18,6 +27,10 @@ LEAST_SEEDS = 3
 """With fewer, a deviation is luck and no arm is called best."""
 QUICKSTART = ("linear", "few_labels", "few_labels_deviation", "few_labels_draws", "knn")
 """Fields of a line of the quickstart's comparison."""
+REFERENCE_CAPTION = (
+    "Most frequent class: always the answer that is right most often in training. Raw pixels: the "
+    "same kind of classifier without an encoder, on images averaged to at most 16 px"
+)
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -180,6 +193,11 @@ def cell_of(summary: Summary | None) -> Cell:
     return Cell(summary) if summary else Cell(text="—", note="not measured")
 
 
+def cell_of_reference(value: float | None) -> Cell:
+    """Return the cell of what a quantity is read against."""
+    return Cell() if value is None else Cell(text=f"{value:.2f}")
+
+
 def format_value(value: object) -> str:
     """Write any value of a record in a few words."""
     if value is None:
@@ -265,6 +283,12 @@ def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Tabl
             Row(group.name, tuple(cells), group.place, note=group.size)
             for group, cells in zip(groups, zip(*by_column, strict=True), strict=True)
         ]
+        references = [reference_values(groups, measure) for measure in columns]
+        below = [
+            Row(name, tuple(cell_of_reference(values.get(name)) for values in references))
+            for name in REFERENCES.values()
+            if any(name in values for values in references)
+        ]
         printed = [
             Row(
                 row.method,
@@ -281,8 +305,9 @@ def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Tabl
                 title=f"Evaluations on {name}",
                 corner="arm",
                 columns=tuple(titles(columns)),
-                rows=(*rows, *printed),
+                rows=(*rows, *below, *printed),
                 caption="Per cent; mean ± sample deviation over seeds"
+                + f". {REFERENCE_CAPTION}" * bool(below)
                 + f". {CAVEAT}" * bool(printed),
                 details=tuple(measure.sizes for measure in columns),
             )

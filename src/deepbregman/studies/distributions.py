@@ -17,6 +17,7 @@ from torch import Tensor
 
 from deepbregman.evaluation.clustering import bregman_clusters
 from deepbregman.method.bregman import of_distribution
+from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.figures import save_ring_figure
 from deepbregman.runs import Record, provenance
 from deepbregman.training.processes import device_name
@@ -225,7 +226,7 @@ def run_distributions(
     assert first is not None
     result = write_rows(out, "distributions", {"rings": asdict(settings)}, record, values, NOTES)
     save_ring_figure(
-        [out / f"rings.{kind}" for kind in ("png", "svg")],
+        [out / f"rings.{kind}" for kind in FIGURE_KINDS],
         points=first.points.numpy(),
         labels=first.labels.numpy(),
         clusters=shown,

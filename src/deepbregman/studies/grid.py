@@ -8,7 +8,7 @@
       locks/                      of the trials; held by the process that runs one
       results.json, results.csv   every arm and seed
       summary.csv                 mean, deviation and number by arm
-      NAME.png, NAME.svg
+      NAME.png, NAME.svg, NAME.pdf
 """
 
 import re
@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, override
+from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.studies import save_study_figure
 from deepbregman.runs import Record, Run, provenance, write_json
 from deepbregman.statistics import summarise
@@ -160,7 +161,7 @@ def run_study(study: Study, options: StudyOptions, console: Console) -> StudyRes
         worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
     command = shlex.join(["deepbregman", "study", study.name, "--out", str(grid.folder)])
     results = work(grid, worker, command)
-    figures = [grid.folder / f"{study.name}.{kind}" for kind in ("png", "svg")]
+    figures = [grid.folder / f"{study.name}.{kind}" for kind in FIGURE_KINDS]
     save_study_figure(figures, results)
     return StudyResult(grid.folder, results)
 

@@ -11,6 +11,7 @@ from deepbregman.config import Config, from_toml, override, to_toml
 from deepbregman.data.datasets import check_source, find_source
 from deepbregman.errors import UserError
 from deepbregman.files import check_can_be_folder, list_names
+from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.runs import Record
 
 from .definition import (
@@ -25,7 +26,10 @@ from .definition import (
 )
 from .space import Space, parse_space
 
-PARTS = {"locks", "runs", "trials.json", "trials.csv", "best.toml", "search.png", "search.svg"}
+PARTS = {
+    *("locks", "runs", "trials.json", "trials.csv", "best.toml"),
+    *(f"search.{kind}" for kind in FIGURE_KINDS),
+}
 """What the folder of a search holds besides its database."""
 DEFAULTS: Record = {"objective": "linear", "sampler": "gp", "prune": True, "trials": 40}
 

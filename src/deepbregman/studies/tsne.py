@@ -19,6 +19,7 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_accuracy
+from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
 from deepbregman.runs import Run, provenance, replace_file, write_csv
 from deepbregman.statistics import format_summary, summarise
@@ -99,7 +100,7 @@ def run_tsne(
         pictures.append(FeatureMap(name, maps[name][0], tuple(words)))
     _save(out, maps, labels.numpy())
     save_map_figure(
-        [out / f"tsne.{kind}" for kind in ("png", "svg")], pictures, labels.numpy(), classes
+        [out / f"tsne.{kind}" for kind in FIGURE_KINDS], pictures, labels.numpy(), classes
     )
     settings = {
         "runs": names,

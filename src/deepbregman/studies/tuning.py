@@ -5,7 +5,7 @@
     SEARCH/
       search.db              Optuna's storage, unless --storage names another
       runs/trial-0007/       an ordinary run folder; checkpoints are deleted after the evaluation
-      trials.json, trials.csv, best.toml, search.png, search.svg
+      trials.json, trials.csv, best.toml, search.png, search.svg, search.pdf
 
 Workers share a search by its storage only, so they may be on several machines. A worker's heartbeat
 marks its trial as alive. When the heartbeat is old, another worker fails the trial and queues its
@@ -32,6 +32,7 @@ from rich.markup import escape
 from deepbregman.config import Config, override, to_toml
 from deepbregman.errors import UserError, first_line, mask_address
 from deepbregman.files import refuse_link
+from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.studies import save_search_figure
 from deepbregman.runs import Record, command_line, now, replace_file, write_csv, write_json
@@ -91,7 +92,7 @@ def run_search(
         queue = SearchQueue(study, plan, folder, options.trials or plan.definition["trials"])
         worker.say(f"search in {folder}: {queue.describe()}; evaluated on held-out training images")
         record = work(queue, worker, _continue_command(options, folder, entry))
-    figures = [folder / f"search.{kind}" for kind in ("png", "svg")]
+    figures = [folder / f"search.{kind}" for kind in FIGURE_KINDS]
     published = (
         entry.published if entry and is_dataset(record["data"], entry.published_data) else {}
     )

@@ -1,0 +1,94 @@
+"""What an accuracy is to be read against: guessing, and the same classifier on raw pixels."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.data import stratified_split
+from deepbregman.method.networks import Encoder, Model
+from deepbregman.runs import Record
+
+from .features import LabelledFeatures, compute_features
+from .inputs import Evaluation
+from .knn import cosine_neighbours, vote
+from .linear import CHOICE_SHARE, choose_l2, fit_linear
+
+SIDE = 16
+"""Pixels that larger images are averaged to; more change little and take long."""
+LARGEST_TRAIN = 20_000
+"""Training images of the classifiers on pixels; of more a sample is taken, class by class."""
+REFERRED = ("knn", "linear")
+"""Protocols whose rows get references."""
+
+
+def add_references(rows: Sequence[Record], protocol: str, evaluation: Evaluation) -> list[Record]:
+    """Return rows of a protocol with ``chance`` and ``raw_pixels``, of the row's own metric."""
+    labelled = evaluation.labelled
+    chance, pixels = guess(labelled), PixelClassifiers(labelled, evaluation.options.seed)
+    found = []
+    for row in rows:
+        metric = row["metric"]
+        on_pixels = pixels.linear() if protocol == "linear" else pixels.knn(row["details"]["k"])
+        found.append({**row, "chance": chance[metric], "raw_pixels": on_pixels[metric]})
+    return found
+
+
+def guess(labelled: LabelledFeatures) -> dict[str, float]:
+    """Measure who always answers with the most frequent classes of the training images."""
+    counts = torch.bincount(labelled.train.labels, minlength=labelled.num_classes)
+    logits = counts.double().expand(len(labelled.test.labels), -1)  # (n, C)
+    return labelled.measure(logits.argmax(dim=1), logits)
+
+
+class PixelClassifiers:
+    """The classifiers of the protocols on the pixels themselves, each fitted once.
+
+    Args:
+        labelled: the images; its networks are not used.
+        seed: of the sample and of the part that is held out to choose a penalty.
+    """
+
+    def __init__(self, labelled: LabelledFeatures, seed: int) -> None:
+        self.labelled, self.seed = labelled, seed
+        self.known: dict[str | int, dict[str, float]] = {}
+        self.pixels: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def knn(self, k: int) -> dict[str, float]:
+        """Measure the vote of the k images of the largest cosine."""
+        if k not in self.known:
+            train, labels, test = self._pixels()
+            neighbours = cosine_neighbours(test, train, min(k, len(train)))
+            predicted = vote(neighbours, labels, self.labelled.num_classes)
+            self.known[k] = self.labelled.measure(predicted)
+        return self.known[k]
+
+    def linear(self) -> dict[str, float]:
+        """Measure a linear classifier, its penalty chosen as the protocol chooses it."""
+        if "linear" not in self.known:
+            train, labels, test = self._pixels()
+            count = self.labelled.num_classes
+            _, held_out = stratified_split(labels.cpu(), len(labels), CHOICE_SHARE, self.seed)
+            l2, _ = choose_l2(train, labels, held_out, num_classes=count)
+            logits = fit_linear(train, labels, num_classes=count, l2=l2).predict(test)
+            self.known["linear"] = self.labelled.measure(logits.argmax(dim=1), logits)
+        return self.known["linear"]
+
+    def _pixels(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return training pixels (N, d) with labels (N,), and test pixels (T, d)."""
+        if self.pixels is None:
+            labelled, size = self.labelled, self.labelled.config.data.image_size
+            side = min(SIDE, size)
+            trunk = nn.Sequential(nn.AdaptiveAvgPool2d(side), nn.Flatten())
+            model = Model(Encoder(trunk, 3 * side**2), nn.Sequential(), None).to(labelled.device)
+            train, test = (
+                compute_features(model, part.batches, size).representation
+                for part in (labelled.train, labelled.test)
+            )
+            labels = labelled.train.labels
+            if len(labels) > LARGEST_TRAIN:
+                share = LARGEST_TRAIN / len(labels)
+                _, kept = stratified_split(labels.cpu(), len(labels), share, self.seed)
+                train, labels = train[kept.to(train.device)], labels[kept.to(labels.device)]
+            self.pixels = train, labels, test
+        return self.pixels
