@@ -500,11 +500,10 @@ def _reference_layer(references: Sequence[Record], row: str, order: Sequence[str
     import altair as alt
 
     scale = alt.Scale(domain=list(REFERENCES.values()), range=[[1, 3], [6, 3]])
-    band = {"sort": order, "title": None}
     rule = chart_of(references).mark_rule(strokeWidth=1.5, color=GREY)
     words = tooltip({"reference:N": "for comparison", "value:Q": "value"})
     return rule.encode(
-        y=alt.Y(f"{row}:N", bandPosition=0.08, **band),
+        y=alt.Y(f"{row}:N", sort=list(order), title=None, bandPosition=0.08),
         y2=alt.Y2(f"{row}:N", bandPosition=0.92),
         strokeDash=alt.StrokeDash("reference:N", scale=scale, legend=None),
         tooltip=words,
