@@ -104,11 +104,11 @@ def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name: str, tmp_path: 
     first.step_module.train()
     for _ in range(2):
         first.advance(feed)
-    saved = copy.deepcopy(checkpoints.take_snapshot(first))
+    saved = copy.deepcopy(first.take_snapshot())
     for _ in range(3):  # into the second epoch
         first.advance(feed)
     second = begin(config, tmp_path / "second")
-    checkpoints.restore(second, checkpoints.FoundCheckpoint(saved, "here", [], {}))
+    second.restore(checkpoints.FoundCheckpoint(saved, "here", [], {}))
     second.step_module.train()
     feed = second.feed(*divmod(second.step, second.steps_per_epoch))
     for _ in range(3):

@@ -154,13 +154,13 @@ def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
         """if True:
             import atexit
             import pathlib
-            from deepbregman.training.processes import from_all, launch
+            from deepbregman.training.processes import gather_values, launch
 
             def talking():
                 threads = pathlib.Path("/proc/self/task").glob("*/comm")
                 return [name for path in threads if "gloo" in (name := path.read_text())]
 
-            from_all(launch("cpu"), 1)
+            gather_values(launch("cpu"), 1)
             assert talking()
             atexit._run_exitfuncs()
             assert not talking(), talking()
@@ -182,7 +182,7 @@ def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(
             import torch.distributed as dist
             from deepbregman.training import processes
 
-            processes.PARTING = 0.5
+            processes.LEAVE_SECONDS = 0.5
             fabric = processes.launch("cpu")
             if fabric.global_rank == 0:
                 processes.Vote(fabric).cast([])

@@ -299,28 +299,28 @@ def _train(
     from deepbregman.training.faults import explain_faults
     from deepbregman.training.loop import Pretraining
     from deepbregman.training.processes import (
-        first_then_others,
-        from_all,
-        from_first,
+        broadcast,
+        gather_values,
         launch,
-        together,
+        run_first_then_others,
+        run_together,
     )
 
     fabric = launch(accelerator)
     if console is None or not fabric.is_global_zero:
         console = Console(quiet=True)
-    folder = from_first(fabric, folder)  # a default one is named by the clock
-    if not resuming and from_first(fabric, is_run(folder)):
-        config = together(fabric, lambda: _settings_to_continue(folder, config, wishes))
+    folder = broadcast(fabric, folder)  # a default one is named by the clock
+    if not resuming and broadcast(fabric, is_run(folder)):
+        config = run_together(fabric, lambda: _settings_to_continue(folder, config, wishes))
         resuming, wishes = True, None
-        if from_first(fabric, is_complete(Run(folder))):
+        if broadcast(fabric, is_complete(Run(folder))):
             say(console, f"run {folder} is complete: {config.training.epochs} epochs are trained")
             return Run(folder)
     if wishes is not None:
         plan, source = _choose_settings(config, wishes, fabric, console, encoder, source)
         config = plan.config
         _show_plan(plan, console)
-    together(fabric, lambda: _try_encoder(config, encoder))
+    run_together(fabric, lambda: _try_encoder(config, encoder))
     with explain_faults(config, folder), ExitStack() as held:
 
         def hold() -> None:
@@ -329,23 +329,23 @@ def _train(
                 held.enter_context(hold_folder(folder))
 
         if resuming:
-            together(fabric, hold)
+            run_together(fabric, hold)
         if source is None:
             with console.status(f"opening {escape(config.data.source)} ..."):
-                source = first_then_others(fabric, lambda: open_data(config))
+                source = run_first_then_others(fabric, lambda: open_data(config))
         train = source.train
         if source.skipped_notice:
             say(console, source.skipped_notice, "yellow")
-        kept, held_out = together(fabric, lambda: split_for_monitor(train, config))
-        labels = together(fabric, partial(labels_to_pretrain_on, source, kept, config))
+        kept, held_out = run_together(fabric, lambda: split_for_monitor(train, config))
+        labels = run_together(fabric, partial(labels_to_pretrain_on, source, kept, config))
         images = images_to_pretrain_on(source, kept, labelled=labels is not None)
-        sharing = together(
+        sharing = run_together(
             fabric,
             lambda: _describe_sharing(config, fabric.world_size, Run(folder) if resuming else None),
         )
         job = Pretraining(config, images, fabric, folder, resuming, encoder, labels)
         if not resuming:
-            together(fabric, hold)
+            run_together(fabric, hold)
         for note in (*job.notes, *_find_surprises(config)):
             say(console, note, "yellow")
         say(
@@ -369,8 +369,8 @@ def _train(
             monitor = knn_monitor(train, config, fabric.device)
             return _report_to(monitor, job, watch) if monitor and watch else monitor
 
-        run = job.fit(together(fabric, build_monitor), console)
-    met = from_all(fabric, job.batches.skipped) if config.data.skip_unreadable else []
+        run = job.fit(run_together(fabric, build_monitor), console)
+    met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         words = f"{len(skipped)} images could not be decoded and were replaced by others"
         say(console, words, "yellow")
@@ -390,15 +390,17 @@ def _choose_settings(
     from deepbregman.data.batches import count_cpus
     from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
     from deepbregman.training.planning import Facts, choose_image_size, make_plan, measure_step
-    from deepbregman.training.processes import first_then_others, from_first, together
+    from deepbregman.training.processes import broadcast, run_first_then_others, run_together
 
     given, on_gpu = wishes.given, fabric.device.type != "cpu"
     with console.status(f"looking at {escape(config.data.source)} ..."):
-        side = together(fabric, lambda: typical_side(config.data.source, Path(config.data.root)))
+        side = run_together(
+            fabric, lambda: typical_side(config.data.source, Path(config.data.root))
+        )
         size = choose_image_size(side, on_gpu)
         sized = override(config, {size.field: given.get(size.field, size.value)})
-        opened = source or first_then_others(fabric, lambda: open_data(sized))
-        kept, _ = together(fabric, lambda: split_for_monitor(opened.train, sized))
+        opened = source or run_first_then_others(fabric, lambda: open_data(sized))
+        kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
         images = images_to_pretrain_on(opened, kept, labelled=sized.objective.needs_labels)
         labels = opened.train.labels
         facts = Facts(
@@ -417,7 +419,7 @@ def _choose_settings(
         def choose() -> "Plan | None":
             return make_plan(sized, facts, given, size, measure) if fabric.is_global_zero else None
 
-        plan = from_first(fabric, together(fabric, choose))
+        plan = broadcast(fabric, run_together(fabric, choose))
     assert plan is not None  # process 0 made one
     return plan, opened
 

@@ -1,7 +1,7 @@
-"""Checkpoints: written whole, checked to the byte, read without executing anything; and resuming.
+"""Checkpoints: how they are written, checked and read, and which of them a run resumes from.
 
-A file is a line of text and then what ``torch.save`` wrote. The line ends with the SHA-256 of all
-that surrounds it, so that a byte that is wrong or missing anywhere is found before use::
+A file is a line of text, followed by what ``torch.save`` wrote. The line ends with the SHA-256 of
+everything else in the file, so that a damaged file is never used::
 
     deepbregman checkpoint 4 sha256 <64 digits>
 """
@@ -12,32 +12,29 @@ import re
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import Config, differing_fields, from_toml, to_toml
+from deepbregman.config import Config, differing_fields, from_toml
 from deepbregman.data import Images, fingerprint
 from deepbregman.errors import UserError
 from deepbregman.method.networks import Encoder, Model
 from deepbregman.objectives import Step, build_run_encoder, build_step
 from deepbregman.runs import Record, Run, replace_file
 
-if TYPE_CHECKING:
-    from .loop import Pretraining
-
 FORMAT = 4
 _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
 State = dict[str, Any]
 NETWORKS = ("objective", "teacher", "divergence")
-"""The parts of a step that hold networks, and of a checkpoint; some steps have not all of them."""
-RESUMED = (
+"""The networks of a step and of a checkpoint; some steps do not have all of them."""
+REQUIRED = (
     *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "data", "config"),
     *("sums", "seconds", "skipped", "skipped_in_epoch"),
 )
-"""What a checkpoint must have for a run to go on from it."""
-SAFE = frozenset(
+"""What a checkpoint must have for a run to resume from it."""
+CHANGEABLE = frozenset(
     {
         *("data.root", "data.resident", "data.workers"),
         *("training.checkpoint_every", "training.save_seconds", "training.knn_every"),
@@ -45,14 +42,14 @@ SAFE = frozenset(
         *("training.health_every", "training.stop_when_saturated"),
     }
 )
-"""Fields that say where, how often or how fast, and not what is trained.
+"""Fields that a resumed run may change: they do not affect what is trained.
 
-So does training.epochs, unless the schedule of the learning rate is stretched over them.
+Neither does training.epochs, unless the schedule of the learning rate depends on it.
 """
 
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint that is not what was written; an older one may do in its place."""
+    """A checkpoint that is not as it was written; an older one may replace it."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(
@@ -63,7 +60,13 @@ class DamagedCheckpoint(UserError):
 
 
 def save(path: Path, state: State, keep: Path | None = None) -> None:
-    """Write a checkpoint so that ``path`` always holds a complete one; ``keep`` gets the last."""
+    """Write a checkpoint so that ``path`` always holds a complete one.
+
+    Args:
+        path: to write to.
+        state: of the run.
+        keep: where the file that was at ``path`` is moved to.
+    """
     buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
     torch.save({"format": FORMAT, **state}, buffer)
     title = f"deepbregman checkpoint {FORMAT} sha256 ".encode()
@@ -100,8 +103,8 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
         )
     try:
         state: State = read_tensors(content, device)
-        state["format"]  # another program's need not be a dictionary
-    except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
+        state["format"]  # a file of another program may hold something else
+    except Exception as why:  # torch raises many kinds on bytes that it did not write
         reason = str(why).splitlines()[0] if str(why) else type(why).__name__
         raise DamagedCheckpoint(path, reason) from None
     return state
@@ -110,11 +113,11 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
 def read_tensors(content: bytes | memoryview, device: torch.device | str = "cpu") -> Any:
     """Read what ``torch.save`` wrote; nothing in it is executed.
 
-    torch would unpack parts that are compressed, to whatever size they have, and read the format
-    of before 2020 as well. ``torch.save`` writes neither.
+    Compressed parts and the format of before 2020 are refused: ``torch.save`` writes neither, and
+    torch would unpack compressed parts to any size.
 
     Raises:
-        Exception: Of a dozen kinds, on bytes that ``torch.save`` did not write.
+        Exception: Of many kinds, on bytes that ``torch.save`` did not write.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         if sum(part.file_size for part in archive.infolist()) > len(content):
@@ -180,7 +183,7 @@ def describe_alternatives(run: Run) -> str:
 
 
 def fingerprint_weights(module: nn.Module) -> str:
-    """Return a digest of every tensor of a module, to tell one from another."""
+    """Return a digest of the weights of a module."""
     digest = hashlib.sha256()
     tensors: dict[str, Tensor] = module.state_dict()
     for name, tensor in tensors.items():
@@ -196,11 +199,11 @@ class Trained(NamedTuple):
     config: Config
     epoch: float
     data_fingerprint: str | None
-    """Of the images that they were pretrained on, where it is known."""
+    """Of the images that they were pretrained on, if it is known."""
 
 
 def _load_last(run: Run, parts: Iterable[str]) -> State:
-    """Read the last checkpoint to judge it, and never another one in its place."""
+    """Read the last checkpoint, or fail: an evaluation must not judge an older one."""
     try:
         saved = load(run.last_checkpoint)
     except DamagedCheckpoint as error:
@@ -247,56 +250,22 @@ def load_trained_encoder(
     return loaded.to(device).eval()
 
 
-def take_snapshot(job: "Pretraining") -> State:
-    """Collect all that a run needs to go on to the bit; randomness is a function of the step."""
-    return {
-        **network_states(job.step_module),
-        "optimiser": job.optimiser.state_dict(),
-        "step": job.step,
-        "epoch": job.step / job.steps_per_epoch,
-        "num_images": job.batches.num_images,
-        "num_classes": job.num_classes,
-        "data": job.data_fingerprint,
-        "config": to_toml(job.config),
-        "sums": dict(zip(job.term_names, job.sums.unbind(), strict=True)),
-        "seconds": job.seconds(),
-        "skipped": job.guard.skipped,
-        "skipped_in_epoch": job.guard.skipped_in_epoch,
-        "neighbours": None if job.health is None else job.health.neighbours,
-    }
-
-
 class FoundCheckpoint(NamedTuple):
-    """The checkpoint that a run goes on from."""
+    """The checkpoint that a run resumes from."""
 
     state: State
     origin: str
     notes: list[str]
-    """What the user should know, a sentence each."""
+    """For the user, a sentence each."""
     record: Record
-    """The same for the provenance."""
-
-
-def restore(job: "Pretraining", found: FoundCheckpoint) -> None:
-    """Put a run back to where it was saved."""
-    saved = found.state
-    load_networks(job.step_module, saved, found.origin)
-    job.optimiser.load_state_dict(saved["optimiser"])
-    job.step = job.saved_step = saved["step"]
-    job.sums.copy_(torch.stack([saved["sums"][name] for name in job.term_names]))
-    job.seconds_before = saved["seconds"]
-    job.guard.start_counting(job.step)
-    job.guard.skipped = saved["skipped"]
-    job.guard.skipped_in_epoch = saved["skipped_in_epoch"]
-    if job.health is not None:
-        job.health.neighbours = saved.get("neighbours")
+    """The same facts for the provenance."""
 
 
 def find_checkpoint(run: Run) -> FoundCheckpoint | None:
     """Read the last checkpoint, or the previous one where the last is damaged or gone.
 
     Returns:
-        None before a run has saved for the first time.
+        None if the run has not saved yet.
     """
     last, previous = run.last_checkpoint, run.previous_checkpoint
     reason = "it is missing"
@@ -324,10 +293,9 @@ def find_checkpoint(run: Run) -> FoundCheckpoint | None:
 
 
 def replace_last_by_previous(run: Run) -> None:
-    """Make the previous checkpoint the last, as a run does that goes on from it.
+    """Make the previous checkpoint the last one, and rename a damaged one to damaged.pt.
 
-    The damaged one is set aside as damaged.pt: kept under its name it would next be taken for the
-    previous one.
+    Under its old name the damaged file would become the previous checkpoint at the next save.
     """
     if run.last_checkpoint.exists():
         run.last_checkpoint.replace(run.checkpoints / "damaged.pt")
@@ -335,21 +303,21 @@ def replace_last_by_previous(run: Run) -> None:
 
 
 def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> FoundCheckpoint:
-    """Refuse to go on with other images, or with a configuration that trains something else.
+    """Refuse to resume with other images, or with a configuration that trains something else.
 
     Returns:
-        The checkpoint, with a note on the fields that were changed and may be.
+        The checkpoint, with a note on the fields that were changed.
     """
     state, origin = found.state, found.origin
-    require(state, RESUMED, origin)
+    require(state, REQUIRED, origin)
     changes = differing_fields(from_toml(state["config"], origin), config)
-    refused = {name: pair for name, pair in changes.items() if not _is_safe(name, state, config)}
+    refused = {name: pair for name, pair in changes.items() if not _may_change(name, state, config)}
     if refused:
         raise UserError(
             f"the config.toml beside {origin} was changed since in {_list_changes(refused)}: a run "
             "goes on as it began; put that back, or start a new run from the changed file (may "
-            f"change: {', '.join(sorted(SAFE))}; and training.epochs to more than are done, unless "
-            "optimiser.schedule is cosine)"
+            f"change: {', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are done, "
+            "unless optimiser.schedule is cosine)"
         )
     if state["num_images"] != len(images):
         raise UserError(
@@ -370,10 +338,10 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
     return found._replace(notes=[*found.notes, note], record=record)
 
 
-def _is_safe(name: str, state: State, config: Config) -> bool:
+def _may_change(name: str, state: State, config: Config) -> bool:
     if name == "training.epochs":
         return config.optimiser.schedule != "cosine" and config.training.epochs >= state["epoch"]
-    return name in SAFE
+    return name in CHANGEABLE
 
 
 def _list_changes(changes: dict[str, tuple[Any, ...]]) -> str:

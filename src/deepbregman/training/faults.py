@@ -1,4 +1,4 @@
-"""What can stop a run: a signal, the disk, the memory, numbers that are not finite."""
+"""What can stop a run: a signal, a full disk or memory, numbers that are not finite."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from deepbregman.launching import stopping_signals
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop, and it has saved itself; ``advice`` says how to go on."""
+    """A signal stopped the run, which has saved itself; ``advice`` says how to continue."""
 
     def __init__(self, folder: Path, number: int, advice: str | None = None) -> None:
         advice = advice or f"continue with: deepbregman pretrain --resume {folder}"
@@ -34,11 +34,11 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def watch_signals(answers: bool = False) -> Iterator[list[int]]:
-    """Collect signals that ask for an end in a list; a second Ctrl-C stops at once.
+def watch_signals(announce: bool = False) -> Iterator[list[int]]:
+    """Collect signals that ask the program to end in a list; a second Ctrl-C stops at once.
 
     Args:
-        answers: tell on standard error that the first Ctrl-C has been heard.
+        announce: confirm the first Ctrl-C on standard error.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -47,8 +47,8 @@ def watch_signals(answers: bool = False) -> Iterator[list[int]]:
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        if answers and number == signal.SIGINT:
-            with suppress(OSError):  # print() could be interrupted here in its own middle
+        if announce and number == signal.SIGINT:
+            with suppress(OSError):  # print() is not safe in a signal handler
                 os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -62,7 +62,7 @@ def watch_signals(answers: bool = False) -> Iterator[list[int]]:
 
 @contextmanager
 def explain_faults(config: Config, folder: Path) -> Iterator[None]:
-    """Turn what the disk, the memory or a second Ctrl-C did to a run into words."""
+    """Explain to the user how the disk, the memory or a second Ctrl-C stopped a run."""
     go_on = f"continue with: deepbregman pretrain --resume {folder}"
     try:
         yield
@@ -77,10 +77,10 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
                 f"the run folder {folder} is gone: it was removed or moved while the run was "
                 f"training; put it back, then {go_on}"
             ) from error
-        told = explain_error(error)
-        if told is None or not (folder / "config.toml").is_file():
+        explained = explain_error(error)
+        if explained is None or not (folder / "config.toml").is_file():
             raise
-        raise UserError(f"{told[0]}; then {go_on}") from error
+        raise UserError(f"{explained[0]}; then {go_on}") from error
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -100,10 +100,11 @@ def _explain_memory(config: Config, error: BaseException) -> str:
 
 
 class Guard:
-    """Watches losses, gradients and parameters for what is not finite.
+    """Finds losses, gradients and parameters that are not finite.
 
-    Where no batch may be skipped, all is counted on the device and read at the end of an epoch, so
-    that the host never waits for a step. Otherwise it reads one number before each optimiser step.
+    Where no batch may be skipped, finite steps are counted on the device and read at the end of an
+    epoch, so that the host never waits for a step. Otherwise the host reads one number before each
+    optimiser step.
     """
 
     def __init__(
@@ -125,27 +126,27 @@ class Guard:
         self._finite.zero_()
 
     def count(self, sums: Tensor) -> None:
-        """Count a step while the running sums of the losses are finite; waits for nothing."""
+        """Count a step if the running sums of the losses are finite; the host does not wait."""
         self._finite += sums.isfinite().all()
 
-    def remember(self) -> None:
-        """Before a step, keep what its forward pass changes: the statistics of batches."""
+    def keep_buffers(self) -> None:
+        """Keep what the forward pass changes, such as running means, to undo a skipped step."""
         if self.allowed:
             self._buffers = [buffer.clone() for buffer in self.module.buffers()]
 
-    def skips(self, losses: Tensor, step: int) -> bool:
-        """Whether to leave a step, counted from 0, out: its loss or gradient is not finite."""
+    def should_skip(self, losses: Tensor, step: int) -> bool:
+        """Whether to skip a step, counted from 0, because its loss or gradient is not finite."""
         self.skipped_last = False
         if not self.allowed:
             return False
         gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         is_bad = (~(norm + losses.sum()).isfinite()).float()
-        # All processes must agree, or they would wait for each other for ever.
+        # All processes must agree: otherwise they would wait for each other forever.
         if not self.fabric.all_reduce(is_bad, reduce_op="sum"):
             return False
         if self.skipped == self.allowed:
-            raise self._error_of_all(
+            raise self._make_error(
                 f"the loss or a gradient is not finite at step {step + 1}, and training."
                 f"skip_nonfinite lets no more than {self.allowed} batches pass"
             )
@@ -157,7 +158,7 @@ class Guard:
         return True
 
     def check(self, step: int) -> None:
-        """Stop a run that has diverged by now, so many steps being done; waits for the device."""
+        """Stop a run that has diverged after so many steps; the host waits for the device."""
         if step == self._sound_at:
             return
         finite = self._first + int(self._finite)
@@ -167,20 +168,21 @@ class Guard:
         for moments in self.optimiser.state.values():
             tensors += [value for value in moments.values() if isinstance(value, Tensor)]
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-        if not torch.nn.utils.get_total_norm(floats).isfinite():  # one number of all, one wait
+        # One norm of them all, so that the host waits once.
+        if not torch.nn.utils.get_total_norm(floats).isfinite():
             raise Diverged(f"the parameters are not finite after step {step}: {self._advice()}")
         self._sound_at = step
 
     def end_epoch(self, steps: int) -> int:
-        """Return how many of an epoch's steps were not skipped, and count the next one's anew."""
+        """Return how many steps of an epoch were not skipped, and start to count anew."""
         counted = steps - self.skipped_in_epoch
         if counted == 0:
-            raise self._error_of_all("no batch of the epoch had a finite loss")
+            raise self._make_error("no batch of the epoch had a finite loss")
         self.skipped_in_epoch = 0
         return counted
 
-    def _error_of_all(self, words: str) -> Exception:
-        """Make the error of what all processes find at the same step; the first one prints it."""
+    def _make_error(self, words: str) -> Exception:
+        """Make the error that every process raises at the same step; process 0 prints it."""
         error = Diverged(f"{words}: {self._advice()}")
         return error if self.fabric.is_global_zero else ReportedElsewhere(2)
 

@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor, nn
 
-from deepbregman.config import Config
+from deepbregman.config import Config, to_toml
 from deepbregman.data import Batch, Images, channel_statistics, fingerprint
 from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
@@ -28,13 +28,13 @@ from .health import Health, judge, should_stop
 from .optimisers import build_optimiser, set_learning_rates
 from .processes import (
     Vote,
+    broadcast,
     compile_step,
     device_name,
-    from_first,
     gather_views,
     is_mixed,
+    run_together,
     synchronise_norms,
-    together,
 )
 from .randomness import Share, count_steps
 
@@ -71,7 +71,7 @@ class Pretraining:
         self.config, self.fabric, self.run = config, fabric, Run(folder)
         self.labels = None if labels is None else labels.to(fabric.device)
         self.num_classes = 0 if labels is None else int(labels.max()) + 1
-        optimiser, found = together(fabric, partial(self._assemble, images, resume, trunk))
+        optimiser, found = run_together(fabric, partial(self._assemble, images, resume, trunk))
         self.notes: list[str] = [] if found is None else found.notes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
         self.guard = Guard(self.step_module, optimiser, fabric, config)
@@ -81,7 +81,7 @@ class Pretraining:
         self.seconds_before = 0.0
         self.started = self.last_saved = time.monotonic()
         self.vote = Vote(fabric)
-        together(fabric, partial(self._enter, resume, found))
+        run_together(fabric, partial(self._open_folder, resume, found))
 
     def _assemble(
         self, images: Images, resume: bool, trunk: nn.Module | None
@@ -123,8 +123,8 @@ class Pretraining:
         compile_step(self.step_module, config, fabric)
         return optimiser, found
 
-    def _enter(self, resume: bool, found: FoundCheckpoint | None) -> None:
-        """Make the run folder, or go on in it."""
+    def _open_folder(self, resume: bool, found: FoundCheckpoint | None) -> None:
+        """Create the run folder, or continue the run in it."""
         if self.fabric.is_global_zero:
             record = provenance(device_name(self.fabric.device))
             record["processes"] = self.fabric.world_size
@@ -134,7 +134,7 @@ class Pretraining:
             else:
                 Run.create(self.run.path, self.config, record)
         if found is not None:
-            checkpoints.restore(self, found)
+            self.restore(found)
         if resume and self.fabric.is_global_zero:
             if found is not None and found.origin == str(self.run.previous_checkpoint):
                 checkpoints.replace_last_by_previous(self.run)
@@ -153,7 +153,7 @@ class Pretraining:
         settings = self.config.training
         writes = settings.tensorboard and self.fabric.is_global_zero
         events = partial(open_events, self.run, self.step)
-        writer = together(self.fabric, lambda: events() if writes else None)
+        writer = run_together(self.fabric, lambda: events() if writes else None)
         console = console or Console(quiet=True)
         display = Display(
             console,
@@ -165,13 +165,13 @@ class Pretraining:
         )
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
-        answers = self.fabric.is_global_zero and not console.quiet
+        announce = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
-        with display, watch_signals(answers) as received:
+        with display, watch_signals(announce) as received:
             while not ends:
                 record = self._run_epoch(feed, display, received)
                 close = partial(self._close_epoch, record, monitor, display, writer)
-                together(self.fabric, close)
+                run_together(self.fabric, close)
                 ends = self._is_over()
                 self.vote.cast(received)
                 self.vote.close()
@@ -195,7 +195,7 @@ class Pretraining:
         return self.run
 
     def _is_over(self) -> bool:
-        """Whether all steps are taken, or the run is to stop here, which process 0 knows."""
+        """Whether all steps are taken, or the run stops early, which process 0 decides."""
         if self.step >= self.total_steps or not self.config.training.stop_when_saturated:
             return self.step >= self.total_steps
 
@@ -205,20 +205,20 @@ class Pretraining:
             records = self.run.metrics()
             return bool(records) and records[-1]["step"] == self.step and should_stop(records)
 
-        return from_first(self.fabric, together(self.fabric, stops))
+        return broadcast(self.fabric, run_together(self.fabric, stops))
 
     def advance(self, feed: Iterator[Batch]) -> StepOutputs:
         """Take one optimiser step on the next batches; nothing here waits for the device."""
         accumulate = self.config.training.accumulate
         set_learning_rates(self.config, self.step, self.steps_per_epoch, self.optimiser)
         self.step_module.follow_schedule(self.step, self.steps_per_epoch)
-        self.guard.remember()
+        self.guard.keep_buffers()
         losses = torch.zeros_like(self.sums)
         for part in range(accumulate):
             batch = next(feed)
             draw = self.step * accumulate + part
             uniforms = self.share.draw_uniforms(self.step_module.views, draw)
-            samples = self._describe(batch, draw)
+            samples = self._collect_samples(batch, draw)
             self.share.seed_dropout(draw)
             more = part < accumulate - 1
             with self.fabric.no_backward_sync(self.wrapped_step, enabled=more):
@@ -228,7 +228,7 @@ class Pretraining:
                 self.fabric.backward(outputs.total / accumulate)
             values = [outputs.total.detach(), *outputs.terms.values()]
             losses += torch.stack(values) / accumulate
-        if not self.guard.skips(losses, self.step):
+        if not self.guard.should_skip(losses, self.step):
             self.sums += losses
             self.optimiser.step()
             self.step_module.after_step((self.step + 1) / self.total_steps)
@@ -237,8 +237,8 @@ class Pretraining:
         self.step += 1
         return outputs
 
-    def _describe(self, batch: Batch, draw: int) -> Samples:
-        """Collect what the method asks for beside views; without a wish nothing is computed."""
+    def _collect_samples(self, batch: Batch, draw: int) -> Samples:
+        """Collect what the method needs of the images beside views, and no more."""
         labels = None
         if self.labels is not None and batch.indices is not None:
             labels = self.labels.index_select(0, batch.indices)
@@ -273,7 +273,7 @@ class Pretraining:
         assert outputs is not None  # an epoch has at least one step
         if self.fabric.world_size > 1:
             outputs = outputs._replace(representation=gather_views(outputs.representation))
-        together(self.fabric, partial(self.guard.check, self.step))
+        run_together(self.fabric, partial(self.guard.check, self.step))
         counted = self.guard.end_epoch(self.steps_per_epoch)
         means = (self.sums / counted).tolist()
         self.sums.zero_()
@@ -284,13 +284,13 @@ class Pretraining:
             "step": self.step,
             **dict(zip(self.term_names, means, strict=True)),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            **together(self.fabric, partial(self._diagnose, outputs)),
+            **run_together(self.fabric, partial(self._diagnose, outputs)),
             **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
             "images_per_second": images * self.views_per_image / seconds,
         }
 
     def _stop(self, number: int) -> NoReturn:
-        together(self.fabric, partial(self.save, "last.pt", again=False))
+        run_together(self.fabric, partial(self.save, "last.pt", again=False))
         if self.fabric.is_global_zero:
             raise Interrupted(self.run.path, number)
         raise ReportedElsewhere(128 + number)
@@ -298,7 +298,7 @@ class Pretraining:
     def feed(self, epoch: int, offset: int) -> Iterator[Batch]:
         """Iterate over this process's share of the batches, from a step on to the end of training.
 
-        One iterator for all epochs, so that streaming need not start afresh at each.
+        There is one iterator for all epochs, so that streaming does not restart at each of them.
         """
 
         def orders() -> Iterator[Tensor]:
@@ -315,7 +315,7 @@ class Pretraining:
         )
 
     def _diagnose(self, outputs: StepOutputs) -> dict[str, float]:
-        """Look at the epoch's last batch, unless it was one to skip."""
+        """Measure the epoch's last batch, unless it was skipped."""
         if self.guard.skipped_last:
             return {}
         return diagnostics.diagnose(self.step_module, outputs)
@@ -337,7 +337,7 @@ class Pretraining:
         display: Display,
         writer: "SummaryWriter | None",
     ) -> None:
-        """Judge the networks, then write and show the epoch's metrics: process 0's business."""
+        """Judge the networks, then write and show the epoch's metrics; in process 0 only."""
         if not self.fabric.is_global_zero:
             return
         settings, epoch = self.config.training, record["epoch"]
@@ -352,18 +352,18 @@ class Pretraining:
         if monitor is not None and (ends or due):
             self.step_module.eval()
             record |= monitor(self.step_module.model.eval())
-        self._keep(record, ends, writer)
+        self._write_epoch(record, ends, writer)
         display.epoch(record)
         if "verdict" in record:
             display.verdict(record)
         for words in self._warnings(record):
             display.warn(words)
 
-    def _keep(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
+    def _write_epoch(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
         """Write an epoch's metrics and, where due, checkpoints.
 
-        The last checkpoint comes last: what it says is done must be written, since a run that is
-        killed here goes on after it.
+        The checkpoint is written last. A run that is killed here resumes after the steps that the
+        checkpoint counts, so their metrics must be on disk already.
         """
         settings = self.config.training
         self.run.append_metrics(record)
@@ -376,18 +376,52 @@ class Pretraining:
             self.last_saved = time.monotonic()
 
     def seconds(self) -> float:
-        """Return how long the run has trained, its earlier lives included."""
+        """Return how long the run has trained, before it was resumed included."""
         return self.seconds_before + time.monotonic() - self.started
 
     def save(self, name: str, again: bool = True) -> None:
-        """Write a checkpoint from which the run goes on to the bit; a diverged run is not saved.
+        """Write a checkpoint, unless the run has diverged; every process must call this.
 
-        Not ``again`` what is saved, which process 0 alone knows: all must ask for it.
+        Args:
+            name: of the file.
+            again: write even if the last checkpoint is of the same step.
         """
         if not self.fabric.is_global_zero or (not again and self.step == self.saved_step):
             return
         self.guard.check(self.step)
         is_last = name == "last.pt"
         keep = self.run.previous_checkpoint if is_last else None
-        checkpoints.save(self.run.checkpoints / name, checkpoints.take_snapshot(self), keep)
+        checkpoints.save(self.run.checkpoints / name, self.take_snapshot(), keep)
         self.saved_step = self.step if is_last else self.saved_step
+
+    def take_snapshot(self) -> checkpoints.State:
+        """Collect what the run needs to continue to the bit; randomness follows from the step."""
+        return {
+            **checkpoints.network_states(self.step_module),
+            "optimiser": self.optimiser.state_dict(),
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "num_images": self.batches.num_images,
+            "num_classes": self.num_classes,
+            "data": self.data_fingerprint,
+            "config": to_toml(self.config),
+            "sums": dict(zip(self.term_names, self.sums.unbind(), strict=True)),
+            "seconds": self.seconds(),
+            "skipped": self.guard.skipped,
+            "skipped_in_epoch": self.guard.skipped_in_epoch,
+            "neighbours": None if self.health is None else self.health.neighbours,
+        }
+
+    def restore(self, found: FoundCheckpoint) -> None:
+        """Return to where the run was saved."""
+        saved = found.state
+        checkpoints.load_networks(self.step_module, saved, found.origin)
+        self.optimiser.load_state_dict(saved["optimiser"])
+        self.step = self.saved_step = saved["step"]
+        self.sums.copy_(torch.stack([saved["sums"][name] for name in self.term_names]))
+        self.seconds_before = saved["seconds"]
+        self.guard.start_counting(self.step)
+        self.guard.skipped = saved["skipped"]
+        self.guard.skipped_in_epoch = saved["skipped_in_epoch"]
+        if self.health is not None:
+            self.health.neighbours = saved.get("neighbours")

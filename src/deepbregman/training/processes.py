@@ -30,11 +30,11 @@ from deepbregman.launching import LAUNCHER, current_process, under_torchrun, whe
 from deepbregman.method.gathering import gather_with_gradient
 
 STEP_TIMEOUT = timedelta(minutes=10)
-"""How long a step may wait for another process that neither answers nor closes its connection."""
+"""How long a step waits for another process that is silent but still connected."""
 HOST_TIMEOUT = timedelta(hours=12)
-"""The same of what processes agree on between steps, while the first may download or evaluate."""
-PARTING = 5.0
-"""Seconds that a process waits, at its end, for what others have not said yet."""
+"""The same between steps, where process 0 may download data or evaluate meanwhile."""
+LEAVE_SECONDS = 5.0
+"""How long a process waits at its end for messages that other processes have not sent yet."""
 T = TypeVar("T")
 
 
@@ -56,8 +56,8 @@ def pick_device(accelerator: str = "auto") -> torch.device:
 def launch(accelerator: str = "auto") -> Fabric:
     """Start a run's process, or join those that torchrun, srun or ``--devices`` started.
 
-    Precision is not Fabric's business here: it would cast every input of the step, the views'
-    random numbers among them, to bfloat16.
+    Fabric does not set the precision: it would cast every input of the step to bfloat16, the random
+    numbers of the views included.
 
     Args:
         accelerator: ``auto``, ``cpu``, ``cuda`` or ``mps``.
@@ -76,12 +76,12 @@ def launch(accelerator: str = "auto") -> Fabric:
         )
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # ours says what it needs to
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # no tips
     if here.processes == 1:
         fabric = Fabric(accelerator=kind, devices=1, plugins=[LightningEnvironment()])
         fabric.launch()
         return fabric
-    if LAUNCHER in os.environ:  # then nobody is left to stop this process but itself
+    if LAUNCHER in os.environ:  # without its launcher, nobody would stop this process
         when_launcher_ends(functools.partial(os.kill, os.getpid(), signal.SIGTERM))
     fabric = Fabric(
         accelerator=kind,
@@ -94,22 +94,22 @@ def launch(accelerator: str = "auto") -> Fabric:
     )
     fabric.launch()
     _host_group()
-    atexit.unregister(_part)
-    atexit.register(_part)
+    atexit.unregister(_leave_groups)
+    atexit.register(_leave_groups)
     return fabric
 
 
-def _part() -> None:
-    """Let the threads of the groups finish and go, while there is an interpreter.
+def _leave_groups() -> None:
+    """End the threads of the process groups before the interpreter shuts down.
 
-    They free what they sent and received a moment after whoever waited for it goes on. One that
-    does so while the interpreter is taken down aborts the process, and a run that is complete looks
-    as if it had failed. Not after an error that left another process's vote out: to part would be
-    to wait for it, for as long as one may wait between steps.
+    These threads free their buffers a moment after a message has arrived. A thread that does so
+    during the shutdown aborts the process, and a complete run looks as if it had failed. After an
+    error, the vote of another process may never come. Then the groups are left as they are, because
+    destroying them would wait for that vote.
     """
     if not dist.is_initialized():
         return
-    deadline = time.monotonic() + PARTING
+    deadline = time.monotonic() + LEAVE_SECONDS
     while not all(work.is_completed() for work in Vote.under_way):
         if time.monotonic() > deadline:
             return
@@ -119,8 +119,8 @@ def _part() -> None:
 
 
 def _ddp() -> DDPStrategy:
-    # Buffers are equal by synchronised normalisation, or else those of process 0 count: they need
-    # not be sent at every step. torch has renamed the option that says so.
+    # Buffers need not be sent at every step: synchronised normalisation keeps them equal, and
+    # without it those of process 0 are saved. torch has renamed this option.
     options = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     new, old = "forward_sync_buffers", "broadcast_buffers"
     sync: dict[str, Any] = {new if new in options else old: False}
@@ -129,17 +129,17 @@ def _ddp() -> DDPStrategy:
 
 @functools.cache
 def _host_group() -> dist.ProcessGroup:
-    """Make the group for words between hosts, which leaves the GPUs alone; all must call it."""
+    """Make the group for messages between hosts, without the GPUs; every process must call it."""
     group = dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)
     return group
 
 
-def together(fabric: Fabric, work: Callable[[], T]) -> T:
-    """Do something that may fail in one process only, and let all of them fail if it does.
+def run_together(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Run a function in every process; if it fails in one, it fails in all.
 
-    The first process that failed raises its error, the others :class:`ReportedElsewhere`; none is
-    left waiting for another. The work itself must not wait for other processes.
+    The first process that failed raises its error and the others :class:`ReportedElsewhere`, so
+    that none waits for another forever. The function itself must not wait for other processes.
     """
     if fabric.world_size == 1:
         return work()
@@ -159,13 +159,13 @@ def together(fabric: Fabric, work: Callable[[], T]) -> T:
     raise ReportedElsewhere(codes[failed[0]]) from mine
 
 
-def first_then_others(fabric: Fabric, work: Callable[[], T]) -> T:
-    """Do something once on each machine, then in its other processes: what may download a file."""
-    done = together(fabric, lambda: [work()] if fabric.local_rank == 0 else [])
-    return together(fabric, lambda: done[0] if done else work())
+def run_first_then_others(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Run a function in one process of each machine, then in the others: it may download a file."""
+    done = run_together(fabric, lambda: [work()] if fabric.local_rank == 0 else [])
+    return run_together(fabric, lambda: done[0] if done else work())
 
 
-def from_first(fabric: Fabric, value: T) -> T:
+def broadcast(fabric: Fabric, value: T) -> T:
     """Return process 0's value in every process."""
     if fabric.world_size == 1:
         return value
@@ -174,8 +174,8 @@ def from_first(fabric: Fabric, value: T) -> T:
     return values[0]
 
 
-def from_all(fabric: Fabric, value: T) -> list[T]:
-    """Return the value of each process in every process."""
+def gather_values(fabric: Fabric, value: T) -> list[T]:
+    """Return the values of all processes, in every process."""
     if fabric.world_size == 1:
         return [value]
     values: list[Any] = [None] * fabric.world_size
@@ -184,22 +184,22 @@ def from_all(fabric: Fabric, value: T) -> list[T]:
 
 
 class Vote:
-    """Lets all processes stop after the same step, whichever of them a signal reached first.
+    """Makes all processes stop after the same step when a signal reaches any of them.
 
-    A process's signals become known to all one step later, so that no step waits for the vote.
+    All processes learn of a signal one step later, so that no step waits for the vote.
     """
 
     under_way: ClassVar[set[Any]] = set()
-    """Votes that somebody has not waited for."""
+    """Votes that have not ended."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._alone = fabric.world_size == 1
         self._pending: tuple[Tensor, Any] | None = None
         self.outcome = 0
-        """The signal that all have agreed to stop by, or 0."""
+        """The signal that stops all processes, or 0."""
 
     def cast(self, received: list[int]) -> None:
-        """Say which signals this process has received; every process must, after each step."""
+        """Send the signals that this process has received; every process does after each step."""
         if self._alone:
             self.outcome = received[0] if received else 0
             return
@@ -210,7 +210,7 @@ class Vote:
         self.under_way.add(work)
 
     def close(self) -> None:
-        """Wait for the vote under way."""
+        """Wait for the outcome of the last vote."""
         if self._pending is not None:
             ballot, work = self._pending
             work.wait()
@@ -220,24 +220,24 @@ class Vote:
 
 
 def is_mixed(config: Config, device: torch.device) -> bool:
-    """Whether the networks run in bfloat16 mixed precision: by choice, or on a GPU."""
+    """Whether the networks run in bfloat16 mixed precision, which is the default on a GPU."""
     wanted = config.training.precision
     return wanted == "bf16-mixed" or (wanted == "auto" and device.type == "cuda")
 
 
 def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
-    """Compile a step in place, by choice or on a GPU.
+    """Compile a step in place, if configured or by default on a GPU.
 
-    On one GPU its kernels are replayed as CUDA graphs: a step of a small network is over before the
-    host could launch them one by one.
+    On one GPU its kernels are replayed as CUDA graphs, because the host launches the kernels of a
+    small network more slowly than the GPU runs them.
     """
     wanted, on_gpu = config.training.compile, fabric.device.type == "cuda"
     if wanted == "yes" or (wanted == "auto" and on_gpu):
-        # A process that trains many configurations, as a study does, compiles as many graphs; past
-        # the limit torch would silently fall back to slow steps.
+        # A study trains many configurations in one process and compiles a graph for each. Beyond
+        # the limit torch would silently take slow steps.
         torch._dynamo.config.recompile_limit = 256
         torch._dynamo.config.accumulated_recompile_limit = 2048
-        # What is left in float32, subnetworks and losses, is meant to be exact.
+        # Subnetworks and losses stay in float32 to be exact.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         graphs = on_gpu and fabric.world_size == 1
         step.compile(mode="reduce-overhead" if graphs else "default")
@@ -257,11 +257,11 @@ def device_name(device: torch.device) -> str:
 
 
 class SynchronisedNorm(_BatchNorm):
-    """Batch normalisation whose mean and variance are those of every process's batch together.
+    """Batch normalisation by the mean and variance of the joint batch of all processes.
 
-    Equal to ordinary batch normalisation of the joint batch: outputs, gradients and running
-    statistics. Each process sends its count, mean and centred sum of squares, which combine without
-    the cancellation that sums of squares suffer from. torch's own needs GPUs.
+    Outputs, gradients and running statistics equal those of ordinary batch normalisation of the
+    joint batch. Each process sends its count, mean and centred sum of squares: plain sums of
+    squares would cancel. torch's own class needs GPUs.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -294,9 +294,9 @@ class SynchronisedNorm(_BatchNorm):
     def _normalise(self, input: Tensor) -> Tensor:
         values = input.to(torch.promote_types(input.dtype, torch.float32))
         others = [dim for dim in range(input.ndim) if dim != 1]
-        broadcast = (1, -1, *(1,) * (input.ndim - 2))
+        shape = (1, -1, *(1,) * (input.ndim - 2))
         own_mean = values.mean(others)  # (C,)
-        own_squares = (values - own_mean.view(broadcast)).square().sum(others)  # (C,)
+        own_squares = (values - own_mean.view(shape)).square().sum(others)  # (C,)
         count = values.new_full((1,), values.numel() / values.shape[1])
         every: Tensor = gather_with_gradient(
             torch.cat([count, own_mean, own_squares])
@@ -310,9 +310,9 @@ class SynchronisedNorm(_BatchNorm):
         scale = (variance + self.eps).rsqrt()
         if self.weight is not None:
             scale = scale * self.weight
-        result: Tensor = (values - mean.view(broadcast)) * scale.view(broadcast)
+        result: Tensor = (values - mean.view(shape)) * scale.view(shape)
         if self.bias is not None:
-            result = result + self.bias.view(broadcast)
+            result = result + self.bias.view(shape)
         return result.to(input.dtype)
 
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
@@ -331,11 +331,9 @@ class SynchronisedNorm(_BatchNorm):
 
 
 def synchronise_norms(module: nn.Module, device: torch.device) -> None:
-    """Replace every batch normalisation inside a module; parameters and their names stay.
+    """Replace every batch normalisation inside a module by a synchronised one.
 
-    Args:
-        module: with batch normalisation somewhere inside.
-        device: that it will run on; on a GPU torch's own fused kernels are taken.
+    Parameters and their names stay. On a GPU the replacement is torch's own, which is faster.
     """
     for name, child in module.named_children():
         if not isinstance(child, _BatchNorm):

@@ -25,23 +25,14 @@ from torchvision.ops import box_iou
 from deepbregman.data.voc import CLASSES, Objects
 from deepbregman.errors import UserError
 
+from .detectors import PredictedBoxes
+
 Array = npt.NDArray[np.float64]
 
 THRESHOLDS = tuple(percent / 100 for percent in range(50, 100, 5))
 """Overlaps at which a detection counts as right, for AP; the first is AP50's, the sixth AP75's."""
 METRICS = ("AP", "AP50", "AP75", "AP-07", "AP50-07", "AP75-07", "AP50-10")
 MOST_DETECTIONS = 100
-
-
-class PredictedBoxes(NamedTuple):
-    """What a detector predicts for one image."""
-
-    boxes: Tensor
-    """(n, 4): left, top, right, bottom in pixels of the image."""
-    labels: Tensor
-    """(n,): positions in CLASSES."""
-    scores: Tensor
-    """(n,)"""
 
 
 class Scores(NamedTuple):

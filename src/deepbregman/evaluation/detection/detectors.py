@@ -1,7 +1,7 @@
 """Faster R-CNN around an encoder's trunk, and the proof that the trunk is really in it."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,17 @@ SIDE_STEP = 32
 """Short sides are sampled in steps of so many pixels."""
 LONG_SIDE = 1333 / 800
 """The longest long side, in multiples of the longest short side."""
+
+
+class PredictedBoxes(NamedTuple):
+    """What a detector predicts for one image."""
+
+    boxes: Tensor
+    """(n, 4): left, top, right, bottom in pixels of the image."""
+    labels: Tensor
+    """(n,): positions in CLASSES."""
+    scores: Tensor
+    """(n,)"""
 
 
 class _Conv4(nn.Module):

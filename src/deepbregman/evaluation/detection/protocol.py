@@ -34,8 +34,7 @@ from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.processes import device_name
 from deepbregman.training.randomness import derive_seed
 
-from .average_precision import PredictedBoxes, score_detections
-from .detectors import Detector, build_detector, load_trunk, require_fitting
+from .detectors import Detector, PredictedBoxes, build_detector, load_trunk, require_fitting
 from .training import check_settings, detect_all, fine_tune
 
 SETTINGS = (
@@ -135,6 +134,8 @@ def score_detector(
         workers=options.workers,
         report=lambda images: evaluation.progress(f"{name}, testing", images, len(voc.test)),
     )
+    from .average_precision import score_detections  # only this protocol needs pycocotools
+
     scores = score_detections(voc.test.objects, found)
     result: Record = {
         "settings": settings,

@@ -22,8 +22,7 @@ from deepbregman.training import checkpoints
 from deepbregman.training.faults import Interrupted, watch_signals
 from deepbregman.training.randomness import derive_seed, epoch_order
 
-from .average_precision import PredictedBoxes
-from .detectors import Detector
+from .detectors import Detector, PredictedBoxes
 
 MOMENTUM = 0.9
 WEIGHT_DECAY = 1e-4
