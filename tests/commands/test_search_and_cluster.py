@@ -152,7 +152,7 @@ class TestSearch:
             value = expected[row["variant"], row["metric"]]
             assert row["value"] == pytest.approx(100.0 * value, abs=0.01)
             assert f"{row['value']:.2f}" in out
-            assert row["protocol"] == "search"
+            assert row["protocol"] == "retrieval"
             assert (row["values"], row["deviation"], row["n"]) == ([row["value"]], None, 1)
             assert (row["num_train"], row["num_test"]) == (200, 100)
             assert row["details"]["num_queries"] == 100

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from deepbregman.evaluation.options import Detect, Options, ProtocolName, Semi, Tuning
+from deepbregman.evaluation.options import Detect, Few, Ood, Options, ProtocolName, Semi, Tuning
 from deepbregman.reporting.screen import evaluation_table
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import MaybeNumber, MaybeText, ReportProgress, ignore_progress, say
@@ -41,10 +41,12 @@ def evaluate(
     semi: tyro.conf.OmitArgPrefixes[Semi] = Semi(),  # noqa: B008  # frozen
     tuning: tyro.conf.OmitArgPrefixes[Tuning] = Tuning(),  # noqa: B008  # frozen
     detect: Detect = Detect(),  # noqa: B008  # frozen
+    few: Few = Few(),  # noqa: B008  # frozen
+    ood: Ood = Ood(),  # noqa: B008  # frozen
     console: PythonOnly[Console | None] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> list[Record]:
-    """Evaluate a run: kNN, linear, few labels, another dataset, detection, from scratch.
+    """Evaluate a run: kNN, linear, few labels, another dataset, detection, retrieval, robustness.
 
     Results go into RUN/result.json when a protocol ends. The same command continues a stopped
     evaluation. The run's networks are never changed; protocols that train use a copy.
@@ -55,7 +57,11 @@ def evaluate(
             classifier on frozen features, of whole images and of random crops. semi: fine-tune all
             weights on a part of the labels. transfer: linear and fine-tuning on another dataset.
             detect: Faster R-CNN around the encoder on Pascal VOC. supervised: train the same
-            network from random weights on all labels, for comparison.
+            network from random weights on all labels, for comparison. retrieval: search the
+            training images for each test image. cluster: group the test images. few: classify by
+            a few labels per class, without training. ood: tell other images from the test images.
+            corruptions: classify noisy, compressed, blurred and pale test images. These five use
+            the cosine of features and, where the run has one, the learned divergence.
         data: A labelled dataset instead of the run's own; transfer needs one. Images are resized to
             the run's image size. For detect: the folder VOCdevkit, or voc after `deepbregman data
             prepare voc`.
@@ -76,6 +82,8 @@ def evaluate(
         semi: Labels that semi uses.
         tuning: How semi, transfer and supervised train.
         detect: How detect trains.
+        few: Labels that few uses.
+        ood: Images that ood uses.
         console: Where to print; nothing is printed when None.
         progress: Called during the work.
 
@@ -95,6 +103,8 @@ def evaluate(
         semi=semi,
         tuning=tuning,
         detect=detect,
+        few=few,
+        ood=ood,
     )
     opened = run if isinstance(run, Run) else Run.open(Path(run))
     if source is None and set(protocols) != {"detect"}:  # which has its own layout

@@ -32,12 +32,15 @@ from deepbregman.training.randomness import derive_seed
 
 from .features import Features
 from .gallery import Gallery, OpenedRun, open_gallery
+from .inputs import Evaluation
 from .linear import FLOAT64_ELEMENTS
 from .results import Measurement, make_rows
 from .typical import TypicalCluster, find_typical
 
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
 """What to cluster by, and the variant's name in the rows."""
+CONTROL = "embedding"
+"""k-means of the embeddings that scores are of; only an evaluation asks for it."""
 RESTARTS = 10
 """Starts, of which the best is kept."""
 MAX_ITERATIONS = 300
@@ -299,13 +302,47 @@ def _cluster_once(
     from sklearn.exceptions import ConvergenceWarning
 
     # On the host, since k-means is; in float64 where that is affordable, as linear.py has it.
-    vectors = features.representation.cpu()
+    part = features.embedding if method == CONTROL else features.representation
+    assert part is not None
+    vectors = part.cpu()
     vectors = vectors.double() if vectors.numel() <= FLOAT64_ELEMENTS else vectors
     points = functional.normalize(vectors, dim=1).numpy()
     with warnings.catch_warnings():  # fewer distinct images than clusters; the sizes show it
         warnings.simplefilter("ignore", ConvergenceWarning)
         kmeans = KMeans(count, n_init=RESTARTS, random_state=seed).fit(points)
     return torch.from_numpy(kmeans.labels_).long(), float(kmeans.inertia_) / len(points)
+
+
+def check_cluster(evaluation: Evaluation) -> None:
+    """Open the data, so that data without labels are refused before any computation."""
+    _ = evaluation.labelled
+
+
+def cluster(evaluation: Evaluation) -> list[Record]:
+    """Cluster the test images into as many groups as there are classes, and compare the two."""
+    labelled = evaluation.labelled
+    test, smoothing = labelled.test, labelled.config.divergence.smoothing
+    truth = test.labels.cpu()
+    count = len(torch.unique(truth))
+    methods = {"features": METHODS["features"], CONTROL: "k-means, cosine embeddings"}
+    if test.features.scores is not None:
+        methods["divergence"] = METHODS["divergence"]
+    seeds = evaluation.options.each_seed
+    measured: list[list[Measurement]] = []
+    for done, seed in enumerate(seeds, start=1):
+        of_seed = []
+        for method, variant in methods.items():
+            found, _ = _cluster_once(method, test.features, count, smoothing, seed)
+            values = _measure_agreement(truth, found)
+            details = {"split": "test", "clusters": count}
+            of_seed.append(
+                Measurement(
+                    f"{variant}, test split", values, 0, len(found), test.num_replaced, details
+                )
+            )
+        measured.append(of_seed)
+        evaluation.progress("clusters", done, len(seeds))
+    return make_rows(measured)
 
 
 def _measure_agreement(labels: Tensor, found: Tensor) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """Features of frozen networks, computed once and shared by every protocol."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +28,15 @@ class Features(NamedTuple):
 
     representation: Tensor  # (N, d), the encoder's output
     scores: Tensor | None  # (N, K), the subnetworks' outputs, or None without divergence
+    embedding: Tensor | None = None  # (N, d'), the projection's output, which the scores are of
+
+    def select(self, rows: Tensor) -> "Features":
+        """Return the features of some images, by index or as a mask."""
+
+        def pick(part: Tensor | None) -> Tensor | None:
+            return None if part is None else part[rows]
+
+        return Features(self.representation[rows], pick(self.scores), pick(self.embedding))
 
     def require_finite(self) -> "Features":
         """Return the features, or raise ``Diverged`` where one is not a finite number."""
@@ -78,26 +87,34 @@ def _same(before: Tensor | None, after: Tensor | None) -> bool:
 
 
 def compute_features(
-    model: Model, batches: Batches, image_size: int, progress: Progress | None = None
+    model: Model,
+    batches: Batches,
+    image_size: int,
+    progress: Progress | None = None,
+    change: Callable[[Tensor], Tensor] | None = None,
 ) -> Features:
     """Pass every image, resized and centre-cropped, through the frozen networks.
 
     Args:
         batches: the images; the features have their order and their device.
         progress: called with the number of images done and their total number.
+        change: applied to each batch of views (b, 3, H, W) in [0, 1], such as a corruption.
     """
-    representation, scores = [], []
+    representation, scores, embedding = [], [], []
     done = 0
     with frozen(model):
         for batch in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
-            h, _, o = model(centre_view(batch.images, batch.sizes, image_size))
+            view = centre_view(batch.images, batch.sizes, image_size)
+            h, z, o = model(view if change is None else change(view))
             representation.append(h)
+            embedding.append(z)
             if o is not None:
                 scores.append(o)
             done += len(h)
             if progress is not None:
                 progress(done, batches.num_images)
-    return Features(torch.cat(representation), torch.cat(scores) if scores else None)
+    joined = torch.cat(scores) if scores else None
+    return Features(torch.cat(representation), joined, torch.cat(embedding))
 
 
 def compute_crop_features(
@@ -177,8 +194,8 @@ class SplitFeatures:
         """The features of the whole images, without augmentation."""
         images, kept = self.split.images, self.kept
         found = None if kept is None else kept.read(images)
-        if found is not None and "representation" in found:
-            return Features(found["representation"], found.get("scores"))
+        if found is not None and {"representation", "embedding"} <= found.keys():
+            return Features(found["representation"], found.get("scores"), found["embedding"])
         size = self.config.data.image_size
         features = compute_features(self.model, self.batches, size, self.progress).require_finite()
         if kept is not None and not self.num_replaced:

@@ -173,8 +173,12 @@ def open_gallery(opened: OpenedRun, split: str, progress: ReportProgress | None 
 def join_features(parts: Sequence[Features]) -> Features:
     """Join features of several sets of images, by the same networks, one after the other."""
     scores = [part.scores for part in parts if part.scores is not None]
-    representation = torch.cat([part.representation for part in parts])
-    return Features(representation, torch.cat(scores) if scores else None)
+    embedding = [part.embedding for part in parts if part.embedding is not None]
+    return Features(
+        torch.cat([part.representation for part in parts]),
+        torch.cat(scores) if scores else None,
+        torch.cat(embedding) if embedding else None,
+    )
 
 
 def image_name(split: str, images: Split, index: int) -> str:

@@ -28,6 +28,7 @@ from .results import Measurement, make_rows
 NEIGHBOURS = (20, 200)
 VOTE_TEMPERATURE = 0.1
 MEASURES = ("cosine", "divergence")
+"""Of a search; an evaluation also compares embeddings."""
 LARGEST_BANK = 20_000
 LARGEST_QUERY = 2_000
 MONITOR_BYTES = 4 * 2**30
@@ -146,11 +147,16 @@ def _largest(similarities: Tensor, k: int) -> Neighbours:
 
 
 def features_for(features: Features, measure: str) -> Tensor:
-    """Return what a measure compares: the encoder's features (N, d), or the scores (N, K)."""
+    """Return what a measure compares: ``cosine`` features, ``embedding`` z, ``divergence`` scores.
+
+    Embeddings are compared by cosine, too. They are what scores are made of, so they show how much
+    of a difference between the other two is due to the projection and not to the divergence.
+    """
     if measure == "cosine":
         return features.representation
-    assert features.scores is not None  # choose_measures has made sure
-    return features.scores
+    part = features.embedding if measure == "embedding" else features.scores
+    assert part is not None  # choose_measures has made sure
+    return part
 
 
 def rank_bank(
@@ -170,7 +176,7 @@ def rank_bank(
     that the order of the bank, often that of its classes, does not matter.
 
     Args:
-        measure: ``cosine`` or ``divergence``.
+        measure: ``cosine``, ``embedding`` or ``divergence``.
         queries: (Q, d) features, or (Q, K) scores.
         bank: (B, d) or (B, K).
         smoothing: of ``divergence``; 0 is the hard form.
@@ -182,7 +188,7 @@ def rank_bank(
 
 def likeness_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Tensor], Tensor]:
     """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
-    if measure == "cosine":
+    if measure != "divergence":
         return cosine_to(bank)
     exact = bank.double()  # float32 would rank nearly equal images at random
 
@@ -200,6 +206,8 @@ def check_knn(evaluation: Evaluation) -> None:
 def knn(evaluation: Evaluation) -> list[Record]:
     """Classify by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
 
+    Beside the divergence stands the cosine of the embeddings that the scores are of.
+
     The seed matters only for ties, of which the hard divergence has many, and for random crops; the
     other variants have one value. Features averaged over crops are compared by cosine only. Few
     neighbours vote for few classes, so there is no top 5.
@@ -209,6 +217,7 @@ def knn(evaluation: Evaluation) -> list[Record]:
     if evaluation.options.crops:
         rows += make_rows([knn_by_cosine(labelled, evaluation.averaged(seed)) for seed in seeds])
     if labelled.model.divergence_network is not None:
+        rows += make_rows([knn_by_embedding(labelled)])
         drawn = seeds[:1] if labelled.config.divergence.smoothing > 0 else seeds
         rows += make_rows([knn_by_divergence(labelled, seed) for seed in drawn])
     return rows
@@ -228,15 +237,38 @@ def knn_by_cosine(
 
 def knn_by_divergence(labelled: LabelledFeatures, seed: int) -> list[Measurement]:
     """Classify by the neighbours of the smallest learned divergence; the seed orders ties."""
-    sides = labelled.train, labelled.test
-    bank, queries = (features_for(side.features, "divergence") for side in sides)
-    settings, k = labelled.config.divergence, min(max(NEIGHBOURS), len(bank))
-    found = rank_bank("divergence", queries, bank, k, smoothing=settings.smoothing, seed=seed)
-    # Rounding would lose the order of far neighbours in psi, so they are found by -D. Votes are
-    # weighted by the Gaussian kernel, whose width the run may have learned.
+    found = find_neighbours(labelled, labelled.test.features, "divergence", max(NEIGHBOURS), seed)
+    return _measure_votes("divergence", found, labelled, {})
+
+
+def knn_by_embedding(labelled: LabelledFeatures) -> list[Measurement]:
+    """Classify by the cosine of embeddings, which the divergence is a function of."""
+    found = find_neighbours(labelled, labelled.test.features, "embedding", max(NEIGHBOURS))
+    return _measure_votes("cosine of embeddings", found, labelled, {})
+
+
+def find_neighbours(
+    labelled: LabelledFeatures, queries: Features, measure: str, k: int, seed: int = 0
+) -> Neighbours:
+    """Find the nearest training images, with similarities as votes are weighted by.
+
+    These are cosines, or the Gaussian kernel of divergences, whose width the run may have learned.
+    """
+    settings, bank = labelled.config.divergence, features_for(labelled.train.features, measure)
+    found = rank_bank(
+        measure,
+        features_for(queries, measure),
+        bank,
+        min(k, len(bank)),
+        smoothing=settings.smoothing,
+        seed=seed,
+    )
+    if measure != "divergence":
+        return found
+    # Rounding would lose the order of far neighbours in psi, so they are found by -D.
     sigma = labelled.model.sigma
     psi = similarity(-found.similarities, "gaussian", settings.sigma if sigma is None else sigma)
-    return _measure_votes("divergence", found._replace(similarities=psi), labelled, {})
+    return found._replace(similarities=psi)
 
 
 def _measure_votes(

@@ -28,11 +28,11 @@ from deepbregman.data.folders import quote_some
 from deepbregman.data.labels import GivenLabel, check_counts
 from deepbregman.errors import UserError
 from deepbregman.files import create_file, csv_text
-from deepbregman.method.bregman import learned_divergence
 from deepbregman.runs import Record
 from deepbregman.statistics import wilson_interval
 from deepbregman.terminal import ReportProgress
 
+from .classes import class_means, divergence_to
 from .features import Features, compute_features
 from .gallery import Gallery, OpenedRun, Pixels, join_features, open_gallery
 from .knn import VOTE_TEMPERATURE, cosine_neighbours
@@ -103,11 +103,8 @@ def _divergence_logits(
 ) -> Tensor:
     assert train.scores is not None
     assert queries.scores is not None
-    members = functional.one_hot(labels, num_classes).double()  # (n, C)
-    means = members.T @ train.scores.double() / members.sum(dim=0)[:, None]  # (C, K)
-    chunk = max(1, _ENTRIES // queries.scores.shape[1])
-    parts = torch.split(queries.scores, chunk)
-    return torch.cat([-learned_divergence(part.double(), means, smoothing) for part in parts])
+    means = class_means(train.scores, labels, num_classes)
+    return -divergence_to(queries.scores, means, smoothing)
 
 
 class Judged(NamedTuple):
@@ -163,7 +160,7 @@ def predict_labels(
     """
     labels = labels.to(features.representation.device)
     places = (labels >= 0).nonzero().flatten()
-    known, targets = _select(features, places), labels[places]
+    known, targets = features.select(places), labels[places]
     folds = _draw_folds(targets.cpu(), seed)
     least = len(places) - max(int((folds == fold).sum()) for fold in set(folds.tolist()))
     possible = [kind for kind in kinds if kind != "divergence" or features.scores is not None]
@@ -172,7 +169,7 @@ def predict_labels(
     numbers = sorted(set(folds.tolist()))
     for done, fold in enumerate(numbers, start=1):
         here = (folds == fold).to(places.device)
-        parts = _select(known, ~here), targets[~here], _select(known, here)
+        parts = known.select(~here), targets[~here], known.select(here)
         for index, classifier in enumerate(tried):
             held_out[index, folds == fold] = classifier.logits(*parts, num_classes, smoothing).cpu()
         if progress is not None:
@@ -198,11 +195,6 @@ def predict_labels(
     share = expect_accuracy(correct, losses, seed)
     low, high = wilson_interval(share, len(places))
     return Prediction(probabilities, judged, ExpectedAccuracy(100 * share, 100 * low, 100 * high))
-
-
-def _select(features: Features, rows: Tensor) -> Features:
-    scores = features.scores
-    return Features(features.representation[rows], None if scores is None else scores[rows])
 
 
 def _draw_folds(labels: Tensor, seed: int) -> Tensor:

@@ -355,16 +355,27 @@ def linear_on_cached(
     name: str = "cached features",
 ) -> Measurement:
     """Fit to features of whole images, or averaged over crops; the seed chooses held-out images."""
-    train, test = labelled.representations(averaged)
-    held_out = _hold_out(labelled, seed)
-    labels, count = labelled.train.labels, labelled.num_classes
-    l2, _ = choose_l2(train, labels, held_out, num_classes=count)
-    classifier = fit_linear(train, labels, num_classes=count, l2=l2)
+    classifier, l2 = fit_on_cached(labelled, seed, averaged)
+    _, test = labelled.representations(averaged)
     details: Record = {"l2_grid": list(L2_GRID)}
     if averaged is not None:
         name = f"{name} of {averaged.crops} crops"
         details |= {"crops": averaged.crops, "seed": averaged.seed}
     return _measure(labelled, classifier.predict(test), name, details, {"l2": l2})
+
+
+def fit_on_cached(
+    labelled: LabelledFeatures, seed: int, averaged: AveragedFeatures | None = None
+) -> tuple[LinearClassifier, float]:
+    """Fit to the training features with the penalty that is best on the held-out part.
+
+    Returns:
+        The classifier, and its penalty.
+    """
+    train, _ = labelled.representations(averaged)
+    labels, count = labelled.train.labels, labelled.num_classes
+    l2, _ = choose_l2(train, labels, _hold_out(labelled, seed), num_classes=count)
+    return fit_linear(train, labels, num_classes=count, l2=l2), l2
 
 
 def linear_on_crops(

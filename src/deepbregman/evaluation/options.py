@@ -18,7 +18,19 @@ from deepbregman.errors import UserError, suggest
 Architecture = Literal["c4", "fpn"]
 Norm = Literal["train", "frozen"]
 Trunk = Literal["pretrained", "random"]
-ProtocolName = Literal["knn", "linear", "semi", "transfer", "detect", "supervised"]
+ProtocolName = Literal[
+    "knn",
+    "linear",
+    "semi",
+    "transfer",
+    "detect",
+    "supervised",
+    "retrieval",
+    "cluster",
+    "few",
+    "ood",
+    "corruptions",
+]
 PROTOCOL_NAMES: tuple[ProtocolName, ...] = get_args(ProtocolName)
 FROZEN = frozenset(("knn", "linear"))
 """Protocols that can evaluate features averaged over crops, or of images of another size."""
@@ -113,6 +125,45 @@ class Detect(Section):
 
 
 @dataclass(frozen=True)
+class Few(Section):
+    """Options of few."""
+
+    labels_per_class: tuple[Count, ...] = (1, 2, 5, 10, 20)
+    """Numbers of labelled images of each class."""
+    draws: Count = 10
+    """Draws of the labelled images; a seed's value is their mean."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, and that there is a number."""
+        super().__post_init__()
+        if not self.labels_per_class:
+            raise UserError("few.labels_per_class is empty: give a number of labels, such as 5")
+
+
+NOISE = "noise"
+"""Names images of noise where a dataset is asked for."""
+
+
+@dataclass(frozen=True)
+class Ood(Section):
+    """Options of ood."""
+
+    against: tuple[str, ...] = (NOISE,)
+    """Images to be told from the test images: datasets, or noise (every byte is random)."""
+    neighbours: Count = 50
+    """The distance of an image from the training images is that of its neighbour of this rank."""
+
+    def __post_init__(self) -> None:
+        """Check the fields, and that there are images."""
+        super().__post_init__()
+        if not self.against or len(set(self.against)) < len(self.against):
+            raise UserError(
+                f"ood.against is {list(self.against)}: name at least one dataset, or noise, and "
+                "each once"
+            )
+
+
+@dataclass(frozen=True)
 class Options(Section):
     """The options of an evaluation; `deepbregman.evaluate` explains them."""
 
@@ -128,6 +179,8 @@ class Options(Section):
     semi: Semi = Semi()
     tuning: Tuning = Tuning()
     detect: Detect = Detect()
+    few: Few = Few()
+    ood: Ood = Ood()
 
     def __post_init__(self) -> None:
         """Check the fields, and those whose rule an annotation cannot hold."""

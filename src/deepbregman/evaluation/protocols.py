@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 from deepbregman.runs import Record
 
+from .clustering import check_cluster, cluster
+from .corruptions import check_corruptions, corruptions
 from .detection.protocol import check_detect, detect
+from .few import check_few, few
 from .finetuning import (
     check_semi,
     check_supervised,
@@ -17,7 +20,9 @@ from .finetuning import (
 from .inputs import Evaluation
 from .knn import check_knn, knn
 from .linear import check_linear, linear
+from .ood import check_ood, ood
 from .references import REFERRED, add_references
+from .retrieval import check_retrieval, retrieval
 
 
 class Protocol(NamedTuple):
@@ -36,6 +41,11 @@ PROTOCOLS = {
     "transfer": Protocol(transfer, check_transfer),
     "detect": Protocol(detect, check_detect),
     "supervised": Protocol(supervised, check_supervised),
+    "retrieval": Protocol(retrieval, check_retrieval),
+    "cluster": Protocol(cluster, check_cluster),
+    "few": Protocol(few, check_few),
+    "ood": Protocol(ood, check_ood),
+    "corruptions": Protocol(corruptions, check_corruptions),
 }
 
 

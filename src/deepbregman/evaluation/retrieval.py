@@ -17,7 +17,7 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
 from deepbregman.training.randomness import epoch_order
 
-from .features import compute_features
+from .features import SplitFeatures, compute_features
 from .gallery import (
     Gallery,
     OpenedRun,
@@ -27,9 +27,13 @@ from .gallery import (
     join_features,
     open_gallery,
 )
+from .inputs import Evaluation
 from .knn import MEASURES, features_for, likeness_to, rank_bank
 from .results import Measurement, make_rows
 
+PRECISION_AT = 10
+NAMES = {"cosine": "cosine", "embedding": "cosine of embeddings", "divergence": "divergence"}
+"""The variant of each measure in the rows."""
 _ENTRIES = 2**24  # of a matrix of queries and bank at a time: 64 MiB of similarities
 
 
@@ -254,7 +258,7 @@ def evaluate_search(
     """Search the training split for each test image, and measure how often its class is found.
 
     Returns:
-        Rows of protocol ``search``, also written into the run's result: ``mAP`` and
+        Rows of protocol ``retrieval``, also written into the run's result: ``mAP`` and
         ``precision@k`` in per cent, for each measure.
     """
     measures, splits = opened.choose_measures(by, MEASURES), opened.splits("all")
@@ -268,6 +272,22 @@ def evaluate_search(
     bank, queries = (opened.features_of(splits[n], n, progress) for n in ("train", "test"))
     if not torch.isin(queries.labels, bank.labels).any():
         raise UserError(f"data {opened.data!r}: no test image is of a class in the training split")
+    measured = measure_retrieval(
+        bank, queries, measures, k, opened.loaded.config.divergence.smoothing, seed, progress
+    )
+    return opened.record(make_rows([measured]), "retrieval", seed)
+
+
+def measure_retrieval(
+    bank: SplitFeatures,
+    queries: SplitFeatures,
+    measures: Sequence[str],
+    k: int,
+    smoothing: float,
+    seed: int,
+    progress: ReportProgress | None = None,
+) -> list[Measurement]:
+    """Search a bank for every query by each measure, and measure how often its class is found."""
     measured = []
     for measure in measures:
         quality = ranking_quality(
@@ -277,19 +297,43 @@ def evaluate_search(
             features_for(bank.features, measure),
             bank.labels,
             k=k,
-            smoothing=opened.loaded.config.divergence.smoothing,
+            smoothing=smoothing,
             seed=seed,
             progress=None if progress is None else partial(progress, f"search by {measure}"),
         )
         metrics = {"mAP": quality.mean_average_precision, f"precision@{k}": quality.precision}
         measured.append(
             Measurement(
-                measure,
+                NAMES[measure],
                 {metric: 100.0 * value for metric, value in metrics.items()},
-                len(splits["train"]),
-                len(splits["test"]),
+                len(bank.labels),
+                len(queries.labels),
                 bank.num_replaced + queries.num_replaced,
                 {"num_queries": quality.num_queries},
             )
         )
-    return opened.record(make_rows([measured]), "search", seed)
+    return measured
+
+
+def check_retrieval(evaluation: Evaluation) -> None:
+    """Open the data, so that data without labels are refused before any computation."""
+    _ = evaluation.labelled
+
+
+def retrieval(evaluation: Evaluation) -> list[Record]:
+    """Search the training images for every test image, by each measure that the run allows.
+
+    The seed matters only for ties, of which the hard divergence has many.
+    """
+    labelled = evaluation.labelled
+    has_scores = labelled.train.features.scores is not None
+    smoothing = labelled.config.divergence.smoothing
+    measure = partial(measure_retrieval, labelled.train, labelled.test, smoothing=smoothing)
+    k = min(PRECISION_AT, len(labelled.train.labels))
+    first, progress = evaluation.options.seed, evaluation.progress
+    rows = make_rows([measure(("cosine", "embedding"), k, seed=first, progress=progress)])
+    if has_scores:
+        drawn = evaluation.options.each_seed[: 1 if smoothing > 0 else None]
+        found = [measure(("divergence",), k, seed=seed, progress=progress) for seed in drawn]
+        rows += make_rows(found)
+    return rows

@@ -1,0 +1,38 @@
+"""Classes as distributions of their images: means of features, and divergences to them.
+
+The scores of an empirical distribution are the mean of its samples' scores, so the mean of a class
+stands for the class itself, and ``D(image || class)`` compares a point with a distribution.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepbregman.method.bregman import learned_divergence
+
+_ENTRIES = 2**24  # scores at a time: 128 MiB in float64
+
+
+def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Return the mean (C, d) of each class's rows, in float64; every class must have some.
+
+    Args:
+        values: (n, d) features or scores.
+        labels: (n,), from 0 to C - 1.
+    """
+    # A product adds in a fixed order where a scatter on a GPU does not.
+    members = functional.one_hot(labels.to(values.device), num_classes).double()  # (n, C)
+    return members.T @ values.double() / members.sum(dim=0)[:, None]
+
+
+def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Tensor:
+    """Return ``D(image || distribution)`` (N, C), in float64 and a part at a time.
+
+    Args:
+        scores: (N, K) of images.
+        distributions: (C, K), the mean scores of each distribution.
+        smoothing: temperature of the smooth form; 0 is the hard form.
+    """
+    parts = torch.split(scores, max(1, _ENTRIES // scores.shape[1]))
+    targets = distributions.double()
+    return torch.cat([learned_divergence(part.double(), targets, smoothing) for part in parts])

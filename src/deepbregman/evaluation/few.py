@@ -1,0 +1,168 @@
+"""The protocol ``few``: classes known by 1 to 20 labelled images each, without training.
+
+With a functional divergence the labelled images of a class are one empirical distribution, and an
+image belongs to the class at the smallest ``D(image || distribution)``. Beside it stand the same
+rule with single images in place of the distribution, the mean of features by cosine, and a linear
+classifier, all on the same draws of labels.
+"""
+
+from collections.abc import Callable
+from statistics import fmean
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from deepbregman.errors import UserError
+from deepbregman.runs import Record
+from deepbregman.training.randomness import derive_seed
+
+from .classes import class_means, divergence_to
+from .features import Features, LabelledFeatures
+from .inputs import Evaluation, class_name
+from .knn import features_for, rank_bank
+from .linear import fit_linear
+from .results import Measurement, accuracies, make_rows
+
+PENALTY = 1e-2
+"""Of the linear classifier. There are too few labels to choose one."""
+
+Rule = Callable[[Features, Tensor, Features, int, float], Tensor]
+"""Labelled features, their labels, other features, number of classes, smoothing -> predictions."""
+
+
+def nearest_distribution(
+    known: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
+) -> Tensor:
+    """Predict the class whose labelled images, as one distribution, are at the smallest D."""
+    means = class_means(features_for(known, "divergence"), labels, num_classes)
+    return divergence_to(features_for(queries, "divergence"), means, smoothing).argmin(dim=1)
+
+
+def nearest_mean(measure: str) -> Rule:
+    """Return the rule that predicts the class of the mean of largest cosine."""
+
+    def predict(
+        known: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
+    ) -> Tensor:
+        del smoothing
+        rows = functional.normalize(features_for(known, measure).double(), dim=1)
+        means = functional.normalize(class_means(rows, labels, num_classes), dim=1)
+        asked = functional.normalize(features_for(queries, measure).double(), dim=1)
+        return (asked @ means.T).argmax(dim=1)
+
+    return predict
+
+
+def nearest_image(measure: str) -> Rule:
+    """Return the rule that predicts the class of the nearest labelled image."""
+
+    def predict(
+        known: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
+    ) -> Tensor:
+        del num_classes
+        asked, bank = features_for(queries, measure), features_for(known, measure)
+        return labels[rank_bank(measure, asked, bank, 1, smoothing=smoothing).indices[:, 0]]
+
+    return predict
+
+
+def linear_rule(
+    known: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
+) -> Tensor:
+    """Predict by a linear classifier with one penalty."""
+    del smoothing
+    rows = known.representation
+    fit = fit_linear(rows, labels, num_classes=num_classes, l2=PENALTY, one_scale=True)
+    return fit.predict(queries.representation).argmax(dim=1)
+
+
+RULES: dict[str, Rule] = {
+    "linear": linear_rule,
+    "nearest image, cosine": nearest_image("cosine"),
+    "nearest mean, cosine": nearest_mean("cosine"),
+    "nearest mean, cosine of embeddings": nearest_mean("embedding"),
+    "nearest image, divergence": nearest_image("divergence"),
+    "nearest distribution, divergence": nearest_distribution,
+}
+BY_DIVERGENCE = ("nearest image, divergence", "nearest distribution, divergence")
+
+
+def draw_labels(labels: Tensor, count: int, seed: int) -> Tensor:
+    """Draw so many images of each class at random: their indices, class by class, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = []
+    for label in torch.unique(labels.cpu()).tolist():
+        places = (labels.cpu() == label).nonzero().flatten()
+        drawn.append(places[torch.randperm(len(places), generator=generator)[:count]])
+    return torch.cat(drawn)
+
+
+def check_few(evaluation: Evaluation) -> None:
+    """Refuse to draw more images of a class than it has."""
+    source, most = evaluation.labelled.source, max(evaluation.options.few.labels_per_class)
+    assert source.train.labels is not None  # require_labelled has made sure
+    present, counts = torch.unique(source.train.labels, return_counts=True)
+    if int(counts.min()) < most:
+        name = class_name(source, int(present[int(counts.argmin())]))
+        raise UserError(
+            f"few.labels_per_class has {most}, and class {name} has {int(counts.min())} training "
+            "images: give smaller numbers with --few.labels-per-class"
+        )
+
+
+def few(evaluation: Evaluation) -> list[Record]:
+    """Classify the test images by a few labelled training images of each class.
+
+    A value is the mean over the draws of a seed; all rules see the same draws.
+    """
+    labelled, settings = evaluation.labelled, evaluation.options.few
+    work = len(evaluation.options.each_seed) * len(settings.labels_per_class) * settings.draws
+    seeds, done = [], 0
+    for seed in evaluation.options.each_seed:
+        measured = []
+        for count in settings.labels_per_class:
+            found: list[dict[str, dict[str, float]]] = []
+            for draw in range(settings.draws):
+                found.append(measure_draw(labelled, count, derive_seed(seed, f"few {count}", draw)))
+                done += 1
+                evaluation.progress("few labels", done, work)
+            measured += _average(labelled, count, found)
+        seeds.append(measured)
+    return make_rows(seeds)
+
+
+def measure_draw(labelled: LabelledFeatures, count: int, seed: int) -> dict[str, dict[str, float]]:
+    """Measure every rule that the run allows on one draw of labels."""
+    train, test = labelled.train, labelled.test
+    rows = draw_labels(train.labels, count, seed).to(train.labels.device)
+    # A class without an image has no distribution: count the others only.
+    present, labels = torch.unique(train.labels[rows], return_inverse=True)
+    known = train.features.select(rows)
+    smoothing = labelled.config.divergence.smoothing
+    found = {}
+    for name, rule in RULES.items():
+        if name in BY_DIVERGENCE and known.scores is None:
+            continue
+        predicted = present[rule(known, labels, test.features, len(present), smoothing)]
+        found[name] = accuracies(test.labels, predicted=predicted, balanced=labelled.balanced)
+    return found
+
+
+def _average(
+    labelled: LabelledFeatures, count: int, found: list[dict[str, dict[str, float]]]
+) -> list[Measurement]:
+    words = f"{count} label{'s' * (count > 1)} per class"
+    num_classes = len(torch.unique(labelled.train.labels))
+    _, num_test, replaced = labelled.counts
+    return [
+        Measurement(
+            f"{words}, {name}",
+            {metric: fmean(draw[name][metric] for draw in found) for metric in found[0][name]},
+            count * num_classes,
+            num_test,
+            replaced,
+            {"draws": len(found)},
+        )
+        for name in found[0]
+    ]

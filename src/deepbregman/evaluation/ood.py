@@ -1,0 +1,186 @@
+"""The protocol ``ood``: tell images of another kind from test images, without being shown any.
+
+Each score says how far an image is from the training images. Two of them know the classes. The
+area under the ROC curve is the probability that an image of the other kind is further away than a
+test image.
+"""
+
+from collections.abc import Callable
+from pathlib import Path, PurePath
+
+import torch
+from torch import Tensor
+
+from deepbregman.data import ArrayImages, Split
+from deepbregman.data.datasets import check_source
+from deepbregman.data.opening import open_data
+from deepbregman.runs import Record
+from deepbregman.training.randomness import derive_seed
+
+from .classes import class_means, divergence_to
+from .features import Features, LabelledFeatures, SplitFeatures
+from .inputs import Evaluation
+from .knn import features_for, rank_bank
+from .options import NOISE
+from .results import Measurement, make_rows
+
+MOST_NOISE = 10_000
+"""Images of noise, at most; otherwise as many as there are test images."""
+_RIDGE = 1e-6  # of the mean variance, so that constant features can be divided by
+
+Distance = Callable[[Features], Tensor]
+"""Features (N, ...) -> distances (N,) from the training images."""
+
+
+def auroc(inside: Tensor, outside: Tensor) -> float:
+    """Return the area under the ROC curve, in per cent; a tie counts half.
+
+    Args:
+        inside: distances (N,) of images of the training kind.
+        outside: distances (M,) of others.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    distances = torch.cat([inside, outside]).double().cpu()
+    is_outside = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
+    return 100.0 * float(roc_auc_score(is_outside.numpy(), distances.numpy()))
+
+
+def mahalanobis_to(
+    features: Tensor, labels: Tensor, num_classes: int
+) -> Callable[[Tensor], Tensor]:
+    """Return the squared Mahalanobis distance to the nearest class (Lee et al., 2018).
+
+    All classes share one covariance. With one class this is the distance to a Gaussian.
+
+    Args:
+        features: (n, d) training features.
+        labels: (n,).
+    """
+    rows = features.double()
+    means = class_means(rows, labels, num_classes)  # (C, d)
+    rows = rows - means[labels]
+    covariance = rows.T @ rows / len(rows)
+    covariance.diagonal().add_(_RIDGE * covariance.diagonal().mean())
+    factor = torch.linalg.cholesky(covariance)
+
+    def whiten(points: Tensor) -> Tensor:
+        whitened: Tensor = torch.linalg.solve_triangular(factor, points.T, upper=False)
+        return whitened.T
+
+    centres = whiten(means)
+
+    def distance(points: Tensor) -> Tensor:
+        return torch.cdist(whiten(points.double()), centres).square().amin(dim=1)
+
+    return distance
+
+
+def list_distances(labelled: LabelledFeatures, neighbours: int) -> dict[str, Distance]:
+    """Return every distance from the training images that the run allows, by name."""
+    train, smoothing = labelled.train.features, labelled.config.divergence.smoothing
+    labels = labelled.train.labels
+    k = min(neighbours, len(labels))
+
+    def neighbour(measure: str) -> Distance:
+        bank = features_for(train, measure)
+
+        def distance(features: Features) -> Tensor:
+            asked = features_for(features, measure)
+            return -rank_bank(measure, asked, bank, k, smoothing=smoothing).similarities[:, -1]
+
+        return distance
+
+    def gaussian(targets: Tensor, count: int) -> Distance:
+        to_nearest = mahalanobis_to(train.representation, targets, count)
+        return lambda features: to_nearest(features.representation)
+
+    def distribution(targets: Tensor, count: int) -> Distance:
+        assert train.scores is not None
+        means = class_means(train.scores, targets, count)
+
+        def distance(features: Features) -> Tensor:
+            asked = features_for(features, "divergence")
+            return divergence_to(asked, means, smoothing).amin(dim=1)
+
+        return distance
+
+    # Classes without an image have no distribution.
+    present, targets = torch.unique(labels, return_inverse=True)
+    one = torch.zeros_like(labels)
+    found = {
+        f"cosine, neighbour {k}": neighbour("cosine"),
+        f"cosine of embeddings, neighbour {k}": neighbour("embedding"),
+        "Mahalanobis, one Gaussian": gaussian(one, 1),
+        "Mahalanobis, nearest class": gaussian(targets, len(present)),
+    }
+    if train.scores is not None:
+        found |= {
+            f"divergence, neighbour {k}": neighbour("divergence"),
+            "divergence, training distribution": distribution(one, 1),
+            "divergence, nearest class": distribution(targets, len(present)),
+        }
+    return found
+
+
+def draw_noise(count: int, side: int, seed: int) -> Split:
+    """Draw images whose every byte is random."""
+    generator = torch.Generator().manual_seed(derive_seed(seed, "noise images"))
+    pixels = torch.randint(0, 256, (count, 3, side, side), generator=generator, dtype=torch.uint8)
+    return Split(ArrayImages(pixels))
+
+
+def check_ood(evaluation: Evaluation) -> None:
+    """Refuse a dataset that is not there."""
+    _ = evaluation.labelled
+    for name in evaluation.options.ood.against:
+        if name != NOISE:
+            check_source(name, Path(evaluation.loaded.config.data.root))
+
+
+def ood(evaluation: Evaluation) -> list[Record]:
+    """Measure how well each distance tells the test images from other images.
+
+    The seed matters for noise only, and for ties of the hard divergence.
+    """
+    labelled, settings = evaluation.labelled, evaluation.options.ood
+    config, num_test = labelled.config, len(labelled.test.labels)
+    distances = list_distances(labelled, settings.neighbours)
+    inside = {name: distance(labelled.test.features) for name, distance in distances.items()}
+    rows: list[Record] = []
+    for place, other in enumerate(settings.against, start=1):
+        drawn = evaluation.options.each_seed if other == NOISE else (evaluation.options.seed,)
+        seeds = []
+        for seed in drawn:
+            if other == NOISE:
+                split = draw_noise(min(num_test, MOST_NOISE), config.data.image_size, seed)
+            else:
+                source = open_data(config, other)
+                split = source.test or source.train
+            outside = SplitFeatures(labelled.model, config, split, labelled.device).features
+            seeds.append(_measure(labelled, other, inside, distances, outside, len(split)))
+        rows += make_rows(seeds)
+        evaluation.progress("out of distribution", place, len(settings.against))
+    return rows
+
+
+def _measure(
+    labelled: LabelledFeatures,
+    other: str,
+    inside: dict[str, Tensor],
+    distances: dict[str, Distance],
+    outside: Features,
+    num_outside: int,
+) -> list[Measurement]:
+    num_train, num_test, replaced = labelled.counts
+    return [
+        Measurement(
+            f"{PurePath(other).stem}: {name}",
+            {"AUROC": auroc(inside[name], distance(outside))},
+            num_train,
+            num_test,
+            replaced,
+            {"against": other, "num_outside": num_outside},
+        )
+        for name, distance in distances.items()
+    ]

@@ -1,0 +1,87 @@
+"""Corruptions against closed forms and torchvision; the protocol on a few digits."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepbregman.commands.evaluate import evaluate
+from deepbregman.evaluation.corruptions import (
+    STRENGTHS,
+    blur,
+    compress_jpeg,
+    corrupt,
+    lower_contrast,
+)
+from deepbregman.evaluation.features import LabelledFeatures, compute_features
+from deepbregman.evaluation.knn import cosine_neighbours, vote
+from deepbregman.runs import Run
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
+
+
+def test_jpeg_rounds_flat_grey_blocks_as_the_standard_says() -> None:
+    """Of a flat block only the mean is kept, in steps of the table's first entry, scaled."""
+    greys = torch.tensor([3, 77, 130, 201])
+    images = (greys.view(4, 1, 1, 1).expand(4, 3, 16, 16) / 255).float()
+    step = (16 * (5000 // 40) + 50) // 100  # for quality 40
+    expected = [128 + step * round(8 * (grey - 128) / step) / 8 for grey in greys.tolist()]
+    found = compress_jpeg(images, 40) * 255
+    assert found.flatten(1).std(dim=1).max() == 0.0
+    assert found[:, 0, 0, 0].tolist() == pytest.approx(expected, abs=0.51)
+
+
+def test_jpeg_of_less_quality_is_further_from_the_image() -> None:
+    images = torch.nn.functional.interpolate(draw(3, 3, 9, 9), size=32, mode="bilinear")
+    errors = [float((compress_jpeg(images, q) - images).square().mean()) for q in (80, 58, 40)]
+    assert 0 < errors[0] < errors[1] < errors[2] < 0.01
+
+
+def test_blur_is_a_gaussian_over_pixels_of_32() -> None:
+    """One bright point spreads as exp(-r^2 / 2 sigma^2), in twice as large images twice as far."""
+    for side in (32, 64):
+        image = torch.zeros(1, 3, side, side)
+        image[..., side // 2, side // 2] = 1.0
+        found = blur(image, 0.7)[0, 0].double()
+        sigma = 0.7 * side / 32
+        ratio = found[side // 2, side // 2 + 1] / found[side // 2, side // 2]
+        assert float(ratio) == pytest.approx(math.exp(-1 / (2 * sigma**2)), rel=1e-4)
+        assert float(found.sum()) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_contrast_keeps_the_mean_and_shrinks_the_rest() -> None:
+    images = draw(2, 3, 8, 8)
+    found = lower_contrast(images, 0.4)
+    assert torch.allclose(found.mean(dim=(2, 3)), images.mean(dim=(2, 3)), atol=1e-6)
+    assert torch.allclose(found.std(dim=(2, 3)), 0.4 * images.std(dim=(2, 3)), atol=1e-6)
+
+
+def test_noise_has_its_deviation_and_goes_on_from_batch_to_batch() -> None:
+    images = torch.full((4, 3, 32, 32), 0.5)
+    change = corrupt("noise", 0.08, seed=0)
+    first, second = change(images), change(images)
+    assert float((first - images).std()) == pytest.approx(0.08, rel=0.05)
+    assert not torch.equal(first, second)
+    assert torch.equal(corrupt("noise", 0.08, seed=0)(images), first)
+
+
+def test_the_protocol_measures_what_it_says(
+    few: LabelledFeatures, short_run: Run, few_digits: str
+) -> None:
+    rows = evaluate(short_run, protocols=["corruptions"], data=few_digits, accelerator="cpu")
+    values = {row["variant"]: row["value"] for row in rows}
+    names = ["clean", *(f"{name} {n}" for name in STRENGTHS for n in (1, 2, 3)), "mean of all"]
+    classifiers = ["linear", "kNN by cosine, k=20", "kNN by divergence, k=20"]
+    assert list(values) == [f"{each}, {name}" for each in classifiers for name in names]
+    mean = sum(values[f"linear, {name}"] for name in names[1:-1]) / 12
+    assert values["linear, mean of all"] == pytest.approx(mean)
+    features = compute_features(
+        few.model, few.test.batches, 8, change=lambda images: lower_contrast(images, 0.15)
+    )
+    found = cosine_neighbours(features.representation, few.train.features.representation, 20)
+    right = vote(found, few.train.labels, 10) == few.test.labels
+    expected = 100 * right.double().mean().item()
+    assert values["kNN by cosine, k=20, contrast 3"] == pytest.approx(expected)
