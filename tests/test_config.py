@@ -100,6 +100,7 @@ def configs(draw: st.DrawFn) -> Config:
     views, optimiser = tables["views"], tables["optimiser"]
     if tables["encoder"]["name"] in ("custom", "timm:x"):
         tables["encoder"]["stem"] = "auto"
+    tables["encoder"]["weights"] = f"runs/{tables['encoder']['weights']}"
     views["jitter"] = (*views["jitter"][:3], min(views["jitter"][3], 0.5))
     views["num_views"] = max(views["num_views"], 2)
     for name in ("blur", "solarise"):
@@ -450,6 +451,12 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ({"encoder": {"name": "convnext_atto"}}, ("did you mean 'timm:convnext_atto'?",)),
         ({"encoder": {"name": "timm:"}}, ("encoder.name is 'timm:'", "or timm:NAME")),
         ({"encoder": {"name": "timm:x", "stem": "standard"}}, ("encoder.stem", "auto")),
+        ({"encoder": {"weights": ""}}, ("encoder.weights is empty", "random")),
+        ({"encoder": {"weights": "timm"}}, ("encoder.weights is 'timm'", "timm:resnet18")),
+        (
+            {"encoder": {"name": "small", "weights": "torchvision:DEFAULT"}},
+            ("encoder.weights is 'torchvision:DEFAULT'", "resnet18, resnet34"),
+        ),
         ({"encoder": {"name": "custom", "stem": "thumbnail"}}, ("encoder.stem", "auto")),
         ({"training": {"epochs": "3"}}, ("training.epochs is '3'", "whole number")),
         ({"training": {"epochs": 3.0}}, ("training.epochs is 3.0", "whole number")),

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -205,11 +206,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     if "--resume" in options:
         fields = [option for option in options if option[2:].partition(".")[0] in SECTIONS]
         if fields:
-            raise UserError(
-                f"--resume continues a run with the settings that it has, and {fields[0]} is "
-                "given: leave it out; for other settings, such as more epochs, start a new run "
-                f"with `deepbregman pretrain RUN/config.toml {fields[0]} ... --run NEW`"
-            )
+            raise UserError(_explain_new_settings(fields, words))
         return resume, "deepbregman pretrain", words
     words = _name_recipe(words)
     named = bool(words) and not words[0].startswith("-")
@@ -235,6 +232,30 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     changed = signature.replace(parameters=[first, *others])
     with_fields.__signature__ = changed  # type: ignore[attr-defined]  # inspect reads it
     return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
+
+
+def _explain_new_settings(fields: list[str], words: list[str]) -> str:
+    """Say how to train on from a run with other settings than it has."""
+    values = _pair_options(words)
+    run = values.get("--resume") or "RUN"
+    asked = shlex.join(word for field in fields for word in (field, values[field] or "..."))
+    again = f"deepbregman pretrain {shlex.quote(f'{run}/config.toml')}"
+    return (
+        f"--resume continues a run with the settings that it has, and {fields[0]} is given: leave "
+        "it out, or train on from the weights of the run, with new heads, a new schedule and a "
+        f"folder of its own: `{again} --encoder.weights {shlex.quote(run)} {asked} --run NEW`"
+    )
+
+
+def _pair_options(words: list[str]) -> dict[str, str]:
+    """Return the value of each option; empty of one without."""
+    found = {}
+    for place, word in enumerate(words):
+        option, has_value, value = word.partition("=")
+        after = words[place + 1] if place + 1 < len(words) else ""
+        if option.startswith("--"):
+            found[option] = value if has_value or after.startswith("--") else after
+    return found
 
 
 def _name_recipe(words: list[str]) -> list[str]:
@@ -320,7 +341,7 @@ def _train(
         plan, source = _choose_settings(config, wishes, fabric, console, encoder, source)
         config = plan.config
         _show_plan(plan, console)
-    run_together(fabric, lambda: _try_encoder(config, encoder))
+    start = run_first_then_others(fabric, lambda: _try_encoder(config, encoder, resuming))
     with explain_faults(config, folder), ExitStack() as held:
 
         def hold() -> None:
@@ -357,6 +378,8 @@ def _train(
             f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
             f"{folder}",
         )
+        if start is not None:
+            say(console, f"the encoder starts from the weights of {start}; its heads are new")
         unused = _describe_unused(source, len(held_out), len(images), job)
         if unused:
             say(console, f"not trained on: {', '.join(unused)}")
@@ -391,8 +414,11 @@ def _choose_settings(
     from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
     from deepbregman.training.planning import Facts, choose_image_size, make_plan, measure_step
     from deepbregman.training.processes import broadcast, run_first_then_others, run_together
+    from deepbregman.training.weights import describe_encoder
 
-    given, on_gpu = wishes.given, fabric.device.type != "cpu"
+    # An encoder that starts from a run has the structure of that run's.
+    given = {**describe_encoder(config.encoder.weights), **wishes.given}
+    config, on_gpu = override(config, given), fabric.device.type != "cpu"
     with console.status(f"looking at {escape(config.data.source)} ..."):
         side = run_together(
             fabric, lambda: typical_side(config.data.source, Path(config.data.root))
@@ -464,12 +490,6 @@ def _find_surprises(config: Config) -> Iterator[str]:
             "ends while the learning rate still rises; shorten the warm-up, such as to "
             f"{0.05 * epochs:g}"
         )
-    name = config.encoder.name
-    if name.startswith("timm:") and "." in name:
-        yield (
-            f"warning: encoder.name is {name!r}: the weights of that tag are not loaded, training "
-            "starts from random weights"
-        )
 
 
 def _describe_unused(
@@ -501,14 +521,25 @@ def _report_to(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor
     return measure
 
 
-def _try_encoder(config: Config, encoder: "nn.Module | None") -> None:
-    """Build the encoder once, so that an error comes before the images are read."""
+def _try_encoder(config: Config, encoder: "nn.Module | None", resuming: bool) -> str | None:
+    """Build the encoder once, so that an error comes before the images are read.
+
+    Returns:
+        The origin of the weights that it starts from; None of random ones, and of a run that goes
+        on.
+    """
     import torch
 
     from deepbregman.objectives import build_run_encoder
+    from deepbregman.training.weights import find_weights
 
     with torch.random.fork_rng(devices=[]):
-        build_run_encoder(config, trunk=encoder)
+        built = build_run_encoder(config, trunk=encoder)
+    found = None if resuming else find_weights(config)
+    if found is None:
+        return None
+    found.put_into(built)
+    return found.origin
 
 
 def _describe_sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:

@@ -128,6 +128,10 @@ class EncoderSettings(Section):
     ] = "resnet18"
     """resnet18, resnet34, resnet50, resnet101, small (four convolutions, for thumbnails on a CPU),
     or timm:NAME, any architecture of timm; custom is a module of your own, given in Python."""
+    weights: str = "auto"
+    """Where training starts from: random weights, torchvision:NAME such as torchvision:DEFAULT,
+    timm, the folder of a run, or a file, also an export. The heads are always new. auto: those of
+    the tag if encoder.name has one, as in timm:NAME.tag, else random."""
     stem: Literal["auto", "thumbnail", "standard"] = "auto"
     """First layers of a ResNet: auto keeps the resolution of images of up to 64 px."""
     normalise_pixels: bool = True
@@ -151,6 +155,20 @@ class EncoderSettings(Section):
                 f"encoder.stem is {self.stem!r} with encoder.name {self.name!r}: only the ResNets "
                 "known by name have a choice of stem; leave it at auto"
             )
+        if self.weights == "timm" and not self.name.startswith("timm:"):
+            raise UserError(
+                f"encoder.weights is 'timm' with encoder.name {self.name!r}: timm has weights of "
+                f"its own architectures; set encoder.name to timm:{self.name}, or give other "
+                "weights"
+            )
+        if self.weights.startswith("torchvision:") and not self.name.startswith("resnet"):
+            raise UserError(
+                f"encoder.weights is {self.weights!r} with encoder.name {self.name!r}: only "
+                "resnet18, resnet34, resnet50 and resnet101 are torchvision's; name one of them, "
+                "or give other weights"
+            )
+        if not self.weights:
+            raise UserError("encoder.weights is empty: set it to random, or name weights")
 
 
 @dataclass(frozen=True)

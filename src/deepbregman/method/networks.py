@@ -1,6 +1,7 @@
 """Networks: view -> representation h -> embedding z -> scores of K subnetworks."""
 
 import difflib
+import functools
 import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -254,21 +255,25 @@ def _timm() -> ModuleType:
     return timm
 
 
-def create_timm(name: str, image_size: int) -> tuple[nn.Module, dict[str, int]]:
-    """Create an architecture of timm, untrained, pooled and without classifier.
+def create_timm(
+    name: str, image_size: int, pretrained: bool = False
+) -> tuple[nn.Module, dict[str, int]]:
+    """Create an architecture of timm, pooled and without classifier.
 
     Args:
         name: as timm spells it.
         image_size: side of the images; transformers are built for it where their class can be.
+        pretrained: with timm's weights, fitted to the image size, rather than random ones.
 
     Returns:
         The model, and the options beside ``num_classes=0`` that it was created with.
     """
+    create = functools.partial(_timm().create_model, name, pretrained=pretrained, num_classes=0)
     options = {"img_size": image_size}
     try:
-        return _timm().create_model(name, pretrained=False, num_classes=0, **options), options
+        return create(**options), options
     except TypeError:  # it takes no img_size: convolutions, for any size or for one
-        return _timm().create_model(name, pretrained=False, num_classes=0), {}
+        return create(), {}
 
 
 def _timm_trunk(name: str, image_size: int) -> tuple[nn.Module, int]:

@@ -154,6 +154,7 @@ def build_step(
     trunk: nn.Module | None = None,
     num_images: int = 0,
     num_classes: int = 0,
+    prepare: Callable[[Encoder], None] | None = None,
 ) -> Step:
     """Build all that is trained, its initial weights drawn from the configuration's seed.
 
@@ -167,10 +168,13 @@ def build_step(
         trunk: (N, 3, H, W) -> (N, d), the user's own; a copy is used, its weights as they are.
         num_images: to train on, for a method that remembers each of them.
         num_classes: of them, for a method that learns from labels.
+        prepare: called with the encoder before anything is made from it, to give it weights.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         encoder = build_run_encoder(config, mean, deviation, trunk)
+        if prepare is not None:
+            prepare(encoder)
         objective = _find_objective(config.objective.name)(
             config.objective, encoder, config.encoder
         )

@@ -142,7 +142,17 @@ def _shape(value: Any) -> tuple[int, ...] | None:
 
 def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> None:
     """Load a state that must fit in every name and shape; ``origin`` names it in errors."""
-    expected = module.state_dict()
+    problems = list_misfits(module.state_dict(), state)
+    if problems:
+        raise UserError(
+            f"{origin} does not fit the configuration beside it: {join_misfits(problems)}; use the "
+            "config.toml, and the encoder if it is your own, that the checkpoint was trained with"
+        )
+    module.load_state_dict(state)
+
+
+def list_misfits(expected: dict[str, Tensor], state: dict[str, Tensor]) -> list[str]:
+    """List what keeps a state from taking the place of another: names first, then shapes."""
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is not expected" for name in state if name not in expected]
     problems += [
@@ -150,13 +160,12 @@ def load_strictly(module: nn.Module, state: dict[str, Tensor], origin: str) -> N
         for name, tensor in expected.items()
         if name in state and (shape := _shape(state[name])) != tuple(tensor.shape)
     ]
-    if problems:
-        shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" * (len(problems) > 4))
-        raise UserError(
-            f"{origin} does not fit the configuration beside it: {shown}; use the config.toml, and "
-            "the encoder if it is your own, that the checkpoint was trained with"
-        )
-    module.load_state_dict(state)
+    return problems
+
+
+def join_misfits(problems: list[str]) -> str:
+    """Join the first problems to a sentence."""
+    return "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" * (len(problems) > 4))
 
 
 def network_states(step: Step) -> State:

@@ -37,6 +37,7 @@ from .processes import (
     synchronise_norms,
 )
 from .randomness import Share, count_steps
+from .weights import find_weights
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -96,6 +97,8 @@ class Pretraining:
         found = checkpoints.find_checkpoint(Run.open(self.run.path)) if resume else None
         if found is not None:  # else it was killed before it saved
             found = checkpoints.check_resumable(found, config, images)
+        start = find_weights(config) if found is None else None
+        self.start_record: Record = {}
         self.data_fingerprint = fingerprint(images)
         self.batches = batch_images(images, config, fabric.device)
         pixels = channel_statistics(images, skip_unreadable=config.data.skip_unreadable)
@@ -107,7 +110,11 @@ class Pretraining:
             trunk=trunk,
             num_images=len(images),
             num_classes=self.num_classes,
+            prepare=None if start is None else start.put_into,
         )
+        if start is not None:
+            digest = checkpoints.fingerprint_weights(self.step_module.objective.encoder.trunk)
+            self.start_record = {"weights": {**start.record, "sha256": digest}}
         if several and config.training.sync_norm:
             synchronise_norms(self.step_module.objective, fabric.device)
             if self.step_module.teacher is not None:
@@ -127,7 +134,7 @@ class Pretraining:
         """Create the run folder, or continue the run in it."""
         if self.fabric.is_global_zero:
             record = provenance(device_name(self.fabric.device))
-            record["processes"] = self.fabric.world_size
+            record |= {"processes": self.fabric.world_size, **self.start_record}
             if resume:
                 self.run.clear_temporaries()
                 self.run.add_resumption({**record, **(found.record if found else {})})

@@ -1,0 +1,223 @@
+"""The weights that an encoder starts from: ``encoder.weights``.
+
+They come from torchvision, from timm, from another run, or from a file. Only the trunk and the
+normalisation of pixels that belongs to it are taken; the projection and all other heads are new.
+Nothing in a file is executed.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+import torchvision
+from torch import Tensor
+
+from deepbregman.config import Config
+from deepbregman.errors import UserError
+from deepbregman.files import parse_json
+from deepbregman.method.networks import TIMM, Encoder, create_timm
+from deepbregman.runs import Record, Run, is_run
+
+from . import checkpoints
+
+RANDOM, AUTO, TORCHVISION = "random", "auto", "torchvision:"
+HEADS = ("fc.", "head.", "head_dist.", "head_drop.", "classifier.", "last_linear.")
+"""Beginnings of the names of a classifier, which a pretrained file may have and a trunk has not."""
+WRAPPERS = ("state_dict", "model")
+"""Entries under which other programs keep the weights."""
+PIXELS = ("mean", "deviation")
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StartingWeights:
+    """Tensors of a trunk by name, and where they come from."""
+
+    trunk: Weights
+    origin: str
+    """For people."""
+    record: Record
+    """For the provenance."""
+    pixels: tuple[Tensor, Tensor] | None = None
+    """Mean and deviation (3,) of the pixels that the trunk was trained with, where known."""
+
+    def put_into(self, encoder: Encoder) -> None:
+        """Put the weights into an encoder of the same structure.
+
+        Raises:
+            UserError: When a name or a shape does not fit.
+        """
+        trunk = encoder.trunk
+        expected = trunk.state_dict()
+        heads = {n for n in self.trunk if n not in expected and n.startswith(HEADS)}
+        state = {name: tensor for name, tensor in self.trunk.items() if name not in heads}
+        counters = {n: t for n, t in expected.items() if n.endswith("num_batches_tracked")}
+        state = {name: t for name, t in counters.items() if name not in state} | state
+        problems = checkpoints.list_misfits(expected, state)
+        if problems:
+            raise UserError(
+                f"encoder.weights: {self.origin} does not fit the encoder: "
+                f"{checkpoints.join_misfits(problems)}; {_suggest_fix(problems)}"
+            )
+        trunk.load_state_dict(state)
+        if self.pixels is not None:
+            for name, values in zip(PIXELS, self.pixels, strict=True):
+                getattr(encoder, name).copy_(values.view(1, -1, 1, 1))
+
+
+def _suggest_fix(problems: list[str]) -> str:
+    if problems[0].startswith("conv1.weight has shape (64, 3, 7, 7)"):
+        return "set --encoder.stem standard, which these weights were trained with"
+    if problems[0].startswith("conv1.weight has shape (64, 3, 3, 3)"):
+        return "set --encoder.stem thumbnail, which these weights were trained with"
+    return "name the encoder that these weights belong to with --encoder.name"
+
+
+def find_weights(config: Config) -> StartingWeights | None:
+    """Find the weights that a configuration starts from; None of random ones."""
+    name, wanted = config.encoder.name, config.encoder.weights
+    tagged = name.startswith(TIMM) and "." in name
+    if wanted == RANDOM or (wanted == AUTO and not tagged):
+        return None
+    if wanted in (AUTO, "timm"):
+        return _download(wanted, name, lambda: _from_timm(name.removeprefix(TIMM), config))
+    if wanted.startswith(TORCHVISION):
+        return _download(wanted, name, lambda: _from_torchvision(name, wanted))
+    return _from_path(Path(wanted))
+
+
+def describe_encoder(wanted: str) -> dict[str, Any]:
+    """Return the fields of the encoder that a run was trained with; nothing of other weights."""
+    if not is_run(Path(wanted)):
+        return {}
+    settings = Run.open(Path(wanted)).config.encoder
+    return {"encoder.name": settings.name, "encoder.stem": settings.stem}
+
+
+def _download(wanted: str, name: str, fetch: Callable[[], StartingWeights]) -> StartingWeights:
+    """Fetch weights by their name; without a network, say what else can be done."""
+    try:
+        return fetch()
+    except UserError:
+        raise
+    except Exception as error:  # of the network, of a hub, of a cache: each library has its own
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+        raise UserError(
+            f"encoder.weights is {wanted!r}: the weights of {name} cannot be had ({reason}); "
+            "connect to the network for the first run, copy the cache of a machine that has them "
+            "(TORCH_HOME of torchvision, HF_HOME of timm), name a file with --encoder.weights "
+            "FILE, or train from --encoder.weights random"
+        ) from None
+
+
+def _from_timm(name: str, config: Config) -> StartingWeights:
+    import timm
+
+    try:
+        known = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # a tag that it does not know
+        known = None
+    if known is None or not known.has_weights:
+        tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+        raise UserError(
+            f"encoder.weights: timm {timm.__version__} has no weights of {name}"
+            + (f"; it has {', '.join(tags[:4])}" if tags else "; train from random ones")
+        )
+    model, _ = create_timm(name, config.data.image_size, pretrained=True)
+    pixels = torch.tensor(known.mean), torch.tensor(known.std)
+    full = f"{name.partition('.')[0]}.{known.tag}" if known.tag else name
+    record = {"from": f"timm:{full}", "timm": timm.__version__}
+    return StartingWeights(model.state_dict(), f"timm's {full}", record, pixels)
+
+
+def _from_torchvision(name: str, wanted: str) -> StartingWeights:
+    known = torchvision.models.get_model_weights(name)
+    tag = wanted.removeprefix(TORCHVISION)
+    if tag not in known.__members__:
+        raise UserError(
+            f"encoder.weights is {wanted!r}: torchvision has {', '.join(known.__members__)} of "
+            f"{name}"
+        )
+    chosen = known[tag]
+    state = chosen.get_state_dict(progress=False, check_hash=True, weights_only=True)
+    preset = chosen.transforms()
+    pixels = torch.tensor(preset.mean), torch.tensor(preset.std)
+    record = {"from": f"{TORCHVISION}{name}.{chosen.name}", "address": chosen.url}
+    return StartingWeights(state, f"torchvision's {chosen.name} of {name}", record, pixels)
+
+
+def _from_path(path: Path) -> StartingWeights:
+    if is_run(path):
+        return _from_checkpoint(Run.open(path).last_checkpoint)
+    if not path.is_file():
+        raise UserError(
+            f"encoder.weights is {str(path)!r}: no run and no file is there; give random, auto, "
+            "torchvision:NAME such as torchvision:DEFAULT, timm, the folder of a run, or a file "
+            "(.safetensors, .pth, .pt)"
+        )
+    if path.suffix == ".safetensors":
+        return _from_safetensors(path)
+    with path.open("rb") as file:
+        is_checkpoint = file.read(24).startswith(b"deepbregman checkpoint ")
+    return _from_checkpoint(path) if is_checkpoint else _from_torch_file(path)
+
+
+def _from_checkpoint(path: Path) -> StartingWeights:
+    saved = checkpoints.load(path)
+    checkpoints.require(saved, ("objective",), str(path))
+    state = _strip(saved["objective"], "encoder.")
+    record = {"from": str(path), "epoch": saved.get("epoch")}
+    return _of_encoder(state, str(path), record)
+
+
+def _from_safetensors(path: Path) -> StartingWeights:
+    with _explain_damage(path), safetensors.safe_open(path, "pt") as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
+    if all(name.startswith("trunk.") or name in PIXELS for name in state):  # an export of ours
+        return _of_encoder(state, str(path), {"from": str(path)})
+    return StartingWeights(state, str(path), {"from": str(path)})
+
+
+def _from_torch_file(path: Path) -> StartingWeights:
+    with _explain_damage(path):
+        found = checkpoints.read_tensors(path.read_bytes())
+        for name in WRAPPERS:
+            if isinstance(found, dict) and isinstance(found.get(name), dict):
+                found = found[name]
+        if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+            raise ValueError("it holds no dictionary of tensors by name")
+    sidecar, pixels = path.with_name(f"{path.name}.json"), None
+    if sidecar.is_file():  # an export of ours
+        with _explain_damage(sidecar):
+            described = parse_json(sidecar.read_text(encoding="utf-8", errors="replace"))
+            pixels = torch.tensor(described["mean"]), torch.tensor(described["std"])
+    return StartingWeights(found, str(path), {"from": str(path)}, pixels)
+
+
+def _of_encoder(state: Weights, origin: str, record: Record) -> StartingWeights:
+    """Take the trunk and the normalisation out of the state of a whole encoder."""
+    pixels = None
+    if all(isinstance(state.get(name), Tensor) for name in PIXELS):
+        pixels = state["mean"].flatten(), state["deviation"].flatten()
+    return StartingWeights(_strip(state, "trunk."), origin, record, pixels)
+
+
+def _strip(state: Weights, prefix: str) -> Weights:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
+
+
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
+        reason = str(why).splitlines()[0] if str(why) else type(why).__name__
+        raise UserError(
+            f"encoder.weights is {str(path)!r}, which cannot be read ({reason}): give a file of "
+            "torch.save with tensors by name, or of safetensors"
+        ) from None

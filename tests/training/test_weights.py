@@ -1,0 +1,276 @@
+"""Where an encoder starts from: equal weights, new heads, and a refusal by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+from torch import Tensor
+
+from deepbregman.commands.export import export
+from deepbregman.commands.pretrain import pretrain
+from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.method.networks import Encoder, build_encoder
+from deepbregman.objectives import Step, build_step
+from deepbregman.runs import Run
+from deepbregman.training import checkpoints
+from deepbregman.training.weights import find_weights
+
+from ..conftest import Command
+
+MEAN, DEVIATION = (0.4, 0.5, 0.3), (0.2, 0.3, 0.25)
+
+
+def start(config: Config, weights: object, **changes: object) -> Step:
+    """Build what a run begins with."""
+    named = {f"encoder.{name}": value for name, value in changes.items()}
+    config = override(config, {"encoder.weights": str(weights), **named})
+    found = find_weights(config)
+    return build_step(config, prepare=None if found is None else found.put_into)
+
+
+def put(config: Config, encoder: Encoder) -> None:
+    """Put the weights that a configuration names into an encoder."""
+    found = find_weights(config)
+    assert found is not None
+    found.put_into(encoder)
+
+
+def trunk_of(step: Step) -> dict[str, Tensor]:
+    return dict(step.objective.encoder.trunk.state_dict())
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> tuple[Run, Step]:
+    """A run whose networks have another seed than those that start from it."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    run = Run.create(folder, tiny_config, {})
+    step = build_step(override(tiny_config, {"seed": 5}), MEAN, DEVIATION)
+    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 2.0})
+    return run, step
+
+
+def test_a_run_gives_its_trunk_and_its_pixels_and_no_head(
+    trained: tuple[Run, Step], tiny_config: Config
+) -> None:
+    run, step = trained
+    random = start(tiny_config, "random")
+    for origin in (run.path, run.last_checkpoint):
+        found = start(tiny_config, origin)
+        assert_equal(trunk_of(found), trunk_of(step))
+        encoder = found.objective.encoder
+        assert encoder.mean.flatten().tolist() == pytest.approx(MEAN)
+        assert encoder.deviation.flatten().tolist() == pytest.approx(DEVIATION)
+        heads = [
+            {n: t for n, t in one.state_dict().items() if ".encoder." not in n and "views" not in n}
+            for one in (found, random)
+        ]
+        assert any("projection" in name for name in heads[0])
+        assert_equal(*heads)  # as a run from random weights draws them
+    assert not torch.equal(*(next(iter(trunk_of(one).values())) for one in (random, step)))
+
+
+def test_the_teacher_starts_from_them_too(trained: tuple[Run, Step], tiny_config: Config) -> None:
+    run, step = trained
+    changes = {
+        **{"teacher": {}, "weak_views": {}, "divergence.source": "bank"},
+        **{"divergence.compare": "match", "divergence.smoothing": 0.2},
+    }
+    found = start(override(tiny_config, changes), run.path)
+    assert found.teacher is not None
+    state = found.teacher.state_dict()
+    for name, tensor in trunk_of(step).items():
+        (slow,) = [t for n, t in state.items() if n.endswith(f"trunk.{name}")]
+        assert torch.equal(slow, tensor)
+
+
+def test_an_export(short_config: Config, tmp_path: Path) -> None:
+    config = override(short_config, {"encoder.name": "resnet18", "data.image_size": 32})
+    run = Run.create(tmp_path / "run", config, {})
+    step = build_step(override(config, {"seed": 5}), MEAN, DEVIATION)
+    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 2.0})
+    encoder = build_encoder("resnet18", 32)
+    for kind, suffix in (("torchvision", "pth"), ("safetensors", "safetensors")):
+        path = tmp_path / f"encoder.{suffix}"
+        export(run, path, format=kind)
+        put(override(config, {"encoder.weights": str(path)}), encoder)
+        assert_equal(encoder.trunk.state_dict(), trunk_of(step))
+        assert encoder.mean.flatten().tolist() == pytest.approx(MEAN)
+
+
+@pytest.fixture(scope="module")
+def resnet(short_config: Config) -> Config:
+    """A configuration whose images are too large for the stem of thumbnails."""
+    return override(short_config, {"encoder.name": "resnet18", "data.image_size": 96})
+
+
+@pytest.fixture(scope="module")
+def classifier() -> dict[str, Tensor]:
+    """A whole ResNet of torchvision, its classifier included."""
+    torch.manual_seed(3)
+    return dict(torchvision.models.resnet18().state_dict())
+
+
+@pytest.mark.parametrize("wrapper", [None, "state_dict", "safetensors"])
+def test_a_file_of_another_program_loses_its_classifier(
+    resnet: Config, classifier: dict[str, Tensor], tmp_path: Path, wrapper: str | None
+) -> None:
+    path = tmp_path / "weights.pt"
+    if wrapper == "safetensors":
+        path = path.with_suffix(".safetensors")
+        safetensors.torch.save_file(classifier, path)
+    else:
+        torch.save(classifier if wrapper is None else {wrapper: classifier, "epoch": 3}, path)
+    expected = {name: t for name, t in classifier.items() if not name.startswith("fc.")}
+    assert_equal(trunk_of(start(resnet, path)), expected)
+
+
+def test_torchvision_by_name(
+    resnet: Config, classifier: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {}
+
+    def fetch(self: object, **options: object) -> dict[str, Tensor]:
+        asked.update(options)
+        return classifier
+
+    monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", fetch)
+    step = start(resnet, "torchvision:DEFAULT")
+    assert torch.equal(trunk_of(step)["layer4.1.conv2.weight"], classifier["layer4.1.conv2.weight"])
+    assert step.objective.encoder.mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
+    assert asked["weights_only"] is True  # nothing in the file is executed
+    found = find_weights(override(resnet, {"encoder.weights": "torchvision:DEFAULT"}))
+    assert found is not None
+    assert found.record["from"] == "torchvision:resnet18.IMAGENET1K_V1"
+    with pytest.raises(UserError, match="torchvision has IMAGENET1K_V1, DEFAULT of resnet18"):
+        start(resnet, "torchvision:IMAGENET22K")
+
+
+def test_a_tag_of_timm_means_its_weights(
+    short_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timm = pytest.importorskip("timm")
+    create, asked = timm.create_model, []
+
+    def pretrained(name: str, pretrained: bool = False, **options: object) -> object:
+        asked.append((name, pretrained))
+        model = create(name, pretrained=False, **options)
+        if pretrained:
+            for parameter in model.parameters():
+                parameter.data.fill_(0.125)
+        return model
+
+    monkeypatch.setattr(timm, "create_model", pretrained)
+    config = override(short_config, {"data.image_size": 160, "views.relative_size": 1.0})
+    name = "timm:test_resnet.r160_in1k"
+    step = start(config, "auto", name=name)
+    assert ("test_resnet.r160_in1k", True) in asked
+    assert all((p == 0.125).all() for p in step.objective.encoder.trunk.parameters())
+    asked.clear()
+    for untagged, weights in (("timm:test_resnet", "auto"), (name, "random")):
+        step = start(config, weights, name=untagged)
+        assert not any(is_pretrained for _, is_pretrained in asked)
+    with pytest.raises(UserError, match=r"has no weights of resnet14t\.none"):
+        start(config, "timm", name="timm:resnet14t.none")
+
+
+@pytest.mark.parametrize("weights", ["torchvision:DEFAULT", "timm"])
+def test_without_a_network_the_fix_is_named(
+    resnet: Config, weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("Temporary failure in name resolution")
+
+    monkeypatch.setattr(torchvision.models.ResNet18_Weights, "get_state_dict", fail)
+    monkeypatch.setattr("deepbregman.training.weights.create_timm", fail)
+    name = "resnet18" if weights != "timm" else "timm:test_resnet.r160_in1k"
+    if weights == "timm":
+        pytest.importorskip("timm")
+    with pytest.raises(UserError) as refused:
+        start(resnet, weights, name=name)
+    for words in ("name resolution", "--encoder.weights FILE", "--encoder.weights random"):
+        assert words in str(refused.value)
+
+
+def test_what_does_not_fit_is_refused_by_name(
+    resnet: Config, classifier: dict[str, Tensor], tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.pt"
+    thumbnail, standard = build_encoder("resnet18", 32), build_encoder("resnet18", 96)
+
+    def refuse(content: object, encoder: Encoder = standard) -> str:
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            torch.save(content, path)
+        with pytest.raises(UserError) as refused:
+            put(override(resnet, {"encoder.weights": str(path)}), encoder)
+        return str(refused.value)
+
+    words = refuse(classifier, thumbnail)
+    assert "conv1.weight has shape (64, 3, 7, 7), expected (64, 3, 3, 3)" in words
+    assert "--encoder.stem standard" in words
+    wrong = {**classifier, "layer1.0.conv1.weight": torch.zeros(3, 3)}
+    assert "layer1.0.conv1.weight has shape (3, 3), expected (64, 64, 3, 3)" in refuse(wrong)
+    assert "conv1.weight is missing" in refuse({"backbone.conv1.weight": torch.zeros(1)})
+    assert "no dictionary of tensors" in refuse({"conv1.weight": 3})
+    for content in (b"", b"deepbregman checkpoint 4 sha256 x", b"PK\x03\x04"):
+        assert "can be read" in refuse(content).replace("cannot", "can")
+    with pytest.raises(UserError, match="no run and no file is there"):
+        start(resnet, tmp_path / "nothing")
+
+
+def test_the_command_starts_from_a_run_and_keeps_where(
+    trained: tuple[Run, Step], tiny_config: Config, tmp_path: Path, command: Command
+) -> None:
+    run, step = trained
+    code, out, _ = command(
+        *("pretrain", run.path / "config.toml", "--encoder.weights", run.path),
+        *(
+            "--training.epochs",
+            1,
+            "--training.knn-every",
+            0,
+            "--run",
+            tmp_path / "new",
+            "--accelerator",
+            "cpu",
+        ),
+    )
+    assert code == 0
+    assert f"the encoder starts from the weights of {run.last_checkpoint}; its heads are new" in out
+    record = json.loads((tmp_path / "new" / "provenance.json").read_text())["weights"]
+    assert record["from"] == str(run.last_checkpoint)
+    assert record["epoch"] == 2.0
+    assert record["sha256"] == checkpoints.fingerprint_weights(step.objective.encoder.trunk)
+    words = ("pretrain", "--resume", run.path, "--training.epochs", 9)
+    code, _, error = command(*words)
+    assert code == 2
+    again = f"--encoder.weights {run.path} --training.epochs 9 --run NEW"
+    assert f"deepbregman pretrain {run.path}/config.toml {again}" in error
+
+
+def test_in_python(trained: tuple[Run, Step], tiny_config: Config, tmp_path: Path) -> None:
+    changes = {"encoder.weights": str(tmp_path / "none.pt")}
+    with pytest.raises(UserError, match="no run and no file"):
+        pretrain(override(tiny_config, changes), run=tmp_path / "run", accelerator="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_trunk_of_one_s_own_can_take_them(tiny_config: Config, tmp_path: Path) -> None:
+    mine = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 6))
+    torch.save(torch.nn.Sequential(torch.nn.Flatten(), mine[1]).state_dict(), tmp_path / "w.pt")
+    config = override(tiny_config, {"encoder.name": "custom", "data.image_size": 8})
+    config = override(config, {"encoder.weights": str(tmp_path / "w.pt")})
+    own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 6))
+    put(config, Encoder(own, 6))
+    assert torch.equal(own[1].weight, mine[1].weight)
