@@ -95,13 +95,13 @@ def test_resuming_is_to_the_bit(
 ) -> None:
     """Stop after the first of two epochs; the second begins with a module of other weights."""
     every = override(short_config, {"training.save_seconds": 0.0})
-    keep = loop.Pretraining._keep
+    keep = loop.Pretraining._write_epoch
 
     def keep_and_stop(self: loop.Pretraining, record: dict[str, object], *rest: Any) -> None:
         keep(self, record, *rest)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop.Pretraining, "_keep", keep_and_stop)
+    monkeypatch.setattr(loop.Pretraining, "_write_epoch", keep_and_stop)
     with pytest.raises(KeyboardInterrupt):
         pretrain(every, run=tmp_path / "run", encoder=own(), accelerator="cpu")
     monkeypatch.undo()

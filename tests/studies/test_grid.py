@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
 
 from deepbregman.cli import main
 from deepbregman.config import Config, override
@@ -28,10 +27,10 @@ from deepbregman.evaluation import features, inputs
 from deepbregman.launching import current_process
 from deepbregman.runs import Run
 from deepbregman.studies import engine
-from deepbregman.studies.catalogue import find_study, kappa
+from deepbregman.studies.catalogue import kappa, psi
 from deepbregman.studies.definition import StudyOptions
 from deepbregman.studies.engine import MAIN_METRIC, Trial, lock, run_trial
-from deepbregman.studies.grid import open_grid
+from deepbregman.studies.grid import open_grid, run_study
 from deepbregman.studies.results import compare_arms, find_references, summarise_arms
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
@@ -139,7 +138,7 @@ def test_a_crash_costs_no_finished_work_and_changes_no_number(
     """Killed once in training and once before judging; then as if nothing had happened."""
     words = ["--only", "5", "20", *tiny, "training.save_seconds=0"]
     words[words.index("--epochs") + 1] = "2"
-    keep, judge = Pretraining._keep, engine.run_protocols
+    keep, judge = Pretraining._write_epoch, engine.run_protocols
 
     def killed(self: Pretraining, record: Record, *rest: Any) -> None:
         keep(self, record, *rest)
@@ -150,7 +149,7 @@ def test_a_crash_costs_no_finished_work_and_changes_no_number(
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Pretraining, "_keep", killed)
+        patch.setattr(Pretraining, "_write_epoch", killed)
         with pytest.raises(SystemExit, match="1"):
             main(["study", "kappa", "--out", str(out), *words])
     assert [row["run"] for row in read(out)["cells"]] == ["5-seed0"]
@@ -197,10 +196,10 @@ def test_two_workers_do_every_run_once(
         return run_trial(trial, *arguments)
 
     monkeypatch.setattr(engine, "run_trial", slowly)
-    study = find_study("kappa")
+    study = kappa.STUDY
     asked = settings(few_digits, out, only=("5", "20"), seeds=1)
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(lambda _: study.run(asked, Console(quiet=True)), range(2)))
+        found = list(pool.map(lambda _: run_study(study, asked), range(2)))
     assert sorted(name for name, _ in taken) == ["20-seed0", "5-seed0"]
     assert len({worker for _, worker in taken}) == 2
     assert len(read(out)["cells"]) == 2
@@ -212,7 +211,7 @@ def test_a_busy_run_is_waited_for_and_taken_over(
 ) -> None:
     """The holder of a run dies without having done it: its lock goes, the run does not."""
     asked = settings(few_digits, out, only=("5",), seeds=1)
-    opened = open_grid(find_study("kappa"), asked)
+    opened = open_grid(kappa.STUDY, asked)
     holder = lock(opened.folder, "5-seed0", wait=False)
     assert holder.__enter__()
     sleeps = []
@@ -222,7 +221,7 @@ def test_a_busy_run_is_waited_for_and_taken_over(
         holder.__exit__(None, None, None)
 
     monkeypatch.setattr(engine.time, "sleep", sleep)
-    find_study("kappa").run(asked, Console(quiet=True))
+    run_study(kappa.STUDY, asked)
     assert sleeps == [engine.POLL_SECONDS]
     assert read(out)["cells"][0]["state"] == "done"
 
@@ -263,7 +262,7 @@ def test_a_damaged_study_is_words(text: str, out: Path) -> None:
     out.mkdir()
     (out / "study.json").write_text(text)
     with pytest.raises(UserError, match=r"study\.json"):
-        find_study("kappa").run(StudyOptions(out=out, accelerator="cpu"), Console(quiet=True))
+        run_study(kappa.STUDY, StudyOptions(out=out, accelerator="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -283,7 +282,7 @@ def test_a_folder_keeps_to_what_it_began_with(
     out: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    open_grid(find_study("kappa"), settings(few_digits, out))
+    open_grid(kappa.STUDY, settings(few_digits, out))
     before = (out / "study.json").read_bytes()
     with pytest.raises(SystemExit) as stopped:
         main(["study", "kappa", "--out", str(out), "--accelerator", "cpu", *words])
@@ -329,10 +328,10 @@ def test_a_folder_of_something_else_is_left_alone(out: Path, few_digits: str) ->
     out.mkdir()
     (out / "thesis.tex").touch()
     with pytest.raises(UserError, match="holds no study"):
-        find_study("kappa").run(settings(few_digits, out), Console(quiet=True))
-    open_grid(find_study("kappa"), settings(few_digits, out / "a"))
+        run_study(kappa.STUDY, settings(few_digits, out))
+    open_grid(kappa.STUDY, settings(few_digits, out / "a"))
     with pytest.raises(UserError, match="holds study kappa, not psi"):
-        find_study("psi").run(settings(few_digits, out / "a"), Console(quiet=True))
+        run_study(psi.STUDY, settings(few_digits, out / "a"))
 
 
 def test_a_run_that_diverges_does_not_end_the_study(
@@ -362,7 +361,7 @@ def test_features_that_are_not_finite_are_a_divergence_though_nothing_watches(
     monkeypatch.setattr(features, "compute_features", overflow)
     asked = settings(few_digits, out, only=("5",), seeds=1)
     for _ in range(2):  # the second time there is nothing left to do
-        find_study("kappa").run(asked, Console(quiet=True))
+        run_study(kappa.STUDY, asked)
         (row,) = read(out)["cells"]
         assert row["state"] == "diverged"
         assert "features are not finite" in row["why"]
@@ -382,7 +381,7 @@ def test_a_task_of_srun_joins_no_group(
         monkeypatch.setenv(name, value)
     assert current_process() == (1, 2, 1, 2)
     asked = settings(few_digits, out, only=("5",), seeds=1)
-    find_study("kappa").run(asked, Console(quiet=True))
+    run_study(kappa.STUDY, asked)
     assert current_process() == (0, 1, 0, 1)
     assert not torch.distributed.is_initialized()
     assert read(out)["cells"][0]["state"] == "done"
@@ -438,7 +437,7 @@ def test_judged_on_held_out_images_the_test_images_stay_closed(
 ) -> None:
     explosive("deepbregman.studies.engine")
     asked = settings(few_digits, out, only=("5",), seeds=1, judge="holdout")
-    find_study("kappa").run(asked, Console(quiet=True))
+    run_study(kappa.STUDY, asked)
     (row,) = Run.open(out / "runs" / "5-seed0").result()["evaluations"][-1:]
     assert (row["num_train"], row["num_test"]) == (162, 18)
     assert row["data"].endswith(", held out")

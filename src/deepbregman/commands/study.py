@@ -11,8 +11,10 @@ from rich.table import Table
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
 from deepbregman.studies.catalogue import find_study, load_catalogue
-from deepbregman.studies.definition import StudyOptions, StudyResult
+from deepbregman.studies.definition import Search, StudyOptions, StudyResult
+from deepbregman.studies.grid_plan import plan_study
 from deepbregman.studies.results import check_new_folder
+from deepbregman.studies.search_plan import check_search, search_of_study
 from deepbregman.terminal import MaybeText, say
 
 from .parameters import Accelerator, PythonOnly, check_data
@@ -48,7 +50,17 @@ def study(
         }
     if name in SUBCOMMANDS:
         raise UserError(f"study {name!r} has options of its own: write its name before them")
-    return find_study(name, also=SUBCOMMANDS).run(study, console or Console(quiet=True))
+    entry = find_study(name, also=SUBCOMMANDS)
+    if isinstance(entry, Search):
+        recipe, search = search_of_study(entry, study)
+        check_search(recipe, search)  # before torch is loaded, which takes seconds
+        from deepbregman.studies.tuning import run_search
+
+        return run_search(recipe, search, console, entry)
+    plan_study(entry, study)  # likewise
+    from deepbregman.studies.grid import run_study
+
+    return run_study(entry, study, console)
 
 
 def distributions(

@@ -6,10 +6,9 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
-from rich.console import Console
 
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, load_recipe, override
 from deepbregman.errors import UserError, suggest
@@ -137,21 +136,6 @@ class StudyResult(NamedTuple):
     """What its ``results.json`` or ``trials.json`` holds."""
 
 
-class Entry(Protocol):
-    """What ``deepbregman study NAME`` can run: a file of the catalogue holds one as ``STUDY``."""
-
-    @property
-    def name(self) -> str:
-        """Its name on the command line."""
-
-    @property
-    def title(self) -> str:
-        """Its question, in a line."""
-
-    def run(self, options: StudyOptions, console: Console) -> StudyResult:
-        """Run it to the end."""
-
-
 @dataclass(frozen=True)
 class Study:
     """A grid: every arm is trained with every seed and evaluated in the same way."""
@@ -178,15 +162,6 @@ class Study:
     published: tuple[Published, ...] = ()
     note: str = ""
     """What the paper says, and what it leaves open."""
-
-    def run(self, options: StudyOptions, console: Console) -> StudyResult:
-        """Train and evaluate what is not done yet."""
-        from .grid_plan import plan_study
-
-        plan_study(self, options)  # before torch is loaded, which takes seconds
-        from .grid import run_study
-
-        return run_study(self, options, console)
 
     def with_values(self, values: Sequence[Any]) -> "Study":
         """Replace the values of the one field that the arms vary, keeping the reference."""
@@ -297,16 +272,6 @@ class Search:
     published_data: str = ""
     """The images that it was found on; it is shown beside no others."""
     note: str = ""
-
-    def run(self, options: StudyOptions, console: Console) -> StudyResult:
-        """Search until the trials are done."""
-        from .search_plan import check_search, search_of_study
-
-        recipe, asked = search_of_study(self, options)
-        check_search(recipe, asked)  # before torch is loaded, which takes seconds
-        from .tuning import run_search
-
-        return run_search(recipe, asked, console, self)
 
 
 def arms_over(

@@ -145,8 +145,9 @@ def measure_costs(cells: Iterable[Cell]) -> dict[str, Record]:
     return costs
 
 
-def run_study(study: Study, options: StudyOptions, console: Console) -> StudyResult:
+def run_study(study: Study, options: StudyOptions, console: Console | None = None) -> StudyResult:
     """Run a study to its end, together with other processes on the same folder."""
+    console = console or Console(quiet=True)
     become_worker()
     grid = open_grid(study, options)
     with console.status(f"opening {escape(grid.base.data.source)} ..."):

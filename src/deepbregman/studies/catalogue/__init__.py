@@ -5,17 +5,19 @@ import pkgutil
 from collections.abc import Iterable
 
 from deepbregman.errors import UserError, suggest
-from deepbregman.studies.definition import Entry
+from deepbregman.studies.definition import Search, Study
 
 
-def load_catalogue() -> dict[str, Entry]:
+def load_catalogue() -> dict[str, Study | Search]:
     """Return every study by its name."""
     modules = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    entries = [importlib.import_module(f"{__name__}.{name}").STUDY for name in modules]
+    entries: list[Study | Search] = [
+        importlib.import_module(f"{__name__}.{name}").STUDY for name in modules
+    ]
     return {entry.name: entry for entry in entries}
 
 
-def find_study(name: str, also: Iterable[str] = ()) -> Entry:
+def find_study(name: str, also: Iterable[str] = ()) -> Study | Search:
     """Return a study by its name.
 
     Args:
