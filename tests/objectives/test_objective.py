@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from deepbregman import load_encoder
 from deepbregman.commands.pretrain import pretrain, resume
@@ -187,3 +188,21 @@ def test_an_encoder_loads_without_the_heads(complete: Run) -> None:
     checkpoints.save(other.last_checkpoint, damaged)
     with pytest.raises(UserError, match=r"mean is missing"):
         load_encoder(other.path)
+
+
+@pytest.mark.slow
+def test_one_compiled_step_serves_all_weights() -> None:
+    """Torch 2.11 guards every value of a dictionary whose keys a compiled step reads."""
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    counters.clear()
+    totals = []
+    for weight in (1.0, 0.4):
+        torch.manual_seed(0)
+        step = build_step(override(load_recipe("digits"), {"divergence.weight": weight}))
+        uniforms = ViewGroups(
+            *(None if group is None else group.draw(4, device="cpu") for group in step.views)
+        )
+        step.compile(backend="eager")
+        totals.append(step(images, None, uniforms).total.item())
+        assert counters["stats"]["unique_graphs"] == 1
+    assert totals[0] != totals[1]

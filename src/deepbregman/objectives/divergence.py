@@ -57,6 +57,7 @@ class DivergenceTerm(nn.Module):
             self.weights["info_nce"] = settings.info_nce
         if settings.usage_bonus > 0.0:
             self.weights["usage"] = -settings.usage_bonus
+        self.term_names = tuple(self.weights)
         # Only where it is used: several processes wait for the gradient of every parameter.
         learns = settings.learn_sigma and settings.kernel == "gaussian"
         learns = learns and settings.compare == "contrast"
@@ -84,13 +85,13 @@ class DivergenceTerm(nn.Module):
         scores = _score(self.network, student)  # (M, N, K)
         targets = None if teacher is None else self._score_targets(teacher)  # (M', N, K)
         terms: dict[str, Tensor] = {}
-        if "divergence" in self.weights:
+        if "divergence" in self.term_names:
             pairs = self._list_pairs(scores, targets, same_views)
             terms["divergence"] = torch.stack([self._compare(*pair) for pair in pairs]).mean()
-        if "info_nce" in self.weights:
+        if "info_nce" in self.term_names:
             assert teacher is not None  # the configuration has made sure
             terms["info_nce"] = self._contrast_with_bank(student, teacher, same_views)
-        if "usage" in self.weights:
+        if "usage" in self.term_names:
             assigned_by = self.numbers[3] if self.is_smooth else 1.0
             terms["usage"] = usage_entropy(scores.flatten(0, 1), assigned_by)
         if isinstance(self.network, Bank) and teacher is not None:

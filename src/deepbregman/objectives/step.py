@@ -64,6 +64,8 @@ class Step(nn.Module):
         self.gather = gather
         self.weights = {**objective.weights, **({} if divergence is None else divergence.weights)}
         """Of each loss term in the total, by name."""
+        # A compiled step that reads the names from the dictionary is tied to its values.
+        self.term_names = tuple(self.weights)
         factors = torch.tensor(list(self.weights.values()))
         self.register_buffer("factors", factors, persistent=False)
 
@@ -106,21 +108,21 @@ class Step(nn.Module):
         if self.divergence is not None:
             found = self.divergence(outputs.student, targets, self.objective.teaches_same_views)
             terms, scores = {**terms, **found.terms}, found.scores
-        if terms.keys() != self.weights.keys():
+        if set(terms) != set(self.term_names):
             raise ValueError(
                 f"the method returned the loss terms {', '.join(terms)}, and has weights for "
-                f"{', '.join(self.weights)}: they must be the same"
+                f"{', '.join(self.term_names)}: they must be the same"
             )
         weighed = [
             factor * terms[name]
-            for name, factor in zip(self.weights, self.factors.unbind(), strict=True)
+            for name, factor in zip(self.term_names, self.factors.unbind(), strict=True)
         ]
         total = weighed[0]
         for value in weighed[1:]:
             total = total + value
         return StepOutputs(
             total,
-            {name: terms[name].detach() for name in self.weights},
+            {name: terms[name].detach() for name in self.term_names},
             outputs.student.detach(),
             targets,
             outputs.representation,
@@ -139,10 +141,10 @@ class Step(nn.Module):
     def follow_schedule(self, step: int, steps_per_epoch: int) -> None:
         """Set the weight of the divergence, which may warm up."""
         term = self.divergence
-        if term is None or "divergence" not in self.weights:
+        if term is None or "divergence" not in self.term_names:
             return
         if term.is_warming_up(step, steps_per_epoch):
-            place = list(self.weights).index("divergence")
+            place = self.term_names.index("divergence")
             self.factors[place].fill_(term.weight_at(step, steps_per_epoch))
 
     def after_step(self, progress: float) -> None:
