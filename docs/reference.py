@@ -24,6 +24,8 @@ GROUPS = {
     "method.networks": "Networks",
     "method.views": "Views",
     "objectives.objective": "Methods of your own",
+    "training": "Callbacks",
+    "data": "Data of your own",
     "objectives": "Teacher and bank",
     "evaluation": "Evaluation",
 }

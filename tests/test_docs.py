@@ -117,6 +117,17 @@ def test_the_loops_of_the_page_run(
     torch.set_rng_state(before)
 
 
+def test_the_parts_of_the_page_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (code,) = python_blocks("own_parts.md")
+    before = torch.get_rng_state()
+    short = '"training.epochs": 1, "training.tensorboard": False, "training.health_every": 0'
+    run = run_block(code.replace('"training.epochs": 100', short))["run"]
+    torch.set_rng_state(before)
+    (row,) = run.metrics()
+    assert {"distance", "variance", "weight_norm", "knn"} <= row.keys()
+
+
 def test_the_extensions_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     method, study, dataset = python_blocks("extending.md")

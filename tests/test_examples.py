@@ -135,6 +135,17 @@ def test_two_processes_of_the_loop_take_the_steps_of_one() -> None:
 
 
 @pytest.mark.slow
+def test_parts_of_ones_own_are_trained_and_continued(tmp_path: Path) -> None:
+    printed = run_script("own_parts.py", tmp_path / "run")
+    assert "from step 0 of" in printed
+    assert "epoch 2: loss" in printed
+    assert float(re.findall(r"kNN: (\S+) %", printed)[0]) > 60.0
+    again = run_script("own_parts.py", tmp_path / "run")
+    assert re.findall(r"from step (\d+) of \1\n", again)
+    assert "epoch" not in again
+
+
+@pytest.mark.slow
 def test_the_lightning_module_trains() -> None:
     if not any(importlib.util.find_spec(name) for name in ("lightning", "pytorch_lightning")):
         pytest.skip("Lightning is not installed")

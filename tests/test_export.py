@@ -19,7 +19,7 @@ from deepbregman.config import Config, override
 from deepbregman.errors import UserError
 from deepbregman.exporting import formats
 from deepbregman.method.networks import Encoder
-from deepbregman.objectives import build_step
+from deepbregman.objectives import OwnParts, build_step
 from deepbregman.runs import Run, provenance
 from deepbregman.training import checkpoints
 
@@ -43,7 +43,7 @@ def run_of(folder: Path, config: Config, trunk: nn.Module | None = None) -> Run:
     """Make a run folder whose encoder has been through something, in no time."""
     run = Run.create(folder, config, provenance("cpu"))
     torch.manual_seed(1)
-    step = build_step(config, MEAN, DEVIATION, trunk=trunk)
+    step = build_step(config, MEAN, DEVIATION, own=OwnParts(trunk))
     scramble(step)
     checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 2.0})
     return run

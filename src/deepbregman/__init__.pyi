@@ -10,6 +10,7 @@ from .commands.pretrain import resume as resume
 from .commands.search import search as search
 from .config import Config as Config
 from .config import load_recipe as load_recipe
+from .data.own import own_data as own_data
 from .errors import Notice as Notice
 from .errors import UserError as UserError
 from .evaluation.clustering import bregman_clusters as bregman_clusters
@@ -38,5 +39,6 @@ from .objectives.objective import build_head as build_head
 from .objectives.teacher import Bank as Bank
 from .objectives.teacher import Teacher as Teacher
 from .runs import Run as Run
+from .training.callbacks import Callback as Callback
 
 __version__: str

@@ -28,7 +28,7 @@ from deepbregman.evaluation.detection.detectors import (
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.options import Architecture, Detect, Options
 from deepbregman.method.networks import Encoder
-from deepbregman.objectives import build_step
+from deepbregman.objectives import OwnParts, build_step
 from deepbregman.runs import Record, Run, provenance
 from deepbregman.training import checkpoints
 
@@ -233,7 +233,7 @@ def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
     own.fc = nn.Identity()
     config = override(Config(), {"encoder.name": "custom"})
     run = Run.create(tmp_path / "run", config, provenance("cpu"))
-    step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), trunk=own)
+    step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), own=OwnParts(own))
     checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 400.0})
     options = Options(("detect",), str(devkit), detect=TINY)
     evaluation = Evaluation(run, options, "cpu", encoder=own)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -44,30 +44,32 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
-    from deepbregman.method.networks import Model
+    from deepbregman.objectives import OwnParts
+    from deepbregman.objectives.own import Augment, MakeObjective
+    from deepbregman.training.callbacks import Callback
     from deepbregman.training.loop import Monitor, Pretraining
     from deepbregman.training.planning import Plan
 
 AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
-Watch = Callable[[int, Mapping[str, float]], None]
-"""Called with the epoch and the results of the kNN monitor; an exception ends the run."""
 
 
 def pretrain(
     recipe: str | Config,
     *,
-    data: PythonOnly[str | None] = None,
+    data: PythonOnly[Any] = None,
     run: MaybePath = None,
     budget: MaybeText = None,
     changes: PythonOnly[Mapping[str, Any] | None] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
+    augment: PythonOnly["Augment | Mapping[str, Augment] | None"] = None,
+    objective: PythonOnly["MakeObjective | None"] = None,
+    callbacks: PythonOnly["Sequence[Callback]"] = (),
     accelerator: Accelerator = "auto",
     devices: MaybeNumber = None,
     nodes: MaybeNumber = None,
     console: PythonOnly[Console | None] = None,
     source: PythonOnly["Source | None"] = None,
-    watch: PythonOnly[Watch | None] = None,
 ) -> Run:
     """Pretrain an encoder: deepbregman pretrain DATA, pretrain RECIPE [options], or --resume RUN.
 
@@ -78,7 +80,9 @@ def pretrain(
 
     Args:
         recipe: Name of a recipe, a .toml file, or a configuration.
-        data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file.
+        data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file; or images
+            of your program, as :func:`own_data` takes them: a uint8 array or tensor, with labels in
+            a pair (images, labels), or a map-style dataset.
         run: Folder of the run. A new one is started; an interrupted one of the same settings is
             continued; of a complete one that is said. By default a new folder in runs/.
         budget: Time that pretraining may take, such as 30m or 2h; the recipe auto fits the length
@@ -87,6 +91,13 @@ def pretrain(
         encoder: A module of your own instead of the recipe's encoder. It maps images (N, 3, H, W),
             normalised floats, to vectors (N, d). A copy is trained, starting from its weights; your
             module does not change. To load the run, give a module of the same structure again.
+        augment: Your own views instead of the recipe's: called with a uint8 batch (n, 3, H, W) on
+            the device, once for each view, it returns uint8, or floats in [0, 1]. Transforms of
+            torchvision.transforms.v2 are called image by image. A mapping such as {"weak_views": f}
+            names the tables whose views it makes.
+        objective: Your own method: a subclass of :class:`Objective` whose constructor takes an
+            encoder and the settings of the heads, or a function that makes one.
+        callbacks: Told of steps and epochs, see :class:`Callback`.
         accelerator: Device to train on; auto takes a GPU if there is one.
         devices: Number of processes on this machine, one for each GPU. By default one, or as many
             as torchrun or srun started.
@@ -94,28 +105,64 @@ def pretrain(
             run the command on each machine and set MASTER_ADDR, MASTER_PORT and NODE_RANK.
         console: Where to print; nothing is printed when None.
         source: The dataset, already open, for a caller that trains many runs on it.
-        watch: Called with the epoch and the results of the kNN monitor.
 
     Returns:
         The finished run; give its ``path`` to :func:`load_encoder`.
     """
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
     given = dict(changes or {})
-    if data is not None:
-        given["data.source"] = data
-    if encoder is not None:
-        given |= {"encoder.name": "custom", "encoder.stem": "auto"}
+    own, images = _collect_own(encoder, augment, objective), None
+    if isinstance(data, str | Path):
+        given["data.source"] = str(data)
+    elif data is not None:
+        given["data.source"], images = "custom", data
+    given = {**_changes_of(own), **given}
     config = override(config, given)
     wishes = _find_wishes(recipe, given, budget)
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
     if not is_run(folder):
         Run.check_free(folder)
-    if source is None:
+    if source is None and images is None:
         check_data(config)
     if must_start_processes(devices, nodes):
         _start_processes(devices or 1, nodes or 1, folder, ["--run", str(folder)])
-    return _train(config, folder, False, accelerator, console, encoder, source, watch, wishes)
+    parts = Parts(own, source, images, tuple(callbacks))
+    return _train(config, folder, False, accelerator, console, parts, wishes)
+
+
+class Parts(NamedTuple):
+    """What a run is given beside its configuration."""
+
+    own: "OwnParts | None"
+    source: "Source | None" = None
+    """The dataset, already open."""
+    images: Any = None
+    """Of the user's program, not opened yet."""
+    callbacks: "Sequence[Callback]" = ()
+
+    def open(self, config: Config) -> "Source":
+        """Open the dataset, in whatever form it is given."""
+        from deepbregman.data.opening import open_data
+
+        return self.source or open_data(config, own=self.images)
+
+
+def _collect_own(
+    encoder: "nn.Module | None",
+    augment: "Augment | Mapping[str, Augment] | None",
+    objective: "MakeObjective | None",
+) -> "OwnParts | None":
+    """Collect the parts of the user's own; without any, torch is not loaded yet."""
+    if encoder is None and augment is None and objective is None:
+        return None
+    from deepbregman.objectives import OwnParts
+
+    return OwnParts(encoder, augment, objective)
+
+
+def _changes_of(own: "OwnParts | None") -> dict[str, Any]:
+    return {} if own is None else own.as_changes()
 
 
 class Wishes(NamedTuple):
@@ -149,34 +196,49 @@ def _find_wishes(
 def resume(
     run: Annotated[Path, tyro.conf.arg(name="resume")],
     *,
+    data: PythonOnly[Any] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
+    augment: PythonOnly["Augment | Mapping[str, Augment] | None"] = None,
+    objective: PythonOnly["MakeObjective | None"] = None,
+    callbacks: PythonOnly["Sequence[Callback]"] = (),
     accelerator: Accelerator = "auto",
     devices: MaybeNumber = None,
     nodes: MaybeNumber = None,
     console: PythonOnly[Console | None] = None,
     source: PythonOnly["Source | None"] = None,
-    watch: PythonOnly[Watch | None] = None,
 ) -> Run:
     """Continue an interrupted run exactly from its last checkpoint, with the same fields.
 
+    A run with parts of your own is continued from Python, where you give them again.
+
     Args:
         run: Folder of the run.
+        data: If the run trained on images of your program: the same images.
         encoder: If the run trained an encoder of your own: a module of the same structure.
+        augment: If the run had views of your own: the same code.
+        objective: If the run had a method of your own: the same code.
+        callbacks: Told of steps and epochs, see :class:`Callback`.
         accelerator: Device to train on; auto takes a GPU if there is one.
         devices: Number of processes on this machine; it may differ from before.
         nodes: Number of machines, each with the same number of processes.
         console: Where to print; nothing is printed when None.
         source: The run's dataset, already open.
-        watch: Called with the epoch and the results of the kNN monitor.
     """
     opened = Run.open(Path(run))
     opened.check_links()
     config, folder = opened.config, opened.path
-    if source is None:
+    if isinstance(data, str | Path) or (data is not None and config.data.source != "custom"):
+        raise UserError(
+            f"data was given, but {folder} was trained on {config.data.source!r} and goes on with "
+            "that: leave the argument out; for other images, start a new run"
+        )
+    if source is None and data is None:
         check_data(config)
     if must_start_processes(devices, nodes):
         _start_processes(devices or 1, nodes or 1, folder, [])
-    return _train(config, folder, True, accelerator, console, encoder, source, watch)
+    own = _collect_own(encoder, augment, objective)
+    parts = Parts(own, source, data, tuple(callbacks))
+    return _train(config, folder, True, accelerator, console, parts)
 
 
 def show(run: Run, console: Console) -> None:
@@ -304,19 +366,17 @@ def _train(
     resuming: bool,
     accelerator: str,
     console: Console | None,
-    encoder: "nn.Module | None",
-    source: "Source | None",
-    watch: Watch | None,
+    parts: Parts,
     wishes: Wishes | None = None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
     from deepbregman.data.opening import (
         images_to_pretrain_on,
         labels_to_pretrain_on,
-        open_data,
         split_for_monitor,
     )
     from deepbregman.evaluation.knn import knn_monitor
+    from deepbregman.objectives import OwnParts
     from deepbregman.training.faults import explain_faults
     from deepbregman.training.loop import Pretraining
     from deepbregman.training.processes import (
@@ -337,11 +397,13 @@ def _train(
         if broadcast(fabric, is_complete(Run(folder))):
             say(console, f"run {folder} is complete: {config.training.epochs} epochs are trained")
             return Run(folder)
+    own = parts.own or OwnParts()
+    source = parts.source
     if wishes is not None:
-        plan, source = _choose_settings(config, wishes, fabric, console, encoder, source)
+        plan, source = _choose_settings(config, wishes, fabric, console, parts)
         config = plan.config
         _show_plan(plan, console)
-    start = run_first_then_others(fabric, lambda: _try_encoder(config, encoder, resuming))
+    start = run_first_then_others(fabric, lambda: _try_parts(config, own, resuming))
     with explain_faults(config, folder), ExitStack() as held:
 
         def hold() -> None:
@@ -353,7 +415,7 @@ def _train(
             run_together(fabric, hold)
         if source is None:
             with console.status(f"opening {escape(config.data.source)} ..."):
-                source = run_first_then_others(fabric, lambda: open_data(config))
+                source = run_first_then_others(fabric, lambda: parts.open(config))
         train = source.train
         if source.skipped_notice:
             say(console, source.skipped_notice, "yellow")
@@ -364,7 +426,8 @@ def _train(
             fabric,
             lambda: _describe_sharing(config, fabric.world_size, Run(folder) if resuming else None),
         )
-        job = Pretraining(config, images, fabric, folder, resuming, encoder, labels)
+        callbacks = parts.callbacks
+        job = Pretraining(config, images, fabric, folder, resuming, own, labels, callbacks)
         if not resuming:
             run_together(fabric, hold)
         for note in (*job.notes, *_find_surprises(config)):
@@ -389,8 +452,7 @@ def _train(
         def build_monitor() -> "Monitor | None":
             if not fabric.is_global_zero:  # process 0 measures for all
                 return None
-            monitor = knn_monitor(train, config, fabric.device)
-            return _report_to(monitor, job, watch) if monitor and watch else monitor
+            return knn_monitor(train, config, fabric.device)
 
         run = job.fit(run_together(fabric, build_monitor), console)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
@@ -405,13 +467,14 @@ def _choose_settings(
     wishes: Wishes,
     fabric: "Fabric",
     console: Console,
-    encoder: "nn.Module | None",
-    source: "Source | None",
+    parts: Parts,
 ) -> tuple["Plan", "Source"]:
     """Look at the images and the machine, and choose settings; process 0 does, for all."""
     from deepbregman.data import typical_side
     from deepbregman.data.batches import count_cpus
-    from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
+    from deepbregman.data.opening import images_to_pretrain_on, split_for_monitor
+    from deepbregman.data.own import typical_own_side
+    from deepbregman.objectives import OwnParts
     from deepbregman.training.planning import Facts, choose_image_size, make_plan, measure_step
     from deepbregman.training.processes import broadcast, run_first_then_others, run_together
     from deepbregman.training.weights import describe_encoder
@@ -421,11 +484,16 @@ def _choose_settings(
     config, on_gpu = override(config, given), fabric.device.type != "cpu"
     with console.status(f"looking at {escape(config.data.source)} ..."):
         side = run_together(
-            fabric, lambda: typical_side(config.data.source, Path(config.data.root))
+            fabric,
+            lambda: (
+                typical_side(config.data.source, Path(config.data.root))
+                if parts.images is None
+                else typical_own_side(parts.images)
+            ),
         )
         size = choose_image_size(side, on_gpu)
         sized = override(config, {size.field: given.get(size.field, size.value)})
-        opened = source or run_first_then_others(fabric, lambda: open_data(sized))
+        opened = run_first_then_others(fabric, lambda: parts.open(sized))
         kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
         images = images_to_pretrain_on(opened, kept, labelled=sized.objective.needs_labels)
         labels = opened.train.labels
@@ -440,7 +508,8 @@ def _choose_settings(
         )
 
         def measure(tried: Config) -> float:
-            return measure_step(tried, images.frame, fabric.device, fabric.world_size, encoder)
+            own = parts.own or OwnParts()
+            return measure_step(tried, images.frame, fabric.device, fabric.world_size, own)
 
         def choose() -> "Plan | None":
             return make_plan(sized, facts, given, size, measure) if fabric.is_global_zero else None
@@ -510,18 +579,7 @@ def _describe_unused(
     return [f"{count:,} {what}" for what, count in counts.items() if count]
 
 
-def _report_to(monitor: "Monitor", job: "Pretraining", watch: Watch) -> "Monitor":
-    """Return a monitor that also calls ``watch`` with the epoch and its results."""
-
-    def measure(model: "Model") -> dict[str, float]:
-        values = monitor(model)
-        watch(job.step // job.steps_per_epoch, values)
-        return values
-
-    return measure
-
-
-def _try_encoder(config: Config, encoder: "nn.Module | None", resuming: bool) -> str | None:
+def _try_parts(config: Config, own: "OwnParts", resuming: bool) -> str | None:
     """Build the encoder once, so that an error comes before the images are read.
 
     Returns:
@@ -533,8 +591,11 @@ def _try_encoder(config: Config, encoder: "nn.Module | None", resuming: bool) ->
     from deepbregman.objectives import build_run_encoder
     from deepbregman.training.weights import find_weights
 
+    own.check(config)
     with torch.random.fork_rng(devices=[]):
-        built = build_run_encoder(config, trunk=encoder)
+        built = build_run_encoder(config, trunk=own.encoder)
+        if own.objective is not None:
+            own.build_objective(config, built)
     found = None if resuming else find_weights(config)
     if found is None:
         return None
@@ -557,6 +618,9 @@ def _describe_sharing(config: Config, processes: int, resumed: Run | None) -> li
     if before != processes:
         differs = ["batch normalisation"] * (not settings.sync_norm)
         differs += ["dropout"] * (config.divergence.dropout > 0.0)
+        differs += ["views of your own"] * any(
+            group.custom for group in config.view_groups.values()
+        )
         words.append(
             f"the run had {before} processes before and has {processes} now: "
             + (

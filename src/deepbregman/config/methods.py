@@ -234,6 +234,23 @@ class CPCSettings(ObjectiveSettings):
 
 
 @dataclass(frozen=True)
+class CustomSettings(ObjectiveSettings):
+    """A method of the user's own, given in Python."""
+
+    groups = ("weak_views", "small_views")
+    fewest_views = 1
+
+    name: Literal["custom"] = "custom"
+    """Of the method."""
+    needs_labels: bool = False  # type: ignore[misc]  # here the user says what others know
+    """Whether the method learns from labels."""
+    needs_indices: bool = False  # type: ignore[misc]
+    """Whether the method must know which image of the dataset is which."""
+    has_teacher: bool = False  # type: ignore[misc]
+    """Whether the method returns targets of a teacher of its own."""
+
+
+@dataclass(frozen=True)
 class DeepDivergenceSettings(ObjectiveSettings):
     """A divergence learned from labels, as a reference."""
 

@@ -79,6 +79,9 @@ class ViewSettings(Section, table="views"):
     """Probability of inverting what is brighter than half; a list has one for each view in turn."""
     without: tuple[Operator, ...] = ()
     """Operators to leave out, by name."""
+    custom: bool = False
+    """Code of your own makes these views, given in Python; of this table only num_views and
+    relative_size then count."""
 
     def __post_init__(self) -> None:
         """Check the fields, and the hue, whose circle ends at one half."""

@@ -21,7 +21,7 @@ from deepbregman.data.frames import (
     quiet_pillow,
     replace_unreadable,
 )
-from deepbregman.data.images import ArrayImages, FileImages, Images
+from deepbregman.data.images import ArrayImages, FileImages, ImagePlace, Images, StoredImages
 from deepbregman.data.memory import free_memory
 from deepbregman.errors import UserError
 
@@ -139,9 +139,11 @@ class _FrameDataset(Dataset[_Decoded]):
     """
 
     def __init__(self, images: FileImages) -> None:
-        names = [os.fsencode(path) for path in images.paths]
-        self._names = np.frombuffer(b"".join(names), dtype=np.uint8)
-        self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._stored = images.paths if isinstance(images.paths, StoredImages) else None
+        if isinstance(images.paths, tuple):
+            names = [os.fsencode(path) for path in images.paths]
+            self._names = np.frombuffer(b"".join(names), dtype=np.uint8)
+            self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
         self._side = images.side
         self._fills_frame = images.fills_frame
 
@@ -152,7 +154,7 @@ class _FrameDataset(Dataset[_Decoded]):
         with quiet_pillow():
             for position, index in enumerate(indices):
                 try:
-                    sizes[position] = decode_to(self._path(index), pixels[position])
+                    sizes[position] = decode_to(self._place(index), pixels[position])
                 except UnreadableImage as error:
                     broken[position] = str(error)
         if len(broken) < len(indices):
@@ -163,7 +165,9 @@ class _FrameDataset(Dataset[_Decoded]):
             [(indices[position], message) for position, message in broken.items()],
         )
 
-    def _path(self, index: int) -> Path:
+    def _place(self, index: int) -> ImagePlace:
+        if self._stored is not None:
+            return self._stored[index]
         start = int(self._ends[index - 1]) if index else 0
         return Path(os.fsdecode(self._names[start : int(self._ends[index])].tobytes()))
 

@@ -1,17 +1,25 @@
 """Images with the same content: the same bytes of a file, or the same pixels."""
 
-import os
 from collections.abc import Hashable, Iterable
 from hashlib import blake2b
 from pathlib import Path
 
-from deepbregman.data.images import ArrayImages, Images
+from deepbregman.data.images import (
+    ArrayImages,
+    ImagePlace,
+    Images,
+    content_size,
+    read_content,
+)
 
 
-def digest_file(path: str | Path) -> bytes:
-    """Return a digest of all bytes of a file."""
+def digest_file(place: ImagePlace) -> bytes:
+    """Return a digest of all bytes of an image, as it is stored."""
     digest = blake2b(digest_size=16)
-    with open(path, "rb") as file:
+    if not isinstance(place, Path):
+        digest.update(read_content(place))
+        return digest.digest()
+    with place.open("rb") as file:
         while block := file.read(2**20):
             digest.update(block)
     return digest.digest()
@@ -26,7 +34,7 @@ def group_identical(images: Images) -> list[list[int]]:
             content = pixels[:, : size[0], : size[1]].contiguous().numpy().tobytes()
             keys.append((index, (*size, blake2b(content, digest_size=16).digest())))
         return _group(keys)
-    same_size = _group((i, os.stat(path).st_size) for i, path in enumerate(images.paths))
+    same_size = _group((i, content_size(place)) for i, place in enumerate(images.places))
     return [
         group
         for candidates in same_size

@@ -226,6 +226,12 @@ def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None,
             "data.source 'voc': Pascal VOC has boxes, not one class an image, and is for "
             "`deepbregman evaluate RUN --protocol detect`; pretrain on another source"
         )
+    if spec == "custom":
+        raise UserError(
+            "data.source is 'custom': the images are those of a program of yours, which cannot be "
+            "named on the command line; give them in Python, as `data=` of deepbregman.pretrain or "
+            "resume, or as `source=` of evaluate; or name another dataset with --data"
+        )
     path = expand_home(Path(spec))
     if (spec.strip() and path.is_dir()) or path.suffix.lower() == ".npz":
         return None, path

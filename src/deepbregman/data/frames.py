@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import io
 import stat
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data.folders import HAS_AVIF, HAS_HEIF
-from deepbregman.data.images import FileImages, Images, Progress
+from deepbregman.data.images import FileImages, ImagePlace, Images, Progress
 from deepbregman.errors import UserError
 
 Item = TypeVar("Item")
@@ -78,13 +79,13 @@ def fit_size(height: int, width: int, side: int) -> tuple[int, int]:
     return max(1, round(height * side / longer)), max(1, round(width * side / longer))
 
 
-def read_size(path: Path) -> tuple[int, int]:
+def read_size(path: ImagePlace) -> tuple[int, int]:
     """Return an image's height and width from its header, before any EXIF rotation."""
     with _open_image(path) as image:
         return image.height, image.width
 
 
-def decode_frame(path: Path, side: int) -> Frame:
+def decode_frame(path: ImagePlace, side: int) -> Frame:
     """Decode a file to RGB in a ``side`` by ``side`` frame of its own; see :func:`decode_to`."""
     pixels = np.zeros((side, side, 3), dtype=np.uint8)
     size = decode_to(path, pixels)
@@ -101,7 +102,7 @@ def decode_whole(path: Path) -> Pixels:
         return np.array(_to_rgb(image)).transpose(2, 0, 1)
 
 
-def decode_to(path: Path, frame: Pixels) -> tuple[int, int]:
+def decode_to(path: ImagePlace, frame: Pixels) -> tuple[int, int]:
     """Decode a file to RGB, top left in a frame of zeros.
 
     The EXIF orientation is applied. Transparency is laid over white, 16-bit greys are scaled to
@@ -151,7 +152,7 @@ def _shrink(pixels: Pixels, target: tuple[int, int]) -> Pixels:
 
 
 def _decode_all(
-    paths: Sequence[Path], side: int
+    paths: Sequence[ImagePlace], side: int
 ) -> tuple[Pixels, list[tuple[int, int] | UnreadableImage]]:
     """Decode files into frames (N, side, side, 3); return the size of each, or why it has none."""
     frames = np.zeros((len(paths), side, side, 3), dtype=np.uint8)
@@ -204,7 +205,7 @@ def replace_unreadable(pixels: Pixels, sizes: Sizes, broken: Sequence[int]) -> N
 
 
 def decode_frames(
-    paths: Sequence[Path], side: int, skip_unreadable: bool
+    paths: Sequence[ImagePlace], side: int, skip_unreadable: bool
 ) -> tuple[Pixels, Sizes, list[int]]:
     """Decode files with a pool of threads; where allowed, replace unreadable ones by others.
 
@@ -234,13 +235,20 @@ def quiet_pillow() -> Iterator[None]:
         yield
 
 
+def _open_encoded(place: ImagePlace) -> Image.Image:
+    if isinstance(place, Path):
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe would be waited for, perhaps for ever
+            raise ValueError("not a regular file")
+        return Image.open(place, formats=_formats())
+    found = place.read()
+    return Image.open(io.BytesIO(found), formats=_formats()) if isinstance(found, bytes) else found
+
+
 @contextmanager
-def _open_image(path: Path) -> Iterator[Image.Image]:
+def _open_image(path: ImagePlace) -> Iterator[Image.Image]:
     """Open an image for the body, and turn whatever fails in there into UnreadableImage."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for, perhaps for ever
-            raise ValueError("not a regular file")
-        with Image.open(path, formats=_formats()) as image:
+        with _open_encoded(path) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise Image.DecompressionBombError(
                     f"{image.width} x {image.height} pixels, more than {_MAX_PIXELS:,} are refused"
@@ -250,8 +258,9 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image, or damaged from its first bytes"
+        what, fix = ("image file", "the file") if isinstance(path, Path) else ("image", "it")
         raise UnreadableImage(
-            f"image file {str(path)!r}: cannot be read ({reason}); replace or remove the file, "
+            f"{what} {str(path)!r}: cannot be read ({reason}); replace or remove {fix}, "
             "or leave such files out with --skip-unreadable"
         ) from error
 

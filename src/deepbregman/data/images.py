@@ -6,8 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol, overload
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from deepbregman.errors import UserError
@@ -65,11 +69,92 @@ class ArrayImages:
         return ArrayImages(self.pixels[indices], sizes)
 
 
+class Store(Protocol):
+    """Holds many images that are not files of their own, such as the rows of a table."""
+
+    shards: npt.NDArray[np.int64] | None
+    """(N,) the part of the store that each image lies in, where parts are best read in turn."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """Name an image, for errors and lists."""
+        ...
+
+    def read(self, index: int) -> bytes | Image.Image:
+        """Return an image, encoded as in a file, or decoded."""
+        ...
+
+    def identity(self) -> str:
+        """Return a text that changes when any of the images does."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """One image of a store: what a path is among files."""
+
+    store: Store
+    index: int
+
+    def __str__(self) -> str:
+        return self.store.name(self.index)
+
+    def read(self) -> bytes | Image.Image:
+        """Return the image, encoded or decoded."""
+        return self.store.read(self.index)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredImages(Sequence[StoredImage]):
+    """Some images of a store, in an order; a million take eight megabytes."""
+
+    store: Store
+    indices: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @overload
+    def __getitem__(self, place: int) -> StoredImage: ...
+    @overload
+    def __getitem__(self, place: slice) -> "StoredImages": ...
+    def __getitem__(self, place: int | slice) -> "StoredImage | StoredImages":
+        """Return the image at a place, or those of a slice."""
+        if isinstance(place, slice):
+            return StoredImages(self.store, self.indices[place])
+        return StoredImage(self.store, int(self.indices[place]))
+
+    @property
+    def shards(self) -> npt.NDArray[np.int64] | None:
+        """The shard of each image (N,), where the store has any."""
+        return None if self.store.shards is None else self.store.shards[self.indices]
+
+
+ImagePlace = Path | StoredImage
+"""Where an image lies that is decoded when asked for."""
+
+
+def read_content(place: ImagePlace, most: int = -1) -> bytes:
+    """Return the bytes of an image, or the first of them: encoded, or its pixels."""
+    if isinstance(place, Path):
+        with place.open("rb") as file:
+            return file.read(most)
+    found = place.read()
+    content = found if isinstance(found, bytes) else found.tobytes()
+    return content if most < 0 else content[:most]
+
+
+def content_size(place: ImagePlace) -> int:
+    """Return how many bytes an image has; of a file without reading it."""
+    return place.stat().st_size if isinstance(place, Path) else len(read_content(place))
+
+
 @dataclass(frozen=True, eq=False)
 class FileImages:
-    """Image files, decoded when asked for into square frames."""
+    """Images that are decoded when asked for, into square frames: files, or those of a store."""
 
-    paths: tuple[Path, ...]
+    paths: tuple[Path, ...] | StoredImages
     side: int
     """Side of the frame; an image longer than this is shrunk to it, none is enlarged."""
     fills_frame: bool = False
@@ -77,6 +162,11 @@ class FileImages:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def places(self) -> Sequence[ImagePlace]:
+        """Where each image lies, whichever way."""
+        return self.paths
 
     @property
     def frame(self) -> tuple[int, int]:
@@ -90,7 +180,16 @@ class FileImages:
 
     def select(self, indices: Tensor) -> "FileImages":
         """Return the files at ``indices``, int64 (M,), in that order."""
+        if isinstance(self.paths, StoredImages):
+            chosen = self.paths.indices[indices.numpy()]
+            return replace(self, paths=StoredImages(self.paths.store, chosen))
         return replace(self, paths=tuple(self.paths[i] for i in indices.tolist()))
+
+    @property
+    def shards(self) -> Tensor | None:
+        """The shard of each image, int64 (N,), where shards are best read in turn."""
+        found = self.paths.shards if isinstance(self.paths, StoredImages) else None
+        return None if found is None else torch.from_numpy(found)
 
 
 Images = ArrayImages | FileImages
@@ -101,7 +200,7 @@ def join_images(first: Images, second: Images) -> Images:
     if first.frame == second.frame:
         if isinstance(first, FileImages) and isinstance(second, FileImages):
             fills = first.fills_frame and second.fills_frame
-            return FileImages(first.paths + second.paths, first.side, fills)
+            return FileImages(_join_paths(first.paths, second.paths), first.side, fills)
         if isinstance(first, ArrayImages) and isinstance(second, ArrayImages):
             sizes = None
             if first.sizes is not None or second.sizes is not None:
@@ -115,6 +214,23 @@ def join_images(first: Images, second: Images) -> Images:
     raise UserError(
         f"images in frames of {frames[0]} and {frames[1]}: they can be trained on together only "
         "in the same frames; prepare both with the same image size"
+    )
+
+
+def _join_paths(
+    first: tuple[Path, ...] | StoredImages, second: tuple[Path, ...] | StoredImages
+) -> tuple[Path, ...] | StoredImages:
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return first + second
+    if (
+        not isinstance(first, tuple)
+        and not isinstance(second, tuple)
+        and (first.store is second.store)
+    ):
+        return StoredImages(first.store, np.concatenate([first.indices, second.indices]))
+    raise UserError(
+        "images of files and of a table, or of two tables: they can be trained on together only "
+        "if they lie in one; put them into one"
     )
 
 
@@ -132,15 +248,15 @@ def fingerprint(images: Images) -> str:
         for values in (images.pixels[chosen], images.true_sizes()[chosen]):
             digest.update(values.contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
-    names = [path.as_posix() for path in images.paths]
+    names = [p.as_posix() if isinstance(p, Path) else str(p) for p in images.paths]
     ends = [os.path.dirname(name) for name in (min(names), max(names))] if names else [""]
     start = len(os.path.join(os.path.commonpath(ends), ""))  # what the ends share, all share
     digest.update("\0".join(name[start:] for name in names).encode("utf-8", "surrogateescape"))
     for i in _spread(len(images), _SIZED):
         digest.update(f"{_file_size(images.paths[i])} ".encode())
     for i in _spread(len(images), _HASHED):
-        with suppress(OSError), images.paths[i].open("rb") as file:
-            digest.update(file.read(_HASHED_BYTES))
+        with suppress(OSError):
+            digest.update(read_content(images.paths[i], _HASHED_BYTES))
     return digest.hexdigest()
 
 
@@ -149,9 +265,9 @@ def _spread(count: int, most: int) -> list[int]:
     return [i * count // min(count, most) for i in range(min(count, most))]
 
 
-def _file_size(path: Path) -> int:
+def _file_size(place: ImagePlace) -> int:
     try:
-        return path.stat().st_size
+        return content_size(place) if isinstance(place, Path) else 0
     except OSError:
         return -1
 

@@ -60,7 +60,7 @@ def open_listing(
     folder, num_train = listing.folder, len(listing.train.paths)
     paths = [path for files in listing.splits.values() for path in files.paths]
     if len(paths) > FULL_DECODE_LIMIT and not listing.read_headers:
-        readable = _Readable([True] * len(paths), _largest_side(image_size), False)
+        readable = _Readable([True] * len(paths), largest_side(image_size), False)
     else:
         readable = _check_files(folder, paths, image_size, skip_unreadable, progress)
     kept = readable.kept
@@ -111,14 +111,14 @@ def _select_decodable(split: Split, progress: Progress | None) -> Split:
     images = split.images
     if not isinstance(images, FileImages):
         return split
-    sizes = map_files(lambda path: decode_frame(path, images.side).size, images.paths, progress)
+    sizes = map_files(lambda path: decode_frame(path, images.side).size, images.places, progress)
     good = [i for i, size in enumerate(sizes) if not isinstance(size, UnreadableImage)]
     return split if len(good) == len(split) else split.select(torch.tensor(good, dtype=torch.int64))
 
 
 def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
     """Take single files as images, in the frames that a folder of them would have."""
-    side = _largest_side(image_size)
+    side = largest_side(image_size)
     sizes = map_files(lambda path: decode_frame(path, side).size, paths)
     for path, size in zip(paths, sizes, strict=True):
         if isinstance(size, UnreadableImage):
@@ -128,7 +128,8 @@ def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
     return FileImages(tuple(paths), side)
 
 
-def _largest_side(image_size: int) -> int:
+def largest_side(image_size: int) -> int:
+    """Return the side of the frame that files are decoded into, if they are as large."""
     return math.ceil(_FRAME_MARGIN * image_size)
 
 
@@ -153,7 +154,7 @@ def _check_files(
     sizes[unknown] = collect_sizes(results, skip_unreadable)
     if not sizes.any():
         raise UserError(f"data.source {str(folder)!r}: none of its {len(paths)} images can be read")
-    side = min(int(sizes.max()), _largest_side(image_size))
+    side = min(int(sizes.max()), largest_side(image_size))
     if decodes:
         unknown = unknown[sizes[unknown, 0] > 0]
         results = map_files(

@@ -16,16 +16,24 @@ from deepbregman.data import (
     open_source,
     stratified_split,
 )
+from deepbregman.data.own import own_data
 from deepbregman.errors import UserError
 from deepbregman.launching import current_process
 
 
-def open_data(config: Config, source: str | None = None) -> Source:
+def open_data(config: Config, source: str | None = None, own: object | None = None) -> Source:
     """Open a run's source, or another one in its place, with the run's settings.
 
     A folder without a test split has one set aside; which images depends on the folder alone, so
     that runs of several seeds have the same test images.
+
+    Args:
+        config: of the run.
+        source: instead of the run's.
+        own: images of the user's program, see :func:`~deepbregman.own_data`.
     """
+    if own is not None:
+        return own_data(own, image_size=config.data.image_size)
     return open_source(
         source or config.data.source,
         root=Path(config.data.root),

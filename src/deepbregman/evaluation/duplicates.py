@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from deepbregman.data import ArrayImages, FileImages, ResidentBatches, join_images
 from deepbregman.data.contents import group_identical
+from deepbregman.data.images import content_size
 from deepbregman.errors import UserError
 from deepbregman.files import create_file, csv_text
 from deepbregman.runs import Record
@@ -132,7 +133,7 @@ def find_duplicates(
     groups = connect(pairs, len(features))
     sizes = None
     if isinstance(everything, FileImages):
-        sizes = {i: everything.paths[i].stat().st_size for group in groups for i in group}
+        sizes = {i: content_size(everything.paths[i]) for group in groups for i in group}
         groups = [sorted(group, key=lambda i: (-sizes[i], i)) for group in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]

@@ -273,6 +273,8 @@ def semi(evaluation: Evaluation) -> list[Record]:
         "supervised": from_scratch,
     }
     labelled, seeds = evaluation.labelled, []
+    if not len(labelled.model.projection):  # of a method of the user's own
+        del starts["from projection layer 1"]
     for seed in evaluation.options.each_seed:
         measured = []
         for split, name, epochs in _select_labelled(evaluation, seed):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.data import Images
-from deepbregman.data.images import ArrayImages
+from deepbregman.data.images import ArrayImages, StoredImages
 from deepbregman.errors import UserError
 from deepbregman.files import is_temporary, refuse_link
 from deepbregman.method.networks import Model
@@ -45,6 +45,9 @@ def digest_images(images: Images) -> str:
     if isinstance(images, ArrayImages):
         sizes = images.true_sizes().contiguous().numpy().tobytes()
         return digest(sizes, images.pixels.contiguous().numpy().data.cast("B"))
+    if isinstance(images.paths, StoredImages):
+        indices = images.paths.indices.tobytes()
+        return digest(str(images.side).encode(), images.paths.store.identity().encode(), indices)
     files = [(os.path.abspath(path), path.stat()) for path in images.paths]
     known = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
     return digest(json.dumps([images.side, known]).encode())

@@ -462,8 +462,9 @@ class _Finder:
         self._sizes: dict[int, list[tuple[Path, int]]] = {}
         start = 0
         for part in gallery.parts.values():
-            if isinstance(part.split.images, FileImages):
-                for index, path in enumerate(part.split.images.paths, start=start):
+            images = part.split.images
+            if isinstance(images, FileImages) and isinstance(images.paths, tuple):
+                for index, path in enumerate(images.paths, start=start):
                     self._paths[os.path.abspath(path)] = index
             start += len(part.split)
 

@@ -226,8 +226,8 @@ def _find_query(words: str, opened: OpenedRun) -> _Query:
     path = expand_home(Path(words))
     if path.is_file():
         for name, split in splits.items():
-            paths = split.images.paths if isinstance(split.images, FileImages) else ()
-            for index, other in enumerate(paths):
+            places = split.images.paths if isinstance(split.images, FileImages) else ()
+            for index, other in enumerate(places if isinstance(places, tuple) else ()):
                 if other.name == path.name and other.resolve() == path.resolve():
                     return _select_query(splits, name, index)
         images = open_files([path], image_size=opened.loaded.config.data.image_size)

@@ -14,6 +14,8 @@ from .objective import Objective as Objective
 from .objective import Outputs as Outputs
 from .objective import Samples as Samples
 from .objective import ViewGroups as ViewGroups
+from .own import OwnParts as OwnParts
+from .own import OwnViews as OwnViews
 from .step import Step as Step
 from .step import StepOutputs as StepOutputs
 from .step import gather_alone as gather_alone

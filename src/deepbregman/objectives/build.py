@@ -15,6 +15,7 @@ from deepbregman.method.views import Views
 
 from .divergence import DivergenceTerm
 from .objective import OBJECTIVES, Gather, Objective, ViewGroups
+from .own import VIEW_TABLES, AnyViews, OwnParts, OwnViews
 from .step import Step, gather_alone
 
 
@@ -151,7 +152,7 @@ def build_step(
     deviation: Sequence[float] = (1.0, 1.0, 1.0),
     gather: Gather = gather_alone,
     mixed: bool = False,
-    trunk: nn.Module | None = None,
+    own: OwnParts = OwnParts(),  # noqa: B008  # immutable
     num_images: int = 0,
     num_classes: int = 0,
     prepare: Callable[[Encoder], None] | None = None,
@@ -165,28 +166,39 @@ def build_step(
         gather: joins (M, n, d) tensors of all processes to (M, N, d), with gradient; the loss of
             several processes is then the loss of their joint batch.
         mixed: run the networks, and nothing else, in bfloat16 where it is safe to.
-        trunk: (N, 3, H, W) -> (N, d), the user's own; a copy is used, its weights as they are.
+        own: what the user has given instead of parts that a configuration names.
         num_images: to train on, for a method that remembers each of them.
         num_classes: of them, for a method that learns from labels.
         prepare: called with the encoder before anything is made from it, to give it weights.
     """
+    own.check(config)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        encoder = build_run_encoder(config, mean, deviation, trunk)
+        encoder = build_run_encoder(config, mean, deviation, own.encoder)
         if prepare is not None:
             prepare(encoder)
-        objective = _find_objective(config.objective.name)(
-            config.objective, encoder, config.encoder
-        )
+        if own.objective is None:
+            make = _find_objective(config.objective.name)
+            objective = make(config.objective, encoder, config.encoder)
+        else:
+            objective = own.build_objective(config, encoder)
         objective.size_by(num_images, num_classes)
         divergence = None
         if config.divergence.is_on:
             divergence = DivergenceTerm(config.divergence, config.encoder.embedding)
     objective.mixed = mixed
     size = config.data.image_size
-    tables = ("views", "weak_views", "small_views")
-    groups = [config.view_groups.get(table) for table in tables]
-    main, weak, small = (None if group is None else build_views(group, size) for group in groups)
+
+    def build(table: str) -> AnyViews | None:
+        group = config.view_groups.get(table)
+        if group is None:
+            return None
+        if table in own.augments:
+            side = group.side(size)
+            return OwnViews(own.augments[table], side, group.num_views, table)
+        return build_views(group, size)
+
+    main, weak, small = map(build, VIEW_TABLES)
     assert main is not None  # every configuration has main views
     teacher = None if divergence is None else config.teacher
     return Step(ViewGroups(main, weak, small), objective, divergence, gather, teacher)

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from deepbregman.config import TeacherSettings
 from deepbregman.method.networks import Model
-from deepbregman.method.views import Views
 
 from .divergence import DivergenceTerm
 from .objective import Gather, Group, Objective, Outputs, Samples, ViewGroups
+from .own import AnyViews
 from .teacher import Teacher, momentum_at
 
 NO_SAMPLES = Samples()
@@ -47,7 +47,7 @@ class Step(nn.Module):
 
     def __init__(
         self,
-        views: ViewGroups[Views],
+        views: ViewGroups[AnyViews],
         objective: Objective,
         divergence: DivergenceTerm | None,
         gather: Gather = gather_alone,

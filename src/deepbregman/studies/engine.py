@@ -12,17 +12,17 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from deepbregman.commands.pretrain import Watch, pretrain, resume
+from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config
 from deepbregman.data import Source
 from deepbregman.data.opening import open_data, split_for_monitor
@@ -32,13 +32,17 @@ from deepbregman.evaluation.options import Options
 from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.files import hold_lock, refuse_link
 from deepbregman.launching import leave_group
+from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run
+from deepbregman.training.callbacks import Callback
 from deepbregman.training.faults import Interrupted
 
 from .definition import Judge, describe_differences
 from .results import MAIN_METRIC
 
 POLL_SECONDS = 0.5
+Watch = Callable[[int, Mapping[str, float]], None]
+"""Called with the epoch and the results of the kNN monitor; an exception ends the run."""
 
 
 @dataclass(frozen=True)
@@ -160,17 +164,34 @@ def _open_run(folder: Path, config: Config) -> Run | None:
     return run
 
 
+class _Report(Callback):
+    """Passes the results of the kNN monitor on."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch = watch
+
+    def on_epoch(self, record: Mapping[str, Any], model: Model) -> None:
+        """Pass on what the monitor has measured, if it has."""
+        if values := {name: record[name] for name in record if name.startswith("knn")}:
+            self.watch(record["epoch"], values)
+
+
 def _train_and_evaluate(
     trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None
 ) -> dict[str, float]:
     run = _open_run(trial.folder, trial.config)
     accelerator = how.accelerator
+    callbacks = [] if watch is None else [_Report(watch)]
     if run is None:
         run = pretrain(
-            trial.config, run=trial.folder, accelerator=accelerator, source=source, watch=watch
+            trial.config,
+            run=trial.folder,
+            accelerator=accelerator,
+            source=source,
+            callbacks=callbacks,
         )
     elif "pretrain" not in run.result() or not run.last_checkpoint.exists():
-        run = resume(trial.folder, accelerator=accelerator, source=source, watch=watch)
+        run = resume(trial.folder, accelerator=accelerator, source=source, callbacks=callbacks)
     config = run.config
     options = Options(
         protocols=how.protocols,

@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import Config, differing_fields, from_toml
+from deepbregman.config import Config, differing_fields, from_toml, override
 from deepbregman.data import Images, fingerprint
 from deepbregman.errors import UserError
 from deepbregman.method.networks import Encoder, Model
-from deepbregman.objectives import Step, build_run_encoder, build_step
+from deepbregman.objectives import DivergenceTerm, OwnParts, Step, build_run_encoder, build_step
+from deepbregman.objectives.objective import build_head
 from deepbregman.runs import Record, Run, replace_file
 
 FORMAT = 4
@@ -233,12 +234,54 @@ def load_trained(
     run = run if isinstance(run, Run) else Run.open(Path(run))
     saved = _load_last(run, (*NETWORKS, "epoch"))
     counts = {name: saved.get(name, 0) for name in ("num_images", "num_classes")}
-    step = build_step(run.config, trunk=encoder, **counts)
-    load_networks(step, saved, str(run.last_checkpoint))
-    model = step.model
+    config = _without_own_views(run.config)
+    if config.objective.name == "custom":
+        model = _load_custom(run, saved, encoder)
+    else:
+        step = build_step(config, own=OwnParts(encoder), **counts)
+        load_networks(step, saved, str(run.last_checkpoint))
+        model = step.model
     model.to(memory_format=torch.channels_last)
     epoch, data = float(saved["epoch"]), saved.get("data")
     return Trained(model.to(device).eval(), run.config, epoch, data)
+
+
+def _without_own_views(config: Config) -> Config:
+    """Return a configuration that needs no augmentation of the user's: for networks alone."""
+    own = [table for table, group in config.view_groups.items() if group.custom]
+    return override(config, {f"{table}.custom": False for table in own})
+
+
+def _load_custom(run: Run, saved: State, encoder: nn.Module | None) -> Model:
+    """Load the encoder of a method of the user's own, and its projection if the settings made it.
+
+    Other parts are known to the method's code alone. Where the projection is another one, there is
+    none, nor the divergence network behind it.
+    """
+    loaded = build_run_encoder(run.config, trunk=encoder)
+    head = build_head(loaded, run.config.encoder)
+    state, origin = saved["objective"], str(run.last_checkpoint)
+    load_strictly(loaded, _select(state, "encoder."), origin)
+    own = _select(state, "projection.")
+    expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+    if expected != {name: _shape(tensor) for name, tensor in own.items()}:
+        return Model(loaded, nn.Sequential(), None)
+    load_strictly(head, own, origin)
+    settings = run.config.divergence
+    if not settings.is_on:
+        return Model(loaded, head, None)
+    term = DivergenceTerm(settings, run.config.encoder.embedding)
+    load_strictly(term, saved["divergence"], origin)
+    return Model(loaded, head, term.network, term.sigma)
+
+
+def _select(state: State, prefix: str) -> State:
+    """Return the tensors of one part, under their names in it."""
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in state.items()
+        if name.startswith(prefix)
+    }
 
 
 def load_trained_encoder(
@@ -248,13 +291,7 @@ def load_trained_encoder(
     run = run if isinstance(run, Run) else Run.open(Path(run))
     loaded = build_run_encoder(run.config, trunk=encoder)
     saved = _load_last(run, ("objective",))["objective"]
-    prefix = "encoder."
-    state = {
-        name.removeprefix(prefix): tensor
-        for name, tensor in saved.items()
-        if name.startswith(prefix)
-    }
-    load_strictly(loaded, state, str(run.last_checkpoint))
+    load_strictly(loaded, _select(saved, "encoder."), str(run.last_checkpoint))
     loaded.to(memory_format=torch.channels_last)
     return loaded.to(device).eval()
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from deepbregman.config import Config
 from deepbregman.data import Images
 from deepbregman.data.batches import Batch, open_batches
-from deepbregman.method.views import Views, centre_view
+from deepbregman.method.views import centre_view
+from deepbregman.objectives.own import AnyViews
 from deepbregman.runs import Record
 
 from . import diagnostics
@@ -52,7 +53,9 @@ class Health:
         device: of the networks.
     """
 
-    def __init__(self, images: Images, config: Config, views: Views, device: torch.device) -> None:
+    def __init__(
+        self, images: Images, config: Config, views: AnyViews, device: torch.device
+    ) -> None:
         self.views, self.device, self.size = views, device, config.data.image_size
         affordable = max(2, SAMPLE_BYTES * len(images) // max(1, images.nbytes))
         count = min(SAMPLE, len(images), affordable)

@@ -1,7 +1,7 @@
 """The pretraining loop: one straight line from images to a trained encoder."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepbregman.config import Config, to_toml
 from deepbregman.data import Batch, Images, channel_statistics, fingerprint
@@ -17,10 +17,19 @@ from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
 from deepbregman.errors import ReportedElsewhere
 from deepbregman.method.networks import Model
-from deepbregman.objectives import Samples, Step, StepOutputs, build_step, gather_alone
+from deepbregman.objectives import (
+    OwnParts,
+    OwnViews,
+    Samples,
+    Step,
+    StepOutputs,
+    build_step,
+    gather_alone,
+)
 from deepbregman.runs import Record, Run, now, provenance
 
 from . import checkpoints, diagnostics
+from .callbacks import Callback, collect_metrics
 from .checkpoints import FoundCheckpoint
 from .display import Display, open_events, write_events
 from .faults import Guard, Interrupted, watch_signals
@@ -55,8 +64,9 @@ class Pretraining:
         fabric: launched.
         folder: of the run; new, or an interrupted run's when resuming.
         resume: go on from the folder's last checkpoint.
-        trunk: of an encoder of the user's own.
+        own: parts of the user's own code.
         labels: (N,) of the images, where the method learns from labels.
+        callbacks: of the user.
     """
 
     def __init__(
@@ -66,13 +76,15 @@ class Pretraining:
         fabric: Fabric,
         folder: Path,
         resume: bool = False,
-        trunk: nn.Module | None = None,
+        own: OwnParts = OwnParts(),  # noqa: B008  # immutable
         labels: Tensor | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config, self.fabric, self.run = config, fabric, Run(folder)
         self.labels = None if labels is None else labels.to(fabric.device)
         self.num_classes = 0 if labels is None else int(labels.max()) + 1
-        optimiser, found = run_together(fabric, partial(self._assemble, images, resume, trunk))
+        self.own, self.callbacks = own, callbacks
+        optimiser, found = run_together(fabric, partial(self._assemble, images, resume))
         self.notes: list[str] = [] if found is None else found.notes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
         self.guard = Guard(self.step_module, optimiser, fabric, config)
@@ -85,7 +97,7 @@ class Pretraining:
         run_together(fabric, partial(self._open_folder, resume, found))
 
     def _assemble(
-        self, images: Images, resume: bool, trunk: nn.Module | None
+        self, images: Images, resume: bool
     ) -> tuple[torch.optim.Optimizer, FoundCheckpoint | None]:
         """Build what is trained, and read where an interrupted run stood."""
         config, fabric = self.config, self.fabric
@@ -107,7 +119,7 @@ class Pretraining:
             *pixels,
             gather=gather_views if several else gather_alone,
             mixed=is_mixed(config, fabric.device),
-            trunk=trunk,
+            own=self.own,
             num_images=len(images),
             num_classes=self.num_classes,
             prepare=None if start is None else start.put_into,
@@ -121,6 +133,7 @@ class Pretraining:
                 synchronise_norms(self.step_module.teacher, fabric.device)
         self.step_module.to(memory_format=torch.channels_last)
         self.step_module.to(fabric.device)
+        self._try_own_views()
         self.health: Health | None = None
         if config.training.health_every and fabric.is_global_zero:  # process 0 measures for all
             self.health = Health(images, config, self.step_module.views.main, fabric.device)
@@ -130,11 +143,21 @@ class Pretraining:
         compile_step(self.step_module, config, fabric)
         return optimiser, found
 
+    def _try_own_views(self) -> None:
+        """Make views of two images by the user's code, so that an error comes before the run."""
+        for views in self.step_module.views:
+            if isinstance(views, OwnViews):
+                views.to(self.fabric.device)
+                batch = next(self.batches.iterate(torch.arange(2), 2))
+                views(batch.images, batch.sizes)
+
     def _open_folder(self, resume: bool, found: FoundCheckpoint | None) -> None:
         """Create the run folder, or continue the run in it."""
         if self.fabric.is_global_zero:
             record = provenance(device_name(self.fabric.device))
             record |= {"processes": self.fabric.world_size, **self.start_record}
+            if own := self.own.describe():
+                record["own"] = own
             if resume:
                 self.run.clear_temporaries()
                 self.run.add_resumption({**record, **(found.record if found else {})})
@@ -175,6 +198,9 @@ class Pretraining:
         announce = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
         with display, watch_signals(announce) as received:
+            run_together(
+                self.fabric, lambda: self._tell("on_start", self.run, self.step, self.total_steps)
+            )
             while not ends:
                 record = self._run_epoch(feed, display, received)
                 close = partial(self._close_epoch, record, monitor, display, writer)
@@ -199,7 +225,14 @@ class Pretraining:
                     highlight=False,
                     soft_wrap=True,
                 )
+        self._tell("on_end", self.run)
         return self.run
+
+    def _tell(self, event: str, *details: object) -> None:
+        """Tell every callback of an event that is process 0's business."""
+        if self.fabric.is_global_zero:
+            for callback in self.callbacks:
+                getattr(callback, event)(*details)
 
     def _is_over(self) -> bool:
         """Whether all steps are taken, or the run stops early, which process 0 decides."""
@@ -242,6 +275,8 @@ class Pretraining:
         self.optimiser.zero_grad()
         self.guard.count(self.sums)
         self.step += 1
+        for callback in self.callbacks:
+            callback.on_step(self.step, dict(zip(self.term_names, losses.unbind(), strict=True)))
         return outputs
 
     def _collect_samples(self, batch: Batch, draw: int) -> Samples:
@@ -359,6 +394,11 @@ class Pretraining:
         if monitor is not None and (ends or due):
             self.step_module.eval()
             record |= monitor(self.step_module.model.eval())
+        if self.callbacks:
+            self.step_module.eval()
+            with torch.no_grad():
+                model = self.step_module.model.eval()
+                record |= collect_metrics(self.callbacks, record, model)
         self._write_epoch(record, ends, writer)
         display.epoch(record)
         if "verdict" in record:

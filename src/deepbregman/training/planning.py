@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from deepbregman.config import Config, override
 from deepbregman.errors import is_out_of_memory
-from deepbregman.objectives import Samples, build_step
+from deepbregman.objectives import OwnParts, Samples, build_step
 from deepbregman.terminal import format_duration
 
 from .optimisers import build_optimiser
@@ -119,7 +118,7 @@ def make_plan(
         plan.drop("training.batch_size")
         plan.take(Choice("training.batch_size", tried.training.batch_size, "what fits in memory"))
     why = f"{1e3 * seconds:,.0f} ms a step, measured"
-    if tried.encoder.name in _ENCODERS[1:]:
+    if too_slow:
         why += f"; {too_slow[0]} would take too long"
     plan.take(Choice("encoder.name", tried.encoder.name, why), length)
     steps = plan.config.training.epochs * count_steps(plan.config, facts.num_images)
@@ -229,7 +228,7 @@ def measure_step(
     frame: tuple[int, int],
     device: torch.device,
     processes: int = 1,
-    trunk: nn.Module | None = None,
+    own: OwnParts = OwnParts(),  # noqa: B008  # immutable
 ) -> float:
     """Return the seconds of an optimiser step of one of several processes, on noise.
 
@@ -240,13 +239,13 @@ def measure_step(
         frame: height and width of the images before they are cropped.
         device: of this process.
         processes: that share the batch.
-        trunk: of an encoder of the user's own.
+        own: parts of the user's own.
     """
     share = config.training.batch_size // processes
     batch = share if device.type == "cuda" else min(share, _MEASURED_BATCH)
     tried = override(config, {"training.batch_size": batch})
     mixed = is_mixed(config, device)
-    step = build_step(tried, mixed=mixed, trunk=trunk, num_images=batch, num_classes=2)
+    step = build_step(tried, mixed=mixed, own=own, num_images=batch, num_classes=2)
     step.to(memory_format=torch.channels_last)
     step.to(device)
     step.train()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from deepbregman.config import Config
 from deepbregman.errors import UserError
-from deepbregman.method.views import Views
 from deepbregman.objectives import Objective, ViewGroups
+from deepbregman.objectives.own import AnyViews
 
 
 def derive_seed(seed: int, purpose: str, position: int = 0) -> int:
@@ -77,13 +77,13 @@ class Share:
         order = order[: chunks * settings.batch_size].view(chunks, self.world_size, self.batch_size)
         return order[offset * settings.accumulate :, self.rank].flatten()
 
-    def draw_uniforms(self, views: ViewGroups[Views], draw: int) -> ViewGroups[Tensor]:
+    def draw_uniforms(self, views: ViewGroups[AnyViews], draw: int) -> ViewGroups[Tensor]:
         """Draw the views' randomness of the joint batch and take this process's share (M, n, R).
 
         Each group draws from a seed of its own, so that one more leaves the others as they were.
         """
 
-        def share(group: Views | None, purpose: str) -> Tensor | None:
+        def share(group: AnyViews | None, purpose: str) -> Tensor | None:
             if group is None:
                 return None
             self.generator.manual_seed(derive_seed(self.config.seed, purpose, draw))

@@ -1,0 +1,244 @@
+"""Images of the user's own program: an array or tensor in memory, or a map-style dataset."""
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from deepbregman.data.frames import UnreadableImage, collect_sizes, fit_size, map_files, read_size
+from deepbregman.data.images import (
+    ArrayImages,
+    FileImages,
+    Images,
+    Source,
+    Split,
+    StoredImage,
+    StoredImages,
+    read_content,
+)
+from deepbregman.data.listings import TEST_FRACTION, largest_side
+from deepbregman.data.splits import stratified_split
+from deepbregman.errors import UserError
+
+OWN = "custom"
+"""``data.source`` of a run that was trained on images of the user's program."""
+_READING = threading.Lock()
+RULE = "images are uint8: (N, 3, H, W), (N, 1, H, W), (N, H, W, 3), (N, H, W, 1) or (N, H, W)"
+
+
+class DatasetStore:
+    """The images of a map-style dataset: ``len(dataset)`` and ``dataset[i]``.
+
+    An item is an image, or a tuple or list that begins with one, or a dict with ``image``. The
+    image is a PIL image, or a uint8 tensor or array of shape (3, H, W), (1, H, W), (H, W, 3),
+    (H, W, 1) or (H, W).
+    """
+
+    shards: npt.NDArray[np.int64] | None = None
+
+    def __init__(self, dataset: Any, name: str = "") -> None:
+        self.dataset = dataset
+        self._name = name or type(dataset).__name__
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def name(self, index: int) -> str:
+        """Name an image by its place."""
+        return f"{self._name}[{index}]"
+
+    def read(self, index: int) -> Image.Image:
+        """Return an image, decoded; one thread at a time, which few datasets are made for more."""
+        with _READING:
+            return to_image(split_item(self.dataset[index])[0])
+
+    def label(self, index: int) -> object:
+        """Return the label of an item, or None."""
+        return split_item(self.dataset[index])[1]
+
+    @cached_property
+    def _identity(self) -> str:
+        hashed = hashlib.sha256()
+        for index in range(len(self)):
+            hashed.update(hashlib.sha256(read_content(StoredImage(self, index))).digest())
+        return hashed.hexdigest()
+
+    def identity(self) -> str:
+        """Digest all images: no date tells that a program's own have changed."""
+        return self._identity
+
+
+def split_item(item: Any) -> tuple[Any, Any]:
+    """Return the image of a dataset's item, and its label or None."""
+    if isinstance(item, tuple | list):
+        return (item[0], item[1] if len(item) > 1 else None) if item else (None, None)
+    if isinstance(item, dict):
+        return item.get("image"), item.get("label")
+    return item, None
+
+
+def to_image(found: Any) -> Image.Image:
+    """Take a PIL image, or a uint8 tensor or array, as an image."""
+    if isinstance(found, Image.Image):
+        return found
+    if isinstance(found, Tensor):
+        found = found.as_subclass(Tensor).detach().cpu().numpy()
+    if not isinstance(found, np.ndarray) or found.dtype != np.uint8:
+        kind = f"{found.dtype} array" if isinstance(found, np.ndarray) else type(found).__name__
+        raise ValueError(
+            f"an item is a {kind}: an image is a PIL image or uint8; leave out transforms such as "
+            "ToTensor that make floats"
+        )
+    if found.ndim == 3 and found.shape[0] in (1, 3) and found.shape[2] not in (1, 3):
+        found = found.transpose(1, 2, 0)  # (3, H, W)
+    if found.ndim == 3 and found.shape[2] == 1:
+        found = found[..., 0]
+    if found.ndim not in (2, 3) or (found.ndim == 3 and found.shape[2] != 3):
+        raise ValueError(f"an item has shape {found.shape}: an image has 1 or 3 channels")
+    return Image.fromarray(np.ascontiguousarray(found))
+
+
+def to_pixels(values: "Tensor | npt.NDArray[Any]") -> Tensor:
+    """Take an array or tensor in memory as pixels (N, 3, H, W); three channels are not copied."""
+    pixels = (
+        values if isinstance(values, Tensor) else torch.from_numpy(np.ascontiguousarray(values))
+    )
+    shape = tuple(pixels.shape)
+    if pixels.dtype != torch.uint8:
+        raise UserError(
+            f"data is {pixels.dtype} of shape {shape}: {RULE}; convert it, such as by "
+            "(255 * x).to(torch.uint8)"
+        )
+    if pixels.ndim == 3:
+        pixels = pixels.unsqueeze(1)
+    elif pixels.ndim == 4 and shape[1] not in (1, 3) and shape[3] in (1, 3):
+        pixels = pixels.permute(0, 3, 1, 2)
+    if pixels.ndim != 4 or pixels.shape[1] not in (1, 3) or 0 in shape:
+        raise UserError(f"data has shape {shape}: {RULE}, and at least one of them")
+    return pixels.detach().cpu().expand(-1, 3, -1, -1)
+
+
+def is_array(values: object) -> bool:
+    """Whether something is a tensor or an array of NumPy."""
+    return isinstance(values, Tensor | np.ndarray)
+
+
+def own_data(
+    train: Any,
+    labels: "Sequence[int] | Tensor | npt.NDArray[Any] | None" = None,
+    *,
+    test: Any = None,
+    test_labels: "Sequence[int] | Tensor | npt.NDArray[Any] | None" = None,
+    classes: Sequence[str] | None = None,
+    image_size: int = 32,
+    name: str = OWN,
+) -> Source:
+    """Make a data source of images of your program, for ``source=`` of :func:`evaluate`.
+
+    A map-style dataset is decoded by worker processes when it does not fit into memory. Its items
+    must not change from one call to the next; random transforms belong to ``augment=``.
+
+    Args:
+        train: uint8 images as an array or tensor, a pair of images and labels, or a map-style
+            dataset of PIL images or uint8 images, alone or with labels.
+        labels: (N,) from 0, if ``train`` has none; -1 is not allowed.
+        test: like ``train``; without it, a seeded fifth of labelled images is taken.
+        test_labels: (N,)
+        classes: their names.
+        image_size: side of the images that are trained on, which sets the frame of a dataset's.
+        name: in messages and results.
+    """
+    made = make_split(train, labels, image_size, "train")
+    tested = None if test is None else make_split(test, test_labels, image_size, "test")
+    if tested is None and made.labels is not None:
+        rest, chosen = stratified_split(made.labels, len(made), TEST_FRACTION, seed=0)
+        made, tested = made.select(rest), made.select(chosen)
+    known = [part.labels for part in (made, tested) if part is not None and part.labels is not None]
+    if classes is None and known:
+        classes = [str(label) for label in range(int(torch.cat(known).max()) + 1)]
+    return Source(name, made, tested, classes=None if classes is None else tuple(classes))
+
+
+def make_split(values: Any, labels: Any, image_size: int, what: str) -> Split:
+    """Make a split of an array, a pair of images and labels, or a dataset."""
+    if isinstance(values, tuple) and len(values) == 2 and is_array(values[0]):
+        values, labels = values[0], values[1] if labels is None else labels
+    if is_array(values):
+        pixels = to_pixels(values)
+        return Split(ArrayImages(pixels), to_labels(labels, len(pixels), what))
+    if not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
+        raise UserError(
+            f"data is a {type(values).__name__}: it must be a name, a folder, a uint8 array or "
+            "tensor, or a map-style dataset with len(dataset) and dataset[i]; an iterable dataset "
+            "has no order to resume in: write tar shards instead"
+        )
+    if len(values) == 0:
+        raise UserError(f"data is an empty {type(values).__name__}: give at least one image")
+    store = DatasetStore(values)
+    images = frame_store(store, image_size)
+    found = _read_labels(store) if labels is None else labels
+    return Split(images, to_labels(found, len(store), what))
+
+
+def frame_store(store: Any, image_size: int) -> FileImages:
+    """Choose the frame of a store's images by a sample of them, all where they are few."""
+    places = StoredImages(store, np.arange(len(store)))
+    count = len(store)
+    sample = [places[i * count // min(count, 256)] for i in range(min(count, 256))]
+    results = map_files(read_size, sample)
+    errors = [result for result in results if isinstance(result, UnreadableImage)]
+    if errors:
+        raise UserError(str(errors[0]))
+    sizes = collect_sizes(results, skip_unreadable=False).tolist()
+    whole = count == len(sample)
+    side = largest_side(image_size)
+    if whole:
+        side = min(side, max(max(size) for size in sizes))
+    fills = whole and all(fit_size(height, width, side) == (side, side) for height, width in sizes)
+    return FileImages(places, side, fills)
+
+
+def _read_labels(store: DatasetStore) -> list[Any] | None:
+    """Return the labels of a dataset, without decoding its images where it keeps them apart."""
+    for attribute in ("targets", "labels"):  # as the datasets of torchvision do
+        found = getattr(store.dataset, attribute, None)
+        if found is not None and not callable(found) and len(found) == len(store):
+            return list(found)
+    if store.label(0) is None:
+        return None
+    return [store.label(index) for index in range(len(store))]
+
+
+def to_labels(values: Any, count: int, what: str) -> Tensor | None:
+    """Take labels as int64 (N,), whole numbers from 0."""
+    if values is None:
+        return None
+    try:
+        labels = torch.as_tensor(np.asarray(values)).flatten()
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{what} labels cannot be read as numbers ({error})") from None
+    whole = not labels.is_floating_point() and not labels.is_complex()
+    if len(labels) != count or not whole or (count and int(labels.min()) < 0):
+        raise UserError(
+            f"{what} labels are {labels.dtype} of shape {tuple(labels.shape)} for {count} images: "
+            "give one whole number from 0 for each image"
+        )
+    return labels.to(torch.int64)
+
+
+def typical_own_side(data: Any) -> int:
+    """Return the median of the shorter sides of images of the user's own, in pixels."""
+    images: Images = make_split(data, None, 10_000, "train").images
+    if isinstance(images, ArrayImages):
+        return min(images.frame)
+    step = max(1, len(images) // 256)
+    sizes = map_files(read_size, [images.paths[i] for i in range(0, len(images), step)])
+    sides = sorted(min(size) for size in sizes if not isinstance(size, UnreadableImage))
+    return sides[len(sides) // 2]

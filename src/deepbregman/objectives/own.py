@@ -1,0 +1,271 @@
+"""Parts of a run that are the user's own code, which no configuration can name.
+
+A configuration says ``custom`` where one belongs. Such a run is trained and resumed from Python
+only, where the part is given again.
+"""
+
+import contextlib
+import inspect
+import random
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import Config, EncoderSettings
+from deepbregman.errors import UserError
+from deepbregman.method.networks import Encoder
+from deepbregman.method.views import Views
+
+from .objective import Objective
+
+Augment = Callable[..., Tensor]
+"""Turns a batch of uint8 images (n, 3, H, W), on its device, into one view of each."""
+MakeObjective = Callable[[Encoder, EncoderSettings], Objective]
+"""Builds a method around an encoder; a class with such a constructor is one."""
+VIEW_TABLES = ("views", "weak_views", "small_views")
+
+
+class OwnParts(NamedTuple):
+    """The parts that a user has given."""
+
+    encoder: nn.Module | None = None
+    """(N, 3, H, W) -> (N, d); a copy is used, its weights as they are."""
+    augment: "Augment | Mapping[str, Augment] | None" = None
+    """Makes the main views, or the views of each table that is named."""
+    objective: MakeObjective | None = None
+
+    @property
+    def augments(self) -> dict[str, Augment]:
+        """What makes the views of each table, by its name."""
+        if self.augment is None:
+            return {}
+        if isinstance(self.augment, Mapping):
+            return dict(self.augment)
+        return {"views": self.augment}
+
+    def as_changes(self) -> dict[str, Any]:
+        """Return the fields in which a configuration says that these parts are the user's own."""
+        changes: dict[str, Any] = {}
+        if self.encoder is not None:
+            changes |= {"encoder.name": "custom", "encoder.stem": "auto"}
+        for table, augment in self.augments.items():
+            if table not in VIEW_TABLES or not callable(augment):
+                raise UserError(
+                    f"augment has {table!r}: give one callable, or a mapping from "
+                    f"{', '.join(VIEW_TABLES)} to callables"
+                )
+            changes[f"{table}.custom"] = True
+        if self.objective is not None:
+            changes["objective.name"] = "custom"
+        return changes
+
+    def describe(self) -> dict[str, str]:
+        """Name the code of each part, for the record."""
+        parts = {"encoder": self.encoder, "objective": self.objective, **self.augments}
+        return {name: _name_of(part) for name, part in parts.items() if part is not None}
+
+    def check(self, config: Config) -> None:
+        """Refuse a run whose parts are not all given, and parts that a run does not have."""
+        for table, group in config.view_groups.items():
+            if group.custom and table not in self.augments:
+                raise UserError(
+                    f"{table}.custom is true: the views are made by code of yours, which cannot be "
+                    "named on the command line; give it in Python, as `augment=` of "
+                    "deepbregman.pretrain or resume"
+                )
+        for table in self.augments:
+            if table not in config.view_groups or not config.view_groups[table].custom:
+                raise UserError(
+                    f"an augmentation was given for {table}, but the run makes those views by "
+                    "itself, or none: leave the argument out, or start a new run with it"
+                )
+        if config.objective.name == "custom" and self.objective is None:
+            raise UserError(
+                "objective.name is 'custom': the method is code of yours, which cannot be named on "
+                "the command line; give it in Python, as `objective=` of deepbregman.pretrain or "
+                "resume"
+            )
+        if config.objective.name != "custom" and self.objective is not None:
+            raise UserError(
+                f"an objective was given, but objective.name is {config.objective.name!r}: leave "
+                "the argument out, or start a new run with it"
+            )
+
+    def build_objective(self, config: Config, encoder: Encoder) -> Objective:
+        """Build the user's method; ``objective.weight`` multiplies all its terms."""
+        assert self.objective is not None  # check has made sure
+        made = self.objective(encoder, config.encoder)
+        if not isinstance(made, Objective) or not made.weights:
+            raise UserError(
+                f"the objective given makes {type(made).__name__} with weights of "
+                f"{', '.join(getattr(made, 'weights', {})) or 'no term'}: it must make a "
+                "deepbregman.Objective with the weight of each of its loss terms"
+            )
+        if made.encoder is not encoder:
+            raise UserError(
+                "the objective given has another encoder than it was given: pass the encoder on to "
+                "Objective.__init__"
+            )
+        made.weights = {
+            name: config.objective.weight * float(weight) for name, weight in made.weights.items()
+        }
+        return made
+
+
+def _name_of(part: object) -> str:
+    named = part if inspect.isroutine(part) or isinstance(part, type) else type(part)
+    return f"{named.__module__}.{getattr(named, '__qualname__', type(named).__name__)}"
+
+
+class OwnViews(nn.Module):
+    """Views by the user's own code, in the place of :class:`~deepbregman.Views`.
+
+    Each call is seeded by the run's seed and the step: torch's generators of the CPU and of the
+    device, Python's ``random`` and NumPy's. Transforms of torchvision draw one set of numbers for
+    a whole batch, so they are called image by image, each image with a seed of its own: their
+    views do not depend on how many processes share a batch. Any other callable gets the batch of a
+    process at once.
+
+    Args:
+        augment: of the user.
+        size: side of a view.
+        num_views: M.
+        table: of the configuration, for errors.
+    """
+
+    def __init__(self, augment: Augment, size: int, num_views: int, table: str = "views") -> None:
+        super().__init__()
+        self.augment = augment
+        self.size, self.num_views, self.table = size, num_views, table
+        self.one_by_one = _is_of_torchvision(augment)
+        self.takes_sizes = not self.one_by_one and _takes_sizes(augment)
+        self.checked = False
+
+    def draw(
+        self,
+        num_images: int,
+        *,
+        device: torch.device | str,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw a seed for each view of each image: (M, num_images, 1), on the host.
+
+        A generator of another device is not drawn from: what it was seeded with says as much.
+        """
+        if generator is not None and generator.device.type != "cpu":
+            generator = torch.Generator().manual_seed(generator.initial_seed())
+        shape = (self.num_views, num_images, 1)
+        return torch.randint(2**62, shape, generator=generator)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's is untyped
+    @torch.no_grad()
+    def forward(
+        self, images: Tensor, sizes: Tensor | None = None, uniforms: Tensor | None = None
+    ) -> Tensor:
+        """Make M views of each image; see :meth:`deepbregman.Views.forward`."""
+        if sizes is not None and not (self.one_by_one or self.takes_sizes):
+            raise UserError(
+                "the images have different sizes, and lie in frames of one size: let augment take "
+                "a second argument `sizes`, (n, 2) with the height and width of each, or give "
+                "transforms of torchvision.transforms.v2"
+            )
+        if uniforms is None:
+            uniforms = self.draw(len(images), device=images.device)
+        seeds: list[list[int]] = uniforms[..., 0].tolist()
+        with _own_randomness(images.device):
+            views = [self._make_view(images, sizes, each) for each in seeds]
+        return torch.stack(views)  # (M, n, 3, size, size)
+
+    def _make_view(self, images: Tensor, sizes: Tensor | None, seeds: list[int]) -> Tensor:
+        if self.one_by_one:
+            return self._accept(torch.stack(list(self._transform_each(images, sizes, seeds))))
+        _seed_everything(seeds[0], images.device)
+        arguments = (images, sizes) if self.takes_sizes else (images,)
+        return self._accept(self.augment(*arguments), len(images))
+
+    def _transform_each(
+        self, images: Tensor, sizes: Tensor | None, seeds: list[int]
+    ) -> Iterator[Tensor]:
+        corners = [tuple(images.shape[-2:])] * len(images) if sizes is None else sizes.tolist()
+        for image, (height, width), seed in zip(images, corners, seeds, strict=True):
+            _seed_everything(seed, images.device)
+            yield self._accept_type(self.augment(image[:, :height, :width]))
+
+    def _accept_type(self, found: Any) -> Tensor:
+        if not isinstance(found, Tensor):
+            raise UserError(
+                f"augment returned a {type(found).__name__}: it must return a tensor, uint8 or "
+                "float in [0, 1]; leave out transforms that make PIL images"
+            )
+        return found.as_subclass(Tensor)  # torchvision's own kinds of tensors stay outside
+
+    def _accept(self, found: Any, count: int | None = None) -> Tensor:
+        """Check what the user's code returned, and bring it to float32 in [0, 1]."""
+        view = self._accept_type(found)
+        count = len(view) if count is None else count
+        wanted = (count, 3, self.size, self.size)
+        if tuple(view.shape) != wanted:
+            raise UserError(
+                f"augment returned a view of shape {tuple(view.shape)}: {wanted} is expected, with "
+                f"the side by data.image_size and {self.table}.relative_size; let it crop or "
+                f"resize to {self.size}"
+            )
+        view = view.float() / 255 if view.dtype == torch.uint8 else view.to(torch.float32)
+        if not self.checked:  # once: it waits for the device
+            low, high = view.min().item(), view.max().item()
+            if not (low >= -1e-3 and high <= 1 + 1e-3):
+                raise UserError(
+                    f"augment returned values from {low:.3g} to {high:.3g}: a view is uint8, or "
+                    "float in [0, 1]; leave out Normalize, since the encoder normalises pixels "
+                    "itself"
+                )
+            self.checked = True
+        return view.contiguous()
+
+
+AnyViews = Views | OwnViews
+"""What makes the views of a group."""
+
+
+def _is_of_torchvision(augment: Augment) -> bool:
+    """Whether a callable is, or is made of, transforms of torchvision; without importing it."""
+    parts = augment.modules() if isinstance(augment, nn.Module) else (augment,)
+    return any(
+        kind.__module__.startswith("torchvision.transforms")
+        for part in parts
+        for kind in type(part).__mro__
+    )
+
+
+def _takes_sizes(augment: Augment) -> bool:
+    called = augment.forward if isinstance(augment, nn.Module) else augment
+    try:
+        return "sizes" in inspect.signature(called).parameters
+    except (TypeError, ValueError):  # of a callable that is not Python's
+        return False
+
+
+def _seed_everything(seed: int, device: torch.device) -> None:
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextlib.contextmanager
+def _own_randomness(device: torch.device) -> Iterator[None]:
+    """Put the global random states back at the end of the block: dropout draws from one of them."""
+    python, numpy = random.getstate(), np.random.get_state()
+    here = [torch.cuda.current_device()] if device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=here):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,60 @@
+"""Events of a run for code of the user's own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from deepbregman.method.networks import Model
+from deepbregman.runs import Record, Run
+
+
+class Callback:
+    """Is told what happens while a run trains; override what you need.
+
+    An exception ends the run, which resumes from its last checkpoint. All random numbers of a step
+    are drawn from seeds of its own, so that a callback may draw what it likes.
+    """
+
+    def on_start(self, run: Run, step: int, total_steps: int) -> None:
+        """Training begins, or goes on after ``step`` steps. In process 0 only."""
+
+    def on_step(self, step: int, losses: Mapping[str, Tensor]) -> None:
+        """An optimiser step was taken. In every process.
+
+        Args:
+            step: how many have been taken.
+            losses: ``total`` and each term of the last batch of this step, of all processes;
+                scalars on the device. To read one waits for the device, so read them rarely.
+        """
+
+    def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float] | None:
+        """Close an epoch, before its metrics are written. In process 0 only, without gradient.
+
+        Args:
+            record: the epoch's metrics: ``epoch``, ``step``, the losses, the diagnostics and,
+                where it was measured, ``knn``.
+            model: the networks, in evaluation mode; leave their weights alone.
+
+        Returns:
+            Metrics to add to the epoch's, or None.
+        """
+        return None
+
+    def on_end(self, run: Run) -> None:
+        """Training is complete, or was to stop early. In process 0 only."""
+
+
+def collect_metrics(callbacks: Sequence[Callback], record: Record, model: Model) -> Record:
+    """Tell callbacks that an epoch ends, and return the metrics that they add to it."""
+    added: Record = {}
+    for callback in callbacks:
+        found = callback.on_epoch({**record, **added}, model) or {}
+        taken = sorted(found.keys() & {*record, *added})
+        if taken:
+            raise ValueError(
+                f"{type(callback).__name__}.on_epoch returned {', '.join(taken)}, which the "
+                "epoch's metrics have already: give it another name"
+            )
+        added |= {name: float(value) for name, value in found.items()}
+    return added

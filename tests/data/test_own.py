@@ -1,0 +1,164 @@
+"""Images of the user's program: arrays, tensors and map-style datasets."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from deepbregman import own_data
+from deepbregman.data import ArrayImages, FileImages, fingerprint, open_batches
+from deepbregman.data.contents import group_identical
+from deepbregman.data.images import join_images
+from deepbregman.data.own import typical_own_side
+from deepbregman.errors import UserError
+
+CPU = torch.device("cpu")
+PIXELS = torch.randint(
+    0, 256, (6, 3, 9, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+)
+GREY = PIXELS[:, :1]
+
+
+class Pictures:
+    """A map-style dataset: the images in one of the forms that such datasets have, and labels."""
+
+    def __init__(self, form: str = "pil", labelled: bool = True) -> None:
+        self.form, self.labelled = form, labelled
+
+    def __len__(self) -> int:
+        return len(PIXELS)
+
+    def __getitem__(self, index: int) -> Any:
+        image: Any = PIXELS[index]
+        if self.form == "pil":
+            image = v2.functional.to_pil_image(image)
+        elif self.form == "array":
+            image = image.permute(1, 2, 0).numpy()
+        if self.form == "dict":
+            return {"image": image, "label": index % 2}
+        return (image, index % 2) if self.labelled else image
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (PIXELS, PIXELS),
+        (PIXELS.permute(0, 2, 3, 1), PIXELS),
+        (PIXELS.permute(0, 2, 3, 1).numpy(), PIXELS),
+        (GREY, GREY.expand(-1, 3, -1, -1)),
+        (GREY[:, 0].numpy(), GREY.expand(-1, 3, -1, -1)),
+        (GREY.permute(0, 2, 3, 1), GREY.expand(-1, 3, -1, -1)),
+    ],
+)
+def test_every_layout_becomes_channels_first(values: Any, expected: Tensor) -> None:
+    images = own_data(values).train.images
+    assert isinstance(images, ArrayImages)
+    assert torch.equal(images.pixels, expected)
+
+
+def test_labels_split_off_a_fifth_that_has_every_class() -> None:
+    labels = np.arange(20) % 2
+    source = own_data((PIXELS[:1].expand(20, -1, -1, -1), labels), classes=["cat", "dog"])
+    assert source.test is not None
+    assert (len(source.train), len(source.test)) == (16, 4)
+    assert sorted(source.test.labels.tolist()) == [0, 0, 1, 1]
+    assert source.classes == ("cat", "dog")
+
+
+def test_a_test_split_of_ones_own() -> None:
+    source = own_data(PIXELS, [0] * 6, test=PIXELS[:2], test_labels=torch.tensor([0, 1]))
+    assert source.test is not None
+    assert (len(source.train), len(source.test)) == (6, 2)
+    assert source.classes == ("0", "1")
+
+
+@pytest.mark.parametrize("form", ["pil", "array", "tensor", "dict"])
+@pytest.mark.parametrize("resident", ["yes", "no"])
+def test_a_dataset_gives_its_pixels_in_order(form: str, resident: Any) -> None:
+    source = own_data(Pictures(form), test=PIXELS[:1], image_size=32)
+    images = source.train.images
+    assert isinstance(images, FileImages)
+    assert images.side == 9
+    assert source.train.labels is not None
+    assert source.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    batches = open_batches(images, CPU, resident=resident, num_workers=0)
+    order = torch.tensor([4, 1, 3, 0])
+    found = list(batches.iterate(order, 3))
+    assert torch.equal(torch.cat([batch.images for batch in found])[..., :7], PIXELS[order])
+    assert all(batch.sizes.eq(torch.tensor([9, 7])).all() for batch in found)
+
+
+def test_worker_processes_decode_a_dataset() -> None:
+    images = own_data(Pictures(labelled=False)).train.images
+    batches = open_batches(images, CPU, resident="no", num_workers=1)
+    (batch,) = batches.iterate(torch.arange(6), 6)
+    assert torch.equal(batch.images[..., :7], PIXELS)
+
+
+def test_labels_are_read_without_decoding_where_the_dataset_keeps_them() -> None:
+    class Counted(Pictures):
+        targets = (1, 0, 1, 0, 1, 0)
+        read = 0
+
+        def __getitem__(self, index: int) -> Any:
+            self.read += 1
+            return super().__getitem__(index)
+
+    dataset = Counted()
+    labels = own_data(dataset, test=PIXELS).train.labels
+    assert labels is not None
+    assert labels.tolist() == [1, 0, 1, 0, 1, 0]
+    assert dataset.read == 6  # for the sizes
+
+
+def test_the_fingerprint_tells_other_images() -> None:
+    class Dimmed(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            return v2.functional.to_pil_image(PIXELS[index] // 2)
+
+    Dimmed.__name__ = "Pictures"
+    same = [fingerprint(own_data(Pictures(labelled=False)).train.images) for _ in range(2)]
+    assert same[0] == same[1] != fingerprint(own_data(Dimmed(labelled=False)).train.images)
+
+
+def test_copies_are_found_and_parts_joined() -> None:
+    class Twice(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            return super().__getitem__(index % 3)
+
+    images = own_data(Twice(labelled=False)).train.images
+    assert group_identical(images) == [[0, 3], [1, 4], [2, 5]]
+    joined = join_images(images.select(torch.tensor([1])), images.select(torch.tensor([5, 0])))
+    assert isinstance(joined, FileImages)
+    assert [str(place) for place in joined.places] == ["Twice[1]", "Twice[5]", "Twice[0]"]
+
+
+def test_the_typical_side() -> None:
+    assert typical_own_side(PIXELS) == 7
+    assert typical_own_side(Pictures()) == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (PIXELS.float(), r"data is torch.float32 .* \(255 \* x\).to\(torch.uint8\)"),
+        (PIXELS[:, :2], r"data has shape \(6, 2, 9, 7\)"),
+        (PIXELS[:0], "at least one"),
+        ((PIXELS, [0, 1]), "train labels are torch.int64 of shape \\(2,\\) for 6 images"),
+        ((PIXELS, [0.5] * 6), "one whole number from 0"),
+        ((PIXELS, [-1] * 6), "one whole number from 0"),
+        (iter([1]), "a list_iterator: it must be .* iterable dataset has no order to resume in"),
+        ([], "data is an empty list"),
+        ([Image.new("F", (3, 3))], r"list\[0\].*floating-point"),
+        ([torch.rand(3, 4, 4)], "leave out transforms such as ToTensor"),
+        ([torch.zeros(4, 4, 4, dtype=torch.uint8)], "an image has 1 or 3 channels"),
+        (["photo.jpg"], "an item is a str"),
+    ],
+)
+def test_what_is_refused(values: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        open_batches(own_data(values).train.images, CPU)

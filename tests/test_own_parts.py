@@ -1,0 +1,403 @@
+"""Views, images, a method and callbacks of the user's own: trained, resumed, judged, refused."""
+
+import random
+from collections.abc import Callable as Function
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.transforms import v2
+
+from deepbregman import (
+    Callback,
+    Objective,
+    Outputs,
+    build_head,
+    evaluate,
+    load_encoder,
+    own_data,
+    pretrain,
+    resume,
+)
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data import ArrayImages, open_source
+from deepbregman.errors import UserError
+from deepbregman.method.networks import Model
+from deepbregman.objectives import OwnParts, OwnViews, Samples, ViewGroups, build_step
+from deepbregman.runs import Run
+from deepbregman.training import loop, planning
+
+SMALL: Mapping[str, Any] = {
+    "data.holdout": 0.0,
+    "training.epochs": 2,
+    "training.batch_size": 50,
+    "training.save_seconds": 0.0,
+    "training.knn_every": 1,
+    "training.health_every": 1,
+    "training.tensorboard": False,
+    "optimiser.warmup_epochs": 0.5,
+    "encoder.projection_hidden": 16,
+    "encoder.embedding": 8,
+    "divergence.num_subnetworks": 4,
+    "divergence.hidden": 4,
+}
+
+
+def cut_and_add_noise(images: Tensor) -> Tensor:
+    """Draw from all of torch, NumPy and Python."""
+    shift = int(np.random.randint(0, 2)) + random.randint(0, 1)
+    moved = images.roll(shift, dims=-1).float() / 255
+    return (moved + 0.1 * torch.rand_like(moved)).clamp(0, 1)
+
+
+class Agreement(Objective):
+    """Views agree, and embeddings keep their spread: a method in a few lines."""
+
+    def __init__(self, encoder: Any, widths: Any) -> None:
+        super().__init__(encoder, build_head(encoder, widths), {"distance": 1.0, "variance": 0.5})
+
+    def forward(self, views: ViewGroups[Tensor], gather: Any, samples: Samples) -> Outputs:
+        h, z = self.embed(views.main)
+        z = gather(z)
+        terms = {
+            "distance": (z[0] - z[1]).square().sum(dim=1).mean(),
+            "variance": (1 - z.flatten(0, 1).std(dim=0)).clamp_min(0).mean(),
+        }
+        return Outputs(terms, student=z, teacher=None, representation=h.detach())
+
+
+class Diary(Callback):
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def on_start(self, run: Run, step: int, total_steps: int) -> None:
+        self.events.append(("start", step, total_steps))
+
+    def on_step(self, step: int, losses: Mapping[str, Tensor]) -> None:
+        torch.rand(3)  # what a callback draws must not matter
+        self.events.append(("step", step, sorted(losses)))
+
+    def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float]:
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        self.events.append(("epoch", record["epoch"], "knn" in record))
+        return {"first_weight": next(model.encoder.parameters()).flatten()[0].item()}
+
+    def on_end(self, run: Run) -> None:
+        self.events.append(("end", "pretrain" in run.result()))
+
+
+@pytest.fixture(scope="module")
+def digits(few_digits: str) -> tuple[Tensor, Tensor]:
+    train = open_source(few_digits, image_size=8).train
+    assert isinstance(train.images, ArrayImages)
+    assert train.labels is not None
+    return train.images.pixels, train.labels
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return override(load_recipe("digits"), SMALL)
+
+
+@pytest.fixture(scope="module")
+def parts(digits: tuple[Tensor, Tensor]) -> dict[str, Any]:
+    return {"data": digits, "augment": cut_and_add_noise, "objective": Agreement}
+
+
+@pytest.fixture(scope="module")
+def diary() -> Diary:
+    return Diary()
+
+
+@pytest.fixture(scope="module")
+def trained(
+    tmp_path_factory: pytest.TempPathFactory, config: Config, parts: dict[str, Any], diary: Diary
+) -> Run:
+    folder = tmp_path_factory.mktemp("own") / "run"
+    return pretrain(config, run=folder, accelerator="cpu", callbacks=[diary], **parts)
+
+
+def test_the_run_says_what_is_the_users(trained: Run) -> None:
+    config = trained.config
+    assert config.views.custom
+    assert (config.data.source, config.objective.name) == ("custom", "custom")
+    own = trained.provenance()["own"]
+    assert own["views"].endswith("cut_and_add_noise")
+    assert own["objective"].endswith("Agreement")
+
+
+def test_callbacks_see_every_step_and_epoch_and_add_metrics(trained: Run, diary: Diary) -> None:
+    # 160 of 200 digits: a fifth of labelled images is the test split.
+    names = ["distance", "divergence", "total", "variance"]
+    steps = [("step", step, names) for step in range(1, 7)]
+    expected = [("start", 0, 6), *steps[:3], ("epoch", 1, True), *steps[3:], ("epoch", 2, True)]
+    assert diary.events == [*expected, ("end", True)]
+    weights = [row["first_weight"] for row in trained.metrics()]
+    last = next(load_encoder(trained.path).trunk.parameters()).flatten()[0].item()
+    assert weights[-1] == last
+    assert weights[0] != last
+
+
+def test_its_losses_are_weighed_and_logged(trained: Run) -> None:
+    for row in trained.metrics():
+        terms = row["distance"] + 0.5 * row["variance"]
+        weight = trained.config.divergence.weight
+        assert row["total"] == pytest.approx(
+            trained.config.objective.weight * terms + weight * row["divergence"], rel=1e-5
+        )
+
+
+def test_it_is_judged_on_the_same_or_other_images(
+    trained: Run, digits: tuple[Tensor, Tensor], few_digits: str
+) -> None:
+    source = own_data(digits, image_size=8)
+    mine = evaluate(trained, protocols=["knn"], source=source, accelerator="cpu")
+    other = evaluate(trained, protocols=["knn"], data=few_digits, accelerator="cpu")
+    assert mine[0]["value"] > 40.0
+    assert other[0]["value"] > 40.0
+
+
+def stop_after_an_epoch(monkeypatch: pytest.MonkeyPatch, start: Function[[], object]) -> None:
+    write = loop.Pretraining._write_epoch
+
+    def write_and_stop(self: loop.Pretraining, record: dict[str, object], *rest: Any) -> None:
+        write(self, record, *rest)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Pretraining, "_write_epoch", write_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            start()
+
+
+def test_resuming_is_to_the_bit(
+    trained: Run,
+    tmp_path: Path,
+    config: Config,
+    parts: dict[str, Any],
+    diary: Diary,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Any,
+) -> None:
+    told: dict[str, Any] = {"accelerator": "cpu", "callbacks": [Diary()]}
+    folder = tmp_path / "run"
+    stop_after_an_epoch(monkeypatch, lambda: pretrain(config, run=folder, **told, **parts))
+    code, _, said = command("pretrain", "--resume", folder)
+    assert code == 2
+    assert "data.source is 'custom'" in said
+    assert "`data=` of deepbregman.pretrain or resume" in said
+    for missing, words in (
+        ("data", "data.source is 'custom'"),
+        ("augment", "views.custom is true: .* as `augment=`"),
+        ("objective", "objective.name is 'custom': .* as `objective=`"),
+    ):
+        rest = {name: part for name, part in parts.items() if name != missing}
+        with pytest.raises(UserError, match=words):
+            resume(folder, **told, **rest)
+    other = {**parts, "data": (parts["data"][0].flip(-1), parts["data"][1])}
+    with pytest.raises(UserError, match="trained on other images"):
+        resume(folder, **told, **other)
+    np.random.seed(7)  # what the program draws before does not matter
+    resumed = resume(folder, **told, **parts)
+    first, second = (load_encoder(run.path).state_dict() for run in (trained, resumed))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert resumed.metrics()[-1]["total"] == trained.metrics()[-1]["total"]
+
+
+def test_a_run_without_such_parts_refuses_them(short_run: Run, parts: dict[str, Any]) -> None:
+    for name, words in (
+        ("augment", "an augmentation was given for views, but the run makes those"),
+        ("objective", "an objective was given, but objective.name is 'simclr'"),
+        ("data", "was trained on 'digits' and goes on with that"),
+    ):
+        with pytest.raises(UserError, match=words):
+            resume(short_run.path, accelerator="cpu", **{name: parts[name]})
+
+
+class TestViews:
+    IMAGES = torch.randint(0, 256, (6, 3, 12, 10), dtype=torch.uint8)
+    TRANSFORM = v2.Compose(
+        [v2.RandomResizedCrop(8), v2.RandomHorizontalFlip(), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)]
+    )
+
+    def draw(self, views: OwnViews, seed: int = 0) -> Tensor:
+        return views.draw(6, device="cpu", generator=torch.Generator().manual_seed(seed))
+
+    def test_transforms_of_torchvision_draw_for_each_image(self) -> None:
+        views = OwnViews(self.TRANSFORM, size=8, num_views=2)
+        drawn = self.draw(views)
+        same = self.IMAGES[:1].expand(6, -1, -1, -1)
+        made = views(same, None, drawn)
+        assert made.shape == (2, 6, 3, 8, 8)
+        assert len(torch.unique(made.flatten(0, 1), dim=0)) == 12  # as a batch: 2
+        # Two processes with three images each make the views of one with all six.
+        halves = [
+            views(self.IMAGES[part], None, drawn[:, part]) for part in (slice(3), slice(3, 6))
+        ]
+        assert torch.equal(views(self.IMAGES, None, drawn), torch.cat(halves, dim=1))
+
+    def test_they_see_an_image_without_its_padding(self) -> None:
+        seen: list[tuple[int, ...]] = []
+
+        class Look(v2.Transform):
+            def forward(self, image: Tensor) -> Tensor:
+                seen.append(tuple(image.shape))
+                return v2.functional.resize(image, [8, 8])
+
+        sizes = torch.tensor([[12, 10], [5, 7]])
+        OwnViews(Look(), 8, 1)(self.IMAGES[:2], sizes)
+        assert seen == [(3, 12, 10), (3, 5, 7)]
+
+    def test_a_call_repeats_itself_and_leaves_the_random_states(self) -> None:
+        views = OwnViews(lambda x: cut_and_add_noise(x[..., :8, :8]), size=8, num_views=2)
+        drawn = self.draw(views)
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+        first = views(self.IMAGES, None, drawn)
+        assert torch.equal(torch.get_rng_state(), states[0])
+        assert random.getstate() == states[1]
+        assert (np.random.get_state()[1] == states[2]).all()
+        random.seed(3)
+        torch.rand(5)
+        assert torch.equal(views(self.IMAGES, None, drawn), first)
+        assert not torch.equal(first[0], first[1])
+        assert not torch.equal(views(self.IMAGES, None, self.draw(views, 1)), first)
+
+    def test_uint8_becomes_float(self) -> None:
+        views = OwnViews(lambda images: images[..., :8, :8], size=8, num_views=1)
+        made = views(self.IMAGES)
+        torch.testing.assert_close(made[0], self.IMAGES[..., :8, :8] / 255)
+
+    def test_a_callable_may_take_sizes(self) -> None:
+        sizes = torch.full((6, 2), 9)
+
+        def crop(images: Tensor, sizes: Tensor) -> Tensor:
+            assert sizes.eq(9).all()
+            return images[..., :8, :8]
+
+        assert OwnViews(crop, 8, 1)(self.IMAGES, sizes).shape == (1, 6, 3, 8, 8)
+        with pytest.raises(UserError, match="second argument `sizes`"):
+            OwnViews(lambda images: images, 8, 1)(self.IMAGES, sizes)
+
+    @pytest.mark.parametrize(
+        ("augment", "words"),
+        [
+            (lambda images: images, r"shape \(6, 3, 12, 10\): \(6, 3, 8, 8\) is expected"),
+            (lambda images: images[:2], "is expected"),
+            (lambda images: images[..., :8, :8] / 50 - 2, "leave out Normalize"),
+            (lambda images: None, "returned a NoneType"),
+            (v2.Compose([v2.Resize((8, 8)), v2.ToPILImage()]), "returned a Image"),
+        ],
+    )
+    def test_what_is_no_view_is_refused(self, augment: Any, words: str) -> None:
+        with pytest.raises(UserError, match=words):
+            OwnViews(augment, size=8, num_views=1)(self.IMAGES)
+
+
+def test_an_augmentation_that_fails_leaves_no_run(
+    tmp_path: Path, config: Config, few_digits: str
+) -> None:
+    with pytest.raises(UserError, match="let it crop or resize to 8"):
+        pretrain(
+            config,
+            run=tmp_path / "run",
+            data=few_digits,
+            augment=v2.RandomCrop(4),
+            accelerator="cpu",
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_each_table_of_views_may_have_its_own(config: Config) -> None:
+    weak = override(config, {"weak_views": {}, "teacher": {}, "weak_views.custom": True})
+    own = OwnParts(augment={"weak_views": cut_and_add_noise})
+    step = build_step(weak, own=own)
+    assert isinstance(step.views.weak, OwnViews)
+    assert not isinstance(step.views.main, OwnViews)
+    with pytest.raises(UserError, match="augment has 'strong_views': give one callable"):
+        OwnParts(augment={"strong_views": cut_and_add_noise}).as_changes()
+
+
+class Headless(Objective):
+    def __init__(self, encoder: Any, widths: Any) -> None:
+        super().__init__(encoder, nn.Sequential(nn.Linear(encoder.num_features, 3)), {"zero": 1.0})
+
+    def forward(self, views: ViewGroups[Tensor], gather: Any, samples: Samples) -> Outputs:
+        h, z = self.embed(views.main)
+        assert samples.labels is not None
+        return Outputs({"zero": z.square().mean()}, gather(z), None, h.detach())
+
+
+def test_a_method_with_another_head_that_needs_labels(
+    tmp_path: Path, config: Config, digits: tuple[Tensor, Tensor], few_digits: str
+) -> None:
+    once = override(config, {"training.epochs": 1, "divergence.weight": 0.0})
+    run = pretrain(
+        once,
+        run=tmp_path / "run",
+        data=digits,
+        objective=Headless,
+        changes={"objective.name": "custom", "objective.needs_labels": True},
+        accelerator="cpu",
+    )
+    rows = evaluate(run, protocols=["knn"], data=few_digits, accelerator="cpu")
+    assert {row["variant"] for row in rows if "divergence" in row["variant"]} == set()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda encoder, widths: nn.Linear(2, 2), "makes Linear with weights of no term"),
+        (lambda encoder, widths: Objective(encoder, nn.Sequential(), {}), "of no term"),
+        (
+            lambda encoder, widths: Objective(nn.Identity(), nn.Sequential(), {"a": 1.0}),
+            "another encoder",
+        ),
+    ],
+)
+def test_what_is_no_method_is_refused_before_the_images_are_read(
+    tmp_path: Path, config: Config, make: Any, words: str
+) -> None:
+    class Unreadable:
+        def __len__(self) -> int:
+            raise AssertionError("read too early")
+
+        def __getitem__(self, index: int) -> None: ...
+
+    with pytest.raises(UserError, match=words):
+        pretrain(config, run=tmp_path / "run", data=Unreadable(), objective=make, accelerator="cpu")
+
+
+def test_a_metric_that_is_there_already_is_refused(
+    tmp_path: Path, config: Config, few_digits: str
+) -> None:
+    class Wrong(Callback):
+        def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float]:
+            return {"total": 1.0}
+
+    with pytest.raises(ValueError, match=r"Wrong.on_epoch returned total, which the epoch's"):
+        pretrain(
+            config, run=tmp_path / "run", data=few_digits, callbacks=[Wrong()], accelerator="cpu"
+        )
+
+
+def test_auto_looks_at_images_of_the_program(
+    tmp_path: Path, digits: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "_MEASURED_SECONDS", 0.0)
+    run = pretrain(
+        "auto",
+        data=digits,
+        run=tmp_path / "run",
+        changes={
+            "training.epochs": 1,
+            "encoder.name": "small",
+            **{name: SMALL[name] for name in ("encoder.projection_hidden", "training.tensorboard")},
+        },
+        accelerator="cpu",
+    )
+    assert run.config.data.image_size == 8
