@@ -244,9 +244,9 @@ class CustomSettings(ObjectiveSettings):
     """Of the method."""
     needs_labels: bool = False  # type: ignore[misc]  # here the user says what others know
     """Whether the method learns from labels."""
-    needs_indices: bool = False  # type: ignore[misc]
+    needs_indices: bool = False  # type: ignore[misc]  # likewise
     """Whether the method must know which image of the dataset is which."""
-    has_teacher: bool = False  # type: ignore[misc]
+    has_teacher: bool = False  # type: ignore[misc]  # likewise
     """Whether the method returns targets of a teacher of its own."""
 
 
