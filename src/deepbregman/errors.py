@@ -16,8 +16,8 @@ _NO_ROOM = dict.fromkeys(
 _SECRET_OPTIONS = ("pass", "pwd", "secret", "token", "key", "credential", "odbc_connect")
 """Parts of the names of an address's options that hold secrets."""
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
-_NEVER_MET = ("DistNetworkError", "DistStoreError")
-_LOST = (
+_NO_CONNECTION = ("DistNetworkError", "DistStoreError")
+_CONNECTION_LOST = (
     *("connection closed by peer", "connection reset by peer", "nccl communicator was aborted"),
     *("ms for recv operation to complete", "ms for send operation to complete"),
 )
@@ -149,12 +149,12 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
     number = getattr(error, "signal_number", None)  # an interrupted run
     if number is not None:
         return str(error), 128 + int(number)
-    if any(words in str(error).lower() for words in _LOST):
+    if any(words in str(error).lower() for words in _CONNECTION_LOST):
         return (
             "lost another process of the run, whose own error, if it had one, says why; what the "
             "run has saved is whole: continue it with --resume"
         ), 1
-    if type(error).__name__ in _NEVER_MET:  # torch's, which need not be imported for this
+    if type(error).__name__ in _NO_CONNECTION:  # torch's, which need not be imported for this
         address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
         return (
             f"the processes could not meet at {address}, port {port} ({first_line(error)}): set "

@@ -274,7 +274,7 @@ class TestCrops:
         return replace(few, config=override(few.config, views))
 
     def test_crops_of_the_whole_image_judge_alike(self, wide: LabelledFeatures) -> None:
-        averaged = wide.averaged(3, seed=5)
+        averaged = wide.average_crops(3, seed=5)
         told = {"crops": 3, "seed": 5}
         cosine = zip(knn_by_cosine(wide), knn_by_cosine(wide, averaged), strict=True)
         linear = linear_on_cached(wide, 0), linear_on_cached(wide, 0, averaged=averaged)
@@ -286,13 +286,15 @@ class TestCrops:
 
     def test_they_are_the_average_that_the_configuration_draws(self, few: LabelledFeatures) -> None:
         """Of both splits, each with draws of its own."""
-        averaged = few.averaged(4, seed=2)
+        averaged = few.average_crops(4, seed=2)
         views = crop_and_flip(few.config, 4)
         for split, found in (("train", averaged.train), ("test", averaged.test)):
             seed = derive_seed(2, f"crops of {split}")
             side = few.train if split == "train" else few.test
             assert torch.equal(found, compute_crop_features(few.model, side.batches, views, seed))
-        same = replace(few, source=replace(few.source, test=few.source.train)).averaged(4, seed=2)
+        same = replace(few, source=replace(few.source, test=few.source.train)).average_crops(
+            4, seed=2
+        )
         assert torch.equal(same.train, averaged.train)
         assert not torch.equal(same.test, same.train)
 
@@ -306,7 +308,7 @@ class TestCrops:
             sides.append(shown[0].shape[-1])
 
         with few.model.encoder.register_forward_pre_hook(record):
-            small.averaged(2, seed=0)
+            small.average_crops(2, seed=0)
             linear_on_crops(small, seed=0, epochs=1)
         assert set(sides) == {8}
 
@@ -336,7 +338,7 @@ class TestCrops:
         model = copy.deepcopy(few.model)
         model.encoder.mean.fill_(float("nan"))
         with pytest.raises(Diverged, match="not finite"):
-            replace(few, model=model).averaged(2, seed=0)
+            replace(few, model=model).average_crops(2, seed=0)
 
 
 def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:

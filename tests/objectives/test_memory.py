@@ -17,7 +17,7 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.knn import knn_monitor
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.memory import MemoryBank, MemoryContrast
-from deepbregman.objectives.pirl import tell_apart
+from deepbregman.objectives.pirl import contrast_with_memory
 from deepbregman.objectives.step import gather_alone
 
 from .methods import configure, draw_views
@@ -98,7 +98,9 @@ def test_pirl_is_its_formula() -> None:
         mine = math.exp(dot(z[i], own[i]) / TAU)
         expected -= math.log(mine / (mine + sum(rest))) / 3
         expected -= sum(math.log(1.0 - one / (one + sum(rest))) for one in rest) / 3
-    assert float(tell_apart(z, own, others, itself, TAU)) == pytest.approx(expected, rel=1e-9)
+    assert float(contrast_with_memory(z, own, others, itself, TAU)) == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def test_gradients() -> None:
@@ -109,7 +111,9 @@ def test_gradients() -> None:
         contrast = MemoryContrast(NUM_IMAGES, TAU, loss).double()
         contrast(units(3, 4), own, others, itself)  # which sets the normaliser
         assert torch.autograd.gradcheck(contrast.eval(), (*inputs, own, others, itself))
-    assert torch.autograd.gradcheck(lambda z: tell_apart(z, own, others, itself, TAU), inputs)
+    assert torch.autograd.gradcheck(
+        lambda z: contrast_with_memory(z, own, others, itself, TAU), inputs
+    )
 
 
 def built(name: str, num_views: int, **changes: object):

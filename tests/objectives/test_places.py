@@ -11,7 +11,7 @@ from deepbregman.method.networks import build_encoder
 from deepbregman.method.views import cut_patches
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.amdim import tell_places
-from deepbregman.objectives.cpc import ContextNetwork, find_patches
+from deepbregman.objectives.cpc import ContextNetwork, patch_info_nce
 from deepbregman.objectives.dim import info_nce_of_places, jensen_shannon
 from deepbregman.objectives.step import gather_alone
 
@@ -76,7 +76,7 @@ def test_a_patch_is_found_among_others_drawn_at_random() -> None:
         mine = math.exp(dot(p, own[i].tolist()))
         rest = [math.exp(dot(p, o)) for j, o in enumerate(others.tolist()) if not itself[i, j]]
         expected -= math.log(mine / (mine + sum(rest))) / 3
-    found = find_patches(predicted, own, others, itself)
+    found = patch_info_nce(predicted, own, others, itself)
     assert float(found) == pytest.approx(expected, rel=1e-9)
 
 
@@ -87,7 +87,7 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda a, b: tell_places(a, b, 2.0), (z, places))
     itself = torch.zeros(4, 5, dtype=torch.bool)
     inputs = (z, Z.flip(0).requires_grad_(), normal(5, 3, seed=2).requires_grad_(), itself)
-    assert torch.autograd.gradcheck(find_patches, inputs)
+    assert torch.autograd.gradcheck(patch_info_nce, inputs)
 
 
 def test_a_context_sees_the_rows_above_and_its_own_and_none_below() -> None:

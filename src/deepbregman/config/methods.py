@@ -378,7 +378,7 @@ class NNCLRSettings(ObjectiveSettings):
 
 @dataclass(frozen=True)
 class PIRLSettings(ObjectiveSettings):
-    """An image and its jigsaw puzzle are told alike; the second view becomes the puzzle."""
+    """An image and its jigsaw puzzle share an embedding; the second view becomes the puzzle."""
 
     needs_indices = True
     has_teacher = True  # the memory's vectors are targets

@@ -17,7 +17,7 @@ from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
 from deepbregman.training.randomness import derive_seed
 
-from .kept import KeptFeatures
+from .feature_cache import FeatureCache
 from .results import accuracies
 
 BATCH_SIZE = 512
@@ -175,7 +175,7 @@ class SplitFeatures:
     device: torch.device
     progress: Progress | None = None
     """Called while the features are computed."""
-    kept: KeptFeatures | None = None
+    cache: FeatureCache | None = None
     """Where features are read from if they are there, and written to if not."""
 
     @cached_property
@@ -192,18 +192,18 @@ class SplitFeatures:
     @cached_property
     def features(self) -> Features:
         """The features of the whole images, without augmentation."""
-        images, kept = self.split.images, self.kept
-        found = None if kept is None else kept.read(images)
+        images, cache = self.split.images, self.cache
+        found = None if cache is None else cache.read(images)
         if found is not None and {"representation", "embedding"} <= found.keys():
             return Features(found["representation"], found.get("scores"), found["embedding"])
         size = self.config.data.image_size
         features = compute_features(self.model, self.batches, size, self.progress).require_finite()
-        if kept is not None and not self.num_replaced:
+        if cache is not None and not self.num_replaced:
             parts = features._asdict().items()
-            kept.write(images, {name: part for name, part in parts if part is not None})
+            cache.write(images, {name: part for name, part in parts if part is not None})
         return features
 
-    def averaged(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
+    def average_crops(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
         """Return the representation (N, d) averaged over random crops and flips of each image."""
         views = crop_and_flip(self.config, crops)
         features = compute_crop_features(self.model, self.batches, views, seed, progress)
@@ -263,10 +263,12 @@ class LabelledFeatures:
         replaced = self.train.num_replaced + self.test.num_replaced
         return len(self.train.labels), len(self.test.labels), replaced
 
-    def averaged(self, crops: int, seed: int, progress: Progress | None = None) -> AveragedFeatures:
+    def average_crops(
+        self, crops: int, seed: int, progress: Progress | None = None
+    ) -> AveragedFeatures:
         """Average the representation over random crops and flips of each image of both splits."""
-        train = self.train.averaged(crops, derive_seed(seed, "crops of train"), progress)
-        test = self.test.averaged(crops, derive_seed(seed, "crops of test"), progress)
+        train = self.train.average_crops(crops, derive_seed(seed, "crops of train"), progress)
+        test = self.test.average_crops(crops, derive_seed(seed, "crops of test"), progress)
         return AveragedFeatures(train, test, crops, seed)
 
     def representations(self, averaged: AveragedFeatures | None) -> tuple[Tensor, Tensor]:

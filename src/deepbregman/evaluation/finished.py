@@ -16,8 +16,8 @@ from deepbregman.runs import Record, Run, now, read_json, recorded_versions
 from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.processes import device_name
 
+from .feature_cache import digest, digest_images
 from .features import LabelledFeatures
-from .kept import digest, digest_images
 from .results import Measurement
 
 NAME = "finished_arms.json"

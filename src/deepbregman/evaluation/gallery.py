@@ -76,7 +76,9 @@ class OpenedRun(NamedTuple):
         """Return the features of a split; they are read or computed when first used."""
         report = None if progress is None else partial(progress, f"features of {name}")
         loaded = self.loaded
-        return SplitFeatures(loaded.model, loaded.config, split, loaded.device, report, loaded.kept)
+        return SplitFeatures(
+            loaded.model, loaded.config, split, loaded.device, report, loaded.cache
+        )
 
     def record(self, rows: Sequence[Record], protocol: str, seed: int) -> list[Record]:
         """Complete rows of a measurement and write them into the run's result if possible."""

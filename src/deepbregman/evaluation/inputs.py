@@ -23,9 +23,9 @@ from deepbregman.terminal import ReportProgress, ignore_progress, say
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.processes import device_name, pick_device
 
+from .feature_cache import FeatureCache
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures
 from .finished import FinishedParts
-from .kept import KeptFeatures
 from .options import Options
 from .results import can_record, record_rows
 
@@ -43,12 +43,12 @@ class LoadedRun:
     """Of the images that they were pretrained on, where it is known."""
 
     @cached_property
-    def kept(self) -> KeptFeatures | None:
-        """The features kept beside the run; None with an encoder whose code is not ours to know."""
+    def cache(self) -> FeatureCache | None:
+        """The cache of features beside the run; None for an encoder of the user, which may change."""
         if self.config.encoder.name == "custom":
             return None
         size = self.config.data.image_size
-        return KeptFeatures.of(self.run.path, self.model, size, self.device)
+        return FeatureCache.of(self.run.path, self.model, size, self.device)
 
     def has_data_changed(self, source: Source) -> bool | None:
         """Whether the run's own dataset has changed since pretraining; if so, print a note.
@@ -265,7 +265,7 @@ class Evaluation:
             self.say(source.skipped_notice)
         return require_labelled(source, self.options.data or source.name)
 
-    def averaged(self, seed: int) -> AveragedFeatures:
+    def average_crops(self, seed: int) -> AveragedFeatures:
         """Average the features over ``options.crops`` crops; protocols share those of one seed."""
         if self._averaged is None or self._averaged.seed != seed:
             labelled, crops, done = self.labelled, self.options.crops, itertools.count(1)
@@ -273,7 +273,7 @@ class Evaluation:
             steps = sum(math.ceil(len(split) / BATCH_SIZE) for split in splits)
             work = f"{crops} crops, seed {seed}"
             self._averaged = None  # its memory may be needed
-            self._averaged = labelled.averaged(
+            self._averaged = labelled.average_crops(
                 crops, seed, lambda *_: self.progress(work, next(done), steps)
             )
         return self._averaged

@@ -215,7 +215,9 @@ def knn(evaluation: Evaluation) -> list[Record]:
     labelled, seeds = evaluation.labelled, evaluation.options.each_seed
     rows = make_rows([knn_by_cosine(labelled)])
     if evaluation.options.crops:
-        rows += make_rows([knn_by_cosine(labelled, evaluation.averaged(seed)) for seed in seeds])
+        rows += make_rows(
+            [knn_by_cosine(labelled, evaluation.average_crops(seed)) for seed in seeds]
+        )
     if labelled.model.divergence_network is not None:
         rows += make_rows([knn_by_embedding(labelled)])
         drawn = seeds[:1] if labelled.config.divergence.smoothing > 0 else seeds

@@ -339,7 +339,7 @@ def linear(evaluation: Evaluation) -> list[Record]:
     rows = make_rows([[linear_on_cached(labelled, seed)] for seed in seeds])
     if options.crops:
         rows += make_rows(
-            [[linear_on_cached(labelled, seed, evaluation.averaged(seed))] for seed in seeds]
+            [[linear_on_cached(labelled, seed, evaluation.average_crops(seed))] for seed in seeds]
         )
     if epochs:
         rows += make_rows(

@@ -72,7 +72,7 @@ class CPC(Objective, settings=CPCSettings):
             predicted = predictor(context[:, :-step]).flatten(0, 2)
             itself = places[:, step:].flatten()[:, None] == chosen
             own = targets[:, step:].flatten(0, 2)
-            losses.append(find_patches(predicted, own, flat[chosen], itself))
+            losses.append(patch_info_nce(predicted, own, flat[chosen], itself))
         return torch.stack(losses).mean()
 
 
@@ -113,7 +113,7 @@ def _join(grid: Tensor, shape: torch.Size, gather: Gather) -> Tensor:
     return widen(joint.view(*joint.shape[:2], *grid.shape[1:]))
 
 
-def find_patches(predicted: Tensor, own: Tensor, others: Tensor, itself: Tensor) -> Tensor:
+def patch_info_nce(predicted: Tensor, own: Tensor, others: Tensor, itself: Tensor) -> Tensor:
     """InfoNCE: the dot product with the patch itself, among those with patches drawn at random.
 
     Args:

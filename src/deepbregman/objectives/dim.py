@@ -1,4 +1,4 @@
-"""Deep InfoMax (Hjelm et al. 2019): what a network says of a whole image fits each of its parts."""
+"""Deep InfoMax (Hjelm et al. 2019): the embedding of an image matches the features of its parts."""
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_he
 
 
 class DeepInfoMax(Objective, settings=DIMSettings):
-    """An embedding of the whole is told to belong to the features of its own image's places.
+    """Tells by its embedding which places, parts of a feature map, belong to an image.
 
     It is DIM(L) of the paper, by dot products, without the term that matches a prior.
     """

@@ -1,4 +1,4 @@
-"""PIRL (Misra and van der Maaten 2020): an image and its jigsaw puzzle are told alike."""
+"""PIRL (Misra and van der Maaten 2020): an image and its jigsaw puzzle share an embedding."""
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_he
 class PIRL(Objective, settings=PIRLSettings):
     """The first view stays whole, the second is cut into patches and shuffled.
 
-    Both are compared with the image's vector in a memory. The patches' embeddings are put together
-    in their shuffled order, so that the puzzle's embedding cannot tell the order.
+    Both are compared with the image's vector in a memory. The patches' embeddings are joined in
+    their shuffled order, so that the puzzle's embedding does not depend on the order.
     """
 
     temperature: Tensor
@@ -55,7 +55,9 @@ class PIRL(Objective, settings=PIRLSettings):
         own = self.bank.recall(samples.indices)
         places = self.bank.choose(samples.random[-self.settings.negatives :])
         others, itself = self.bank.recall(places), samples.indices[:, None] == places
-        image, shuffled = (tell_apart(u, own, others, itself, self.temperature) for u in units)
+        image, shuffled = (
+            contrast_with_memory(u, own, others, itself, self.temperature) for u in units
+        )
         if self.training:
             self.bank.remember(samples.indices, units[0].detach())
         return Outputs({"puzzle": shuffled, "image": image}, units, own[None], h.detach())
@@ -71,7 +73,7 @@ class PIRL(Objective, settings=PIRLSettings):
         return solved
 
 
-def tell_apart(
+def contrast_with_memory(
     units: Tensor, own: Tensor, others: Tensor, itself: Tensor, temperature: Number = 0.07
 ) -> Tensor:
     """Noise-contrastive loss of PIRL (Eq. 4 and 5): own is recognised, each of the others is not.

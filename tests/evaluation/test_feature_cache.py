@@ -16,8 +16,8 @@ from deepbregman.config import override
 from deepbregman.data import Split
 from deepbregman.data.images import FileImages
 from deepbregman.errors import UserError
+from deepbregman.evaluation import feature_cache
 from deepbregman.evaluation import features as features_module
-from deepbregman.evaluation import kept as kept_module
 from deepbregman.evaluation.features import Features, SplitFeatures
 from deepbregman.evaluation.inputs import LoadedRun, load_run
 from deepbregman.runs import Run
@@ -55,7 +55,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def look(loaded: LoadedRun, split: Split) -> Features:
     return SplitFeatures(
-        loaded.model, loaded.config, split, loaded.device, kept=loaded.kept
+        loaded.model, loaded.config, split, loaded.device, cache=loaded.cache
     ).features
 
 
@@ -130,7 +130,7 @@ def test_the_least_used_make_room(
     parts = [split.select(torch.tensor([index])) for index in range(3)]
     look(loaded, parts[0])
     (one,) = files(loaded)
-    monkeypatch.setattr(kept_module, "LARGEST_TOTAL", int(2.5 * one.stat().st_size))
+    monkeypatch.setattr(feature_cache, "LARGEST_TOTAL", int(2.5 * one.stat().st_size))
     look(loaded, parts[1])
     for path in files(loaded):
         os.utime(path, (1e9, 1e9))
@@ -139,7 +139,7 @@ def test_the_least_used_make_room(
     left = files(loaded)
     assert len(left) == 2
     assert one in left
-    monkeypatch.setattr(kept_module, "LARGEST_TOTAL", 10)
+    monkeypatch.setattr(feature_cache, "LARGEST_TOTAL", 10)
     look(loaded, parts[1])  # too large to be kept
     assert files(loaded) == left
 
@@ -158,14 +158,14 @@ def test_what_a_killed_process_left_is_deleted(loaded: LoadedRun, split: Split) 
 
 def test_two_writers_and_a_reader_agree(loaded: LoadedRun, split: Split) -> None:
     expected = look(loaded, split).representation
-    kept = loaded.kept
-    assert kept is not None
+    cache = loaded.cache
+    assert cache is not None
     errors: list[BaseException] = []
 
     def write() -> None:
         try:
             for _ in range(10):
-                kept.write(split.images, {"representation": expected})
+                cache.write(split.images, {"representation": expected})
         except BaseException as error:
             errors.append(error)
 
@@ -173,7 +173,7 @@ def test_two_writers_and_a_reader_agree(loaded: LoadedRun, split: Split) -> None
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        found = kept.read(split.images)
+        found = cache.read(split.images)
         assert found is not None
         assert torch.equal(found["representation"], expected)
     assert errors == []
@@ -196,6 +196,6 @@ def test_nothing_is_kept_through_a_link_or_beside_a_file(
 
 
 def test_nothing_is_kept_of_an_encoder_whose_code_may_change(loaded: LoadedRun) -> None:
-    assert loaded.kept is not None
+    assert loaded.cache is not None
     own = replace(loaded, config=override(loaded.config, {"encoder.name": "custom"}))
-    assert own.kept is None
+    assert own.cache is None

@@ -1,4 +1,4 @@
-"""Features that are kept beside the run, so that the next command need not compute them again.
+"""A cache of features beside the run, so that the next command need not compute them again.
 
 ``RUN/features/`` holds a file for each set of images. Its name is a digest of all that the features
 depend on: the networks, the images, their size, the device and the versions. So a file is never
@@ -54,8 +54,8 @@ def digest_images(images: Images) -> str:
 
 
 @dataclass(frozen=True)
-class KeptFeatures:
-    """The features that a run's folder keeps of its networks."""
+class FeatureCache:
+    """The cached features of a run's networks."""
 
     folder: Path
     networks: str
@@ -65,8 +65,8 @@ class KeptFeatures:
     device: torch.device
 
     @classmethod
-    def of(cls, run: Path, model: Model, image_size: int, device: torch.device) -> "KeptFeatures":
-        """Take the folder of a run; nothing is written yet.
+    def of(cls, run: Path, model: Model, image_size: int, device: torch.device) -> "FeatureCache":
+        """Open the cache of a run; nothing is written yet.
 
         Args:
             run: its folder.
@@ -85,7 +85,7 @@ class KeptFeatures:
         return cls(folder, networks, digest(json.dumps(settings).encode()), device)
 
     def read(self, images: Images) -> dict[str, Tensor] | None:
-        """Return the tensors kept of some images; None where there are none that can be used."""
+        """Return the cached tensors of some images; None if there are none."""
         path = self._path(images)
         try:
             state = checkpoints.load(path, self.device) if path.is_file() else {}
@@ -98,7 +98,7 @@ class KeptFeatures:
         return tensors or None
 
     def write(self, images: Images, tensors: Mapping[str, Tensor]) -> None:
-        """Keep tensors of some images, if the folder can be written to and they are not too large.
+        """Cache tensors of some images, if the folder can be written to and they are not too large.
 
         Args:
             images: as many as each tensor has rows.
