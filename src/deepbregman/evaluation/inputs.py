@@ -44,7 +44,7 @@ class LoadedRun:
 
     @cached_property
     def cache(self) -> FeatureCache | None:
-        """The cache of features beside the run; None for an encoder of the user, which may change."""
+        """The cache of features beside the run; None for the user's own encoder."""
         if self.config.encoder.name == "custom":
             return None
         size = self.config.data.image_size
