@@ -182,4 +182,4 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     page = (tmp_path / "site" / "python.html").read_text()
     assert 'id="deepbregman.nt_xent"' in page
     records = (tmp_path / "site" / "results.html").read_text()
-    assert 'href="../../results/cifar10-teacher"' in records
+    assert 'href="../../results/studies/comparison-teacher"' in records
