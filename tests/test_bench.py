@@ -52,9 +52,9 @@ def test_arms_take_turns_and_the_median_counts(clock: Clock) -> None:
     first, second = time_arms([Arm("a", slow, 100), Arm("b", quick, 100)], CPU, Effort(0, 5, 1))
     assert calls == ["a", "b"] * 5
     assert first["milliseconds"] == pytest.approx(10)  # the turn of 210 ms does not count
-    assert first["images_per_second"] == pytest.approx(10_000)
+    assert first["views_per_second"] == pytest.approx(10_000)
     assert first["spread"] == pytest.approx(21)
-    assert second["images_per_second"] == pytest.approx(50_000)
+    assert second["views_per_second"] == pytest.approx(50_000)
 
 
 def test_lead_in_steps_are_taken_but_not_timed(clock: Clock) -> None:
@@ -89,7 +89,7 @@ def test_tiny_run_leaves_a_record_a_table_and_a_figure(tmp_path: Path) -> None:
     assert written == json.loads(json.dumps(record))
     (group,) = record["groups"]
     assert [arm["name"] for arm in group["arms"]] == [BARE, *names]
-    assert all(arm["images_per_second"] > 0 for arm in group["arms"])
+    assert all(arm["views_per_second"] > 0 for arm in group["arms"])
     assert {"commit", "versions", "device", "platform"} <= record.keys()
     assert "over bare" in screen.file.getvalue()
     with Image.open(tmp_path / "bench" / "bench.png") as figure:

@@ -172,6 +172,14 @@ def test_create_then_open(run: Run) -> None:
     assert os.listdir(run.path.parent) == ["run"]
 
 
+def test_older_records_called_views_images(run: Run) -> None:
+    run.append_metrics({"epoch": 1, "images_per_second": 200.0, "total": 1.0})
+    run.append_metrics({"epoch": 2, "images_per_second": 100.0, "views_per_second": 200.0})
+    old, new = run.metrics()
+    assert old == {"epoch": 1, "views_per_second": 200.0, "total": 1.0}
+    assert new == {"epoch": 2, "images_per_second": 100.0, "views_per_second": 200.0}
+
+
 def test_create_makes_parents(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "run"
     assert Run.create(path, CONFIG, {}).config == CONFIG

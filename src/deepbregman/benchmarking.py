@@ -44,7 +44,7 @@ class Arm:
 
     name: str
     step: Step
-    images_per_step: int
+    views_per_step: int
     """Images that pass the encoder in a step, every view counted."""
     first_step_seconds: float = 0.0
     """From nothing to the end of the first step, compilation included."""
@@ -69,10 +69,10 @@ def measure(
         arms: name -> a function that makes the step.
         lead_in: name -> untimed steps before every turn.
     """
-    images_per_step = config.training.batch_size * config.views.num_views
+    views_per_step = config.training.batch_size * config.views.num_views
     ready = []
     for name, build in arms.items():
-        arm = prepare_arm(name, images_per_step, build, device, effort.warmup)
+        arm = prepare_arm(name, views_per_step, build, device, effort.warmup)
         arm.lead_in = (lead_in or {}).get(name, 0)
         ready.append(arm)
         group = f"{config.encoder.name}, batch {config.training.batch_size}"
@@ -88,7 +88,7 @@ def measure(
 
 
 def prepare_arm(
-    name: str, images_per_step: int, build: Build, device: torch.device, warmup: int
+    name: str, views_per_step: int, build: Build, device: torch.device, warmup: int
 ) -> Arm:
     """Build an arm, take its first step and warm it up."""
     on_gpu = device.type == "cuda"
@@ -104,7 +104,7 @@ def prepare_arm(
         step()
     _wait(device)
     peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else 0
-    return Arm(name, step, images_per_step, first, peak)
+    return Arm(name, step, views_per_step, first, peak)
 
 
 def time_arms(arms: list[Arm], device: torch.device, effort: Effort) -> list[Record]:
@@ -127,7 +127,7 @@ def time_arms(arms: list[Arm], device: torch.device, effort: Effort) -> list[Rec
         timings.append(
             {
                 "name": arm.name,
-                "images_per_second": arm.images_per_step / median,
+                "views_per_second": arm.views_per_step / median,
                 "milliseconds": 1e3 * median,
                 "spread": max(turns) / min(turns),  # slowest over fastest turn
                 "first_step_seconds": arm.first_step_seconds,

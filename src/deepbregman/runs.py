@@ -268,7 +268,7 @@ class Run:
                 raise UserError(
                     f"{path}, line {number}, is no epoch's ({error}): restore it or remove the line"
                 ) from None
-            records.append(record)
+            records.append(_rename_speed(record))
         return records
 
     def append_metrics(self, record: Record) -> None:
@@ -349,3 +349,13 @@ class Run:
         before = self.provenance()
         resumed = [*before.get("resumed", []), record]
         write_json(self.path / "provenance.json", {**before, "resumed": resumed})
+
+
+def _rename_speed(record: Record) -> Record:
+    """Give views their name: older records count them as ``images_per_second``."""
+    if "views_per_second" in record or "images_per_second" not in record:
+        return record
+    return {
+        "views_per_second" if name == "images_per_second" else name: value
+        for name, value in record.items()
+    }

@@ -46,7 +46,7 @@ def test_curves_are_the_metrics(sample_runs: list[Path]) -> None:
     assert set(figures) == {
         *("total", "contrastive", "divergence", "knn", "learning-rate", "active-subnetworks"),
         *("usage-entropy", "divergences", "effective-rank", "alignment", "uniformity", "spread"),
-        "images-per-second",
+        "views-per-second",
     }
     for key, metric in (("total", "total"), ("effective-rank", "effective_rank")):
         points = points_of(figures[key].spec)

@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def open_display(**options: Any) -> Display:
     console = Console(file=io.StringIO(), width=80, **options)
-    return Display(console, epochs=200, steps_per_epoch=10, report_every=100, views=3)
+    return Display(console, epochs=200, steps_per_epoch=10, report_every=100, weights=WEIGHTS)
 
 
 def printed(shown: Display) -> str:
@@ -36,13 +36,15 @@ def printed(shown: Display) -> str:
     return stream.getvalue()
 
 
+WEIGHTS = {"contrastive": 5.0, "divergence": 0.3, "usage": -0.5}
 RECORD = {
     "epoch": 2,
     "total": 1.2345,
     "learning_rate": 0.5,
     "effective_rank": 12.5,
     "knn": 88.25,
-    "images_per_second": 3000.0,
+    "images_per_second": 1000.0,
+    "views_per_second": 3000.0,
 }
 
 
@@ -86,7 +88,17 @@ def test_on_a_terminal_the_bar_tells_it(clock: Clock) -> None:
 def test_views_and_images_are_told_apart(clock: Clock) -> None:
     shown = open_display()
     shown.epoch(RECORD | {"epoch": 100})
-    assert "views/s 3,000  images/s 1,000" in printed(shown)
+    assert "images/s 1,000  views/s 3,000" in printed(shown)
+
+
+def test_terms_are_shown_as_they_enter_the_total(clock: Clock) -> None:
+    shown = open_display()
+    terms = {"contrastive": 0.4, "divergence": 3.0, "usage": 2.0}
+    # Of 0.3 units the divergence counts 0.1 on average while it warms up.
+    total = 5 * 0.4 + 0.1 * 3.0 - 0.5 * 2.0
+    shown.epoch({"epoch": 1, "total": total, **terms})
+    words = "loss 1.3000  contrastive 2.0000  divergence 0.3000  usage -1.0000"
+    assert words in printed(shown)
 
 
 @pytest.mark.parametrize(("seconds", "hints"), [(10.0, 0), (11.0, 1), (50.0, 1)])

@@ -26,7 +26,7 @@ from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 from deepbregman.training.randomness import count_steps
 
-CLOCK = {"images_per_second"}
+CLOCK = {"images_per_second", "views_per_second"}
 PLAIN_SGD = {
     "optimiser.name": "sgd",
     "optimiser.momentum": 0.0,

@@ -73,7 +73,8 @@ def test_other_settings_cannot_be_resumed_with(command: Command, tmp_path: Path)
     code, _, err = command("pretrain", "--resume", tmp_path, "--training.epochs", 4)
     assert code == 2
     assert "--training.epochs is given" in err
-    assert "pretrain RUN/config.toml" in err
+    again = f"--encoder.weights {tmp_path} --training.epochs 4 --run NEW"
+    assert f"`deepbregman pretrain {tmp_path}/config.toml {again}`" in err
 
 
 def test_what_surprises_is_said(command: Command, recipe: Path, tmp_path: Path) -> None:

@@ -252,11 +252,6 @@ def test_the_command_starts_from_a_run_and_keeps_where(
     assert record["from"] == str(run.last_checkpoint)
     assert record["epoch"] == 2.0
     assert record["sha256"] == checkpoints.fingerprint_weights(step.objective.encoder.trunk)
-    words = ("pretrain", "--resume", run.path, "--training.epochs", 9)
-    code, _, error = command(*words)
-    assert code == 2
-    again = f"--encoder.weights {run.path} --training.epochs 9 --run NEW"
-    assert f"deepbregman pretrain {run.path}/config.toml {again}" in error
 
 
 def test_in_python(trained: tuple[Run, Step], tiny_config: Config, tmp_path: Path) -> None:

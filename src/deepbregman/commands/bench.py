@@ -48,7 +48,7 @@ def bench(
 ) -> Record:
     """Measure the speed of a training step, relative to the bare encoder.
 
-    The unit is images per second; every view counts. Arms take turns, and the result is the median
+    The unit is views per second; an image has two. Arms take turns, and the result is the median
     of the turns. "bare encoder" is the reference: forward pass, backward pass and optimiser on one
     fixed batch. "SimCLR" and "K=..." are whole training steps. "views alone" is only the random
     transformation. In the table, "over bare" is the ratio to the reference, "first step" includes

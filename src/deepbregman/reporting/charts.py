@@ -78,10 +78,13 @@ DIAGNOSTICS = {
     "uniformity": ("Uniformity", "log of the mean potential; less is more even"),
     "spread": ("Spread", "about 1 even on the sphere, 0 collapsed"),
     "sigma": ("Sigma", "of the Gaussian kernel, learned"),
-    "images_per_second": ("Throughput", "views per second of the training loop"),
+    "views_per_second": ("Throughput", "views per second; an image has two or more"),
 }
 PARTS = {"divergences": {"divergence_positives": "positives", "divergence_negatives": "negatives"}}
-NO_CURVES = ("epoch", "step", "arm", "run", *(name for parts in PARTS.values() for name in parts))
+NO_CURVES = (
+    *("epoch", "step", "arm", "run", "images_per_second"),
+    *(name for parts in PARTS.values() for name in parts),
+)
 STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
 """A shape that Vega lacks."""
 HOVER = "hover"

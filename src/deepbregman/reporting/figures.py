@@ -21,7 +21,7 @@ from .charts import (
     specify,
     stack,
 )
-from .screen import bare_speed, speed_title
+from .screen import bare_speed, read_speed, speed_title
 
 TEN_COLOURS = (*PALETTE[:6], "#000000", "#a6761d", "#7570b3", GREY)
 """For ten classes; more repeat."""
@@ -352,12 +352,12 @@ def save_speed_figure(path: Path, record: Record) -> None:
         for arm in group["arms"]:
             if "views" in arm["name"]:
                 continue
-            speed = arm["images_per_second"]
+            speed = read_speed(arm)
             words = f"{speed / floor:.2f}  ({speed:,.0f} / s)"
             bars.append(
                 {"name": arm["name"], "value": round_digits(speed / floor), "words": words}
                 | {"baseline": arm["name"] == "bare encoder"}
             )
-        chart = _bar_layers(bars, "share of the bare encoder's images per second", [0.0, 1.35])
+        chart = _bar_layers(bars, "share of the bare encoder's views per second", [0.0, 1.35])
         figures.append(_figure(chart.properties(width=560), speed_title(group)))
     save_chart([path], stack(figures, record["device"], [], columns=1))

@@ -209,9 +209,14 @@ def outcome_table(results: Record) -> Table:
     return table
 
 
+def read_speed(arm: Record) -> float:
+    """Return the views per second of an arm; older records call them images."""
+    return float(arm["views_per_second" if "views_per_second" in arm else "images_per_second"])
+
+
 def bare_speed(group: Record) -> float:
-    """Return the images per second of a benchmark group's bare encoder."""
-    return float(next(a["images_per_second"] for a in group["arms"] if a["name"] == "bare encoder"))
+    """Return the views per second of a benchmark group's bare encoder."""
+    return read_speed(next(arm for arm in group["arms"] if arm["name"] == "bare encoder"))
 
 
 def speed_title(group: Record) -> str:
@@ -221,14 +226,14 @@ def speed_title(group: Record) -> str:
 
 def speed_table(group: Record) -> Table:
     """Draw the arms of a benchmark with one encoder and batch size."""
-    columns = ("images/s", "ms/step", "over bare", "spread", "first step", "memory")
+    columns = ("views/s", "ms/step", "over bare", "spread", "first step", "memory")
     table = _table(speed_title(group), "arm", *columns)
     for arm in group["arms"]:
         table.add_row(
             arm["name"],
-            f"{arm['images_per_second']:,.0f}",
+            f"{read_speed(arm):,.0f}",
             f"{arm['milliseconds']:.2f}",
-            f"{arm['images_per_second'] / bare_speed(group):.3f}",
+            f"{read_speed(arm) / bare_speed(group):.3f}",
             f"{arm['spread']:.2f}x",
             f"{arm['first_step_seconds']:.1f} s",
             f"{arm['peak_gigabytes']:.2f} GB",

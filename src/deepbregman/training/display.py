@@ -1,7 +1,7 @@
 """What a user sees while a run trains."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -20,7 +20,8 @@ SHOWN = (
     ("active_subnetworks", "active", "{:.0f}"),
     ("effective_rank", "rank", "{:.1f}"),
     ("knn", "kNN", "{:.2f} %"),
-    ("images_per_second", "views/s", "{:,.0f}"),  # it counts every view of an image
+    ("images_per_second", "images/s", "{:,.0f}"),
+    ("views_per_second", "views/s", "{:,.0f}"),
 )
 IN_BAR = ("total", "knn")
 """Metrics that stand beside the bar, so that it fits into 80 columns; the lines have all."""
@@ -37,8 +38,7 @@ class Display:
 
     Args:
         report_every: print a line every so many epochs, and for the first and the last.
-        terms: names of the losses beside the total.
-        views: of each image.
+        weights: of the loss terms in the total, by name.
     """
 
     def __init__(
@@ -47,15 +47,14 @@ class Display:
         epochs: int,
         steps_per_epoch: int,
         report_every: int,
-        terms: Iterable[str] = (),
-        views: int = 1,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
         self.console = console
-        losses = [("total", "loss"), *((name, name) for name in terms)]
+        self.weights = weights or {}
+        losses = [("total", "loss"), *((name, name) for name in self.weights)]
         self.shown = [*((name, label, "{:.4f}") for name, label in losses), *SHOWN]
         self.epochs, self.steps_per_epoch = epochs, steps_per_epoch
         self.report_every = max(1, report_every)
-        self.views = views
         self.first: tuple[int, float] | None = None
         """The first step that was shown, and when: compiling and loading come before it."""
         self.last_line = time.monotonic()
@@ -124,14 +123,13 @@ class Display:
         self.last_line = time.monotonic()
 
     def epoch(self, record: Record) -> None:
-        """Show the metrics of an epoch."""
+        """Show the metrics of an epoch, loss terms as they enter the total."""
+        values = record | weigh_terms(record, self.weights)
         parts = {
-            name: f"{label} {pattern.format(record[name])}"
+            name: f"{label} {pattern.format(values[name])}"
             for name, label, pattern in self.shown
-            if name in record
+            if name in values
         }
-        if "images_per_second" in record:
-            parts["images"] = f"images/s {record['images_per_second'] / self.views:,.0f}"
         status = "  ".join(parts[name] for name in IN_BAR if name in parts)
         self.progress.update(self.task, status=status)
         words = "  ".join(parts.values())
@@ -149,6 +147,19 @@ class Display:
     def warn(self, message: str) -> None:
         """Show something that the user should look at."""
         self.console.print(f"warning: {message}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def weigh_terms(record: Record, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the loss terms of an epoch as they enter its total.
+
+    The weight of the divergence may change from step to step while it warms up, so its part is what
+    the others leave of the total.
+    """
+    found = {name: weight * record[name] for name, weight in weights.items() if name in record}
+    if "divergence" in found and "total" in record:
+        others = sum(value for name, value in found.items() if name != "divergence")
+        found["divergence"] = record["total"] - others
+    return found
 
 
 def open_events(run: Run, step: int) -> "SummaryWriter":

@@ -191,7 +191,6 @@ class Pretraining:
             self.steps_per_epoch,
             settings.knn_every,
             self.step_module.weights,
-            self.views_per_image,
         )
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
@@ -328,7 +327,8 @@ class Pretraining:
             "learning_rate": self.optimiser.param_groups[0]["lr"],
             **run_together(self.fabric, partial(self._diagnose, outputs)),
             **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
-            "images_per_second": images * self.views_per_image / seconds,
+            "images_per_second": images / seconds,
+            "views_per_second": images * self.views_per_image / seconds,
         }
 
     def _stop(self, number: int) -> NoReturn:
