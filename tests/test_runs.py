@@ -14,7 +14,14 @@ import deepbregman
 from deepbregman import runs
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError, mask_secrets
-from deepbregman.runs import Run, default_folder, provenance, replace_file, write_json
+from deepbregman.runs import (
+    Run,
+    default_folder,
+    provenance,
+    replace_file,
+    source_tree,
+    write_json,
+)
 
 CONFIG = override(Config(), {"seed": 5, "data.source": 'été/\n"quoted"', "views.without": ["flip"]})
 
@@ -450,6 +457,26 @@ def test_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", refuse)
     assert provenance("cpu")["commit"] is None
+
+
+def test_the_source_is_named_as_git_names_it(tmp_path: Path) -> None:
+    """So that a record of a machine without a repository can be traced to its commit."""
+    (tmp_path / "b" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "empty").mkdir()
+    for name in ("b/one.py", "b.toml", "b0.py", "b/__pycache__/one.pyc"):
+        (tmp_path / name).write_text(f"# {name}\n")
+    named = source_tree(tmp_path)
+    (tmp_path / ".gitignore").write_text("__pycache__\n")
+
+    def git(*words: str) -> str:
+        call = ["git", "-C", str(tmp_path), *words]
+        return subprocess.run(call, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    git("add", "b", "b.toml", "b0.py")
+    assert named == git("write-tree")
+    (tmp_path / "b" / "one.py").write_text("# changed\n")
+    assert source_tree(tmp_path) != named
 
 
 def test_default_folder_says_what_and_when() -> None:

@@ -7,6 +7,7 @@
       provenance.json    command, commit, versions, device, times
       metrics.jsonl      one JSON object per epoch
       result.json        what pretraining ended with, and each evaluation
+      predictions.json   the class that each evaluation predicted for each test image
       finished_arms.json what an unfinished evaluation has measured so far
       checkpoints/       last.pt, previous.pt, and epoch-0010.pt ... where asked for
       features/          of images, kept for the next search; may be deleted
@@ -15,6 +16,7 @@
       .records.lock      held for the moment in which result.json is changed
 """
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -56,7 +58,7 @@ PATIENCE_SECONDS = 60.0
 _METRICS = {"verdict": str, "reason": str, ...: float}
 _START = {
     "command": [str],
-    **dict.fromkeys(("started", "commit", "platform", "device"), str),
+    **dict.fromkeys(("started", "commit", "source", "platform", "device"), str),
     "versions": {...: str},
     "processes": int,
 }
@@ -94,22 +96,52 @@ def default_folder(name: str) -> Path:
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def _commit() -> str | None:
-    """Return the commit of the source tree the package runs from, marked if it was changed."""
+def source_tree(folder: Path = Path(__file__).parent) -> str:
+    """Return the name that git gives to the contents of the package's folder.
+
+    It needs neither git nor a repository, so it is known on every machine. The commits with this
+    code are those for which ``git rev-parse COMMIT:src/deepbregman`` prints the same.
+    """
+    entries = []
+    for path in folder.iterdir():
+        if path.name.startswith(".") or path.name == "__pycache__":
+            continue
+        if path.is_dir():
+            # git knows no empty folders, and compares the name of a folder as if it ended in "/".
+            if any(part.is_file() for part in path.rglob("*") if "__pycache__" not in part.parts):
+                digest = bytes.fromhex(source_tree(path))
+                entries.append((f"{path.name}/", b"40000 %s\0%s" % (path.name.encode(), digest)))
+        else:
+            content = path.read_bytes()
+            digest = hashlib.sha1(b"blob %d\0%s" % (len(content), content)).digest()
+            entries.append((path.name, b"100644 %s\0%s" % (path.name.encode(), digest)))
+    body = b"".join(entry for _, entry in sorted(entries))
+    return hashlib.sha1(b"tree %d\0%s" % (len(body), body)).hexdigest()
+
+
+def _commit(source: str) -> str | None:
+    """Return the commit that the package runs from, marked if the package was changed since.
+
+    None where there is no repository, as in an installed package or a copied folder.
+
+    Args:
+        source: what :func:`source_tree` returns.
+    """
     here = Path(__file__).parent
     if not any((folder / ".git").exists() for folder in here.parents):
         return None
-    try:
+
+    def ask(*words: str) -> str:
         answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            check=False,
+            ["git", "rev-parse", *words], cwd=here, capture_output=True, text=True, check=False
         )
+        return answer.stdout.strip() if answer.returncode == 0 else ""
+
+    try:
+        commit, committed = ask("HEAD"), ask("HEAD:./")
     except OSError:
         return None
-    return answer.stdout.strip() or None
+    return commit + "-dirty" * (committed != source) if commit else None
 
 
 def command_line() -> list[str]:
@@ -129,11 +161,13 @@ def recorded_versions() -> dict[str, str | None]:
 
 
 def provenance(device: str) -> Record:
-    """Collect the origin of a number: command, commit, versions, machine, time."""
+    """Collect the origin of a number: command, commit, source, versions, machine, time."""
+    source = source_tree()
     return {
         "command": command_line(),
         "started": now(),
-        "commit": _commit(),
+        "commit": _commit(source),
+        "source": source,
         "versions": {"python": platform.python_version(), **recorded_versions()},
         "platform": platform.platform(),
         "device": device,

@@ -40,6 +40,44 @@ def summarise_pairs(mine: Mapping[int, float], reference: Mapping[int, float]) -
     return {**summary, "interval": interval}
 
 
+def interval_over_images(
+    changes: Sequence[Sequence[float]], classes: Sequence[int] | None = None
+) -> list[float]:
+    """Return the 95 % interval of a mean difference for other seeds and other test images.
+
+    An interval over seeds alone holds for these test images only. Here the variance of the mean
+    over the images is added, as for two crossed factors. The quantile is Student's, with the
+    degrees of freedom of Welch and Satterthwaite. Of one seed, it is the interval over images.
+
+    Args:
+        changes: (S, N), for each seed and image 1, 0 or -1: right now and wrong before, no change,
+            the reverse.
+        classes: (N,), the class of each image, for the mean over classes instead of over images.
+    """
+    import numpy as np
+    from scipy.special import stdtrit
+
+    table = np.asarray(changes, dtype=np.float64)
+    groups = [np.arange(table.shape[1])]
+    if classes is not None:
+        groups = [np.flatnonzero(np.asarray(classes) == label) for label in np.unique(classes)]
+    per_seed = np.mean([table[:, group].mean(axis=1) for group in groups], axis=0)  # (S,)
+    per_image = table.mean(axis=0)  # (N,)
+    parts = []  # variance of the mean, and its degrees of freedom
+    for group in groups:
+        if len(group) > 1:
+            variance = float(per_image[group].var(ddof=1)) / len(group) / len(groups) ** 2
+            parts.append((variance, len(group) - 1))
+    if len(per_seed) > 1:
+        parts.append((float(per_seed.var(ddof=1)) / len(per_seed), len(per_seed) - 1))
+    total, mean = sum(variance for variance, _ in parts), float(per_seed.mean())
+    if total == 0.0:
+        return [mean, mean]
+    freedom = total**2 / sum(variance**2 / degrees for variance, degrees in parts)
+    margin = float(stdtrit(freedom, (1.0 + CONFIDENCE) / 2.0)) * math.sqrt(total)
+    return [mean - margin, mean + margin]
+
+
 def wilson_interval(share: float, n: int) -> tuple[float, float]:
     """Return the 95 % interval of a share, from 0 to 1, that was seen in n draws (Wilson, 1927)."""
     from scipy.special import ndtri

@@ -34,6 +34,7 @@ from .features import BATCH_SIZE, LabelledFeatures, SplitFeatures, crop_and_flip
 from .finished import describe_part
 from .inputs import Evaluation, class_name
 from .linear import check_linear, linear_on_cached
+from .predictions import pack
 from .results import Measurement, make_rows, top_k_accuracy
 
 EPOCHS = 50
@@ -428,10 +429,12 @@ def _train_and_test(
         "learning_rates": list(tuning.learning_rate),
         "weight_decay": budget.weight_decay,
     }
-    values = labelled.measure(logits.argmax(dim=1), logits)
+    predicted = logits.argmax(dim=1)
+    values = labelled.measure(predicted, logits)
     replaced = train.num_replaced + labelled.test.num_replaced
     num_test = len(labelled.test.labels)
-    return Measurement(variant, values, count, num_test, replaced, details, chosen)
+    packed = pack(predicted)
+    return Measurement(variant, values, count, num_test, replaced, details, chosen, packed)
 
 
 def draw_labelled(source: Source, share: float, seed: int) -> Tensor:

@@ -27,6 +27,7 @@ from .feature_cache import FeatureCache
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures
 from .finished import FinishedParts
 from .options import Options
+from .predictions import pack, record_predictions, take_predictions
 from .results import can_record, record_rows
 
 
@@ -294,8 +295,13 @@ class Evaluation:
         complete = self.loaded.complete_rows(
             rows, protocol, options.data, options.seed, self._data_changed
         )
+        predicted = take_predictions(complete)
         if self.can_record:
             record_rows(self.run, complete)
+            if predicted:
+                labels = pack(self.labelled.test.labels)
+                classes, epoch = self.labelled.source.classes, self.loaded.epoch
+                record_predictions(self.run, predicted, labels, classes, epoch)
             self.finished.forget()
             self.say(f"{protocol}: done, kept in {self.run.path / 'result.json'}")
         return complete

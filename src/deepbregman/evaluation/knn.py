@@ -23,6 +23,7 @@ from deepbregman.training.randomness import epoch_order
 
 from .features import AveragedFeatures, Features, LabelledFeatures, compute_features
 from .inputs import Evaluation
+from .predictions import pack
 from .results import Measurement, make_rows
 
 NEIGHBOURS = (20, 200)
@@ -282,7 +283,9 @@ def _measure_votes(
         predicted = vote(neighbours, labels, labelled.num_classes, temperature=temperature, k=k)
         settings = {"k": k, "temperature": temperature, **details}
         values = labelled.measure(predicted)
-        measured.append(Measurement(f"{name}, k={k}", values, *labelled.counts, settings))
+        variant, kept = f"{name}, k={k}", pack(predicted)
+        counts = labelled.counts
+        measured.append(Measurement(variant, values, *counts, settings, predicted=kept))
     return measured
 
 

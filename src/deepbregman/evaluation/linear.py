@@ -24,6 +24,7 @@ from deepbregman.training.randomness import derive_seed, epoch_order
 
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip, frozen
 from .inputs import Evaluation
+from .predictions import pack
 from .results import Measurement, make_rows, top_k_accuracy
 
 CHOICE_SHARE = 0.1
@@ -453,5 +454,6 @@ def _hold_out(labelled: LabelledFeatures, seed: int) -> Tensor:
 def _measure(
     labelled: LabelledFeatures, logits: Tensor, name: str, details: Record, chosen: Record
 ) -> Measurement:
-    values = labelled.measure(logits.argmax(dim=1), logits)
-    return Measurement(name, values, *labelled.counts, details, chosen)
+    predicted = logits.argmax(dim=1)
+    values = labelled.measure(predicted, logits)
+    return Measurement(name, values, *labelled.counts, details, chosen, pack(predicted))

@@ -84,6 +84,8 @@ class Measurement:
     num_replaced: int = 0
     details: Record = field(default_factory=dict)
     chosen: Record = field(default_factory=dict)
+    predicted: str = ""
+    """The class of each test image, as ``predictions.pack`` writes it; empty where not kept."""
 
 
 def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
@@ -96,7 +98,8 @@ def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
     for repeated in zip(*seeds, strict=True):
         first = repeated[0]
         assert all(one.variant == first.variant for one in repeated)
-        for metric in first.values:
+        predicted = [one.predicted for one in repeated]
+        for place, metric in enumerate(first.values):
             values = [one.values[metric] for one in repeated]
             summary = summarise(values)
             rows.append(
@@ -112,6 +115,8 @@ def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
                     "num_replaced": max(one.num_replaced for one in repeated),
                     "details": first.details,
                     "chosen": [one.chosen for one in repeated],
+                    # Once for a variant; the evaluation moves it to a file of its own.
+                    **({"predicted": predicted} if place == 0 and all(predicted) else {}),
                 }
             )
     return rows

@@ -21,7 +21,19 @@ from .records import (
     reference_values,
 )
 
-ASCENDING = ("top1", "top5", "balanced", "AP", "mAP", "recall", "precision", "nmi", "ari", "purity")
+ASCENDING = (
+    "top1",
+    "top5",
+    "balanced",
+    "AP",
+    "mAP",
+    "recall",
+    "precision",
+    "nmi",
+    "ari",
+    "purity",
+    "auroc",
+)
 """Beginnings of the metrics of which more is better; of others none is called best."""
 LEAST_SEEDS = 3
 """With fewer, a deviation is luck and no arm is called best."""
@@ -85,7 +97,8 @@ class Cell(NamedTuple):
     def latex(self) -> str:
         """The cell for LaTeX."""
         if self.summary is None:
-            return escape_latex(self.text)
+            words = escape_latex(self.text)
+            return rf"\emph{{{words}}}" if words and self.is_published else words
         mean = rf"\mathbf{{{self.mean}}}" if self.is_best else self.mean
         deviation = self.deviation.replace("±", r" \pm")
         bounds = rf"\ {self.bounds}" if self.bounds else ""
@@ -145,6 +158,28 @@ def to_latex(table: Table) -> str:
         name = rf"\emph{{{name} (published)}}" if row.is_published else name
         lines.append(" & ".join([name, *(cell.latex for cell in row.cells)]) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def to_markdown(table: Table) -> str:
+    """Write a table for Markdown, with its title and caption; published values in italics."""
+
+    def protect(words: str) -> str:
+        return " ".join(words.split()).replace("|", "\\|")
+
+    def write(cell: Cell, is_published: bool) -> str:
+        words = cell.text
+        if cell.summary is not None:
+            words = " ".join(filter(None, (cell.mean, cell.deviation, cell.bounds)))
+            words = f"**{words}**" if cell.is_best else words
+        return f"*{words}*" if words and (is_published or cell.is_published) else words
+
+    lines = [
+        [table.corner, *table.columns],
+        ["---", *("---:" for _ in table.columns)],
+        *([row.name, *(write(c, row.is_published) for c in row.cells)] for row in table.rows),
+    ]
+    body = "\n".join("| " + " | ".join(map(protect, line)) + " |" for line in lines)
+    return f"### {table.title}\n\n{body}\n\n{table.caption.rstrip('.')}.".rstrip()
 
 
 def to_csv(table: Table) -> str:

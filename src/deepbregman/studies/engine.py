@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,6 +98,24 @@ class EvaluationPlan:
             return source
         kept, held_out = split_for_monitor(source.train, config)
         return Source(source.name, source.train.select(kept), source.train.select(held_out))
+
+    def evaluate(self, trial: Trial, run: Run, source: Source) -> dict[str, float]:
+        """Evaluate a trained trial; return top-1 accuracies by protocol and variant."""
+        config = run.config
+        options = Options(
+            protocols=self.protocols,
+            data=config.data.source + (", held out" if self.judge == "holdout" else ""),
+            epochs=self.linear_epochs,
+        )
+        splits = self.splits(source, config)
+        rows = run_protocols(Evaluation(run, options, self.accelerator, splits))
+        return name_top1(rows)
+
+
+def name_top1(rows: Iterable[Record]) -> dict[str, float]:
+    """Return the top-1 accuracies among rows, by protocol and variant."""
+    top1 = [row for row in rows if row["metric"] == "top1"]
+    return {f"{row['protocol']}, {row['variant']}": row["value"] for row in top1}
 
 
 def lock(folder: Path, name: str, *, wait: bool = True) -> AbstractContextManager[bool]:
@@ -192,15 +210,7 @@ def _train_and_evaluate(
         )
     elif "pretrain" not in run.result() or not run.last_checkpoint.exists():
         run = resume(trial.folder, accelerator=accelerator, source=source, callbacks=callbacks)
-    config = run.config
-    options = Options(
-        protocols=how.protocols,
-        data=config.data.source + (", held out" if how.judge == "holdout" else ""),
-        epochs=how.linear_epochs,
-    )
-    rows = run_protocols(Evaluation(run, options, accelerator, how.splits(source, config)))
-    top1 = [row for row in rows if row["metric"] == "top1"]
-    return {f"{row['protocol']}, {row['variant']}": row["value"] for row in top1}
+    return how.evaluate(trial, run, source)
 
 
 class Stopped(Exception):
@@ -215,8 +225,10 @@ class Stopped(Exception):
 class Worker:
     """Runs trials in this process, one after the other, and shows their progress."""
 
-    def __init__(self, source: Source, how: EvaluationPlan, console: Console) -> None:
-        self.source, self.how, self.console = source, how, console
+    def __init__(
+        self, open_images: Callable[[Trial], Source], how: EvaluationPlan, console: Console
+    ) -> None:
+        self.open_images, self.how, self.console = open_images, how, console
         self.progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[title]}", markup=False),
@@ -253,7 +265,7 @@ class Worker:
         self.progress.update(self.bar, title=title, status="")
         started = time.monotonic()
         try:
-            outcome = run_trial(trial, self.source, self.how, show)
+            outcome = run_trial(trial, self.open_images(trial), self.how, show)
         finally:
             gc.collect()  # networks are in reference cycles; their memory is for the next trial
             self.progress.update(self.bar, title="", status="")

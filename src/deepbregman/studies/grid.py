@@ -153,7 +153,7 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
     with console.status(f"opening {escape(grid.base.data.source)} ..."):
         sizes = [cell.trial.config.data.image_size for cell in grid.cells]
         source = grid.how.open_images(override(grid.base, {"data.image_size": max(sizes)}))
-    worker = Worker(source, grid.how, console)
+    worker = Worker(lambda _: source, grid.how, console)
     if source.skipped_notice:
         worker.say(source.skipped_notice)
     where = "the test images" if grid.how.judge == "test" else "held-out training images"

@@ -143,6 +143,9 @@ def print_result(result: StudyResult, console: Console) -> None:
     folder, results = result
     if "trials" in results:
         console.print(trial_table(results))
+    elif "quantities" in results:
+        counts = f"{len(results['runs'])} runs, {len(results['quantities'])} quantities"
+        say(console, f"{counts}\ntables: {folder / 'tables.md'}")
     elif "arms" in results:
         console.print(study_table(results))
     else:

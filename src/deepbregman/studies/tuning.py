@@ -86,7 +86,7 @@ def run_search(
         how = EvaluationPlan("holdout", protocols, accelerator=options.accelerator)
         with console.status(f"opening {escape(plan.base.data.source)} ..."):
             source = how.open_images(plan.base)
-        worker = Worker(source, how, console)
+        worker = Worker(lambda _: source, how, console)
         if source.skipped_notice:
             worker.say(source.skipped_notice)
         queue = SearchQueue(study, plan, folder, options.trials or plan.definition["trials"])
@@ -368,14 +368,15 @@ class SearchQueue(SharedSearch):
         with ExitStack() as stack:
             run = self._claim_run(trial, stack)
             try:
-                outcome = worker.run(Trial(run, config), title, watch)
+                attempt = Trial(run, config)
+                outcome = worker.run(attempt, title, watch)
             except optuna.TrialPruned:
                 shutil.rmtree(run / "checkpoints", ignore_errors=True)
                 worker.say(f"{title}: pruned")
                 raise
         if outcome["state"] == "diverged":
             trial.set_user_attr("diverged", True)
-            return _guess_accuracy(worker, config)
+            return _guess_accuracy(worker, attempt)
         start = METRICS[self.plan.definition["objective"]]
         return float(next(v for name, v in outcome["metrics"].items() if name.startswith(start)))
 
@@ -397,9 +398,9 @@ class SearchQueue(SharedSearch):
             return write_trials(self.folder, self.study, self.plan.definition)
 
 
-def _guess_accuracy(worker: Worker, config: Config) -> float:
+def _guess_accuracy(worker: Worker, trial: Trial) -> float:
     """Return the accuracy of the most common class, which is the value of a diverged run."""
-    test = worker.how.splits(worker.source, config).test
+    test = worker.how.splits(worker.open_images(trial), trial.config).test
     assert test is not None
     assert test.labels is not None
     return 100.0 * test.labels.bincount().max().item() / len(test)

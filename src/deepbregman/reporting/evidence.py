@@ -1,0 +1,266 @@
+"""The record of the study ``tables`` to tables in Markdown, CSV and LaTeX, and to a figure."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from deepbregman.files import replace_file, write_csv
+from deepbregman.runs import Record
+from deepbregman.statistics import Summary, format_difference
+
+from .charts import arm_colour, dot_chart, round_digits, save_chart, slug, specify
+from .published import CAVEAT, published_for
+from .records import Measure
+from .tables import Cell, Row, Table, cell_of, mark_best, to_csv, to_latex, to_markdown
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "accuracy": ("knn", "linear", "semi", "supervised"),
+    "transfer": ("transfer",),
+    "retrieval": ("retrieval",),
+    "clusters": ("cluster",),
+    "few labels": ("few",),
+    "other images": ("ood",),
+    "corruptions": ("corruptions",),
+}
+"""Tables of a dataset, and the protocols in each."""
+METRICS = {
+    "top1": "top-1",
+    "balanced": "balanced",
+    "mAP": "mAP",
+    "AUROC": "AUROC",
+    "NMI": "NMI",
+    "ARI": "ARI",
+}
+"""Metrics that tables show; ``results.json`` has all."""
+SEEDS = (
+    "Per cent; mean ± sample deviation over seeds. These deviations and intervals over seeds alone "
+    "hold for these test images"
+)
+INTERVALS = (
+    "Points; mean of the differences seed by seed, with its 95 % interval. Where predictions of "
+    "single images are kept, the interval counts seeds and test images; elsewhere (and of areas, "
+    "clusters and means over draws) it is Student's over seeds, for these test images"
+)
+DRAWN = {
+    ("knn", "cosine, k=20"): "kNN",
+    ("linear", "cached features"): "linear",
+    ("semi", "1 % labels, from encoder"): "1 % labels",
+    ("semi", "10 % labels, from encoder"): "10 % labels",
+    ("transfer", "linear, cached features"): "transfer, linear",
+    ("transfer", "fine-tuned"): "transfer, fine-tuned",
+    ("retrieval", "cosine"): "retrieval",
+    ("cluster", "k-means, cosine features, test split"): "clusters",
+    ("few", "5 labels per class, nearest mean, cosine"): "5 labels per class",
+    ("corruptions", "linear, mean of all"): "corrupted, linear",
+}
+"""Quantities in the figure of differences: balanced accuracy where there is one."""
+
+
+def evidence_tables(results: Record) -> list[Table]:
+    """Make the tables of a record: quantities in rows, arms in columns, differences after them."""
+    tables = []
+    for data in dict.fromkeys(quantity["data"] for quantity in results["quantities"]):
+        for group, protocols in GROUPS.items():
+            found = [
+                quantity
+                for quantity in results["quantities"]
+                if quantity["data"] == data
+                if quantity["protocol"] in protocols
+                if quantity["metric"] in METRICS and is_shown(quantity)
+            ]
+            if found:
+                tables.append(_value_table(results, data, group, found))
+            compared = [quantity for quantity in found if quantity["differences"]]
+            if compared:
+                tables.append(_difference_table(results, data, group, compared))
+        classes = [row for row in results.get("classes", []) if row["data"] == data]
+        if classes:
+            tables.append(_class_table(results, data, classes))
+    if results["runs"]:
+        tables.append(_cost_table(results["runs"]))
+    return tables
+
+
+def is_shown(quantity: Record) -> bool:
+    """Leave out what repeats another row: kNN of 200 neighbours, and the middle strength."""
+    variant = quantity["variant"]
+    return not variant.endswith("k=200") and not variant.endswith(" 2")
+
+
+def _name(quantity: Record) -> str:
+    start = "" if quantity["protocol"] in ("few", "ood", "corruptions") else quantity["protocol"]
+    if quantity["protocol"] == "transfer":
+        start = f"from {quantity['trained_on']}"
+    words = ": ".join(filter(None, (start, quantity["variant"])))
+    return f"{words}, {METRICS[quantity['metric']]}"
+
+
+def _value_table(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
+    arms = [arm for arm in results["arms"] if any(arm in quantity["arms"] for quantity in found)]
+    printed = _list_published(found)
+    rows = []
+    for quantity in found:
+        cells = [cell_of(quantity["arms"].get(arm)) for arm in arms]
+        seeds = [cell.summary["n"] if cell.summary else 0 for cell in cells]
+        cells = mark_best(cells, seeds)
+        known = {(e.method, e.conditions): e.value for e in published_for(_measure(quantity))}
+        cells += [
+            Cell(text=f"{known[column]:.1f}" if column in known else "", is_published=True)
+            for column in printed
+        ]
+        rows.append(Row(_name(quantity), tuple(cells)))
+    columns = [*arms, *(f"published: {method}" for method, _ in printed)]
+    caption = f"{SEEDS}; {_count(found)}"
+    if printed:
+        where = "; ".join(f"{method}: {conditions}" for method, conditions in printed)
+        caption += f". Published: {where}. {CAVEAT}"
+    title = f"{data}: {group}"
+    return Table(slug(title), title, "quantity", tuple(columns), tuple(rows), caption)
+
+
+def _list_published(found: Iterable[Record]) -> list[tuple[str, str]]:
+    """List method and conditions of every published value of these quantities."""
+    return list(
+        dict.fromkeys(
+            (entry.method, entry.conditions)
+            for quantity in found
+            for entry in published_for(_measure(quantity))
+        )
+    )
+
+
+def _measure(quantity: Record) -> Measure:
+    return Measure.of({**quantity, "split": ""})
+
+
+def _count(found: Iterable[Record]) -> str:
+    counts = sorted({summary["n"] for quantity in found for summary in quantity["arms"].values()})
+    tests = sorted({quantity["num_test"] for quantity in found})
+    return f"n = {'-'.join(map(str, counts))}; {', '.join(f'{n:,}' for n in tests)} test images"
+
+
+def best_interval(difference: Record) -> Summary:
+    """Return a paired summary whose interval counts test images, where that is known."""
+    interval = difference.get("over_images") or difference["interval"]
+    kept = {key: difference[key] for key in ("mean", "deviation", "n")}
+    return {**kept, "interval": interval}
+
+
+def _difference_table(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
+    pairs = [
+        (arm, other)
+        for arm, other in results["pairs"]
+        if any(_find(quantity, arm, other) for quantity in found)
+    ]
+    rows = []
+    for quantity in found:
+        cells = []
+        for arm, other in pairs:
+            difference = _find(quantity, arm, other)
+            cells.append(cell_of(None if difference is None else best_interval(difference)))
+        rows.append(Row(_name(quantity), tuple(cells)))
+    title = f"{data}: {group}, differences"
+    columns = tuple(f"{arm} - {other}" for arm, other in pairs)
+    return Table(slug(title), title, "quantity", columns, tuple(rows), INTERVALS)
+
+
+def _find(quantity: Record, arm: str, other: str) -> Record | None:
+    return next(
+        (d for d in quantity["differences"] if (d["arm"], d["against"]) == (arm, other)), None
+    )
+
+
+def _class_table(results: Record, data: str, classes: Sequence[Record]) -> Table:
+    arms = [arm for arm in results["arms"] if any(arm in row["arms"] for row in classes)]
+    rows = [
+        Row(
+            f"{row['class']} ({row['num_test']:,})",
+            tuple(cell_of(row["arms"].get(arm)) for arm in arms),
+        )
+        for row in classes
+    ]
+    caption = f"Share of each class's test images that is right, linear, cached features. {SEEDS}"
+    title = f"{data}: by class"
+    return Table(slug(title), title, "class (test images)", tuple(arms), tuple(rows), caption)
+
+
+def _cost_table(runs: Sequence[Record]) -> Table:
+    names = ("encoder", "epochs", "views_per_image", "view_size", "batch_size")
+    rows: dict[str, list[Record]] = {}
+    for run in runs:
+        rows.setdefault(f"{run['arm']} on {run['data']}", []).append(run)
+    lines = []
+    for name, found in rows.items():
+        seconds = [run["seconds"] for run in found if run["seconds"] is not None]
+        took = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
+        cells = [*(str(found[0][key]) for key in names), took, str(len(found))]
+        diverged = sum(run["state"] == "diverged" for run in found)
+        cells.append(str(diverged))
+        lines.append(Row(name, tuple(Cell(text=text) for text in cells)))
+    columns = (*(name.replace("_", " ") for name in names), "seconds", "runs", "diverged")
+    caption = "Settings of each arm; seconds are the mean wall time of training"
+    return Table("costs", "Cost of training", "arm", columns, tuple(lines), caption)
+
+
+def save_tables(folder: Path, results: Record) -> None:
+    """Write the tables, and a line for each quantity and arm as CSV."""
+    tables = evidence_tables(results)
+    (folder / "tables").mkdir(exist_ok=True)
+    for table in tables:
+        for ending, text in ((".csv", to_csv(table)), (".tex", to_latex(table))):
+            with replace_file(folder / "tables" / f"{table.key}{ending}") as file:
+                file.write(text.encode())
+    with replace_file(folder / "tables.md") as file:
+        file.write("\n\n".join(to_markdown(table) for table in tables).encode() + b"\n")
+    if results["quantities"]:
+        write_csv(folder / "quantities.csv", list(_flatten(results)))
+
+
+def _flatten(results: Record) -> Iterable[Record]:
+    keys = ("data", "trained_on", "protocol", "variant", "metric", "num_train", "num_test")
+    for quantity in results["quantities"]:
+        for arm, summary in quantity["arms"].items():
+            kept = {key: summary[key] for key in ("mean", "deviation", "n")}
+            yield {**{key: quantity[key] for key in keys}, "arm": arm, **kept}
+
+
+def difference_chart(results: Record) -> Record | None:
+    """Draw where each arm is ahead of what it is compared with; None where nothing is compared."""
+    points: list[Record] = []
+    balanced = {_place(q) for q in results["quantities"] if q["metric"] == "balanced"}
+    for quantity in results["quantities"]:
+        title = DRAWN.get((quantity["protocol"], quantity["variant"]))
+        metrics = ("balanced",) if _place(quantity) in balanced else ("top1", "mAP", "NMI")
+        if title is None or quantity["metric"] not in metrics:
+            continue
+        where = quantity["data"]
+        if quantity["trained_on"] != where:
+            where = f"{quantity['trained_on']} to {where}"
+        for difference in quantity["differences"]:
+            summary = best_interval(difference)
+            low, high = summary["interval"] or (summary["mean"], summary["mean"])
+            point: Record = {"measure": f"{where}: {title}", "value": round_digits(summary["mean"])}
+            point |= {"low": round_digits(low), "high": round_digits(high)}
+            point |= {"arm": f"{difference['arm']} - {difference['against']}"}
+            points.append(point | {"shown": format_difference(summary)})
+    if not points:
+        return None
+    names = list(dict.fromkeys(point["arm"] for point in points))
+    colour: Any = arm_colour({name: place for place, name in enumerate(names)})
+    words = {"arm:N": "arms", "measure:N": "quantity", "shown:N": "difference"}
+    chart = dot_chart(
+        points, "measure", colour, words, unit="points", arms=names, levels=[{"value": 0}]
+    )
+    title = "Where is an arm ahead?"
+    return specify(chart, title, "mean of the differences seed by seed; bar: 95 % interval")
+
+
+def save_difference_figure(paths: Sequence[Path], results: Record) -> None:
+    """Write the figure of differences, where there are any."""
+    chart = difference_chart(results)
+    if chart is not None:
+        save_chart(paths, chart)
+
+
+def _place(quantity: Record) -> tuple[str, ...]:
+    return tuple(quantity[key] for key in ("data", "trained_on", "protocol", "variant"))

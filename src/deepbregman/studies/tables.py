@@ -1,0 +1,369 @@
+"""The paper's tables as one study: arms x datasets x protocols, by any number of processes.
+
+::
+
+    STUDY/
+      tables.json                what was asked for, versions
+      runs/ARM-DATA-seedK/       a trial: an ordinary run folder
+      locks/                     of the trials; held by the process that runs one
+      results.json               every number, its summary by arm, and paired differences
+      tables.md, tables/*.csv, tables/*.tex
+      differences.png, .svg, .pdf
+
+A run is trained once and then measured by one protocol after the other. Whatever its
+``result.json`` holds already is not measured again.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from deepbregman.config import Config, override
+from deepbregman.data import Source
+from deepbregman.evaluation.inputs import Evaluation, open_labelled
+from deepbregman.evaluation.options import Few, Ood, Options, Semi
+from deepbregman.evaluation.predictions import Predictions, read_predictions
+from deepbregman.evaluation.protocols import run_protocols
+from deepbregman.reporting.charts import FIGURE_KINDS
+from deepbregman.reporting.evidence import save_difference_figure, save_tables
+from deepbregman.runs import Record, Run, is_run, now, provenance, read_json, write_json
+from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
+from deepbregman.training.processes import device_name, pick_device
+
+from .definition import StudyResult
+from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, name_top1, work
+from .tables_plan import (
+    FILE,
+    Part,
+    TableCell,
+    TableOptions,
+    TablePlan,
+    pair_arms,
+    plan_tables,
+    stem,
+)
+
+MOST_CLASSES = 20
+"""Datasets of more classes get no table by class."""
+
+
+@dataclass(frozen=True)
+class TableTrial(Trial):
+    """A run of the tables; it is done when every part is measured."""
+
+    cell: TableCell
+
+    def outcome(self) -> Record | None:
+        """Read the outcome; None while a part is missing."""
+        known = super().outcome()
+        if known is None or known["state"] == "diverged":
+            return known
+        return None if self.missing() else known
+
+    def missing(self) -> tuple[Part, ...]:
+        """Return the parts that are not measured yet."""
+        if not is_run(self.folder):
+            return self.cell.parts
+        rows = [
+            row
+            for row in Run.open(self.folder).evaluations()
+            if row["epoch"] == self.config.training.epochs
+        ]
+        return tuple(part for part in self.cell.parts if not is_measured(part, rows, self.cell))
+
+
+def is_measured(part: Part, rows: Iterable[Record], cell: TableCell) -> bool:
+    """Whether the rows of a run hold a part: of its dataset, against all the images it needs."""
+    data = part.others[0] if part.protocol == "transfer" else cell.data
+    found = [
+        row for row in rows if row["protocol"] == part.protocol and stem(row["data"]) == stem(data)
+    ]
+    if part.protocol == "ood":
+        seen = {row["variant"].partition(":")[0] for row in found}
+        return seen >= {stem(other) for other in part.others}
+    return bool(found)
+
+
+@dataclass(frozen=True)
+class TableEvaluation(EvaluationPlan):
+    """Measures what a run's cell lacks, one protocol after the other."""
+
+    tuning_epochs: int | None = None
+
+    def evaluate(self, trial: Trial, run: Run, source: Source) -> dict[str, float]:
+        """Measure the missing parts; each is in the run's result when it ends."""
+        assert isinstance(trial, TableTrial)
+        for part in trial.missing():
+            options = self.options_for(part, trial.config, source)
+            other = part.protocol == "transfer"
+            run_protocols(Evaluation(run, options, self.accelerator, None if other else source))
+        return name_top1(
+            row for row in run.evaluations() if row["data"] == trial.config.data.source
+        )
+
+    def options_for(self, part: Part, config: Config, source: Source) -> Options:
+        """Return the options that a part is measured with."""
+        assert source.train.labels is not None  # open_labelled has made sure
+        smallest = int(torch.unique(source.train.labels, return_counts=True)[1].min())
+        shares = [share for share in Semi.labels if share * smallest >= 1] or [1.0]
+        counts = [count for count in Few.labels_per_class if count <= smallest] or [1]
+        trains = part.protocol in ("semi", "supervised", "transfer")
+        return Options(
+            protocols=(part.protocol,),
+            data=part.others[0] if part.protocol == "transfer" else config.data.source,
+            epochs=self.tuning_epochs if trains else 0,
+            seed=config.seed,  # so that what the evaluation draws differs between runs, too
+            balanced=source.imbalanced,
+            semi=Semi(labels=tuple(shares)),
+            few=Few(labels_per_class=tuple(counts)),
+            ood=Ood(against=part.others) if part.protocol == "ood" else Ood(),
+        )
+
+
+@dataclass
+class TableQueue:
+    """The runs of the tables that are not complete."""
+
+    plan: TablePlan
+
+    def __post_init__(self) -> None:
+        self.folder = self.plan.options.out
+        self.trials = [
+            TableTrial(self.folder / "runs" / cell.name, cell.config, cell)
+            for cell in self.plan.cells
+        ]
+        self.waiting = list(self.trials)
+
+    def count(self) -> tuple[int, int]:
+        """Return how many runs are complete, by all processes, and how many there are."""
+        self.waiting = [trial for trial in self.waiting if trial.outcome() is None]
+        return len(self.trials) - len(self.waiting), len(self.trials)
+
+    def describe(self) -> str:
+        """Describe how many runs are complete."""
+        done, total = self.count()
+        return f"{done} of {total} runs are complete"
+
+    def run_next(self, worker: Worker) -> bool:
+        """Claim a free run, train and measure it; False if other processes hold all that remain."""
+        for trial in self.waiting:
+            with lock(self.folder, trial.name, wait=False) as is_mine:
+                if not is_mine:
+                    continue
+                if trial.outcome() is None:  # else another process was faster
+                    cell = trial.cell
+                    title = f"{cell.arm} on {stem(cell.data)}, seed {cell.seed}"
+                    worker.run(trial, title)
+                return True
+        return False
+
+    def save(self) -> Record:
+        """Write the results of all runs that are there, whatever was asked for now."""
+        with lock(self.folder, "results"):
+            results = collect_results(self.folder)
+            write_json(self.folder / "results.json", results)
+            save_tables(self.folder, results)
+            return results
+
+
+def run_tables(options: TableOptions, console: Console) -> StudyResult:
+    """Train and measure what is missing, together with other processes, and write the tables."""
+    become_worker()
+    plan = plan_tables(options)
+    device = pick_device(options.accelerator)
+    _begin(plan, device_name(device))
+    queue = TableQueue(plan)
+    figures = [options.out / f"differences.{kind}" for kind in FIGURE_KINDS]
+    if not options.train:
+        results = queue.save()
+        save_difference_figure(figures, results)
+        return StudyResult(options.out, results)
+    how = TableEvaluation(
+        "test",
+        keep_checkpoints=options.keep_checkpoints,
+        accelerator=options.accelerator,
+        tuning_epochs=options.tuning_epochs,
+    )
+
+    @cache
+    def open_images(data: str, image_size: int) -> Source:
+        config = next(cell.config for cell in plan.cells if cell.data == data)
+        source = open_labelled(override(config, {"data.image_size": image_size}))
+        return replace(source, imbalanced=source.imbalanced or is_imbalanced(source))
+
+    worker = Worker(
+        lambda t: open_images(t.config.data.source, t.config.data.image_size), how, console
+    )
+    worker.say(f"tables in {options.out}: {queue.describe()}; evaluated on the test images")
+    results = work(queue, worker, "the same command")
+    save_difference_figure(figures, results)
+    return StudyResult(options.out, results)
+
+
+def is_imbalanced(source: Source) -> bool:
+    """Whether the largest class of the training images has over ten times those of the smallest."""
+    assert source.train.labels is not None
+    counts = torch.unique(source.train.labels, return_counts=True)[1]
+    return bool(counts.max() > 10 * counts.min())
+
+
+def _begin(plan: TablePlan, device: str) -> None:
+    """Write down what is asked for; arms and datasets of earlier commands stay."""
+    folder = plan.options.out
+    with lock(folder, "study"):
+        path = folder / FILE
+        before = read_json(path) if path.is_file() else {}
+        asked = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(plan.options).items()
+            if name not in ("out", "accelerator")
+        }
+        record = {
+            "arms": list(dict.fromkeys([*before.get("arms", []), *plan.arms])),
+            "data": list(dict.fromkeys([*before.get("data", []), *plan.options.data])),
+            "asked": asked,
+            "provenance": before.get("provenance") or provenance(device),
+        }
+        write_json(path, record)
+
+
+# Results
+
+
+def collect_results(folder: Path) -> Record:
+    """Summarise the runs of a folder: every quantity by arm, and its paired differences."""
+    record = read_json(folder / FILE)
+    runs = [_read_run(path, record["arms"]) for path in sorted((folder / "runs").glob("*-seed*"))]
+    known = [run for run in runs if run is not None]
+    quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]] = {}
+    for arm, seed, run in known:
+        trained_on = stem(run.config.data.source)
+        for row in run.evaluations():
+            if row["epoch"] != run.config.training.epochs:
+                continue
+            key = (stem(row["data"]), trained_on, row["protocol"], row["variant"], row["metric"])
+            found = quantities.setdefault(key, {}).setdefault(arm, {})
+            found[seed] = {**row, "run": run}
+    return {
+        "study": "tables",
+        "arms": record["arms"],
+        "pairs": [list(pair) for pair in pair_arms(record["arms"])],
+        "runs": [_describe_run(*run) for run in known],
+        "quantities": [
+            _summarise_quantity(key, found, record["arms"]) for key, found in quantities.items()
+        ],
+        "classes": _summarise_classes(known),
+        "written": now(),
+    }
+
+
+def _read_run(path: Path, arms: Sequence[str]) -> tuple[str, int, Run] | None:
+    """Return arm, seed and run of a folder; None of a run that has not been evaluated."""
+    name = re.fullmatch(r"(.+)-seed(\d+)", path.name)
+    if name is None or not is_run(path):
+        return None
+    run = Run.open(path)
+    arm = name[1].removesuffix(f"-{stem(run.config.data.source)}")
+    return (arm, int(name[2]), run) if arm in arms else None
+
+
+def _describe_run(arm: str, seed: int, run: Run) -> Record:
+    config, result = run.config, run.result()
+    trained = result.get("pretrain") or {}
+    origin = run.provenance()
+    return {
+        **{"arm": arm, "seed": seed, "data": stem(config.data.source), "run": run.path.name},
+        **{"encoder": config.encoder.name, "epochs": config.training.epochs},
+        **{"views_per_image": config.views.num_views, "view_size": config.view_size},
+        **{"batch_size": config.training.batch_size, "seconds": trained.get("seconds")},
+        "state": (result.get("study") or {}).get("state"),
+        **{key: origin.get(key) for key in ("commit", "source", "device")},
+    }
+
+
+def _summarise_quantity(
+    key: tuple[str, ...], found: dict[str, dict[int, Record]], arms: Sequence[str]
+) -> Record:
+    data, trained_on, protocol, variant, metric = key
+    values = {
+        arm: {seed: row["value"] for seed, row in rows.items()} for arm, rows in found.items()
+    }
+    differences = []
+    for arm, other in pair_arms(arms):
+        pair = summarise_pairs(values.get(arm, {}), values.get(other, {}))
+        if pair is not None:
+            over = _interval_over_images(found[arm], found[other], metric)
+            differences.append({"arm": arm, "against": other, **pair, "over_images": over})
+    first = next(iter(next(iter(found.values())).values()))
+    return {
+        **{"data": data, "trained_on": trained_on, "protocol": protocol},
+        **{"variant": variant, "metric": metric},
+        **{"num_train": first["num_train"], "num_test": first["num_test"]},
+        "arms": {arm: {**summarise(list(v.values())), "values": v} for arm, v in values.items()},
+        "differences": differences,
+        "references": {
+            name: first[name] for name in ("chance", "raw_pixels") if first.get(name) is not None
+        },
+    }
+
+
+def _interval_over_images(
+    mine: dict[int, Record], other: dict[int, Record], metric: str
+) -> list[float] | None:
+    """Return the interval in points over seeds and test images, where predictions are kept."""
+    if metric not in ("top1", "balanced"):
+        return None
+    changes, labels = [], None
+    for seed in sorted(mine.keys() & other.keys()):
+        pair = [_predictions_of(rows[seed]) for rows in (mine, other)]
+        if pair[0] is None or pair[1] is None or not np.array_equal(pair[0].labels, pair[1].labels):
+            return None
+        labels = pair[0].labels
+        right = [
+            np.mean([classes == labels for classes in part.predicted], axis=0)
+            for part in pair
+            if part is not None
+        ]
+        changes.append(100.0 * (right[0] - right[1]))
+    if labels is None:
+        return None
+    return interval_over_images(changes, labels.tolist() if metric == "balanced" else None)
+
+
+def _predictions_of(row: Record) -> Predictions | None:
+    return read_predictions(row["run"], row["data"], f"{row['protocol']}, {row['variant']}")
+
+
+def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:
+    """Return the share of each class that is predicted right, linear, on imbalanced datasets."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    sizes: dict[tuple[str, int], int] = {}
+    names: dict[tuple[str, int], str] = {}
+    for arm, _, run in runs:
+        config = run.config
+        if not any(
+            row["metric"] == "balanced" and row["protocol"] == "linear" for row in run.evaluations()
+        ):
+            continue
+        kept = read_predictions(run, config.data.source, "linear, cached features")
+        if kept is None or kept.labels.max() >= MOST_CLASSES:
+            continue
+        for label in np.unique(kept.labels).tolist():
+            key, rows = (stem(config.data.source), label), kept.labels == label
+            share = float(np.mean([classes[rows] == label for classes in kept.predicted]))
+            found.setdefault(key, {}).setdefault(arm, []).append(100.0 * share)
+            sizes[key] = int(rows.sum())
+            names[key] = kept.classes[label] if kept.classes else str(label)
+    return [
+        {
+            **{"data": key[0], "class": names[key], "num_test": sizes[key]},
+            "arms": {arm: summarise(values) for arm, values in arms.items()},
+        }
+        for key, arms in sorted(found.items())
+    ]

@@ -1,0 +1,242 @@
+"""The plan of the study ``tables``: arms, datasets and protocols, and what each run is to measure.
+
+This file needs no torch, so a wrong request is refused at once.
+"""
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from typing import Any, NamedTuple
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data.datasets import check_source, typical_side
+from deepbregman.errors import UserError, suggest
+from deepbregman.evaluation.options import NOISE, ProtocolName
+from deepbregman.files import check_can_be_folder, list_names
+
+from .definition import read_changes
+
+ARMS = (
+    "simclr",
+    "paper-without",
+    "paper",
+    "best-control",
+    "best",
+    "moco-v2plus",
+    "byol",
+    "barlow-twins",
+)
+"""Arms of the tables, the reference first."""
+WITHOUT, CONTROL = "-without", "-control"
+CHANGED: Mapping[str, Mapping[str, Any]] = {
+    WITHOUT: {"divergence.weight": 0.0},
+    CONTROL: {"divergence.weight": 0.0, "divergence.info_nce": 1.0},
+}
+"""Endings of the names of arms, and what they change in the recipe that the name begins with."""
+PROTOCOLS: tuple[ProtocolName, ...] = (
+    "knn",
+    "linear",
+    "semi",
+    "supervised",
+    "transfer",
+    "retrieval",
+    "cluster",
+    "few",
+    "ood",
+    "corruptions",
+)
+ENCODER = "resnet18"
+LARGEST_SIDE = 128
+FILE = "tables.json"
+"""In the folder of the study: what was asked for last, and where it began."""
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options of the study ``tables``; the command explains them."""
+
+    data: tuple[str, ...]
+    arms: tuple[str, ...] = ARMS
+    protocols: tuple[ProtocolName, ...] = PROTOCOLS
+    seeds: int = 3
+    first_seed: int = 0
+    epochs: tuple[int, ...] = ()
+    image_size: tuple[int, ...] = ()
+    tuning_epochs: int | None = None
+    changes: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    keep_checkpoints: bool = False
+    train: bool = True
+    out: Path = Path("studies/tables")
+    accelerator: str = "auto"
+
+
+class Part(NamedTuple):
+    """What a run is measured by: a protocol, and the datasets besides its own."""
+
+    name: str
+    """Such as ``linear`` or ``transfer-ham10000``."""
+    protocol: ProtocolName
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TableCell:
+    """A run of the tables: an arm, a dataset and a seed."""
+
+    arm: str
+    data: str
+    seed: int
+    config: Config
+    parts: tuple[Part, ...]
+    """To measure now."""
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.arm}-{stem(self.data)}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A checked request."""
+
+    options: TableOptions
+    arms: tuple[str, ...]
+    """Short names, the reference first."""
+    cells: tuple[TableCell, ...]
+    recipes: Mapping[str, str] = field(default_factory=dict)
+
+
+def stem(data: str) -> str:
+    """Name a dataset in files and tables: cifar10 for data/cifar10.npz."""
+    return PurePath(data).stem
+
+
+def plan_tables(options: TableOptions) -> TablePlan:
+    """Check a request, and list its runs seed by seed: a stopped study still compares arms."""
+    _check_options(options)
+    _check_folder(options.out)
+    arms = tuple(PurePath(arm).stem for arm in options.arms)
+    changes = read_changes(options.changes)
+    configs: dict[tuple[str, str], Config] = {}
+    for place, data in enumerate(options.data):
+        sizes, epochs = options.image_size, options.epochs
+        given: dict[str, Any] = {
+            "data.source": data,
+            "data.image_size": _of(sizes, place) or min(LARGEST_SIDE, typical_side(data)),
+        }
+        if epochs:
+            given["training.epochs"] = _of(epochs, place)
+        for name, arm in zip(arms, options.arms, strict=True):
+            configs[name, data] = build_arm(arm, {**given, **changes})
+    cells = []
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for data in options.data:
+            for name in arms:
+                parts = list_parts(options, name, data, is_reference=name == arms[0])
+                if parts:
+                    config = override(configs[name, data], {"seed": seed})
+                    cells.append(TableCell(name, data, seed, config, parts))
+    if not cells:
+        raise UserError(
+            f"--only {' '.join(options.only)}: there is no such part; a part is "
+            "ARM/DATASET/PROTOCOL, such as 'best/cifar10/*', and transfer is named by its dataset, "
+            "such as '*/*/transfer-cifar10'"
+        )
+    return TablePlan(options, arms, tuple(cells))
+
+
+def build_arm(arm: str, given: Mapping[str, Any]) -> Config:
+    """Return the configuration of an arm: a recipe or a file, or a recipe's name with an ending.
+
+    The recipes of the package are trained with one encoder, so that arms can be compared.
+    """
+    changes: Mapping[str, Any] = {}
+    recipe = arm
+    for ending, changed in CHANGED.items():
+        if arm.endswith(ending):
+            recipe, changes = arm.removesuffix(ending), changed
+    config = load_recipe(recipe)
+    own = {} if recipe.endswith(".toml") else {"encoder.name": ENCODER}
+    return override(config, {**own, **changes, **given})
+
+
+def list_parts(
+    options: TableOptions, arm: str, data: str, *, is_reference: bool
+) -> tuple[Part, ...]:
+    """List what a run is to measure; training from scratch is the same for every arm."""
+    others = tuple(other for other in options.data if other != data)
+    parts = []
+    for protocol in options.protocols:
+        if protocol == "transfer":
+            parts += [Part(f"transfer-{stem(other)}", protocol, (other,)) for other in others]
+        elif protocol == "ood":
+            parts.append(Part(protocol, protocol, (NOISE, *others)))
+        elif protocol != "supervised" or is_reference:
+            parts.append(Part(protocol, protocol))
+    names = {part: f"{arm}/{stem(data)}/{part.name}" for part in parts}
+    patterns = options.only or ("*",)
+    return tuple(
+        part
+        for part, name in names.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    )
+
+
+def pair_arms(arms: Sequence[str]) -> list[tuple[str, str]]:
+    """List which arms are compared: all with the first, and each with its own control."""
+    pairs = [(arm, arms[0]) for arm in arms[1:] if not arm.endswith((WITHOUT, CONTROL))]
+    controls = [
+        (arm, f"{arm}{ending}") for arm in arms for ending in CHANGED if f"{arm}{ending}" in arms
+    ]
+    return pairs + [pair for pair in controls if pair not in pairs]
+
+
+def _check_options(options: TableOptions) -> None:
+    if not options.data:
+        raise UserError("no dataset was named: give one or more, such as --data cifar10")
+    for what, values in (("data", options.data), ("arms", options.arms)):
+        _check_apart(what, [stem(value) for value in values])
+    if not options.arms:
+        raise UserError(f"no arm was named: give recipes, such as --arms {' '.join(ARMS[:3])}")
+    for name in options.protocols:
+        if name not in PROTOCOLS:
+            known = f"{', '.join(PROTOCOLS)}{suggest(name, PROTOCOLS)}"
+            raise UserError(f"protocol {name!r} of the tables is not one of {known}")
+    if options.seeds < 1:
+        raise UserError(f"--seeds {options.seeds}: there must be at least 1")
+    for what, numbers in (("epochs", options.epochs), ("image-size", options.image_size)):
+        if len(numbers) not in (0, 1, len(options.data)):
+            raise UserError(
+                f"--{what} has {len(numbers)} numbers for {len(options.data)} datasets: give one, "
+                "or one for each"
+            )
+    if options.tuning_epochs is not None and options.tuning_epochs < 1:
+        raise UserError(f"--tuning-epochs {options.tuning_epochs}: it must be 1 or more")
+    for data in options.data:
+        check_source(data)
+
+
+def _check_apart(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise UserError(
+                f"--{what} has two of the name {name}: runs are named by it; rename one of them"
+            )
+        seen.add(name)
+
+
+def _check_folder(folder: Path) -> None:
+    check_can_be_folder(folder)
+    if list_names(folder) - {"locks"} and not (folder / FILE).is_file():
+        raise UserError(f"{folder} exists and holds no tables: choose another folder with --out")
+
+
+def _of(numbers: Sequence[int], place: int) -> int | None:
+    """Return the number of a dataset, of one for all or one for each; None where none is given."""
+    if not numbers:
+        return None
+    return numbers[0] if len(numbers) == 1 else numbers[place]

@@ -1,0 +1,190 @@
+"""The study of tables: what it asks for, that it goes on, and that its numbers are the runs'."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from deepbregman.cli import main
+from deepbregman.commands.study import tables
+from deepbregman.config import load_recipe
+from deepbregman.errors import UserError
+from deepbregman.runs import Run
+from deepbregman.studies import engine
+from deepbregman.studies.tables_plan import (
+    ARMS,
+    TableOptions,
+    build_arm,
+    list_parts,
+    pair_arms,
+    plan_tables,
+)
+
+from .conftest import TINY
+
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digits of three classes, one of them rare."""
+    digits = load_digits()
+    rows = [np.flatnonzero(digits.target == label) for label in range(3)]
+    train = np.concatenate([rows[0][:60], rows[1][:60], rows[2][:5]])
+    test = np.concatenate([part[100:120] for part in rows])
+    path = tmp_path_factory.mktemp("data") / "uneven.npz"
+    images = (digits.images * 15.0).astype(np.uint8)
+    np.savez(
+        path,
+        train_images=images[train],
+        train_labels=digits.target[train],
+        test_images=images[test],
+        test_labels=digits.target[test],
+        class_names=np.array(["nought", "one", "two"]),
+    )
+    return str(path)
+
+
+def test_arms_are_recipes_with_the_divergence_taken_away_by_name() -> None:
+    given = {"data.image_size": 16, "training.epochs": 3}
+    paper, without = build_arm("paper", given), build_arm("paper-without", given)
+    assert paper.encoder.name == without.encoder.name == "resnet18"
+    assert (paper.divergence.weight, without.divergence.weight) == (1.0, 0.0)
+    control = build_arm("best-control", given)
+    assert (control.divergence.weight, control.divergence.info_nce) == (0.0, 1.0)
+    assert control.teacher == load_recipe("best").teacher
+    assert ("best", "simclr") in pair_arms(ARMS)
+    assert ("best", "best-control") in pair_arms(ARMS)
+    assert ("paper", "paper-without") in pair_arms(ARMS)
+    assert all(not arm.endswith("-without") for arm, _ in pair_arms(ARMS))
+
+
+def test_parts_of_a_run() -> None:
+    options = TableOptions(data=("a.npz", "b.npz"))
+    first = [part.name for part in list_parts(options, "simclr", "a.npz", is_reference=True)]
+    assert first == [
+        *("knn", "linear", "semi", "supervised", "transfer-b", "retrieval", "cluster", "few"),
+        *("ood", "corruptions"),
+    ]
+    other = list_parts(options, "best", "b.npz", is_reference=False)
+    assert "supervised" not in [part.name for part in other]
+    assert next(part for part in other if part.name == "ood").others == ("noise", "a.npz")
+    chosen = TableOptions(data=("a.npz", "b.npz"), only=("best/*/transfer-*", "*/b/knn"))
+    assert [p.name for p in list_parts(chosen, "best", "b.npz", is_reference=False)] == [
+        *("knn", "transfer-a"),
+    ]
+    assert list_parts(chosen, "simclr", "a.npz", is_reference=True) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": ()}, "no dataset was named"),
+        ({"arms": ("simclr", "simclr")}, "two of the name simclr"),
+        ({"arms": ("simcrl",)}, "simcrl"),
+        ({"seeds": 0}, "--seeds 0"),
+        ({"epochs": (1, 2, 3)}, "--epochs has 3 numbers for 1 datasets"),
+        ({"only": ("best/elsewhere/*",)}, "there is no such part"),
+        ({"tuning_epochs": 0}, "--tuning-epochs 0"),
+        ({"data": ("nowhere.npz",)}, "nowhere.npz"),
+    ],
+)
+def test_what_is_refused_before_any_work(
+    changes: Record, words: str, few_digits: str, tmp_path: Path
+) -> None:
+    options = {"data": (few_digits,), "out": tmp_path / "out", **changes}
+    with pytest.raises(UserError, match=words):
+        plan_tables(TableOptions(**options))
+    assert not (tmp_path / "out").exists()
+
+
+def read(folder: Path) -> Record:
+    record: Record = json.loads((folder / "results.json").read_text())
+    return record
+
+
+def test_a_study_is_stopped_continued_and_extended(
+    few_digits: str, uneven: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two arms and two datasets; nothing is trained or measured twice."""
+    out = tmp_path / "tables"
+    common: Record = {
+        "data": (few_digits, uneven),
+        "arms": ("digits-without", "digits"),
+        "epochs": (1,),
+        "changes": ("encoder.name=small", *TINY),
+        "out": out,
+        "accelerator": "cpu",
+        "keep_checkpoints": True,
+    }
+    real, calls = engine.pretrain, []
+
+    def count(*arguments: Any, **named: Any) -> Run:
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(named["run"].name)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(engine, "pretrain", count)
+    with pytest.raises(engine.Stopped, match="2 of 4 runs are complete"):
+        tables(protocols=("knn",), seeds=1, **common)
+    assert calls == ["digits-without-few-seed0", "digits-few-seed0"]
+    assert {q["data"] for q in read(out)["quantities"]} == {"few"}
+    calls.append("room")
+    tables(protocols=("knn",), seeds=1, **common)
+    assert calls[3:] == ["digits-without-uneven-seed0", "digits-uneven-seed0"]
+    before = (out / "runs" / "digits-few-seed0" / "result.json").read_bytes()
+    tables(protocols=("knn",), seeds=1, **common)
+    assert (out / "runs" / "digits-few-seed0" / "result.json").read_bytes() == before
+    tables(protocols=("knn", "linear", "ood"), seeds=1, only=("*/uneven/*",), **common)
+    assert len(calls) == 5  # checkpoints were kept: nothing was trained again
+    results = read(out)
+    found = {(q["data"], q["protocol"]) for q in results["quantities"]}
+    assert ("uneven", "linear") in found
+    assert ("few", "linear") not in found
+    run = Run.open(out / "runs" / "digits-uneven-seed0")
+    rows = {(r["protocol"], r["variant"], r["metric"]): r["value"] for r in run.evaluations()}
+    (linear,) = [
+        q
+        for q in results["quantities"]
+        if (q["data"], q["variant"], q["metric"]) == ("uneven", "cached features", "balanced")
+    ]
+    mine = rows["linear", "cached features", "balanced"]
+    assert linear["arms"]["digits"] == {
+        "mean": mine,
+        "deviation": None,
+        "n": 1,
+        "values": {"0": mine},
+    }
+    (change,) = linear["differences"]
+    assert change["mean"] == pytest.approx(mine - linear["arms"]["digits-without"]["mean"])
+    assert change["interval"] is None  # of one seed
+    assert change["over_images"][0] <= change["mean"] <= change["over_images"][1]
+    classes = {row["class"]: row["arms"]["digits"]["mean"] for row in results["classes"]}
+    assert list(classes) == ["nought", "one", "two"]
+    assert sum(classes.values()) / 3 == pytest.approx(mine)
+    text = (out / "tables.md").read_text()
+    assert "### uneven: accuracy" in text
+    assert "### uneven: by class" in text
+    assert "digits - digits-without" in text
+    assert (out / "tables" / "uneven-accuracy.tex").is_file()
+    with (out / "quantities.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == sum(len(q["arms"]) for q in results["quantities"])
+    assert (out / "differences.png").is_file()
+
+
+def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "tables"
+    words = ["study", "tables", "--data", few_digits, "--arms", "digits", "--epochs", "1"]
+    words += ["--seeds", "1", "--protocols", "knn", "--out", str(out), "--accelerator", "cpu"]
+    main([*words, "--set", "encoder.name=small", *TINY])
+    assert str(out / "tables.md") in capsys.readouterr().out
+    assert not (out / "runs" / "digits-few-seed0" / "checkpoints").exists()
+    (out / "tables.md").unlink()
+    main([*words, "--no-train"])
+    assert "### few: accuracy" in (out / "tables.md").read_text()
