@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Processes that the tests are shared out to, a file at a time; each needs some 2 GB.
 WORKERS ?= 2
 
-.PHONY: quickstart test test-oldest lint types slow gpu format docs package clean
+.PHONY: quickstart test test-oldest test-extras lint types slow gpu format docs package clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/deepbregman quickstart
@@ -34,6 +34,12 @@ types: $(VENV)/.installed-dev
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
+
+# Packages for loggers, which are large, and the tests that need them.
+EXTRA_TESTS := tests/training/test_loggers.py
+test-extras: $(VENV)/.installed-dev
+	$(BIN)/python -m pip install --quiet --editable '.[mlflow,wandb]'
+	$(BIN)/python -m pytest -m 'slow or not slow' $(EXTRA_TESTS)
 
 gpu: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m gpu

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from lightning_fabric.loggers import CSVLogger
 
 import deepbregman
 from deepbregman.cli import VERBS
@@ -119,13 +120,18 @@ def test_the_loops_of_the_page_run(
 
 def test_the_parts_of_the_page_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = python_blocks("own_parts.md")
+    code, logger = python_blocks("own_parts.md")
     before = torch.get_rng_state()
     short = '"training.epochs": 1, "training.tensorboard": False, "training.health_every": 0'
     run = run_block(code.replace('"training.epochs": 100', short))["run"]
     torch.set_rng_state(before)
     (row,) = run.metrics()
     assert {"distance", "variance", "weight_norm", "knn"} <= row.keys()
+    csv = CSVLogger(tmp_path / "logs")
+    run_block(logger)["ToLightning"](csv).on_epoch({"step": 3, "total": 0.5, "verdict": "ok"}, None)
+    csv.finalize("success")
+    (written,) = (tmp_path / "logs").rglob("metrics.csv")
+    assert written.read_text().splitlines() == ["step,total", "3,0.5"]
 
 
 def test_the_extensions_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

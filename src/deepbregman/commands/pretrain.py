@@ -589,9 +589,11 @@ def _try_parts(config: Config, own: "OwnParts", resuming: bool) -> str | None:
     import torch
 
     from deepbregman.objectives import build_run_encoder
+    from deepbregman.training.loggers import check_loggers
     from deepbregman.training.weights import find_weights
 
     own.check(config)
+    check_loggers(config)
     with torch.random.fork_rng(devices=[]):
         built = build_run_encoder(config, trunk=own.encoder)
         if own.objective is not None:

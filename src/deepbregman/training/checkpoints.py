@@ -39,7 +39,7 @@ CHANGEABLE = frozenset(
     {
         *("data.root", "data.resident", "data.workers"),
         *("training.checkpoint_every", "training.save_seconds", "training.knn_every"),
-        *("training.tensorboard", "training.compile", "training.skip_nonfinite"),
+        *("training.tensorboard", "training.logger", "training.compile", "training.skip_nonfinite"),
         *("training.health_every", "training.stop_when_saturated"),
     }
 )

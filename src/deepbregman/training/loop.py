@@ -11,7 +11,7 @@ from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor
 
-from deepbregman.config import Config, to_toml
+from deepbregman.config import Config, override, to_toml
 from deepbregman.data import Batch, Images, channel_statistics, fingerprint
 from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
@@ -34,6 +34,7 @@ from .checkpoints import FoundCheckpoint
 from .display import Display, open_events, write_events
 from .faults import Guard, Interrupted, watch_signals
 from .health import Health, judge, should_stop
+from .loggers import Loggers
 from .optimisers import build_optimiser, set_learning_rates
 from .processes import (
     Vote,
@@ -84,6 +85,7 @@ class Pretraining:
         self.labels = None if labels is None else labels.to(fabric.device)
         self.num_classes = 0 if labels is None else int(labels.max()) + 1
         self.own, self.callbacks = own, callbacks
+        self.loggers: Loggers | None = None
         optimiser, found = run_together(fabric, partial(self._assemble, images, resume))
         self.notes: list[str] = [] if found is None else found.notes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
@@ -196,7 +198,8 @@ class Pretraining:
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         announce = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
-        with display, watch_signals(announce) as received:
+        self.loggers = Loggers(self.run, self._config_of_loggers(), display.warn)
+        with display, self.loggers, watch_signals(announce) as received:
             run_together(
                 self.fabric, lambda: self._tell("on_start", self.run, self.step, self.total_steps)
             )
@@ -232,6 +235,12 @@ class Pretraining:
         if self.fabric.is_global_zero:
             for callback in self.callbacks:
                 getattr(callback, event)(*details)
+
+    def _config_of_loggers(self) -> Config:
+        """Return the configuration, whose loggers are process 0's."""
+        if self.fabric.is_global_zero:
+            return self.config
+        return override(self.config, {"training.logger": []})
 
     def _is_over(self) -> bool:
         """Whether all steps are taken, or the run stops early, which process 0 decides."""
@@ -416,6 +425,8 @@ class Pretraining:
         self.run.append_metrics(record)
         if writer is not None:
             write_events(writer, record)
+        if self.loggers is not None:
+            self.loggers.write(record)
         if settings.checkpoint_every and record["epoch"] % settings.checkpoint_every == 0:
             self.save(f"epoch-{record['epoch']:04d}.pt")
         if is_last or time.monotonic() - self.last_saved >= settings.save_seconds:

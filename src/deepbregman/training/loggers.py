@@ -1,0 +1,266 @@
+"""Other programs that a run's metrics go to, beside ``metrics.jsonl``: CSV, MLflow, W&B.
+
+Each writes in a thread of its own. Neither an error in it nor a server that does not answer stops
+or delays the run: it is told once, and ``metrics.jsonl`` has everything.
+"""
+
+import importlib.util
+import json
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from deepbregman.config import Config, fields_of
+from deepbregman.errors import UserError, abbreviate
+from deepbregman.files import csv_text, replace_file
+from deepbregman.runs import Record, Run
+
+PACKAGES = {"mlflow": ("mlflow", "mlflow-skinny"), "wandb": ("wandb", "wandb")}
+"""Logger -> the module that it needs, and the package that has it."""
+PARTING_SECONDS = 60.0
+"""How long the end of a run waits for loggers that are still writing."""
+_MOST_PARAMETERS = 100  # that MLflow takes at a time
+_LONGEST_PARAMETER = 500  # characters that every server of MLflow takes
+
+
+class Backend(Protocol):
+    """Where metrics go."""
+
+    def write(self, record: Record) -> None:
+        """Write an epoch's metrics."""
+        ...
+
+    def close(self) -> None:
+        """Say that no more will come."""
+        ...
+
+
+def check_loggers(config: Config) -> None:
+    """Refuse a logger whose package is not installed, before anything is trained."""
+    for name in config.training.logger:
+        module, package = PACKAGES.get(name, ("", ""))
+        if module and importlib.util.find_spec(module) is None:
+            raise UserError(
+                f"training.logger has {name!r}, which needs the package {package}: install it "
+                f"with `pip install 'deepbregman[{name}]'`, or leave the logger out"
+            )
+
+
+class CsvTable:
+    """``metrics.csv`` in the run's folder, a line for each epoch, for a spreadsheet."""
+
+    def __init__(self, run: Run, config: Config) -> None:
+        self.path = run.path / "metrics.csv"
+        # By epoch: the first may be in the run's metrics already when this thread comes to read.
+        self.rows = {row["epoch"]: row for row in run.metrics()}
+
+    def write(self, record: Record) -> None:
+        """Write the table anew: an epoch may have metrics that the ones before have not."""
+        self.rows[record["epoch"]] = record
+        with replace_file(self.path) as file:
+            file.write(csv_text(list(self.rows.values())).encode())
+
+    def close(self) -> None:
+        """Leave the file as it is."""
+
+
+class WandbRun:
+    """Weights & Biases: offline in the run's folder, unless WANDB_MODE says otherwise."""
+
+    def __init__(self, run: Run, config: Config) -> None:
+        import wandb
+
+        start: Any = wandb.init  # whose types other releases have not
+        self.session: Any = start(
+            project=os.environ.get("WANDB_PROJECT", "deepbregman"),
+            name=run.path.name,
+            id=keep_identity(run, "wandb", lambda: secrets.token_hex(4)),
+            resume="allow",
+            dir=str(run.path),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            config=fields_of(config),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+    def write(self, record: Record) -> None:
+        """Write an epoch's metrics."""
+        self.session.log(record, step=record["step"])
+
+    def close(self) -> None:
+        """End the session; a resumed run opens it again."""
+        self.session.finish()
+
+
+class MlflowRun:
+    """MLflow: the server of MLFLOW_TRACKING_URI, or the folder mlruns beside the run's."""
+
+    def __init__(self, run: Run, config: Config) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        self.make_metric = Metric
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if uri is None:
+            # MLflow warns of its own files, in favour of a database that needs more packages.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = (run.path.absolute().parent / "mlruns").as_uri()
+        self.client: Any = MlflowClient(tracking_uri=uri)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "deepbregman")
+        self.identity = keep_identity(run, f"mlflow {uri}", lambda: self._create(name, run))
+        self.client.update_run(self.identity, status="RUNNING")
+        parameters = [
+            Param(field, str(value)[:_LONGEST_PARAMETER])
+            for field, value in fields_of(config).items()
+        ]
+        for start in range(0, len(parameters), _MOST_PARAMETERS):
+            part = parameters[start : start + _MOST_PARAMETERS]
+            self.client.log_batch(self.identity, params=part)
+
+    def _create(self, experiment: str, run: Run) -> str:
+        found = self.client.get_experiment_by_name(experiment)
+        number = self.client.create_experiment(experiment) if found is None else found.experiment_id
+        created: str = self.client.create_run(number, run_name=run.path.name).info.run_id
+        return created
+
+    def write(self, record: Record) -> None:
+        """Write an epoch's metrics; MLflow takes numbers only."""
+        moment, step = int(1000 * time.time()), record["step"]
+        metrics = [
+            self.make_metric(name, float(value), moment, step)
+            for name, value in record.items()
+            if isinstance(value, int | float)
+        ]
+        self.client.log_batch(self.identity, metrics=metrics)
+
+    def close(self) -> None:
+        """End the run there; a resumed run opens it again."""
+        self.client.set_terminated(self.identity)
+
+
+BACKENDS: dict[str, Callable[[Run, Config], Backend]] = {
+    "csv": CsvTable,
+    "mlflow": MlflowRun,
+    "wandb": WandbRun,
+}
+"""``training.logger`` -> what opens it."""
+
+
+def keep_identity(run: Run, key: str, make: Callable[[], str]) -> str:
+    """Return the name by which another program knows the run: a resumed run keeps it."""
+    path = run.path / "loggers.json"
+    known: dict[str, str] = {}
+    with _IDENTITIES:
+        if path.is_file():
+            known = json.loads(path.read_text(encoding="utf-8"))
+        if key not in known:
+            known[key] = make()
+            with replace_file(path) as file:
+                file.write(json.dumps(known, indent=1).encode())
+    return known[key]
+
+
+_IDENTITIES = threading.Lock()
+
+
+class BackgroundLogger:
+    """A backend in a thread, which ends with the first error."""
+
+    def __init__(self, name: str, open_backend: Callable[[], Backend]) -> None:
+        self.name = name
+        self.problem: Exception | None = None
+        self._records: queue.SimpleQueue[Record | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(
+            target=self._work, args=(open_backend,), name=f"logger-{name}", daemon=True
+        )
+        self._thread.start()
+
+    def _work(self, open_backend: Callable[[], Backend]) -> None:
+        try:
+            backend = open_backend()
+            while (record := self._records.get()) is not None:
+                backend.write(record)
+            backend.close()
+        except Exception as error:  # whatever another package raises must not end the run
+            self.problem = error
+
+    def write(self, record: Record) -> None:
+        """Hand over an epoch's metrics, and do not wait."""
+        if self.problem is None:
+            self._records.put(dict(record))
+
+    def end(self) -> None:
+        """Say that no more will come."""
+        self._records.put(None)
+
+    def is_done(self, deadline: float) -> bool:
+        """Wait until a time for the last record to be written, and say whether it is."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        return not self._thread.is_alive()
+
+
+class Loggers:
+    """All loggers of a run; a context, at whose end they have written what they will.
+
+    Args:
+        run: of which.
+        config: of the run.
+        warn: called with words about a logger that fails, once for each.
+    """
+
+    def __init__(self, run: Run, config: Config, warn: Callable[[str], None]) -> None:
+        self.folder: Path = run.path
+        self.warn = warn
+        self.loggers = [
+            BackgroundLogger(name, _bind(BACKENDS[name], run, config))
+            for name in dict.fromkeys(config.training.logger)
+        ]
+
+    def write(self, record: Record) -> None:
+        """Hand an epoch's metrics to each, and tell of those that have failed."""
+        self._drop_failed()
+        for logger in self.loggers:
+            logger.write(record)
+
+    def _drop_failed(self) -> None:
+        failed = [logger for logger in self.loggers if logger.problem is not None]
+        self.loggers = [logger for logger in self.loggers if logger not in failed]
+        for logger in failed:
+            problem = logger.problem
+            words = abbreviate(f"{type(problem).__name__}: {problem}")
+            self.warn(
+                f"the logger {logger.name} has failed ({words}) and is left out; "
+                f"{self.folder / 'metrics.jsonl'} has all metrics"
+            )
+
+    def __enter__(self) -> "Loggers":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        deadline = time.monotonic() + PARTING_SECONDS
+        waiting: Sequence[BackgroundLogger] = self.loggers
+        for logger in waiting:
+            logger.end()
+        slow = [logger.name for logger in waiting if not logger.is_done(deadline)]
+        self._drop_failed()
+        for name in slow:
+            self.warn(
+                f"the logger {name} has not written everything after {PARTING_SECONDS:.0f} s and "
+                f"is left behind; {self.folder / 'metrics.jsonl'} has all metrics"
+            )
+
+
+def _bind(
+    make: Callable[[Run, Config], Backend], run: Run, config: Config
+) -> Callable[[], Backend]:
+    return lambda: make(run, config)
