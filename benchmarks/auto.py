@@ -27,8 +27,8 @@ from deepbregman.config import Config, differing_fields, load_recipe, override
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
 from deepbregman.runs import now, provenance
+from deepbregman.training.devices import device_name, pick_device
 from deepbregman.training.planning import measure_step
-from deepbregman.training.processes import device_name, pick_device
 from deepbregman.training.randomness import count_steps
 
 QUIET = {"training.tensorboard": False, "training.knn_every": 0, "training.health_every": 0}

@@ -34,7 +34,8 @@ from deepbregman.config import Config, fields_of
 from deepbregman.data import ArrayImages
 from deepbregman.objectives import build_run_encoder
 from deepbregman.runs import provenance
-from deepbregman.training.processes import device_name, launch
+from deepbregman.training.devices import device_name
+from deepbregman.training.processes import launch
 
 WORKERS = 16
 

@@ -20,7 +20,8 @@ from deepbregman.commands.bench import keep_group
 from deepbregman.config import load_recipe, override
 from deepbregman.data import open_source
 from deepbregman.runs import provenance
-from deepbregman.training.processes import device_name, launch
+from deepbregman.training.devices import device_name
+from deepbregman.training.processes import launch
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 90
 """The usual size in ImageNet; the record says how large the files came out."""

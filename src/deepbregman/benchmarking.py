@@ -17,9 +17,10 @@ from deepbregman.data import ArrayImages, Images
 from deepbregman.files import Record
 from deepbregman.objectives import Group, build_run_encoder, build_views
 from deepbregman.terminal import say
+from deepbregman.training.devices import is_mixed
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.optimisers import build_optimiser
-from deepbregman.training.processes import compile_step, is_mixed
+from deepbregman.training.processes import compile_step
 
 Step = Callable[[], object]
 """Takes one training step; may return before the device is done."""

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import load_recipe, override
-from deepbregman.training.processes import compile_step, is_mixed, launch
+from deepbregman.training.devices import is_mixed
+from deepbregman.training.processes import compile_step, launch
 
 from ..objectives import methods
 from .conftest import RunJoined

@@ -73,7 +73,8 @@ def bench(
     settings = SCALES[scale]
 
     from deepbregman import benchmarking
-    from deepbregman.training.processes import device_name, launch
+    from deepbregman.training.devices import device_name
+    from deepbregman.training.processes import launch
 
     fabric = launch(accelerator)
     record: Record = {**provenance(device_name(fabric.device)), "scale": scale, "groups": []}

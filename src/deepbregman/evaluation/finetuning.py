@@ -26,8 +26,8 @@ from deepbregman.method.views import Views, centre_view
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
+from deepbregman.training.devices import is_mixed
 from deepbregman.training.optimisers import learning_rate, split_by_decay
-from deepbregman.training.processes import is_mixed
 from deepbregman.training.randomness import derive_seed, epoch_order, seed_dropout
 
 from .features import BATCH_SIZE, LabelledFeatures, SplitFeatures, crop_and_flip, frozen

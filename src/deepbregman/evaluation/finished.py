@@ -14,7 +14,7 @@ from deepbregman.data import Split
 from deepbregman.errors import UserError
 from deepbregman.runs import Record, Run, now, read_json, recorded_versions
 from deepbregman.training.checkpoints import fingerprint_weights
-from deepbregman.training.processes import device_name
+from deepbregman.training.devices import device_name
 
 from .feature_cache import digest, digest_images
 from .features import LabelledFeatures

@@ -21,7 +21,7 @@ from deepbregman.method.networks import Model, measure_width
 from deepbregman.runs import Record, Run, now
 from deepbregman.terminal import ReportProgress, ignore_progress, say
 from deepbregman.training.checkpoints import load_trained
-from deepbregman.training.processes import device_name, pick_device
+from deepbregman.training.devices import device_name, pick_device
 
 from .feature_cache import FeatureCache
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures

@@ -5,7 +5,7 @@ that the learned divergence shares it with the cosine, and one search serves eve
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,13 +18,15 @@ from deepbregman.errors import Diverged
 from deepbregman.method.bregman import learned_divergence, similarity
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record
-from deepbregman.training.loop import Monitor
 from deepbregman.training.randomness import epoch_order
 
 from .features import AveragedFeatures, Features, LabelledFeatures, compute_features
 from .inputs import Evaluation
 from .predictions import pack
 from .results import Measurement, make_rows
+
+if TYPE_CHECKING:
+    from deepbregman.training.loop import Monitor
 
 NEIGHBOURS = (20, 200)
 VOTE_TEMPERATURE = 0.1
@@ -289,7 +291,7 @@ def _measure_votes(
     return measured
 
 
-def knn_monitor(train: Split, config: Config, device: torch.device) -> Monitor | None:
+def knn_monitor(train: Split, config: Config, device: torch.device) -> "Monitor | None":
     """Build the monitor; None if there are no labels or it is turned off.
 
     The queries are the held-out training images; the bank is the rest. With ``data.holdout`` 0 a

@@ -20,7 +20,7 @@ from deepbregman.method.bregman import of_distribution
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.figures import save_ring_figure
 from deepbregman.runs import Record, provenance
-from deepbregman.training.processes import device_name
+from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
 
 from .definition import StudyResult

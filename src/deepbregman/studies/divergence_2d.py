@@ -23,7 +23,7 @@ from deepbregman.method import bregman
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.figures import PlaneMap, save_plane_figure
 from deepbregman.runs import provenance
-from deepbregman.training.processes import device_name
+from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
 
 from .definition import StudyResult

@@ -25,7 +25,7 @@ from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.studies import save_study_figure
 from deepbregman.runs import Record, Run, provenance, write_json
 from deepbregman.statistics import summarise
-from deepbregman.training.processes import device_name, pick_device
+from deepbregman.training.devices import device_name, pick_device
 
 from .definition import Arm, Study, StudyOptions, StudyResult
 from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, work

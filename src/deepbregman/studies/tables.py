@@ -34,7 +34,7 @@ from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.evidence import save_difference_figure, save_tables
 from deepbregman.runs import Record, Run, is_run, now, provenance, read_json, write_json
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
-from deepbregman.training.processes import device_name, pick_device
+from deepbregman.training.devices import device_name, pick_device
 
 from .definition import StudyResult
 from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, name_top1, work

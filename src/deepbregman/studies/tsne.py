@@ -24,7 +24,7 @@ from deepbregman.reporting.figures import FeatureMap, save_map_figure
 from deepbregman.runs import Run, provenance, replace_file, write_csv
 from deepbregman.statistics import format_summary, summarise
 from deepbregman.training.checkpoints import load_trained
-from deepbregman.training.processes import device_name, pick_device
+from deepbregman.training.devices import device_name, pick_device
 
 from .definition import StudyResult
 from .results import begin_study, write_rows

@@ -36,8 +36,8 @@ from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.studies import save_search_figure
 from deepbregman.runs import Record, command_line, now, replace_file, write_csv, write_json
+from deepbregman.training.devices import pick_device
 from deepbregman.training.faults import Interrupted
-from deepbregman.training.processes import pick_device
 
 from .definition import Search, SearchOptions, StudyResult
 from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, work

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
-from lightning_fabric import Fabric
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,6 +22,9 @@ from deepbregman.errors import (
     is_out_of_memory,
 )
 from deepbregman.launching import stopping_signals
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 
 class Interrupted(Exception):
@@ -108,7 +111,7 @@ class Guard:
     """
 
     def __init__(
-        self, step: nn.Module, optimiser: Optimizer, fabric: Fabric, config: Config
+        self, step: nn.Module, optimiser: Optimizer, fabric: "Fabric", config: Config
     ) -> None:
         self.module, self.optimiser, self.fabric = step, optimiser, fabric
         self.allowed = config.training.skip_nonfinite

@@ -31,21 +31,13 @@ from deepbregman.runs import Record, Run, now, provenance
 from . import checkpoints, diagnostics
 from .callbacks import Callback, collect_metrics
 from .checkpoints import FoundCheckpoint
+from .devices import device_name, is_mixed
 from .display import Display, open_events, write_events
 from .faults import Guard, Interrupted, watch_signals
 from .health import Health, judge, should_stop
 from .loggers import Loggers
 from .optimisers import build_optimiser, set_learning_rates
-from .processes import (
-    Vote,
-    broadcast,
-    compile_step,
-    device_name,
-    gather_views,
-    is_mixed,
-    run_together,
-    synchronise_norms,
-)
+from .processes import Vote, broadcast, compile_step, gather_views, run_together, synchronise_norms
 from .randomness import Share, count_steps
 from .weights import find_weights
 

@@ -13,8 +13,8 @@ from deepbregman.errors import is_out_of_memory
 from deepbregman.objectives import OwnParts, Samples, build_step
 from deepbregman.terminal import format_duration
 
+from .devices import is_mixed
 from .optimisers import build_optimiser
-from .processes import is_mixed
 from .randomness import Share, count_steps
 
 LIMITS = {"cpu": 30 * 60.0, "gpu": 2 * 3600.0}

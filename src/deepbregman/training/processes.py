@@ -1,11 +1,10 @@
-"""Devices and processes, through Lightning Fabric."""
+"""The processes of a run, through Lightning Fabric."""
 
 import atexit
 import functools
 import inspect
 import logging
 import os
-import platform
 import signal
 import time
 import warnings
@@ -29,6 +28,8 @@ from deepbregman.errors import ReportedElsewhere, UserError, explain_error
 from deepbregman.launching import LAUNCHER, current_process, under_torchrun, when_launcher_ends
 from deepbregman.method.gathering import gather_with_gradient
 
+from .devices import pick_device
+
 STEP_TIMEOUT = timedelta(minutes=10)
 """How long a step waits for another process that is silent but still connected."""
 HOST_TIMEOUT = timedelta(hours=12)
@@ -36,21 +37,6 @@ HOST_TIMEOUT = timedelta(hours=12)
 LEAVE_SECONDS = 5.0
 """How long a process waits at its end for messages that other processes have not sent yet."""
 T = TypeVar("T")
-
-
-def pick_device(accelerator: str = "auto") -> torch.device:
-    """Return the device for work of one process; ``auto`` is a CUDA device if there is one."""
-    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if accelerator == "auto":
-        return torch.device("cuda" if has["cuda"] else "cpu")
-    if accelerator not in has:
-        raise UserError(f"accelerator {accelerator!r} is not one of auto, {', '.join(has)}")
-    if not has[accelerator]:
-        name = accelerator.upper()
-        raise UserError(
-            f"accelerator {accelerator!r}: this machine has no {name} device; use auto or cpu"
-        )
-    return torch.device(accelerator)
 
 
 def launch(accelerator: str = "auto") -> Fabric:
@@ -219,12 +205,6 @@ class Vote:
             self._pending = None
 
 
-def is_mixed(config: Config, device: torch.device) -> bool:
-    """Whether the networks run in bfloat16 mixed precision, which is the default on a GPU."""
-    wanted = config.training.precision
-    return wanted == "bf16-mixed" or (wanted == "auto" and device.type == "cuda")
-
-
 def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
     """Compile a step in place, if configured or by default on a GPU.
 
@@ -247,13 +227,6 @@ def gather_views(mine: Tensor) -> Tensor:
     """Join (M, n, d) of every process to (M, N, d), with gradient."""
     every: Tensor = gather_with_gradient(mine)  # (W, M, n, d)
     return every.transpose(0, 1).flatten(1, 2)  # (M, W * n, d)
-
-
-def device_name(device: torch.device) -> str:
-    """Name the hardware for the record."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
 class SynchronisedNorm(_BatchNorm):

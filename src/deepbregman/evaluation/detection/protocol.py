@@ -31,7 +31,7 @@ from deepbregman.files import refuse_link
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record, now, parse_json, replace_file, write_json
 from deepbregman.training.checkpoints import fingerprint_weights
-from deepbregman.training.processes import device_name
+from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
 
 from .detectors import Detector, PredictedBoxes, build_detector, load_trunk, require_fitting
