@@ -85,6 +85,8 @@ def check_options(words: list[str]) -> None:
     first = words[:1]
     if words[0] in ("pretrain", "study", "data") and len(words) > 1:
         first = words[:2]
+    if first[-1].endswith(".toml"):  # a file that the reader has
+        first[-1] = "best"
     listed = load_reference().capture(*first, *(["RUN"] if "--resume" in first else []), "--help")
     for option in options:
         assert re.search(rf"{option}(?![\w-])", listed), f"{option} of {' '.join(words)}"
