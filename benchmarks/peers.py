@@ -3,34 +3,39 @@
     pip install lightly
     python benchmarks/peers.py [--scale main|cpu|tiny] [--out FOLDER]
 
-On a GPU: lightly's SimCLR with its own transform, loss, projection head and 16 loader workers, if
-lightly is installed. On a CPU: torchvision's transforms for the same views.
+On a GPU: lightly's SimCLR and BYOL with their own transforms, losses, heads and 16 loader workers,
+if lightly is installed. On a CPU: torchvision's transforms for the same views.
 """
 
+import copy
 import importlib.util
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import tyro
 from rich.console import Console
+from torch import Tensor, nn
+from torch.nn import Sequential
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import to_pil_image
 
 from deepbregman.benchmarking import (
     BARE,
+    QUIET,
     Effort,
     Step,
     configure,
     measure,
     random_images,
     standard_arms,
+    training_step,
 )
 from deepbregman.commands.bench import SCALES, keep_group
-from deepbregman.config import Config, fields_of
+from deepbregman.config import Config, fields_of, load_recipe, override
 from deepbregman.data import ArrayImages
 from deepbregman.objectives import build_run_encoder
 from deepbregman.runs import provenance
@@ -60,16 +65,8 @@ def endless(loader: DataLoader[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def lightly_step(config: Config, images: ArrayImages, device: torch.device) -> Step:
-    """Build lightly's SimCLR around our encoder, compiled and channels-last as ours is.
-
-    The difference is then lightly's data path, loss and projection head.
-    """
-    from lightly.loss import NTXentLoss
-    from lightly.models.modules import SimCLRProjectionHead
-    from lightly.transforms import SimCLRTransform
-
-    transform = SimCLRTransform(input_size=config.view_size, gaussian_blur=0.0)
+def lightly_batches(config: Config, images: ArrayImages, transform: Any) -> Iterator[Any]:
+    """Yield batches as lightly's documentation loads them."""
     loader = DataLoader(
         Pictures(images, transform, as_pil=True),
         batch_size=config.training.batch_size,
@@ -79,23 +76,88 @@ def lightly_step(config: Config, images: ArrayImages, device: torch.device) -> S
         pin_memory=True,
         persistent_workers=True,
     )
+    return endless(loader)
+
+
+def lightly_simclr(config: Config, images: ArrayImages, device: torch.device) -> Step:
+    """Build lightly's SimCLR around our encoder.
+
+    The difference is then lightly's data path, loss and projection head.
+    """
+    from lightly.loss import NTXentLoss
+    from lightly.models.modules import SimCLRProjectionHead
+    from lightly.transforms import SimCLRTransform
+
+    transform = SimCLRTransform(input_size=config.view_size, gaussian_blur=0.0)
     encoder = build_run_encoder(config)
-    network = torch.nn.Sequential(
-        encoder.trunk, SimCLRProjectionHead(encoder.num_features, encoder.num_features, 128)
+    width = encoder.num_features
+    network = Sequential(encoder.trunk, SimCLRProjectionHead(width, width, 128))
+    compile_as_ours(network, device)
+    criterion = NTXentLoss(temperature=fields_of(config)["objective.temperature"])
+
+    def compute_loss(views: list[Tensor]) -> Tensor:
+        loss: Tensor = criterion(*(network(view) for view in views))
+        return loss
+
+    feed = lightly_batches(config, images, transform)
+    return lightly_step(feed, compute_loss, list(network.parameters()), device)
+
+
+def lightly_byol(config: Config, images: ArrayImages, device: torch.device) -> Step:
+    """Build lightly's BYOL around our encoder."""
+    from lightly.loss import NegativeCosineSimilarity
+    from lightly.models.modules import BYOLPredictionHead, BYOLProjectionHead
+    from lightly.models.utils import update_momentum
+    from lightly.transforms import BYOLTransform, BYOLView1Transform, BYOLView2Transform
+
+    sizes = {"input_size": config.view_size, "gaussian_blur": 0.0}
+    transform = BYOLTransform(BYOLView1Transform(**sizes), BYOLView2Transform(**sizes))
+    encoder = build_run_encoder(config)
+    student = Sequential(encoder.trunk, BYOLProjectionHead(encoder.num_features, 4096, 256))
+    predictor = BYOLPredictionHead(256, 4096, 256)
+    teacher = copy.deepcopy(student).requires_grad_(False)
+    for network in (student, predictor, teacher):
+        compile_as_ours(network, device)
+    criterion = NegativeCosineSimilarity()
+
+    def compute_loss(views: list[Tensor]) -> Tensor:
+        update_momentum(student, teacher, 0.99)
+        predicted = [predictor(student(view)) for view in views]
+        with torch.no_grad():
+            targets = [teacher(view) for view in views]
+        loss: Tensor = criterion(predicted[0], targets[1]) + criterion(predicted[1], targets[0])
+        return 0.5 * loss
+
+    parameters = [*student.parameters(), *predictor.parameters()]
+    return lightly_step(
+        lightly_batches(config, images, transform), compute_loss, parameters, device
     )
+
+
+def compile_as_ours(network: nn.Module, device: torch.device) -> None:
+    """Move a network to the device, channels-last and compiled as ours is."""
     network.to(memory_format=torch.channels_last)
     network.to(device)
     network.train()
     network.compile()
-    criterion = NTXentLoss(temperature=fields_of(config)["objective.temperature"])
-    optimiser = torch.optim.SGD(network.parameters(), lr=0.06, momentum=0.9, weight_decay=5e-4)
-    feed = endless(loader)
+
+
+def lightly_step(
+    feed: Iterator[Any],
+    compute_loss: Callable[[list[Tensor]], Tensor],
+    parameters: list[nn.Parameter],
+    device: torch.device,
+) -> Step:
+    """Build a step of the kind that lightly's documentation shows, in mixed precision."""
+    optimiser = torch.optim.SGD(parameters, lr=0.06, momentum=0.9, weight_decay=5e-4)
 
     def step() -> None:
-        views = [view.to(device, non_blocking=True) for view in next(feed)]
+        views = [
+            view.to(device, non_blocking=True).contiguous(memory_format=torch.channels_last)
+            for view in next(feed)
+        ]
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda"):
-            z0, z1 = (network(view.contiguous(memory_format=torch.channels_last)) for view in views)
-            loss = criterion(z0, z1)
+            loss = compute_loss(views)
         loss.backward()
         optimiser.step()
         optimiser.zero_grad()
@@ -144,10 +206,18 @@ def peers(scale: Literal["main", "cpu", "tiny"] = "main", out: Path | None = Non
         arms = {name: ours[name] for name in (BARE, "SimCLR", "K=100", "views alone")}
         if fabric.device.type == "cpu":
             arms["torchvision views"] = lambda: torchvision_views_step(config, images)
+        byol = override(load_recipe("byol"), {**QUIET, "encoder.name": encoder})
+        byol = override(byol, {"training.batch_size": batch_size})
+        arms["BYOL"] = lambda: training_step(byol, images, fabric, Path(folder))
         if importlib.util.find_spec("lightly") is not None:
-            arms["lightly SimCLR"] = lambda: lightly_step(config, images, fabric.device)
+            arms["lightly SimCLR"] = lambda: lightly_simclr(config, images, fabric.device)
+            arms["lightly BYOL"] = lambda: lightly_byol(config, images, fabric.device)
         # A peer with workers must first use up what they piled up during the others' turns.
-        lead_in = {"torchvision views": 6, "lightly SimCLR": 3 * WORKERS}
+        lead_in = {
+            "torchvision views": 6,
+            "lightly SimCLR": 3 * WORKERS,
+            "lightly BYOL": 3 * WORKERS,
+        }
         effort = Effort(*settings.effort)
         group = measure(config, arms, effort, fabric.device, console, lead_in)
     record = {**provenance(device_name(fabric.device)), "scale": scale, "groups": []}

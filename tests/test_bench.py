@@ -14,7 +14,9 @@ from rich.console import Console
 from deepbregman import benchmarking
 from deepbregman.benchmarking import BARE, Arm, Effort, configure, prepare_arm, time_arms
 from deepbregman.commands.bench import bench
+from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
+from deepbregman.training.processes import launch
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[1]
@@ -158,3 +160,22 @@ def test_views_are_as_large_as_those_of_other_libraries() -> None:
     """Whatever the recipe has: the published speeds are of views of 32 px."""
     config = configure("resnet18", 512)
     assert config.view_size == config.data.image_size == 32
+
+
+def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path: Path) -> None:
+    """SwAV has small views and no teacher; MoCo one view of the student and one of the teacher."""
+    images, fabric = benchmarking.random_images(16, 32), launch("cpu")
+    small = {**benchmarking.QUIET, "encoder.name": "small", "training.batch_size": 8}
+    expected = {
+        "swav": [((16, 3, 32, 32), True), ((32, 3, 16, 16), True)],
+        "moco-v2": [((8, 3, 32, 32), True), ((8, 3, 32, 32), False)],
+    }
+    for recipe, shapes in expected.items():
+        config = override(load_recipe(recipe), small)
+        passes = benchmarking.record_passes(config, images, fabric, tmp_path)
+        assert [(tuple(one.shape), one.learns) for one in passes] == shapes
+    weights = [next(one.encoder.parameters()) for one in passes]
+    before = [weight.clone() for weight in weights]
+    benchmarking.passes_step(passes, config, fabric)()
+    assert not torch.equal(before[0], weights[0])
+    assert torch.equal(before[1], weights[1])  # the teacher's

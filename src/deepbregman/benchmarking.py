@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
+from torch import Tensor
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Images
 from deepbregman.files import Record
+from deepbregman.method.networks import Encoder
 from deepbregman.objectives import Group, build_run_encoder, build_views
 from deepbregman.terminal import say
 from deepbregman.training.devices import is_mixed
@@ -29,6 +31,14 @@ Build = Callable[[], Step]
 BARE = "bare encoder"
 DIVERGENCE = {"divergence.weight": 1.0, "divergence.temperature": 0.2}
 """The paper's hard form on pairs of views, unless an arm changes it."""
+
+QUIET = {
+    "training.tensorboard": False,
+    "training.knn_every": 0,
+    "training.health_every": 0,
+    "training.epochs": 1000,
+}
+"""Nothing beside the steps, which do not end."""
 
 
 class Effort(NamedTuple):
@@ -153,10 +163,7 @@ def configure(encoder: str, batch_size: int, changes: Mapping[str, Any] | None =
         "encoder.name": encoder,
         "views.relative_size": 1.0,  # as large as those of other libraries
         "training.batch_size": batch_size,
-        "training.tensorboard": False,
-        "training.knn_every": 0,
-        "training.health_every": 0,
-        "training.epochs": 1000,
+        **QUIET,
     }
     return override(load_recipe("simclr"), {**common, **(changes or {})})
 
@@ -212,13 +219,93 @@ def bare_step(config: Config, fabric: Fabric) -> Step:
     return step
 
 
+class Pass(NamedTuple):
+    """One batch that goes through an encoder in a training step."""
+
+    encoder: Encoder
+    shape: torch.Size
+    learns: bool
+    """Whether it is followed by a backward pass: that of a teacher is not."""
+
+
+def record_passes(config: Config, images: Images, fabric: Fabric, folder: Path) -> list[Pass]:
+    """Take one step of a method, and list what went through its encoders."""
+    config = override(config, {"training.compile": "no"})
+    job = start_run(config, images, fabric, folder)
+    passes = []
+
+    def listen_to(encoder: Encoder) -> None:
+        normalise = encoder.normalise
+
+        def record(pixels: Tensor) -> Tensor:
+            passes.append(Pass(encoder, pixels.shape, torch.is_grad_enabled()))
+            return normalise(pixels)
+
+        encoder.__dict__["normalise"] = record  # hides the method
+
+    for module in job.step_module.modules():
+        if isinstance(module, Encoder):
+            listen_to(module)
+    job.advance(job.feed(0, 0))
+    for one in passes:
+        one.encoder.__dict__.pop("normalise", None)  # uncovers it
+    return passes
+
+
+class _Passes(torch.nn.Module):
+    """Passes through encoders, and nothing else of a step."""
+
+    def __init__(self, passes: list[Pass]) -> None:
+        super().__init__()
+        self.trunks = torch.nn.ModuleList(one.encoder.trunk for one in passes)
+        self.learns = [one.learns for one in passes]
+
+    def forward(self, batches: list[Tensor]) -> Tensor:
+        """Return a number whose gradient asks for every backward pass."""
+        total = torch.zeros((), device=batches[0].device)
+        for trunk, learns, batch in zip(self.trunks, self.learns, batches, strict=True):
+            with torch.set_grad_enabled(learns):
+                found = trunk(batch).float().square().mean()
+            total = total + found
+        return total
+
+
+def passes_step(passes: list[Pass], config: Config, fabric: Fabric) -> Step:
+    """Build the reference of a method: its encoders' passes and the optimiser, on fixed batches."""
+    device, network = fabric.device, _Passes(passes).train()
+    compile_step(network, config, fabric)
+    batches = [
+        torch.rand(one.shape, device=device).contiguous(memory_format=torch.channels_last)
+        for one in passes
+    ]
+    learning = torch.nn.ModuleList(one.encoder.trunk for one in passes if one.learns)
+    trained = [(n, p) for n, p in learning.named_parameters() if p.requires_grad]
+    optimiser = build_optimiser(config.optimiser, [Group(trained)], device)
+    mixed = is_mixed(config, device)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
+            total = network(batches)
+        total.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
+
+
 def training_step(config: Config, images: Images, fabric: Fabric, folder: Path) -> Step:
     """Build the step exactly as the loop takes it; it makes a temporary run in the folder."""
+    job = start_run(config, images, fabric, folder)
+    feed = job.feed(0, 0)  # of so many epochs that it does not end
+    return lambda: job.advance(feed)
+
+
+def start_run(config: Config, images: Images, fabric: Fabric, folder: Path) -> Pretraining:
+    """Make a temporary run in the folder, ready to be trained."""
     labels = torch.arange(len(images)) % 10 if config.objective.needs_labels else None
     job = Pretraining(config, images, fabric, folder / secrets.token_hex(8), labels=labels)
     job.step_module.train()
-    feed = job.feed(0, 0)  # of so many epochs that it does not end
-    return lambda: job.advance(feed)
+    return job
 
 
 def views_step(config: Config, images: ArrayImages, fabric: Fabric) -> Step:

@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         Returns:
             (N, d)
         """
-        images = self._normalise(images)
+        images = self.normalise(images)
         with fast_gradients(images):
             representation: Tensor = self.trunk(images)
         return representation
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
         Raises:
             ValueError: If the trunk has no stages.
         """
-        images, trunk = self._normalise(images), self.trunk
+        images, trunk = self.normalise(images), self.trunk
         if not isinstance(trunk, ResNet | SmallTrunk):
             raise ValueError(f"a {type(trunk).__name__} has no stages: only {', '.join(TRUNKS)} do")
         with fast_gradients(images):
@@ -95,7 +95,8 @@ class Encoder(nn.Module):
         trunk = self.trunk
         return trunk.stage_widths if isinstance(trunk, ResNet | SmallTrunk) else ()
 
-    def _normalise(self, images: Tensor) -> Tensor:
+    def normalise(self, images: Tensor) -> Tensor:
+        """Bring pixels to the scale that the trunk was trained on."""
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype) / 255.0
         images = (images - self.mean) / self.deviation

@@ -1,0 +1,90 @@
+"""What the step of each method costs beside the passes through its encoders.
+
+    python benchmarks/methods.py [--recipes byol swav ...] [--divergence] [--out FILE.json]
+
+For each recipe the arms take turns. "passes" has the forward and backward passes of the method's
+own encoders (teachers and small views included) and the optimiser, on fixed batches. "step" is the
+whole training step, and "with divergence" the same with that term. Views, heads, losses and queues
+are what a step has beyond the passes.
+"""
+
+import tempfile
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from deepbregman.benchmarking import (
+    QUIET,
+    Build,
+    Effort,
+    measure,
+    passes_step,
+    random_images,
+    record_passes,
+    training_step,
+)
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.errors import UserError
+from deepbregman.files import Record, write_json
+from deepbregman.runs import provenance
+from deepbregman.studies.catalogue.methods import STUDY
+from deepbregman.studies.definition import read_changes
+from deepbregman.training.processes import device_name, launch
+
+
+def methods(
+    recipes: tuple[str, ...] = STUDY.recipes,
+    divergence: bool = False,
+    changes: tuple[str, ...] = (),
+    images: int = 50_000,
+    effort: tuple[int, int, int] = (12, 5, 40),
+    out: Path | None = None,
+) -> None:
+    """Time the step of each recipe.
+
+    Args:
+        recipes: Names of recipes.
+        divergence: Also time each with the divergence.
+        changes: Fields to change in every recipe, such as training.batch_size=512.
+        images: Number of images, which are noise.
+        effort: Untimed steps, turns, and steps in a turn.
+        out: A JSON file for the record.
+    """
+    console, fabric = Console(), launch("auto")
+    record: Record = {**provenance(device_name(fabric.device)), "groups": []}
+    for recipe in recipes:
+        config = override(load_recipe(recipe), {**QUIET, **read_changes(changes)})
+        pictures = random_images(max(images, 2 * config.training.batch_size), 32)
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            passes = record_passes(config, pictures, fabric, folder)
+
+            def whole(config: Config) -> Build:
+                return lambda: training_step(config, pictures, fabric, folder)  # noqa: B023
+
+            arms = {
+                "passes": lambda: passes_step(passes, config, fabric),  # noqa: B023
+                "step": whole(config),
+            }
+            if divergence:
+                try:
+                    arms["with divergence"] = whole(override(config, {"divergence.weight": 1.0}))
+                except UserError as problem:
+                    console.print(f"{recipe} cannot carry the divergence: {problem}")
+            group = measure(config, arms, Effort(*effort), fabric.device, console)
+        group["recipe"] = recipe
+        group["passes"] = [{"shape": list(one.shape), "learns": one.learns} for one in passes]
+        for arm in group["arms"]:
+            arm["over_passes"] = group["arms"][0]["milliseconds"] / arm["milliseconds"]
+            console.print(
+                f"{recipe}: {arm['name']}: {arm['milliseconds']:.2f} ms, "
+                f"{arm['over_passes']:.3f} of the passes' speed, {arm['peak_gigabytes']:.2f} GB"
+            )
+        record["groups"].append(group)
+        if out is not None:
+            write_json(out, record)
+
+
+if __name__ == "__main__":
+    tyro.cli(methods)
