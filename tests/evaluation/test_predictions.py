@@ -6,7 +6,7 @@ import torch
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
-from deepbregman.evaluation.predictions import NAME, pack, read_predictions, unpack
+from deepbregman.evaluation.predictions import NAME, KeptPredictions, pack, unpack
 from deepbregman.runs import Run
 
 
@@ -20,15 +20,16 @@ def test_predictions_give_the_accuracy_of_the_row(short_run: Run, few_digits: st
         short_run, protocols=["knn", "linear"], data=few_digits, epochs=0, accelerator="cpu"
     )
     assert not any("predicted" in row for row in rows)
+    predictions = KeptPredictions(short_run)
     top1 = [row for row in rows if row["metric"] == "top1"]
     for row in top1:
-        kept = read_predictions(short_run, few_digits, f"{row['protocol']}, {row['variant']}")
+        kept = predictions.find(few_digits, f"{row['protocol']}, {row['variant']}")
         assert kept is not None
         (predicted,) = kept.predicted
         assert 100 * np.mean(predicted == kept.labels) == pytest.approx(row["value"])
         assert kept.classes == tuple(map(str, range(10)))
-    assert read_predictions(short_run, few_digits, "linear, elsewhere") is None
-    assert read_predictions(short_run, "elsewhere", "linear, cached features") is None
+    assert predictions.find(few_digits, "linear, elsewhere") is None
+    assert predictions.find("elsewhere", "linear, cached features") is None
 
 
 def test_damage_is_named(short_run: Run) -> None:
@@ -37,7 +38,7 @@ def test_damage_is_named(short_run: Run) -> None:
     try:
         path.write_text('{"x": {"epoch": 1, "labels": "AA", "predicted": {"knn, a": ["AA"]}}}')
         with pytest.raises(UserError, match="cannot be used"):
-            read_predictions(short_run, "x", "knn, a")
+            KeptPredictions(short_run).find("x", "knn, a")
     finally:
         path.unlink()
         if before is not None:

@@ -89,6 +89,7 @@ def test_parts_of_a_run() -> None:
         ({"seeds": 0}, "--seeds 0"),
         ({"epochs": (1, 2, 3)}, "--epochs has 3 numbers for 1 datasets"),
         ({"only": ("best/elsewhere/*",)}, "there is no such part"),
+        ({"train": False}, "holds no tables"),
         ({"tuning_epochs": 0}, "--tuning-epochs 0"),
         ({"data": ("nowhere.npz",)}, "nowhere.npz"),
     ],
@@ -186,5 +187,5 @@ def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert str(out / "tables.md") in capsys.readouterr().out
     assert not (out / "runs" / "digits-few-seed0" / "checkpoints").exists()
     (out / "tables.md").unlink()
-    main([*words, "--no-train"])
+    main(["study", "tables", "--no-train", "--out", str(out)])
     assert "### few: accuracy" in (out / "tables.md").read_text()

@@ -169,7 +169,7 @@ def tsne(
 
 def tables(
     *,
-    data: tuple[str, ...],
+    data: tuple[str, ...] = (),
     arms: tuple[str, ...] = ARMS,
     protocols: tuple[ProtocolName, ...] = PROTOCOLS,
     seeds: int = 3,
@@ -193,7 +193,7 @@ def tables(
     LaTeX, with paired differences and intervals; published values stand apart.
 
     Args:
-        data: One or more labelled datasets.
+        data: One or more labelled datasets; none with --no-train.
         arms: Recipes or .toml files, the reference first. RECIPE-without has no divergence, and
             RECIPE-control InfoNCE to the same teacher in its place. Recipes by name are trained
             with ResNet-18.
@@ -211,7 +211,7 @@ def tables(
             named by its dataset, such as transfer-cifar10. By default all.
         keep_checkpoints: Keep the checkpoints of complete runs. A run whose checkpoint is gone is
             trained again if another protocol is asked for later.
-        train: With --no-train, only write the tables of the runs that are there.
+        train: With --no-train, only write the tables of the runs that are in --out.
         out: Folder of the study.
         accelerator: Device to train on; auto takes a GPU if there is one.
         console: Where to print; nothing is printed when None.

@@ -26,6 +26,7 @@ from .results import Measurement, accuracies, make_rows
 
 PENALTY = 1e-2
 """Of the linear classifier. There are too few labels to choose one."""
+_SMALL = 2**18  # features
 
 Rule = Callable[[Features, Tensor, Features, int, float], Tensor]
 """Labelled features, their labels, other features, number of classes, smoothing -> predictions."""
@@ -72,9 +73,12 @@ def linear_rule(
 ) -> Tensor:
     """Predict by a linear classifier with one penalty."""
     del smoothing
-    rows = known.representation
+    asked = queries.representation
+    # A GPU waits for the host at every step of so small a fit.
+    device = asked.device if known.representation.numel() > _SMALL else torch.device("cpu")
+    rows = known.representation.to(device)
     fit = fit_linear(rows, labels, num_classes=num_classes, l2=PENALTY, one_scale=True)
-    return fit.predict(queries.representation).argmax(dim=1)
+    return fit.predict(asked.to(device)).argmax(dim=1).to(asked.device)
 
 
 RULES: dict[str, Rule] = {

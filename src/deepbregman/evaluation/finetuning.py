@@ -268,11 +268,12 @@ def semi(evaluation: Evaluation) -> list[Record]:
     Each seed draws another share of the labels. A list of labels is the same for all seeds; then
     only the order, the crops and the classifier's first weights differ.
     """
-    starts = {
-        "from encoder": from_encoder,
-        "from projection layer 1": from_projection,
-        "supervised": from_scratch,
+    known: dict[str, tuple[str, Start]] = {
+        "encoder": ("from encoder", from_encoder),
+        "projection": ("from projection layer 1", from_projection),
+        "scratch": ("supervised", from_scratch),
     }
+    starts = dict(known[name] for name in dict.fromkeys(evaluation.options.semi.starts))
     labelled, seeds = evaluation.labelled, []
     if not len(labelled.model.projection):  # of a method of the user's own
         del starts["from projection layer 1"]

@@ -18,6 +18,7 @@ from deepbregman.errors import UserError, suggest
 Architecture = Literal["c4", "fpn"]
 Norm = Literal["train", "frozen"]
 Trunk = Literal["pretrained", "random"]
+Start = Literal["encoder", "projection", "scratch"]
 ProtocolName = Literal[
     "knn",
     "linear",
@@ -44,12 +45,17 @@ class Semi(Section):
     """Shares of the training labels to fine-tune on; each seed draws them class by class."""
     labelled_list: Path | None = None
     """Instead of shares: a file with the names or paths of the labelled images, one per line."""
+    starts: tuple[Start, ...] = ("encoder", "projection", "scratch")
+    """Networks to start from: the run's encoder, the same with the projection's first layer, or
+    random weights."""
 
     def __post_init__(self) -> None:
         """Check the fields, and that some labels are asked for."""
         if isinstance(self.labelled_list, str):
             object.__setattr__(self, "labelled_list", Path(self.labelled_list))
         super().__post_init__()
+        if not self.starts:
+            raise UserError("semi.starts is empty: give one of encoder, projection, scratch")
         if not self.labels and self.labelled_list is None:
             raise UserError("semi.labels is empty: give a share of the labels, such as 0.01")
         if self.labelled_list is not None and self.labels not in ((), Semi.labels):

@@ -12,6 +12,7 @@ them an interval can count the sampling of the test images, and not that of seed
 import base64
 import zlib
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -86,24 +87,34 @@ def record_predictions(
             part[FIELD][variant] = texts
 
 
-def read_predictions(run: Run, data: str, variant: str) -> Predictions | None:
-    """Read what a variant predicted, None where that is not kept.
+class KeptPredictions:
+    """The predictions that a run's folder holds; the file is read when first asked for."""
 
-    Args:
-        data: the dataset as rows name it.
-        variant: protocol and variant, such as ``linear, cached features``.
-    """
-    path = run.path / NAME
-    record = read_json(path, _SHAPE) if path.is_file() else {}
-    texts = record.get(data, {}).get(FIELD, {}).get(variant)
-    if texts is None:
-        return None
-    try:
-        part = record[data]
-        labels, classes = unpack(part["labels"]), tuple(part.get("classes") or ())
-        found = Predictions(labels, list(map(unpack, texts)), classes)
-        if any(len(classes) != len(found.labels) for classes in found.predicted):
-            raise ValueError("there are not as many predictions as labels")
-    except (KeyError, ValueError, zlib.error) as error:
-        raise UserError(f"{path} cannot be used ({error}): restore it or remove it") from None
-    return found
+    def __init__(self, run: Run) -> None:
+        self.path = run.path / NAME
+
+    @cached_property
+    def record(self) -> Record:
+        """What the file holds; empty where there is none."""
+        return read_json(self.path, _SHAPE) if self.path.is_file() else {}
+
+    def find(self, data: str, variant: str) -> Predictions | None:
+        """Return what a variant predicted, None where that is not kept.
+
+        Args:
+            data: the dataset as rows name it.
+            variant: protocol and variant, such as ``linear, cached features``.
+        """
+        part = self.record.get(data) or {}
+        texts = (part.get(FIELD) or {}).get(variant)
+        if texts is None:
+            return None
+        try:
+            labels, classes = unpack(part["labels"]), tuple(part.get("classes") or ())
+            found = Predictions(labels, list(map(unpack, texts)), classes)
+            if any(len(predicted) != len(labels) for predicted in found.predicted):
+                raise ValueError("there are not as many predictions as labels")
+        except (KeyError, ValueError, zlib.error) as error:
+            words = f"{self.path} cannot be used ({error}): restore it or remove it"
+            raise UserError(words) from None
+        return found

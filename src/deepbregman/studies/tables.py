@@ -27,8 +27,8 @@ from rich.console import Console
 from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
-from deepbregman.evaluation.options import Few, Ood, Options, Semi
-from deepbregman.evaluation.predictions import Predictions, read_predictions
+from deepbregman.evaluation.options import Few, Ood, Options, Semi, Start
+from deepbregman.evaluation.predictions import KeptPredictions, Predictions
 from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.evidence import save_difference_figure, save_tables
@@ -113,6 +113,7 @@ class TableEvaluation(EvaluationPlan):
         smallest = int(torch.unique(source.train.labels, return_counts=True)[1].min())
         shares = [share for share in Semi.labels if share * smallest >= 1] or [1.0]
         counts = [count for count in Few.labels_per_class if count <= smallest] or [1]
+        starts: tuple[Start, ...] = ("encoder", "scratch") if part.from_scratch else ("encoder",)
         trains = part.protocol in ("semi", "supervised", "transfer")
         return Options(
             protocols=(part.protocol,),
@@ -120,7 +121,7 @@ class TableEvaluation(EvaluationPlan):
             epochs=self.tuning_epochs if trains else 0,
             seed=config.seed,  # so that what the evaluation draws differs between runs, too
             balanced=source.imbalanced,
-            semi=Semi(labels=tuple(shares)),
+            semi=Semi(labels=tuple(shares), starts=starts),
             few=Few(labels_per_class=tuple(counts)),
             ood=Ood(against=part.others) if part.protocol == "ood" else Ood(),
         )
@@ -176,14 +177,13 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
     """Train and measure what is missing, together with other processes, and write the tables."""
     become_worker()
     plan = plan_tables(options)
-    device = pick_device(options.accelerator)
-    _begin(plan, device_name(device))
     queue = TableQueue(plan)
     figures = [options.out / f"differences.{kind}" for kind in FIGURE_KINDS]
     if not options.train:
         results = queue.save()
         save_difference_figure(figures, results)
         return StudyResult(options.out, results)
+    _begin(plan, device_name(pick_device(options.accelerator)))
     how = TableEvaluation(
         "test",
         keep_checkpoints=options.keep_checkpoints,
@@ -243,13 +243,13 @@ def collect_results(folder: Path) -> Record:
     known = [run for run in runs if run is not None]
     quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]] = {}
     for arm, seed, run in known:
-        trained_on = stem(run.config.data.source)
+        trained_on, kept = stem(run.config.data.source), KeptPredictions(run)
         for row in run.evaluations():
             if row["epoch"] != run.config.training.epochs:
                 continue
             key = (stem(row["data"]), trained_on, row["protocol"], row["variant"], row["metric"])
             found = quantities.setdefault(key, {}).setdefault(arm, {})
-            found[seed] = {**row, "run": run}
+            found[seed] = {**row, "kept": kept}
     return {
         "study": "tables",
         "arms": record["arms"],
@@ -337,7 +337,8 @@ def _interval_over_images(
 
 
 def _predictions_of(row: Record) -> Predictions | None:
-    return read_predictions(row["run"], row["data"], f"{row['protocol']}, {row['variant']}")
+    kept: KeptPredictions = row["kept"]
+    return kept.find(row["data"], f"{row['protocol']}, {row['variant']}")
 
 
 def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:
@@ -351,7 +352,7 @@ def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:
             row["metric"] == "balanced" and row["protocol"] == "linear" for row in run.evaluations()
         ):
             continue
-        kept = read_predictions(run, config.data.source, "linear, cached features")
+        kept = KeptPredictions(run).find(config.data.source, "linear, cached features")
         if kept is None or kept.labels.max() >= MOST_CLASSES:
             continue
         for label in np.unique(kept.labels).tolist():

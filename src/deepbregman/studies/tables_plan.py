@@ -5,7 +5,7 @@ This file needs no torch, so a wrong request is refused at once.
 
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -56,7 +56,7 @@ FILE = "tables.json"
 class TableOptions:
     """Options of the study ``tables``; the command explains them."""
 
-    data: tuple[str, ...]
+    data: tuple[str, ...] = ()
     arms: tuple[str, ...] = ARMS
     protocols: tuple[ProtocolName, ...] = PROTOCOLS
     seeds: int = 3
@@ -79,6 +79,8 @@ class Part(NamedTuple):
     """Such as ``linear`` or ``transfer-ham10000``."""
     protocol: ProtocolName
     others: tuple[str, ...] = ()
+    from_scratch: bool = False
+    """Whether to train from random weights as well, which is the same for every arm."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,6 @@ class TablePlan:
     arms: tuple[str, ...]
     """Short names, the reference first."""
     cells: tuple[TableCell, ...]
-    recipes: Mapping[str, str] = field(default_factory=dict)
 
 
 def stem(data: str) -> str:
@@ -116,6 +117,12 @@ def stem(data: str) -> str:
 
 def plan_tables(options: TableOptions) -> TablePlan:
     """Check a request, and list its runs seed by seed: a stopped study still compares arms."""
+    if not options.train:
+        if not (options.out / FILE).is_file():
+            raise UserError(
+                f"--no-train: {options.out} holds no tables; name their folder by --out"
+            )
+        return TablePlan(options, (), ())
     _check_options(options)
     _check_folder(options.out)
     arms = tuple(PurePath(arm).stem for arm in options.arms)
@@ -166,7 +173,7 @@ def build_arm(arm: str, given: Mapping[str, Any]) -> Config:
 def list_parts(
     options: TableOptions, arm: str, data: str, *, is_reference: bool
 ) -> tuple[Part, ...]:
-    """List what a run is to measure; training from scratch is the same for every arm."""
+    """List what a run is to measure."""
     others = tuple(other for other in options.data if other != data)
     parts = []
     for protocol in options.protocols:
@@ -175,7 +182,7 @@ def list_parts(
         elif protocol == "ood":
             parts.append(Part(protocol, protocol, (NOISE, *others)))
         elif protocol != "supervised" or is_reference:
-            parts.append(Part(protocol, protocol))
+            parts.append(Part(protocol, protocol, from_scratch=is_reference))
     names = {part: f"{arm}/{stem(data)}/{part.name}" for part in parts}
     patterns = options.only or ("*",)
     return tuple(
