@@ -49,6 +49,8 @@ from .tables_plan import (
     stem,
 )
 
+TRAINING = ("semi", "supervised", "transfer")
+"""Protocols that train a copy of the network."""
 MOST_CLASSES = 20
 """Datasets of more classes get no table by class."""
 
@@ -99,31 +101,36 @@ class TableEvaluation(EvaluationPlan):
     def evaluate(self, trial: Trial, run: Run, source: Source) -> dict[str, float]:
         """Measure the missing parts; each is in the run's result when it ends."""
         assert isinstance(trial, TableTrial)
-        for part in trial.missing():
-            options = self.options_for(part, trial.config, source)
-            other = part.protocol == "transfer"
-            run_protocols(Evaluation(run, options, self.accelerator, None if other else source))
+        missing = trial.missing()
+        # Protocols on frozen features share them.
+        together = [part for part in missing if part.protocol not in TRAINING]
+        alone = [[part] for part in missing if part.protocol in TRAINING]
+        for parts in filter(None, [together, *alone]):
+            options = self.options_for(parts, trial.config, source)
+            own = None if parts[0].protocol == "transfer" else source
+            run_protocols(Evaluation(run, options, self.accelerator, own))
         return name_top1(
             row for row in run.evaluations() if row["data"] == trial.config.data.source
         )
 
-    def options_for(self, part: Part, config: Config, source: Source) -> Options:
-        """Return the options that a part is measured with."""
+    def options_for(self, parts: Sequence[Part], config: Config, source: Source) -> Options:
+        """Return the options that parts on one dataset are measured with."""
         assert source.train.labels is not None  # open_labelled has made sure
         smallest = int(torch.unique(source.train.labels, return_counts=True)[1].min())
         shares = [share for share in Semi.labels if share * smallest >= 1] or [1.0]
         counts = [count for count in Few.labels_per_class if count <= smallest] or [1]
-        starts: tuple[Start, ...] = ("encoder", "scratch") if part.from_scratch else ("encoder",)
-        trains = part.protocol in ("semi", "supervised", "transfer")
+        first = parts[0]
+        starts: tuple[Start, ...] = ("encoder", "scratch") if first.from_scratch else ("encoder",)
+        others = next((part.others for part in parts if part.protocol == "ood"), None)
         return Options(
-            protocols=(part.protocol,),
-            data=part.others[0] if part.protocol == "transfer" else config.data.source,
-            epochs=self.tuning_epochs if trains else 0,
+            protocols=tuple(part.protocol for part in parts),
+            data=first.others[0] if first.protocol == "transfer" else config.data.source,
+            epochs=self.tuning_epochs if first.protocol in TRAINING else 0,
             seed=config.seed,  # so that what the evaluation draws differs between runs, too
             balanced=source.imbalanced,
             semi=Semi(labels=tuple(shares), starts=starts),
             few=Few(labels_per_class=tuple(counts)),
-            ood=Ood(against=part.others) if part.protocol == "ood" else Ood(),
+            ood=Ood() if others is None else Ood(against=others),
         )
 
 
@@ -243,9 +250,10 @@ def collect_results(folder: Path) -> Record:
     known = [run for run in runs if run is not None]
     quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]] = {}
     for arm, seed, run in known:
-        trained_on, kept = stem(run.config.data.source), KeptPredictions(run)
+        config, kept = run.config, KeptPredictions(run)
+        trained_on = stem(config.data.source)
         for row in run.evaluations():
-            if row["epoch"] != run.config.training.epochs:
+            if row["epoch"] != config.training.epochs:
                 continue
             key = (stem(row["data"]), trained_on, row["protocol"], row["variant"], row["metric"])
             found = quantities.setdefault(key, {}).setdefault(arm, {})
