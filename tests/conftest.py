@@ -5,6 +5,7 @@ others reads this file, too.
 """
 
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -46,6 +47,17 @@ SHORT: Mapping[str, Any] = {
 }
 
 Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Spare the collector what stays anyway: a look through all modules and tests takes a second."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,6 +3,7 @@
 A rule stands beside its field as an annotation and is checked when the section is made.
 """
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -75,13 +76,14 @@ def _is_finite(number: float) -> bool:
 
 def has_type(value: Any, hint: Any) -> bool:
     """Whether a value has the type of its field; a whole number will do for a float."""
-    if get_origin(hint) is Annotated:
+    origin = get_origin(hint)
+    if origin is Annotated:
         return has_type(value, get_args(hint)[0])
-    if get_origin(hint) is Literal:
+    if origin is Literal:
         return value in get_args(hint)
-    if get_origin(hint) is UnionType:
+    if origin is UnionType:
         return any(has_type(value, kind) for kind in get_args(hint))
-    if get_origin(hint) is tuple:
+    if origin is tuple:
         items = get_args(hint)
         if not isinstance(value, tuple):
             return False
@@ -113,11 +115,12 @@ def describe(hint: Any) -> str:
 
 def find_broken_rule(value: Any, hint: Any) -> str | None:
     """Say which rule of its annotation a value of the right type breaks, or None."""
-    if get_origin(hint) is tuple:
+    origin = get_origin(hint)
+    if origin is tuple:
         items = get_args(hint)
         hints = items[:1] * len(value) if items[-1] is Ellipsis else items
         return next(filter(None, map(find_broken_rule, value, hints)), None)
-    if get_origin(hint) is Annotated:
+    if origin is Annotated:
         rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range | Name)]
         words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
         return words or find_broken_rule(value, get_args(hint)[0])
@@ -129,6 +132,13 @@ def find_broken_rule(value: Any, hint: Any) -> str | None:
         except UnicodeEncodeError:  # a file's name in another encoding, as the shell passed it
             return "it must be valid Unicode; rename the file or folder"
     return None
+
+
+@functools.cache
+def _hints(section: type) -> dict[str, Any]:
+    """Return the annotation of every field; a study makes thousands of configurations."""
+    hints = get_type_hints(section, include_extras=True)
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
 
 
 class Section:
@@ -144,9 +154,7 @@ class Section:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name, hint in get_type_hints(type(self), include_extras=True).items():
-            if get_origin(hint) is ClassVar:
-                continue
+        for name, hint in _hints(type(self)).items():
             value, where = getattr(self, name), f"{self.table}.{name}"
             if isinstance(value, list):  # as TOML has it, and JSON
                 value = tuple(value)
