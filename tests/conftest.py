@@ -6,6 +6,7 @@ others reads this file, too.
 
 import contextlib
 import gc
+import importlib.util
 import json
 import os
 import socket
@@ -46,12 +47,13 @@ SHORT: Mapping[str, Any] = {
     "divergence.hidden": 8,
 }
 
+Stages = tuple[tuple[int, int], ...]
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Spare the collector what stays anyway: a look through all modules and tests takes a second."""
+    """Spare the collector what stays: to look through all modules and tests takes a second."""
     gc.disable()
     try:
         return (yield)
@@ -60,11 +62,42 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or extension modules tell of what they find at the end
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)  # torch may have been there before the environment said so
+
+
+@pytest.fixture(scope="session", autouse=True)
+def narrow_encoder(pytestconfig: pytest.Config) -> Stages:
+    """Make the small encoder narrow, so that its convolutions cost next to nothing.
+
+    Slow tests, which ask what is learnt, have the true one. Returns the true stages.
+    """
+    from deepbregman.method import networks
+
+    true = networks.SMALL_STAGES
+    if "not slow" in pytestconfig.option.markexpr:
+        networks.SMALL_STAGES = ((8, 1), (16, 2), (32, 1), (32, 2))
+    return true
+
+
+@pytest.fixture(scope="session", autouse=True)
+def coarse_pictures() -> None:
+    """Draw figures with a quarter of their pixels: to compress them takes longest."""
+    from deepbregman.reporting import charts
+
+    charts.PNG_SCALE /= 2
+
+
+@pytest.fixture
+def true_encoder(narrow_encoder: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deepbregman.method.networks.SMALL_STAGES", narrow_encoder)
 
 
 @pytest.fixture
@@ -115,12 +148,15 @@ class Forks:
 
 
 @pytest.fixture(scope="session")
-def forks() -> Iterator[Forks]:
+def forks(narrow_encoder: Stages) -> Iterator[Forks]:
+    from deepbregman.method import networks
+
     ours, theirs = socket.socketpair()
     ours.settimeout(600)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    words = [str(theirs.fileno()), json.dumps(networks.SMALL_STAGES)]
     server = subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("fork_server.py"), str(theirs.fileno())],
+        [sys.executable, Path(__file__).with_name("fork_server.py"), *words],
         pass_fds=[theirs.fileno()],
         env=environment,
     )
@@ -162,6 +198,15 @@ def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
         test_labels=digits.target[test],
     )
     return str(path)
+
+
+@pytest.fixture
+def without_umap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let maps be made by t-SNE: UMAP is compiled first, which takes long."""
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "umap" else find_spec(name)
+    )
 
 
 @contextlib.contextmanager

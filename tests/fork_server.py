@@ -1,6 +1,7 @@
 """Forks processes that need not import torch again: see ``Forks`` in conftest.py.
 
-usage: fork_server.py SOCKET, a file descriptor on which orders come.
+usage: fork_server.py SOCKET STAGES: a file descriptor on which orders come, and the stages of the
+small encoder as JSON.
 """
 
 import atexit
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from deepbregman.cli import main
+from deepbregman.method import networks
 
 # What takes long to import, so that the forked need not.
 for name in ("deepbregman.training.loop", "deepbregman.evaluation.knn", "typeguard", "rich.status"):
@@ -122,6 +124,7 @@ def end(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    networks.SMALL_STAGES = json.loads(sys.argv[2])
     gc.freeze()  # or every forked process would copy what it need not look at
     order = wait_for_orders(socket.socket(fileno=int(sys.argv[1])))
     try:

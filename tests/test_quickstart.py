@@ -13,6 +13,7 @@ from deepbregman.commands import quickstart as commands
 from deepbregman.commands.quickstart import measure, quickstart, show
 from deepbregman.evaluation import linear
 from deepbregman.evaluation.linear import fit_linear
+from deepbregman.reporting import charts
 from deepbregman.runs import Record, Run
 
 
@@ -34,7 +35,7 @@ def check(run: Run, capsys: pytest.CaptureFixture[str], tolerance: float) -> dic
     assert rows["raw pixels"]["linear"] == pytest.approx(96.4, abs=tolerance)
     assert rows["raw pixels"]["few_labels"] == pytest.approx(84.7, abs=tolerance)
     with Image.open(run.path / "quickstart.png") as figure:
-        assert min(figure.size) > 800
+        assert min(figure.size) > 400 * charts.PNG_SCALE
         assert len(figure.convert("RGB").getcolors(maxcolors=100_000) or []) > 50
     out = capsys.readouterr().out
     assert f"figure: {run.path / 'quickstart.png'}" in out

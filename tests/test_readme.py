@@ -58,7 +58,7 @@ def shortened(words: list[str]) -> list[str]:
     """Add options that make a command of the README small; of two equal options the last counts."""
     short = {
         "pretrain": "--training.epochs 1 --training.batch-size 8 --training.no-tensorboard "
-        "--data.image-size 16 --accelerator cpu",
+        "--data.image-size 16 --encoder.name small --accelerator cpu",
         "evaluate": "--epochs 1 --seeds 1 --accelerator cpu",
         "search": "--accelerator cpu",
         "cluster": "--accelerator cpu",
@@ -73,15 +73,19 @@ def shortened(words: list[str]) -> list[str]:
     return [*words, *shlex.split(short.get(words[0], ""))]
 
 
+@pytest.mark.usefixtures("without_umap")
 def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Empty: no browser opens the page here.
+    monkeypatch.setattr("deepbregman.reporting.page.vega_bundle", str)
     choose = linear.choose_l2  # among one penalty: on such data the choice takes longest
     monkeypatch.setattr(linear, "choose_l2", lambda *a, **k: choose(*a, **{**k, "grid": (0.1,)}))
     for line in "".join(blocks("sh")).splitlines():
         program, *words = shlex.split(line)
         assert program == "deepbregman"
         main(shortened(words))
+    width = deepbregman.load_encoder(workplace / "runs" / "mine").num_features
     with np.load(workplace / "features.npz") as arrays:
-        assert arrays["train_features"].shape == (16, 512)
+        assert arrays["train_features"].shape == (16, width)
     short = {'{"training.epochs": 100}': '{"training.epochs": 1}, data="few.npz"'}
     for code in blocks("python"):
         for long, brief in short.items():
@@ -91,7 +95,7 @@ def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyP
         if "rows" in scope:
             assert len(scope["rows"]) == 8  # kNN 4; linear 2, with top 1 and top 5 each
         if "features" in scope:
-            assert scope["features"].shape == (4, 512)
+            assert scope["features"].shape == (4, width)
 
 
 def test_the_loop_of_the_method_s_page_runs() -> None:

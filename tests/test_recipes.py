@@ -22,6 +22,7 @@ def test_recipe_trains(name: str, few_digits: str, tmp_path: Path) -> None:
         "training.batch_size": 40,
         "training.epochs": 3,
         "training.knn_every": 0,
+        "training.health_every": 0,
         "training.tensorboard": False,
         "optimiser.milestones": [],
         "optimiser.schedule": "constant",

@@ -15,6 +15,7 @@ from deepbregman.training import planning
 from ..conftest import Command
 
 QUICK = ("--training.no-tensorboard", "--encoder.projection-hidden", 16, "--accelerator", "cpu")
+SMALL = ("--encoder.name", "small")
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +59,9 @@ def test_options_are_kept_even_if_they_are_the_recipe_s(
     command: Command, photos: Path, tmp_path: Path
 ) -> None:
     words = ("--training.batch_size=20", "--optimiser.learning-rate", 1.0, "--training.epochs", 1)
+    words += (*SMALL, *QUICK)
     run = tmp_path / "run"
-    assert command("pretrain", "auto", "--data", photos, "--run", run, *words, *QUICK)[0] == 0
+    assert command("pretrain", "auto", "--data", photos, "--run", run, *words)[0] == 0
     config = Run.open(run).config
     assert config.training.batch_size == 20
     assert config.optimiser.learning_rate == 1.0  # also that of the recipe
@@ -71,6 +73,7 @@ def test_in_python(few_digits: str, tmp_path: Path) -> None:
         "training.epochs": 1,
         "training.tensorboard": False,
         "training.knn_every": 0,
+        "encoder.name": "small",
         "encoder.projection_hidden": 16,
     }
     run = pretrain("auto", data=few_digits, run=tmp_path / "run", changes=changes)

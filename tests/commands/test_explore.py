@@ -1,7 +1,6 @@
 """Exploring as a user does it: the verb, the file that it writes, and its errors."""
 
 import base64
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -21,13 +20,7 @@ def command(command: Command) -> Command:
     return lambda *words: command(*words, "--accelerator", "cpu")
 
 
-@pytest.fixture(autouse=True)
-def without_umap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the map be made by t-SNE: UMAP is compiled first, which takes long."""
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "umap" else find_spec(name)
-    )
+pytestmark = pytest.mark.usefixtures("without_umap")
 
 
 def read(text: str, name: str, kind: str) -> np.ndarray:

@@ -1,6 +1,5 @@
 """What the explorer shows: neighbours, places on the map, winners, labels of a table, samples."""
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +23,6 @@ from deepbregman.method.bregman import divergence, soft_divergence
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture
-def without_umap(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the map be made by t-SNE: UMAP is compiled first, which takes long."""
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "umap" else find_spec(name)
-    )
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.7])

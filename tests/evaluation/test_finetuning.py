@@ -58,6 +58,7 @@ def tuned(seed: int = 0, **options: Any) -> Classifier:
 
 
 class TestEngine:
+    @pytest.mark.usefixtures("true_encoder")
     def test_learns_what_can_be_learned(self) -> None:
         logits = predict(tuned(), coloured(), 8)
         assert torch.equal(logits.argmax(1), LABELS)
@@ -99,6 +100,7 @@ class TestEngine:
         for name, value in expected.state_dict().items():
             torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
+    @pytest.mark.usefixtures("true_encoder")
     def test_only_the_given_images_are_trained_on(self) -> None:
         """Wrong labels elsewhere do no harm, nor does a batch larger than what is left."""
         indices = torch.arange(0, 60, 2)

@@ -110,18 +110,13 @@ class TestSubnetworks:
 
 
 class TestEncoders:
-    @pytest.mark.parametrize(
-        ("name", "width"),
-        [("resnet18", 512), ("resnet34", 512), ("resnet50", 2048), ("small", 128)],
-    )
-    def test_widths(self, name: str, width: int) -> None:
+    @pytest.mark.usefixtures("true_encoder")
+    @pytest.mark.parametrize("name", TRUNKS)
+    def test_widths(self, name: str) -> None:
         encoder = build_encoder(name, 32).eval()
+        width = {"small": 128, "resnet18": 512, "resnet34": 512}.get(name, 2048)
         assert encoder.num_features == width
-        assert encoder(torch.rand(2, 3, 32, 32)).shape == (2, width)
-
-    def test_every_trunk_can_be_built(self) -> None:
-        for name in TRUNKS:
-            assert build_encoder(name, 32).num_features > 0
+        assert encoder(torch.rand(2, 3, 16, 16)).shape == (2, width)
 
     def test_stem_keeps_the_resolution_of_thumbnails_only(self) -> None:
         small, large = build_encoder("resnet18", 64).trunk, build_encoder("resnet18", 65).trunk
@@ -181,7 +176,8 @@ def test_a_projection_can_be_deeper_and_end_in_a_norm() -> None:
 
 
 def test_model_passes_h_to_z_to_scores() -> None:
-    encoder, projection = build_encoder("small", 8), build_projection(128, 16, 8)
+    encoder = build_encoder("small", 8)
+    projection = build_projection(encoder.num_features, 16, 8)
     model = Model(encoder, projection, BregmanNetwork(8, 5, 4)).eval()
     images = torch.rand(3, 3, 8, 8)
     h, z, scores = model(images)

@@ -161,13 +161,16 @@ class SmallTrunk(nn.Sequential):
         return found, maps
 
 
+SMALL_STAGES = ((32, 1), (64, 2), (128, 1), (128, 2))
+"""Width and stride of each convolution of the small trunk."""
+
+
 def _small(stem: str) -> tuple[nn.Module, int]:
     """Build a convolutional trunk for thumbnails, a second or so per epoch on a CPU."""
     del stem  # it has none to choose
     layers: list[nn.Module] = []
     channels = 3
-    shapes = ((32, 1), (64, 2), (128, 1), (128, 2))
-    for width, stride in shapes:
+    for width, stride in SMALL_STAGES:
         layers += [
             nn.Conv2d(channels, width, kernel_size=3, stride=stride, padding=1, bias=False),
             nn.BatchNorm2d(width),
@@ -175,7 +178,7 @@ def _small(stem: str) -> tuple[nn.Module, int]:
         ]
         channels = width
     trunk = SmallTrunk(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    trunk.stage_widths = tuple(width for width, _ in shapes)
+    trunk.stage_widths = tuple(width for width, _ in SMALL_STAGES)
     return trunk, channels
 
 
