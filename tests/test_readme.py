@@ -93,7 +93,7 @@ def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyP
         scope: dict[str, object] = {}
         exec(compile(code, "README.md", "exec"), scope)
         if "rows" in scope:
-            assert len(scope["rows"]) == 8  # kNN 4; linear 2, with top 1 and top 5 each
+            assert len(scope["rows"]) == 10  # kNN 6; linear 2, with top 1 and top 5 each
         if "features" in scope:
             assert scope["features"].shape == (4, width)
 
