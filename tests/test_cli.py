@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 
+from deepbregman import load_encoder
 from deepbregman.cli import VERBS, main
 from deepbregman.config import Config, override, recipes, to_toml
 from deepbregman.runs import Run
@@ -128,6 +129,8 @@ class TestVerbs:
         assert kinds == [
             ("knn", "cosine, k=20"),
             ("knn", "cosine, k=200"),
+            ("knn", "cosine of embeddings, k=20"),
+            ("knn", "cosine of embeddings, k=200"),
             ("knn", "divergence, k=20"),
             ("knn", "divergence, k=200"),
             *[("linear", "cached features")] * 2,  # top 1 and top 5
@@ -139,7 +142,8 @@ class TestVerbs:
         code, _, err = command("embed", folder, "--out", out_file, "--accelerator", "cpu")
         assert (code, err) == (0, "")
         with np.load(out_file, allow_pickle=False) as arrays:
-            assert arrays["train_features"].shape == (200, 128)
+            width = load_encoder(folder).num_features
+            assert arrays["train_features"].shape == (200, width)
             assert arrays["test_scores"].shape == (100, 10)
             assert arrays["test_labels"].shape == (100,)
 

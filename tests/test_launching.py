@@ -353,6 +353,7 @@ def pair(folder: Path) -> tuple[Path, str]:
     return folder / "pair", out
 
 
+@pytest.mark.usefixtures("true_encoder")  # which the processes have
 def test_devices_start_processes_that_train_as_one_would(
     folder: Path, few_digits: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
