@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 
 from deepbregman.data import FileImages, StreamingBatches, open_source
-from deepbregman.data.folders import HAS_AVIF, list_folder
+from deepbregman.data.folders import HAS_AVIF, explain_ignored, list_folder
 from deepbregman.data.frames import Frame, decode_frame, quiet_pillow, read_size
 from deepbregman.errors import UserError
 
@@ -508,3 +508,33 @@ def test_avif_is_read(tmp_path: Path) -> None:
     frame = decode_frame(tmp_path / "a.avif", 16)
     assert frame.size == (16, 12)
     np.testing.assert_allclose(frame.pixels[:, :, :12], 128, atol=3)
+
+
+def test_heic_is_read_as_a_telephone_holds_it(tmp_path: Path) -> None:
+    plugin = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    plugin.register_heif_opener()
+    pixels = np.zeros((32, 64, 3), dtype=np.uint8)
+    pixels[:, :32, 0] = pixels[:, 32:, 2] = 200  # red, then blue
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the telephone was held upright: turn clockwise, so that red is above
+    Image.fromarray(pixels).save(tmp_path / "a.heic", quality=95, exif=exif.tobytes())
+    Image.fromarray(pixels).save(tmp_path / "b.HEIF", format="HEIF", quality=95)
+    assert [path.name for path in list_folder(tmp_path).train.paths] == ["a.heic", "b.HEIF"]
+    upright, flat = (decode_frame(tmp_path / name, 64) for name in ("a.heic", "b.HEIF"))
+    assert upright.size == (64, 32)
+    np.testing.assert_allclose(upright.pixels[:, 8, 16], (200, 0, 0), atol=12)
+    np.testing.assert_allclose(upright.pixels[:, 56, 16], (0, 0, 200), atol=12)
+    assert flat.size == (32, 64)
+    np.testing.assert_allclose(flat.pixels[:, 16, 56], (0, 0, 200), atol=12)
+    source = open_source(str(tmp_path), image_size=32)
+    assert len(source.train) == 2
+    (tmp_path / "a.heic").write_bytes((tmp_path / "a.heic").read_bytes()[:200])
+    with pytest.raises(UserError, match=r"a\.heic"):
+        decode_frame(tmp_path / "a.heic", 64)
+
+
+def test_photos_that_need_a_plug_in_name_it() -> None:
+    words = explain_ignored({".heic": 3, ".txt": 1, ".avif": 2})
+    assert "to read .heic: pip install 'deepbregman[heic]'" in words
+    assert "to read .avif: pip install 'pillow>=11.3'" in words
+    assert explain_ignored({".txt": 1}) == ""

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,6 +161,13 @@ def open_page(tab: "chromium.Tab", page: Path, width: int, scheme: str) -> None:
     tab.wait_for(f"{DRAWN} > 0")
 
 
+def time_opening(tab: "chromium.Tab", page: Path) -> float:
+    """Return the seconds until the map is drawn."""
+    started = time.monotonic()
+    open_page(tab, page, 1400, "light")
+    return time.monotonic() - started
+
+
 def press(tab: "chromium.Tab", x: float, y: float, *more: tuple[float, float]) -> None:
     """Click, or drag from one place over others."""
     mouse = {"button": "left", "clickCount": 1}
@@ -300,7 +308,8 @@ class TestBrowser:
 def test_ten_thousand_images(tab: "chromium.Tab", tmp_path: Path) -> None:
     (sheet,) = draw_sheets(pixels(PER_SHEET), thumbnail_side(10_000))
     write_page(tmp_path / "map.html", sample(10_000), [sheet] * 10)
-    open_page(tab, tmp_path / "map.html", 1400, "light")
+    # It takes less than a second; a machine that is busy with other work may need another try.
+    assert any(time_opening(tab, tmp_path / "map.html") < 3.0 for _ in range(3))
     press(tab, *place_of(tab, 9_000))
     tab.wait_for("document.querySelectorAll('#near .thumbs button').length === 12")
     assert tab.messages == []

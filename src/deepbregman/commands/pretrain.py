@@ -370,6 +370,7 @@ def _train(
     wishes: Wishes | None = None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
+    from deepbregman.data.folders import explain_ignored
     from deepbregman.data.opening import (
         images_to_pretrain_on,
         labels_to_pretrain_on,
@@ -445,7 +446,8 @@ def _train(
             say(console, f"the encoder starts from the weights of {start}; its heads are new")
         unused = _describe_unused(source, len(held_out), len(images), job)
         if unused:
-            say(console, f"not trained on: {', '.join(unused)}")
+            fix = explain_ignored(source.ignored)
+            say(console, f"not trained on: {', '.join(unused)}{fix}")
         for words in sharing:
             say(console, words)
 

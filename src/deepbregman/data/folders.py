@@ -108,11 +108,25 @@ def list_folder(folder: Path) -> Listing:
     if not tree.here and not tree.groups:
         raise UserError(
             f"data.source {str(folder)!r}: no image in it ({tree.ignored.total()} other files); "
-            f"images end in {' '.join(sorted(SUFFIXES))}"
+            f"images end in {' '.join(sorted(SUFFIXES))}{explain_ignored(tree.ignored)}"
         )
     train = _label(trees[0], classes)
     test = _label(trees[1], classes) if len(trees) == 2 else None
     return Listing(folder, train, test, classes, ignored=tree.ignored)
+
+
+def explain_ignored(ignored: Mapping[str, int]) -> str:
+    """Say what it takes to read those of the other files that are photos; empty if none is."""
+    missing = {
+        "pip install 'deepbregman[heic]'": (".heic", ".heif"),
+        "pip install 'pillow>=11.3'": (".avif",),
+    }
+    found = [
+        f"; to read {' and '.join(kinds)}: {fix}"
+        for fix, suffixes in missing.items()
+        if (kinds := [suffix for suffix in suffixes if suffix in ignored])
+    ]
+    return "".join(found)
 
 
 def has_image(folder: Path) -> bool:
