@@ -10,6 +10,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from deepbregman.cli import main
+from deepbregman.commands.report import report
 from deepbregman.commands.study import tables
 from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
@@ -176,6 +177,10 @@ def test_a_study_is_stopped_continued_and_extended(
         lines = list(csv.DictReader(file))
     assert len(lines) == sum(len(q["arms"]) for q in results["quantities"])
     assert "digits - digits-without" in (out / "differences.svg").read_text()
+
+    page = report([out], tmp_path / "report")
+    assert "uneven: by class" in page.page.read_text()
+    assert (page.page.parent / "tables" / "tables-uneven-accuracy.csv").is_file()
 
 
 def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from deepbregman.files import replace_file, write_csv
 from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_difference
 
-from .charts import arm_colour, dot_chart, round_digits, save_chart, slug, specify
+from .charts import Figure, arm_colour, dot_chart, round_digits, save_chart, slug, specify
 from .published import CAVEAT, published_for
 from .records import Measure
 from .tables import Cell, Row, Table, cell_of, mark_best, to_csv, to_latex, to_markdown
@@ -56,8 +56,35 @@ DRAWN = {
 """Quantities in the figure of differences: balanced accuracy where there is one."""
 
 
-def evidence_tables(results: Record) -> list[Table]:
-    """Make the tables of a record: quantities in rows, arms in columns, differences after them."""
+_SUMMARY = {"mean": float, "deviation": float, "n": int}
+_DIFFERENCE = {**_SUMMARY, "arm": str, "against": str, "interval": [float], "over_images": [float]}
+_QUANTITY = {
+    **dict.fromkeys(("data", "trained_on", "protocol", "variant", "metric"), str),
+    **{"num_train": int, "num_test": int, "arms": {...: _SUMMARY}, "differences": [_DIFFERENCE]},
+}
+EVIDENCE = {
+    **{"arms": [str], "pairs": [[str]], "quantities": [_QUANTITY]},
+    "runs": [{"arm": str, "data": str, "seconds": float, "state": str}],
+    "classes": [{"data": str, "class": str, "num_test": int, "arms": {...: _SUMMARY}}],
+}
+"""The shape of ``results.json``."""
+
+
+def is_evidence(record: Record) -> bool:
+    """Whether ``results.json`` is of the study ``tables``."""
+    return "quantities" in record
+
+
+def evidence_tables(results: Record, prefix: str = "") -> list[Table]:
+    """Make the tables of a record: quantities in rows, arms in columns, differences after them.
+
+    Args:
+        prefix: of the names of their files.
+    """
+    return [table._replace(key=f"{prefix}{table.key}") for table in _list_tables(results)]
+
+
+def _list_tables(results: Record) -> list[Table]:
     tables = []
     for data in dict.fromkeys(quantity["data"] for quantity in results["quantities"]):
         for group, protocols in GROUPS.items():
@@ -224,7 +251,7 @@ def _flatten(results: Record) -> Iterable[Record]:
             yield {**{key: quantity[key] for key in keys}, "arm": arm, **kept}
 
 
-def difference_chart(results: Record) -> Record | None:
+def difference_figure(results: Record, prefix: str = "") -> Figure | None:
     """Draw where each arm is ahead of what it is compared with; None where nothing is compared."""
     points: list[Record] = []
     balanced = {_place(q) for q in results["quantities"] if q["metric"] == "balanced"}
@@ -252,14 +279,16 @@ def difference_chart(results: Record) -> Record | None:
         points, "measure", colour, words, unit="points", arms=names, levels=[{"value": 0}]
     )
     title = "Where is an arm ahead?"
-    return specify(chart, title, "mean of the differences seed by seed; bar: 95 % interval")
+    caption = "points; mean of the differences seed by seed; bar: 95 % interval, of one seed over "
+    caption += "test images only"
+    return Figure(f"{prefix}differences", title, caption, specify(chart, title, caption))
 
 
 def save_difference_figure(paths: Sequence[Path], results: Record) -> None:
     """Write the figure of differences, where there are any."""
-    chart = difference_chart(results)
-    if chart is not None:
-        save_chart(paths, chart)
+    figure = difference_figure(results)
+    if figure is not None:
+        save_chart(paths, figure.spec)
 
 
 def _place(quantity: Record) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ from .charts import (
     save_chart,
     slug,
 )
+from .evidence import EVIDENCE, difference_figure, evidence_tables, is_evidence
 from .published import CAVEAT, published_series
 from .records import (
     RunGroup,
@@ -229,7 +230,10 @@ def read_study(path: Path) -> StudySection:
     records = {n: read_json(path / n) for n in STUDY_FILES if (path / n).is_file()}
     results, trials = records.get("results.json"), records.get("trials.json")
     try:
-        if results is not None and is_grid(results):
+        if results is not None and is_evidence(results):
+            check_shape(results, EVIDENCE)
+            _add_evidence(study, results)
+        elif results is not None and is_grid(results):
             check_shape(results, GRID)
             _add_grid(study, path, results)
         elif trials is not None:
@@ -285,6 +289,13 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
     }
     study.figures = study_figures(results, study.key)
     study.tables = study_tables(results, study.key)
+
+
+def _add_evidence(study: StudySection, results: Record) -> None:
+    figure = difference_figure(results, f"{study.key}-")
+    study.figures = [] if figure is None else [figure]
+    study.tables = evidence_tables(results, f"{study.key}-")
+    study.facts = {"arms": ", ".join(results["arms"]), "runs": str(len(results["runs"]))}
 
 
 def _add_search(study: StudySection, record: Record) -> None:
