@@ -121,7 +121,7 @@ def make_printable(text: str) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its name where it has none."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -134,7 +134,7 @@ def test_a_study_is_stopped_continued_and_extended(
 
     monkeypatch.setattr(engine, "pretrain", count)
     monkeypatch.setattr("deepbregman.studies.tables.FIGURE_KINDS", ("svg",))
-    with pytest.raises(engine.Stopped, match="1 of 2 runs are complete"):
+    with pytest.raises(engine.Stopped, match="1 of 2 runs are done"):
         tables(protocols=("knn",), **common)
     assert calls == ["digits-without-uneven-seed0"]
     first = out / "runs" / calls[0] / "result.json"

@@ -307,7 +307,7 @@ def test_a_second_interrupt_during_the_save(
 def test_an_interrupt_before_there_is_a_run(
     command: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*arguments: Any) -> NoReturn:
+    def interrupt(*arguments: Any, **options: Any) -> NoReturn:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("deepbregman.data.opening.open_data", interrupt)

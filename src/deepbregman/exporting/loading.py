@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.config import from_toml
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, first_line
 from deepbregman.files import Record, parse_json
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import build_run_encoder
@@ -89,9 +89,9 @@ def _read_state_dict(path: Path) -> tuple[State, Record]:
         state["mean"] = torch.tensor(record["mean"]).view(1, -1, 1, 1)
         state["deviation"] = torch.tensor(record["std"]).view(1, -1, 1, 1)
     except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
-        reason = str(why).splitlines()[0] if str(why) else type(why).__name__
         raise UserError(
-            f"{path} and {sidecar} cannot be read ({reason}): they are damaged; export them again"
+            f"{path} and {sidecar} cannot be read ({first_line(why)}): they are damaged; export "
+            "them again"
         ) from None
     return state, record
 

@@ -12,7 +12,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -277,7 +278,7 @@ class Worker:
 
 
 class Queue(Protocol):
-    """Where workers get their trials: the list of a grid, or Optuna."""
+    """Where workers get their trials: a :class:`TrialQueue`, or Optuna."""
 
     def count(self) -> tuple[int, int]:
         """Return how many trials are done, by all processes, and how many there are."""
@@ -290,6 +291,44 @@ class Queue(Protocol):
 
     def save(self) -> Record:
         """Write the results of all trials that are done."""
+
+
+class TrialQueue(ABC):
+    """A list of trials that processes claim by locks in a folder."""
+
+    folder: Path
+    trials: Sequence[Trial]
+    waiting: Sequence[Trial]
+    """Those that were not done when they were last counted; at first all."""
+
+    @abstractmethod
+    def name_trial(self, trial: Trial) -> str:
+        """Name a trial for people."""
+
+    @abstractmethod
+    def save(self) -> Record:
+        """Write the results of all trials that are done."""
+
+    def count(self) -> tuple[int, int]:
+        """Return how many trials are done, by all processes, and how many there are."""
+        self.waiting = [trial for trial in self.waiting if trial.outcome() is None]
+        return len(self.trials) - len(self.waiting), len(self.trials)
+
+    def describe(self) -> str:
+        """Describe how many trials are done."""
+        done, total = self.count()
+        return f"{done} of {total} runs are done"
+
+    def run_next(self, worker: Worker) -> bool:
+        """Claim a free trial and run it; False if other processes hold all that remain."""
+        for trial in self.waiting:
+            with lock(self.folder, trial.name, wait=False) as is_mine:
+                if not is_mine:
+                    continue
+                if trial.outcome() is None:  # else another process was faster
+                    worker.run(trial, self.name_trial(trial))
+                return True
+        return False
 
 
 def work(queue: Queue, worker: Worker, command: str) -> Record:

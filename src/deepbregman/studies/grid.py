@@ -28,7 +28,7 @@ from deepbregman.statistics import summarise
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import Arm, Study, StudyOptions, StudyResult
-from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, work
+from .engine import EvaluationPlan, Trial, TrialQueue, Worker, become_worker, lock, work
 from .grid_plan import plan_study, usable_arms
 from .results import write_results
 
@@ -56,7 +56,7 @@ def plan_cells(arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Pa
 
 
 @dataclass
-class Grid:
+class Grid(TrialQueue):
     """A study with its options: the queue of its trials."""
 
     study: Study
@@ -72,27 +72,10 @@ class Grid:
         self.trials = list({cell.trial.name: cell.trial for cell in self.cells}.values())
         self.waiting = list(self.trials)
 
-    def count(self) -> tuple[int, int]:
-        """Return how many trials are done, by all processes, and how many there are."""
-        self.waiting = [trial for trial in self.waiting if trial.outcome() is None]
-        return len(self.trials) - len(self.waiting), len(self.trials)
-
-    def describe(self) -> str:
-        """Describe how many trials are done."""
-        done, total = self.count()
-        return f"{done} of {total} runs are done"
-
-    def run_next(self, worker: Worker) -> bool:
-        """Claim a free trial and run it; False if other processes hold all that remain."""
-        for trial in self.waiting:
-            with lock(self.folder, trial.name, wait=False) as is_mine:
-                if not is_mine:
-                    continue
-                if trial.outcome() is None:  # else another process was faster
-                    cell = next(cell for cell in self.cells if cell.trial.name == trial.name)
-                    worker.run(trial, f"{self.study.name} {cell.arm.name}, seed {cell.seed}")
-                return True
-        return False
+    def name_trial(self, trial: Trial) -> str:
+        """Name a trial by the first arm that it belongs to."""
+        cell = next(cell for cell in self.cells if cell.trial.name == trial.name)
+        return f"{self.study.name} {cell.arm.name}, seed {cell.seed}"
 
     def save(self) -> Record:
         """Write the results of all trials that are done, those of earlier commands included."""

@@ -37,7 +37,7 @@ from deepbregman.statistics import interval_over_images, summarise, summarise_pa
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import StudyResult
-from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, name_top1, work
+from .engine import EvaluationPlan, Trial, TrialQueue, Worker, become_worker, lock, name_top1, work
 from .tables_plan import (
     FILE,
     Part,
@@ -135,7 +135,7 @@ class TableEvaluation(EvaluationPlan):
 
 
 @dataclass
-class TableQueue:
+class TableQueue(TrialQueue):
     """The runs of the tables that are not complete."""
 
     plan: TablePlan
@@ -148,28 +148,11 @@ class TableQueue:
         ]
         self.waiting = list(self.trials)
 
-    def count(self) -> tuple[int, int]:
-        """Return how many runs are complete, by all processes, and how many there are."""
-        self.waiting = [trial for trial in self.waiting if trial.outcome() is None]
-        return len(self.trials) - len(self.waiting), len(self.trials)
-
-    def describe(self) -> str:
-        """Describe how many runs are complete."""
-        done, total = self.count()
-        return f"{done} of {total} runs are complete"
-
-    def run_next(self, worker: Worker) -> bool:
-        """Claim a free run, train and measure it; False if other processes hold all that remain."""
-        for trial in self.waiting:
-            with lock(self.folder, trial.name, wait=False) as is_mine:
-                if not is_mine:
-                    continue
-                if trial.outcome() is None:  # else another process was faster
-                    cell = trial.cell
-                    title = f"{cell.arm} on {stem(cell.data)}, seed {cell.seed}"
-                    worker.run(trial, title)
-                return True
-        return False
+    def name_trial(self, trial: Trial) -> str:
+        """Name a trial by its arm, data and seed."""
+        assert isinstance(trial, TableTrial)
+        cell = trial.cell
+        return f"{cell.arm} on {stem(cell.data)}, seed {cell.seed}"
 
     def save(self) -> Record:
         """Write the results of all runs that are there, whatever was asked for now."""

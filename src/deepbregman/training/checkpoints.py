@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config, differing_fields, from_toml, override
 from deepbregman.data import Images, fingerprint
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, first_line
 from deepbregman.method.networks import Encoder, Model
 from deepbregman.objectives import DivergenceTerm, OwnParts, Step, build_run_encoder, build_step
 from deepbregman.objectives.objective import build_head
@@ -106,8 +106,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
         state: State = read_tensors(content, device)
         state["format"]  # a file of another program may hold something else
     except Exception as why:  # torch raises many kinds on bytes that it did not write
-        reason = str(why).splitlines()[0] if str(why) else type(why).__name__
-        raise DamagedCheckpoint(path, reason) from None
+        raise DamagedCheckpoint(path, first_line(why)) from None
     return state
 
 

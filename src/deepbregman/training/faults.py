@@ -19,6 +19,7 @@ from deepbregman.errors import (
     ReportedElsewhere,
     UserError,
     explain_error,
+    first_line,
     is_out_of_memory,
 )
 from deepbregman.launching import stopping_signals
@@ -92,9 +93,8 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
 
 def _explain_memory(config: Config, error: BaseException) -> str:
     training = config.training
-    reason = next(iter(str(error).splitlines()), "") or type(error).__name__
     return (
-        f"out of memory ({reason}) with training.batch_size {training.batch_size} times "
+        f"out of memory ({first_line(error)}) with training.batch_size {training.batch_size} times "
         f"{config.views.num_views} views of {config.view_size} px and encoder "
         f"{config.encoder.name}: lower training.batch_size and raise training.accumulate "
         f"({training.accumulate}) in proportion, lower views.relative_size, data.image_size or "

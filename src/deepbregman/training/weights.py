@@ -17,7 +17,7 @@ import torchvision
 from torch import Tensor
 
 from deepbregman.config import Config
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, first_line
 from deepbregman.files import parse_json
 from deepbregman.method.networks import TIMM, Encoder, create_timm
 from deepbregman.runs import Record, Run, is_run
@@ -105,12 +105,11 @@ def _download(wanted: str, name: str, fetch: Callable[[], StartingWeights]) -> S
     except UserError:
         raise
     except Exception as error:  # of the network, of a hub, of a cache: each library has its own
-        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise UserError(
-            f"encoder.weights is {wanted!r}: the weights of {name} cannot be had ({reason}); "
-            "connect to the network for the first run, copy the cache of a machine that has them "
-            "(TORCH_HOME of torchvision, HF_HOME of timm), name a file with --encoder.weights "
-            "FILE, or train from --encoder.weights random"
+            f"encoder.weights is {wanted!r}: the weights of {name} cannot be had "
+            f"({first_line(error)}); connect to the network for the first run, copy the cache of a "
+            "machine that has them (TORCH_HOME of torchvision, HF_HOME of timm), name a file with "
+            "--encoder.weights FILE, or train from --encoder.weights random"
         ) from None
 
 
@@ -216,8 +215,7 @@ def _explain_damage(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as why:  # torch's reader fails in a dozen ways on bytes it did not write
-        reason = str(why).splitlines()[0] if str(why) else type(why).__name__
         raise UserError(
-            f"encoder.weights is {str(path)!r}, which cannot be read ({reason}): give a file of "
-            "torch.save with tensors by name, or of safetensors"
+            f"encoder.weights is {str(path)!r}, which cannot be read ({first_line(why)}): "
+            "give a file of torch.save with tensors by name, or of safetensors"
         ) from None
