@@ -5,8 +5,10 @@ small encoder as JSON.
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
+import io
 import json
 import os
 import pathlib
@@ -125,6 +127,8 @@ def end(code: int) -> NoReturn:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     networks.SMALL_STAGES = json.loads(sys.argv[2])
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main(["pretrain", "digits", "--help"])  # what tyro looks up once it keeps
     gc.freeze()  # or every forked process would copy what it need not look at
     order = wait_for_orders(socket.socket(fileno=int(sys.argv[1])))
     try:

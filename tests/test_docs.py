@@ -17,6 +17,7 @@ from lightning_fabric.loggers import CSVLogger
 
 import deepbregman
 from deepbregman.cli import VERBS
+from deepbregman.config import load_recipe
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import Samples, ViewGroups
 from deepbregman.studies.definition import Study
@@ -191,3 +192,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert 'id="deepbregman.nt_xent"' in page
     records = (tmp_path / "site" / "results.html").read_text()
     assert 'href="../../results/studies/comparison-teacher"' in records
+
+
+def test_the_cpus_of_a_task_are_enough_for_the_recipe_s_workers() -> None:
+    cpus = re.findall(r"--cpus-per-task=(\d+)", (DOCS / "scaling.md").read_text())
+    workers = load_recipe("paper-imagenet").data.workers
+    assert [int(number) > workers for number in cpus] == [True]  # and one for the training

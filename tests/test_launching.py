@@ -359,6 +359,7 @@ def test_devices_start_processes_that_train_as_one_would(
 ) -> None:
     words = ["digits", *SMALL, "--data", few_digits, "--training.epochs", "2"]
     words += ["--training.batch-size", "60", "--training.knn-every", "0"]
+    words += ["--training.health-every", "0"]
     whole, run = folder / "one", folder / "two"
     main(["pretrain", *words, "--run", str(whole)])
     code, out, err = finished(command(*words, "--devices", "2", "--run", str(run)))

@@ -137,17 +137,23 @@ def test_its_untrained_twin_draws_its_weights_anew(trained: Run) -> None:
 
 
 def test_it_is_finetuned_beside_an_untrained_one(trained: Run, few_digits: str) -> None:
-    rows = evaluate(
-        trained,
-        protocols=["semi"],
-        data=few_digits,
-        epochs=1,
-        semi=Semi(labels=(0.5,)),
-        accelerator="cpu",
-        encoder=own(seed=9),
-    )
-    arms = {row["variant"].split(", ")[1] for row in rows}
-    assert arms == {"from encoder", "from projection layer 1", "supervised"}
+    """With dropout, which is drawn from the seed."""
+    found = []
+    for state in (1, 2):
+        module = nn.Sequential(*own(seed=9), nn.Dropout(0.5))
+        torch.manual_seed(state)
+        rows = evaluate(
+            trained,
+            protocols=["semi"],
+            data=few_digits,
+            epochs=1,
+            semi=Semi(labels=(0.5,)),
+            accelerator="cpu",
+            encoder=module,
+        )
+        found.append({row["variant"].split(", ")[1]: row["value"] for row in rows})
+    assert found[0].keys() == {"from encoder", "from projection layer 1", "supervised"}
+    assert found[0] == found[1]
 
 
 class Scaled(nn.Module):

@@ -1,5 +1,8 @@
 """Detectors around an encoder: what is in them, and what is refused."""
 
+import copy
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,8 +23,17 @@ ARCHITECTURES: tuple[Architecture, ...] = ("c4", "fpn")
 MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
-def an_encoder(name: str = "resnet18", seed: int = 0) -> Encoder:
-    torch.manual_seed(seed)
+def an_encoder(name: str = "resnet18") -> Encoder:
+    return copy.deepcopy(draw_encoder(name))
+
+
+def a_detector(architecture: Architecture, **settings: object) -> Detector:
+    return copy.deepcopy(draw_detector(architecture, **settings))
+
+
+@functools.cache  # to draw millions of weights takes longest here
+def draw_encoder(name: str) -> Encoder:
+    torch.manual_seed(0)
     encoder = build_encoder(name, 224, "auto", MEAN, DEVIATION)
     for module in encoder.modules():  # as if trained: no statistic is as it began
         if isinstance(module, nn.BatchNorm2d):
@@ -32,10 +44,11 @@ def an_encoder(name: str = "resnet18", seed: int = 0) -> Encoder:
     return encoder
 
 
-def a_detector(architecture: Architecture, **settings: object) -> Detector:
+@functools.cache
+def draw_detector(architecture: Architecture, **settings: object) -> Detector:
     torch.manual_seed(9)
     encoder = build_encoder("resnet18", 224, "auto", MEAN, DEVIATION)
-    small = {"image_side": (32, 32), "regions": 8, "proposals": 10, **settings}
+    small = {"image_side": (32, 32), "regions": 4, "proposals": 10, **settings}
     return build_detector(encoder, architecture, **small)  # type: ignore[arg-type]  # of several kinds
 
 
@@ -175,8 +188,8 @@ def test_norms_are_trained_or_frozen(architecture: Architecture, norm: str) -> N
 @pytest.mark.filterwarnings("ignore:mkldnn_:UserWarning")  # on CPUs without bfloat16
 @pytest.mark.parametrize("architecture", ["fpn", pytest.param("c4", marks=pytest.mark.slow)])
 def test_bfloat16_ends_before_the_boxes(architecture: Architecture) -> None:
-    exact, mixed = (
-        a_detector(architecture, mixed=mixed, proposals=2).eval() for mixed in (False, True)
+    exact, mixed = (  # no copies: what is wrapped in autocast would be the original's
+        draw_detector(architecture, mixed=mixed, proposals=2).eval() for mixed in (False, True)
     )
     batch = a_batch()[0][:1]
     images, _ = exact.transform(batch)

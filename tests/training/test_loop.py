@@ -168,6 +168,18 @@ class TestTraining:
         other = pretrain(tiny_config, run=tmp_path / "b", changes={"seed": 1}, accelerator="cpu")
         assert other.metrics()[0]["total"] != tiny_run.metrics()[0]["total"]
 
+    def test_dropout_beside_the_labelled_baseline_is_drawn_from_the_seed(
+        self, tiny_config: Config, tmp_path: Path
+    ) -> None:
+        """The authors' subnetworks drop units, also beside Deep Divergence."""
+        changes = {"objective.name": "deep_divergence", "training.epochs": 1}
+        config = override(tiny_config, {**changes, "objective.num_subnetworks": 4})
+        runs = []
+        for state in (1, 2):
+            torch.manual_seed(state)
+            runs.append(pretrain(config, run=tmp_path / f"{state}", accelerator="cpu"))
+        assert_identical(*runs)
+
     def test_checkpoints_are_kept_where_asked(self, tiny_run: Run) -> None:
         names = sorted(path.name for path in tiny_run.checkpoints.iterdir())
         assert names == ["epoch-0002.pt", "last.pt", "previous.pt"]
