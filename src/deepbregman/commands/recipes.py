@@ -12,6 +12,9 @@ from rich.table import Table
 
 from deepbregman import config
 
+FIRST = ("auto", "best", "cifar10-fast", "digits", "simclr", "paper", "paper-imagenet", "authors")
+"""Listed before the methods of others."""
+
 
 def recipes(
     name: Annotated[
@@ -42,13 +45,14 @@ def show(result: str | dict[str, str], console: Console) -> None:
             print(result, end="")
         return
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, text in result.items():
-        table.add_row(f"[bold]{name}[/bold]", escape(_header(text)))
+    for name in dict.fromkeys((*FIRST, *result)):
+        table.add_row(f"[bold]{name}[/bold]", escape(_summary(result[name])))
     console.print(table)
+    console.print("\ndeepbregman recipes NAME prints a recipe, with its cost and what to expect")
 
 
-def _header(text: str) -> str:
-    """Return the comment at the head of a recipe: what it is, its cost, what to expect."""
+def _summary(text: str) -> str:
+    """Return the first sentence of the comment at the head of a recipe: what it is."""
     header = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
-    parts = re.split(r"(?=\b(?:Command|Cost|Expected):)", " ".join(header.split()))
-    return "\n".join(part.strip() for part in parts if not part.startswith("Command:"))
+    about = " ".join(header.split()).split(" Command:")[0]
+    return re.split(r"(?<!et al)\. (?=[A-Z])", about)[0].removesuffix(".")
