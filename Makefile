@@ -35,10 +35,10 @@ types: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
-# Packages for loggers, which are large, and the tests that need them.
-EXTRA_TESTS := tests/training/test_loggers.py
+# Packages for loggers and datasets, which are large, and the tests that need them.
+EXTRA_TESTS := tests/training/test_loggers.py tests/data/test_hugging_face.py
 test-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --editable '.[mlflow,wandb]'
+	$(BIN)/python -m pip install --quiet --editable '.[mlflow,wandb,datasets]'
 	$(BIN)/python -m pytest -m 'slow or not slow' $(EXTRA_TESTS)
 
 gpu: $(VENV)/.installed-dev

@@ -206,6 +206,16 @@ def write_csv(path: Path, rows: Sequence[Record]) -> None:
         file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
 
 
+def user_cache(kind: str) -> Path:
+    """Return the folder of the user's cache for one kind of files; it need not exist.
+
+    Raises:
+        RuntimeError: When there is no home folder.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "deepbregman" / kind
+
+
 def csv_text(rows: Sequence[Record]) -> str:
     """Write records, which need not have the same keys, as CSV that a spreadsheet opens safely.
 

@@ -25,9 +25,9 @@ def test_empty_source_is_not_the_working_folder() -> None:
 
 
 def test_file_of_another_kind(tmp_path: Path) -> None:
-    path = tmp_path / "images.tar"
+    path = tmp_path / "images.zip"
     path.write_bytes(b"")
-    with pytest.raises(UserError, match=r"images\.tar.*not an \.npz"):
+    with pytest.raises(UserError, match=r"images\.zip.*not one of \.npz"):
         open_source(str(path), image_size=8)
 
 

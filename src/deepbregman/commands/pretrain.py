@@ -327,9 +327,12 @@ def _name_recipe(words: list[str]) -> list[str]:
         return [AUTO, *words] if options & {"--data", "--data.source"} else words
     if words[0] in recipes() or Path(words[0]).suffix == ".toml":
         return words
-    from deepbregman.data.datasets import DATASETS
+    from deepbregman.data.datasets import DATASETS, FILE_SUFFIXES
+    from deepbregman.data.stored import HUB
 
-    if words[0] in DATASETS or Path(words[0]).is_dir() or Path(words[0]).suffix == ".npz":
+    path = Path(words[0])
+    stored = path.suffix.lower() in FILE_SUFFIXES or words[0].startswith(HUB)
+    if words[0] in DATASETS or path.is_dir() or stored:
         return [AUTO, "--data", *words]
     return words
 

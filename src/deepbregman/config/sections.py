@@ -30,7 +30,7 @@ class DataSettings(Section):
 
     source: Annotated[str, tyro.conf.arg(aliases=["--data"])] = "cifar10"
     """digits, cifar10, cifar100, stl10, tiny-imagenet, imagenet, isic2018 (see `deepbregman data
-    list`), a folder of images, or an .npz file."""
+    list`), a folder of images, an .npz file, tar shards, Parquet tables, or hf:NAME."""
     root: str = "data"
     """Folder in which the datasets that are known by name lie or are put."""
     image_size: Annotated[int, Range(low=4)] = 32

@@ -12,7 +12,8 @@ from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_sourc
 from deepbregman.data.downloads import list_checksums
 from deepbregman.data.folders import Listing, list_folder, quote_some
 from deepbregman.data.frames import UnreadableImage, decode_frame, map_files, read_size
-from deepbregman.data.images import ArrayImages
+from deepbregman.data.images import ArrayImages, ImagePlace, StoredImage
+from deepbregman.data.stored import StoredData, find_format
 from deepbregman.data.voc import find_devkit
 from deepbregman.errors import UserError
 from deepbregman.terminal import ReportProgress
@@ -66,6 +67,9 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
     root = expand_home(root)
     if dataset is None:
         report = Report(name, root)
+        if (stored := find_format(path)) is not None:
+            _check_stored(stored.index(path), report, progress)
+            return report
         (_check_folder if path.is_dir() else _check_archive)(path, report, progress)
         return report
     report = Report(name, root, [("what", dataset.title), ("terms", dataset.terms)])
@@ -91,13 +95,29 @@ def _check_folder(folder: Path, report: Report, progress: ReportProgress) -> Non
     for name, files in splits.items():
         title = name if len(splits) == 2 else "images"
         _count_classes(title, len(files.paths), files.labels, listing.classes, report)
-    paths = [path for files in splits.values() for path in files.paths]
-    sizes = map_files(_decode_and_measure, paths, partial(progress, "decoding"))
-    broken = [p for p, size in zip(paths, sizes, strict=True) if isinstance(size, UnreadableImage)]
+    report.rows.append(("other files", f"{listing.num_ignored:,}"))
+    _decode_all([path for files in splits.values() for path in files.paths], report, progress)
+
+
+def _check_stored(data: StoredData, report: Report, progress: ReportProgress) -> None:
+    """Count the images of each class of a table or of shards, and decode every one of them."""
+    splits = {"train": data.train} | ({} if data.test is None else {"test": data.test})
+    places: list[ImagePlace] = []
+    for name, split in splits.items():
+        title = name if len(splits) == 2 else "images"
+        labels = None if split.labels is None else split.labels.tolist()
+        _count_classes(title, len(split.store), labels, data.classes, report)
+        places += [StoredImage(split.store, index) for index in range(len(split.store))]
+    _decode_all(places, report, progress)
+
+
+def _decode_all(places: Sequence[ImagePlace], report: Report, progress: ReportProgress) -> None:
+    sizes = map_files(_decode_and_measure, places, partial(progress, "decoding"))
+    pairs = list(zip(places, sizes, strict=True))
+    broken = [str(place) for place, size in pairs if isinstance(size, UnreadableImage)]
     known = [size for size in sizes if not isinstance(size, UnreadableImage)]
     if known:
         report.rows.append(("sizes", _size_range(known)))
-    report.rows.append(("other files", f"{listing.num_ignored:,}"))
     report.rows.append(("unreadable", f"{len(broken):,}"))
     if broken:
         report.problems.append(
@@ -106,7 +126,7 @@ def _check_folder(folder: Path, report: Report, progress: ReportProgress) -> Non
         )
 
 
-def _decode_and_measure(path: Path) -> tuple[int, int]:
+def _decode_and_measure(path: ImagePlace) -> tuple[int, int]:
     decode_frame(path, _LARGEST_FRAME)
     return read_size(path)
 

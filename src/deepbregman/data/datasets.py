@@ -20,10 +20,14 @@ from deepbregman.data.folders import (
     list_tiny_imagenet,
 )
 from deepbregman.data.npz import open_npz
+from deepbregman.data.stored import HUB, find_format, sample_places
 from deepbregman.errors import UserError, suggest
 
 if TYPE_CHECKING:
     from deepbregman.data.images import Progress, Source
+
+FILE_SUFFIXES = (".npz", ".tar", ".parquet")
+"""Files that are a dataset by themselves."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +218,7 @@ def expand_home(path: Path) -> Path:
 
 
 def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None, Path]:
-    """Return the dataset of that name, or else the path of a folder or an .npz file.
+    """Return the dataset of that name, or else a path, which begins with ``hf:`` for the hub.
 
     A dataset for detection, whose images have boxes, is refused unless it will do.
     """
@@ -233,12 +237,14 @@ def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None,
             "resume, or as `source=` of evaluate; or name another dataset with --data"
         )
     path = expand_home(Path(spec))
-    if (spec.strip() and path.is_dir()) or path.suffix.lower() == ".npz":
+    if spec.startswith(HUB) or (spec.strip() and path.is_dir()):
+        return None, path
+    if path.suffix.lower() in FILE_SUFFIXES:
         return None, path
     if path.is_file():
         raise UserError(
-            f"data.source {spec!r}: a file, but not an .npz file; give a folder of images or an "
-            ".npz file with train_images"
+            f"data.source {spec!r}: a file, but not one of {' '.join(FILE_SUFFIXES)}; give a "
+            "folder of images or an .npz file with train_images"
         )
     raise UserError(
         f"data.source {spec!r}: no such folder or .npz file, and not one of "
@@ -251,6 +257,9 @@ def has_labels(spec: str) -> bool:
     dataset, path = find_source(spec)
     if dataset is not None:
         return True
+    if (stored := find_format(path)) is not None:
+        found = stored.index(path)
+        return found.train.labels is not None
     if path.suffix.lower() == ".npz":
         with open_npz(path) as arrays:
             return {"train_labels", "test_labels"} <= arrays.keys
@@ -268,6 +277,9 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
         if not dataset.downloadable:
             with dataset.explain_failure():
                 dataset.find(expand_home(root))
+    elif find_format(path) is not None:
+        if not spec.startswith(HUB) and not path.exists():
+            raise UserError(f"data.source {spec!r}: no such file")
     elif path.is_dir():
         if not has_image(path):
             list_folder(path)  # which counts what else is there, for its error
@@ -286,6 +298,12 @@ def typical_side(spec: str, root: Path = Path("data")) -> int:
     dataset, path = find_source(spec)
     if dataset is not None:
         return dataset.image_size
+    if (stored := find_format(path)) is not None:
+        from deepbregman.data.framing import median_side
+        from deepbregman.data.images import StoredImage
+
+        store = stored.index(path).train.store
+        return median_side([StoredImage(store, i) for i in sample_places(len(store))])
     if not path.is_dir():
         with open_npz(path) as reader, reader.open("train_images") as (_, header):
             return int(min(header.shape[1:3], default=1))
@@ -307,11 +325,11 @@ def open_source(
     skip_unreadable: bool = False,
     progress: Progress | None = None,
 ) -> Source:
-    """Open a dataset by name, an ``.npz`` file, or a folder of images.
+    """Open a dataset by name or path, whichever way its images are stored.
 
     Args:
-        spec: A name of ``DATASETS``, or a path. A name wins over a folder of the same name; write
-            ``./digits`` for the folder.
+        spec: A name of ``DATASETS``, a path, or ``hf:NAME`` of the Hugging Face hub. A name wins
+            over a folder of the same name; write ``./digits`` for the folder.
         root: Where the files of datasets known by name lie, or are downloaded to.
         image_size: Side of the training images; sets the frame that files are decoded into.
         skip_unreadable: Leave unreadable image files out instead of stopping at the first. In
@@ -321,11 +339,19 @@ def open_source(
     """
     from deepbregman.data.archives import open_archive
     from deepbregman.data.downloads import open_download
+    from deepbregman.data.framing import open_stored
     from deepbregman.data.listings import open_listing
 
     if image_size < 1:
         raise UserError(f"data.image_size {image_size}: must be at least 1 pixel, e.g. 32")
     dataset, path = find_source(spec)
+    if dataset is None and (stored := find_format(path)) is not None:
+        return open_stored(
+            stored.index(path),
+            image_size=image_size,
+            skip_unreadable=skip_unreadable,
+            progress=progress,
+        )
     if dataset is None and not path.is_dir():
         return open_archive(path)
     if dataset is None:

@@ -25,7 +25,7 @@ from deepbregman.data.frames import (
 from deepbregman.data.images import FileImages, Progress, Source, Split
 from deepbregman.data.splits import grouped_split, stratified_split
 from deepbregman.errors import UserError
-from deepbregman.files import replace_file
+from deepbregman.files import replace_file, user_cache
 
 TEST_FRACTION = 0.2
 """Share of labelled files that becomes the test split where there is none."""
@@ -171,10 +171,9 @@ def _check_files(
 
 def _cache_file(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | None:
     """Name a file of the user's cache by the folder and its present contents."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
     content = hashlib.blake2b(b"decoded" if decodes else b"headers", digest_size=16)
     try:
-        place = (Path(base) if base else Path.home() / ".cache") / "deepbregman" / "sizes"
+        place = user_cache("sizes")
         for result in map_files(os.stat, paths):
             assert not isinstance(result, UnreadableImage)  # which os.stat never raises
             content.update(f"{result.st_size} {result.st_mtime_ns} ".encode())

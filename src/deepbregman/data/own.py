@@ -12,19 +12,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from deepbregman.data.frames import UnreadableImage, collect_sizes, fit_size, map_files, read_size
+from deepbregman.data.framing import frame_store, median_side, take_test
 from deepbregman.data.images import (
     ArrayImages,
-    FileImages,
     Images,
     Source,
     Split,
     StoredImage,
-    StoredImages,
     read_content,
 )
-from deepbregman.data.listings import TEST_FRACTION, largest_side
-from deepbregman.data.splits import stratified_split
 from deepbregman.errors import UserError
 
 OWN = "custom"
@@ -157,9 +153,7 @@ def own_data(
     """
     made = make_split(train, labels, image_size, "train")
     tested = None if test is None else make_split(test, test_labels, image_size, "test")
-    if tested is None and made.labels is not None:
-        rest, chosen = stratified_split(made.labels, len(made), TEST_FRACTION, seed=0)
-        made, tested = made.select(rest), made.select(chosen)
+    made, tested = take_test(made, tested)
     known = [part.labels for part in (made, tested) if part is not None and part.labels is not None]
     if classes is None and known:
         classes = [str(label) for label in range(int(torch.cat(known).max()) + 1)]
@@ -185,24 +179,6 @@ def make_split(values: Any, labels: Any, image_size: int, what: str) -> Split:
     images = frame_store(store, image_size)
     found = _read_labels(store) if labels is None else labels
     return Split(images, to_labels(found, len(store), what))
-
-
-def frame_store(store: Any, image_size: int) -> FileImages:
-    """Choose the frame of a store's images by a sample of them, all where they are few."""
-    places = StoredImages(store, np.arange(len(store)))
-    count = len(store)
-    sample = [places[i * count // min(count, 256)] for i in range(min(count, 256))]
-    results = map_files(read_size, sample)
-    errors = [result for result in results if isinstance(result, UnreadableImage)]
-    if errors:
-        raise UserError(str(errors[0]))
-    sizes = collect_sizes(results, skip_unreadable=False).tolist()
-    whole = count == len(sample)
-    side = largest_side(image_size)
-    if whole:
-        side = min(side, max(max(size) for size in sizes))
-    fills = whole and all(fit_size(height, width, side) == (side, side) for height, width in sizes)
-    return FileImages(places, side, fills)
 
 
 def _read_labels(store: DatasetStore) -> list[Any] | None:
@@ -236,9 +212,4 @@ def to_labels(values: Any, count: int, what: str) -> Tensor | None:
 def typical_own_side(data: Any) -> int:
     """Return the median of the shorter sides of images of the user's own, in pixels."""
     images: Images = make_split(data, None, 10_000, "train").images
-    if isinstance(images, ArrayImages):
-        return min(images.frame)
-    step = max(1, len(images) // 256)
-    sizes = map_files(read_size, [images.paths[i] for i in range(0, len(images), step)])
-    sides = sorted(min(size) for size in sizes if not isinstance(size, UnreadableImage))
-    return sides[len(sides) // 2]
+    return min(images.frame) if isinstance(images, ArrayImages) else median_side(images.places)

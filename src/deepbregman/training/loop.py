@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor
 
 from deepbregman.config import Config, override, to_toml
-from deepbregman.data import Batch, Images, channel_statistics, fingerprint
+from deepbregman.data import Batch, FileImages, Images, channel_statistics, fingerprint
 from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
 from deepbregman.errors import ReportedElsewhere
@@ -98,7 +98,12 @@ class Pretraining:
         several = fabric.world_size > 1
         self.steps_per_epoch = count_steps(config, len(images), fabric.world_size)
         self.share = Share(
-            config, len(images), fabric.device, fabric.global_rank, fabric.world_size
+            config,
+            len(images),
+            fabric.device,
+            fabric.global_rank,
+            fabric.world_size,
+            images.shards if isinstance(images, FileImages) else None,
         )
         found = checkpoints.find_checkpoint(Run.open(self.run.path)) if resume else None
         if found is not None:  # else it was killed before it saved

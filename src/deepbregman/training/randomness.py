@@ -15,6 +15,9 @@ from deepbregman.errors import UserError
 from deepbregman.objectives import Objective, ViewGroups
 from deepbregman.objectives.own import AnyViews
 
+SHUFFLED = 4096
+"""Images over which those of shards are shuffled; as many or fewer are shuffled altogether."""
+
 
 def derive_seed(seed: int, purpose: str, position: int = 0) -> int:
     """Return an independent 63-bit seed for one purpose and position."""
@@ -26,6 +29,38 @@ def epoch_order(num_images: int, seed: int, epoch: int) -> Tensor:
     """Return the order (num_images,) in which an epoch visits its images, on the CPU."""
     generator = torch.Generator().manual_seed(derive_seed(seed, "order", epoch))
     return torch.randperm(num_images, generator=generator)
+
+
+def shard_order(shards: Tensor, batch_size: int, seed: int, epoch: int) -> Tensor:
+    """Return an order (N,) that reads shards in turn, for images that lie in large files.
+
+    The shards are shuffled and laid end to end. A batch takes equal parts from up to eight places
+    in this line (lanes), each of which moves on through its own shards; within a lane, an image is
+    moved by up to ``SHUFFLED`` places. So every process reads few shards at a time, and every step
+    sees images of many. It is a function of the seed and the epoch alone, like any order: neither
+    resuming nor the number of processes changes it.
+
+    Args:
+        shards: (N,) the shard of each image.
+        batch_size: of all processes together.
+        seed: of the run.
+        epoch: from 0.
+    """
+    count = len(shards)
+    if count <= SHUFFLED:
+        return epoch_order(count, seed, epoch)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "shards", epoch))
+    names, number = torch.unique(shards, return_inverse=True)
+    turn = torch.randperm(len(names), generator=generator)
+    line = turn[number].argsort(stable=True)  # images of the first shard, of the second, ...
+    lanes = max(lanes for lanes in (1, 2, 4, 8) if batch_size % lanes == 0 and lanes <= len(names))
+    used = count // batch_size * batch_size
+    each = used // lanes
+    parts = line[:used].view(lanes, each)
+    shift = SHUFFLED * torch.rand((lanes, each), generator=generator, dtype=torch.float64)
+    parts = parts.gather(1, (torch.arange(each) + shift).argsort(dim=1, stable=True))
+    batches = parts.view(lanes, used // batch_size, batch_size // lanes).transpose(0, 1)
+    return torch.cat([batches.flatten(), line[used:]])
 
 
 def seed_dropout(seed: int, device: torch.device) -> None:
@@ -58,12 +93,28 @@ def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
 
 
 class Share:
-    """One process's share of the batches; the batch size is a multiple of ``world_size``."""
+    """One process's share of the batches; the batch size is a multiple of ``world_size``.
+
+    Args:
+        config: of the run.
+        num_images: to train on.
+        device: of the process.
+        rank: of the process.
+        world_size: number of processes.
+        shards: (num_images,) the shard of each image, where shards are to be read in turn.
+    """
 
     def __init__(
-        self, config: Config, num_images: int, device: torch.device, rank: int, world_size: int
+        self,
+        config: Config,
+        num_images: int,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        shards: Tensor | None = None,
     ) -> None:
         self.config, self.num_images, self.device = config, num_images, device
+        self.shards = shards
         self.rank, self.world_size = rank, world_size
         self.batch_size = config.training.batch_size // world_size
         self.generator = torch.Generator(device)
@@ -72,7 +123,11 @@ class Share:
     def order(self, epoch: int, offset: int) -> Tensor:
         """Return the images (n,) of this process in an epoch from a step on, batch after batch."""
         settings = self.config.training
-        order = epoch_order(self.num_images, self.config.seed, epoch)
+        seed = self.config.seed
+        if self.shards is None:
+            order = epoch_order(self.num_images, seed, epoch)
+        else:
+            order = shard_order(self.shards, settings.batch_size, seed, epoch)
         chunks = self.steps_per_epoch * settings.accumulate
         order = order[: chunks * settings.batch_size].view(chunks, self.world_size, self.batch_size)
         return order[offset * settings.accumulate :, self.rank].flatten()

@@ -1,0 +1,113 @@
+"""Hugging Face datasets: a name of the hub, or a folder that ``save_to_disk`` wrote.
+
+They lie in Arrow files that are mapped into memory, so that each image is at hand in any order.
+Needs no torch.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepbregman.data.parquet import LABELS
+from deepbregman.data.stored import HUB, StoredData, StoredSplit, number_labels
+from deepbregman.errors import UserError, abbreviate
+
+
+class HuggingFaceStore:
+    """The images of one split, encoded as they are stored."""
+
+    shards: npt.NDArray[np.int64] | None = None
+
+    def __init__(self, rows: Any, column: str, name: str) -> None:
+        self._rows, self._column, self._name = rows, column, name
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def name(self, index: int) -> str:
+        """Name an image by its place."""
+        return f"{self._name}[{index}]"
+
+    def read(self, index: int) -> bytes:
+        """Return an image as it is stored."""
+        found = self._rows[index][self._column]
+        if found is None or (found["bytes"] is None and not found["path"]):
+            raise ValueError("the row has no image")
+        content: bytes | None = found["bytes"]
+        return Path(found["path"]).read_bytes() if content is None else content
+
+    def identity(self) -> str:
+        """Return the fingerprint that the library keeps of each dataset."""
+        return str(self._rows._fingerprint)
+
+
+def index_dataset(path: Path) -> StoredData:
+    """Open a dataset by ``hf:NAME`` or ``hf:NAME@CONFIGURATION``, or a folder that was saved."""
+    try:
+        import datasets
+    except ImportError:
+        raise UserError(
+            f"data.source {str(path)!r} needs the package datasets: install it with `pip install "
+            "'deepbregman[datasets]'`"
+        ) from None
+    splits = _load(path, datasets)
+    train = splits.get("train")
+    if train is None:
+        raise UserError(
+            f"data.source {str(path)!r}: has the splits {', '.join(splits) or 'none'} and no train"
+        )
+    test = next((splits[name] for name in ("test", "validation", "val") if name in splits), None)
+    image = _find_image_column(path, train, datasets)
+    label = next((column for column in LABELS if column in train.column_names), None)
+    names = getattr(train.features[label], "names", None) if label else None
+    parts = [part for part in (train, test) if part is not None]
+    texts = [None if label is None else _read_labels(part, label) for part in parts]
+    labels, classes = number_labels(texts, names)
+    made = [
+        StoredSplit(_make_store(part, image, name, datasets), numbers)
+        for part, numbers, name in zip(parts, labels, ("train", "test"), strict=False)
+    ]
+    name = path.as_posix().removeprefix(HUB)
+    return StoredData(name, made[0], made[1] if made[1:] else None, classes)
+
+
+def _load(path: Path, datasets: Any) -> dict[str, Any]:
+    spec = path.as_posix()
+    try:
+        if not spec.startswith(HUB):
+            found = datasets.load_from_disk(str(path))
+        else:
+            name, _, configuration = spec.removeprefix(HUB).partition("@")
+            found = datasets.load_dataset(name, configuration or None)
+    except Exception as error:  # of the library, of the network, of a file: all are the user's
+        raise UserError(
+            f"data.source {spec!r}: cannot be opened ({type(error).__name__}: "
+            f"{abbreviate(str(error))}); check the name and the network, or save the dataset with "
+            "save_to_disk and give the folder"
+        ) from error
+    return dict(found) if hasattr(found, "keys") else {"train": found}
+
+
+def _find_image_column(path: Path, rows: Any, datasets: Any) -> str:
+    good: list[str] = [
+        name for name, kind in rows.features.items() if isinstance(kind, datasets.Image)
+    ]
+    if len(good) != 1:
+        raise UserError(
+            f"data.source {path.as_posix()!r}: {len(good)} columns hold images "
+            f"({', '.join(good)}) of {', '.join(rows.column_names)}; one is needed"
+        )
+    return good[0]
+
+
+def _read_labels(rows: Any, column: str) -> Sequence[str | int]:
+    return list(rows.with_format(None)[column])
+
+
+def _make_store(rows: Any, column: str, name: str, datasets: Any) -> HuggingFaceStore:
+    """Take the images as they are stored: Pillow decodes them here as it does files."""
+    encoded = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+    return HuggingFaceStore(encoded, column, name)

@@ -1,0 +1,192 @@
+"""Parquet tables with a column of image bytes, as exported from the Hugging Face hub.
+
+The encoded images are held in memory, so that each is at hand in any order. Needs no torch.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepbregman.data.memory import free_memory
+from deepbregman.data.stored import (
+    StoredData,
+    StoredSplit,
+    group_by_split,
+    list_parts,
+    number_labels,
+)
+from deepbregman.errors import UserError, abbreviate
+from deepbregman.launching import current_process
+
+LABELS = ("label", "labels", "target", "fine_label", "class")
+"""Names of a column of labels, the first that is there."""
+
+
+class ParquetStore:
+    """The images of some tables, encoded, in memory that worker processes share."""
+
+    shards: npt.NDArray[np.int64] | None = None
+
+    def __init__(self, paths: Sequence[Path], chunks: Sequence[Any], name: str) -> None:
+        self.paths = tuple(paths)
+        self._chunks = chunks
+        self._ends = np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
+        self._name = name
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def name(self, index: int) -> str:
+        """Name an image by its place."""
+        return f"{self._name}[{index}]"
+
+    def read(self, index: int) -> bytes:
+        """Return an image as it is stored."""
+        chunk = int(np.searchsorted(self._ends, index, side="right"))
+        start = int(self._ends[chunk - 1]) if chunk else 0
+        found = self._chunks[chunk][index - start]
+        if not found.is_valid:
+            raise ValueError("the row has no bytes")
+        content: bytes = found.as_buffer().to_pybytes()
+        return content
+
+    def identity(self) -> str:
+        """Return the paths, sizes and times of the tables."""
+        files = [(os.path.abspath(path), path.stat()) for path in self.paths]
+        return json.dumps([(name, s.st_size, s.st_mtime_ns) for name, s in files])
+
+
+def index_parquet(path: Path) -> StoredData:
+    """Read the tables of a folder, or one table."""
+    parts = list_parts(path, ".parquet")
+    if not parts:
+        raise UserError(f"data.source {str(path)!r}: no such file; give a table or a folder")
+    groups = group_by_split(path, parts)
+    _require_room(path, [part for files in groups.values() for part in files])
+    read = {name: _read_tables(files, name) for name, files in groups.items()}
+    names = next((found for _, _, found in read.values() if found), None)
+    labels, classes = number_labels([texts for _, texts, _ in read.values()], names)
+    splits = [
+        StoredSplit(store, numbers)
+        for (store, _, _), numbers in zip(read.values(), labels, strict=True)
+    ]
+    return StoredData(path.resolve().stem, splits[0], splits[1] if splits[1:] else None, classes)
+
+
+def _import() -> Any:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(
+            "Parquet tables need the package pyarrow: install it with `pip install "
+            "'deepbregman[parquet]'`"
+        ) from None
+    return pyarrow
+
+
+def _open(path: Path) -> Any:
+    arrow = _import()
+    try:
+        return arrow.parquet.ParquetFile(path)
+    except (OSError, arrow.ArrowException) as error:
+        raise UserError(
+            f"table {str(path)!r}: cannot be read ({abbreviate(str(error))}); write or copy it "
+            "again"
+        ) from error
+
+
+def find_image_column(schema: Any, path: Path) -> str:
+    """Return the name of the column of images: bytes, or a struct that has ``bytes``."""
+    arrow = _import()
+    good = []
+    for field in schema:
+        kind = field.type
+        if arrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+            kind = kind.field("bytes").type
+        if arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind):
+            good.append(field.name)
+    named = [name for name in good if name.lower() in ("image", "img", "images", "picture")]
+    chosen = named or good
+    if len(chosen) != 1:
+        raise UserError(
+            f"table {str(path)!r}: {len(chosen)} columns may hold images ({', '.join(chosen)}) of "
+            f"{', '.join(schema.names)}; have one column `image` of bytes"
+        )
+    return str(chosen[0])
+
+
+def _require_room(path: Path, files: Sequence[Path]) -> None:
+    """Refuse tables that do not fit into memory, before any is read."""
+    needed = 0
+    for file in files:
+        table = _open(file)
+        column = find_image_column(table.schema_arrow, file)
+        for group in range(table.metadata.num_row_groups):
+            parts = table.metadata.row_group(group)
+            chunks = (parts.column(i) for i in range(parts.num_columns))
+            needed += sum(
+                chunk.total_uncompressed_size
+                for chunk in chunks
+                if chunk.path_in_schema.split(".")[0] == column
+            )
+    processes = current_process().local_processes
+    free = free_memory()
+    if needed * processes > 0.8 * free:
+        raise UserError(
+            f"data.source {str(path)!r}: its images take {needed / 1e9:.1f} GB of memory in each "
+            f"of {processes} processes and {free / 1e9:.1f} GB are free; write tar shards, which "
+            "stay on the disk, or give it as a Hugging Face dataset, hf:PATH"
+        )
+
+
+def _read_tables(
+    paths: Sequence[Path], name: str
+) -> tuple[ParquetStore, list[str | int] | None, list[str] | None]:
+    """Read the images, the labels and the names of the classes of one split."""
+    arrow = _import()
+    chunks: list[Any] = []
+    labels: list[str | int] = []
+    names: list[str] | None = None
+    for path in paths:
+        table = _open(path)
+        schema = table.schema_arrow
+        image = find_image_column(schema, path)
+        label = next((column for column in LABELS if column in schema.names), None)
+        columns = [image] if label is None else [image, label]
+        try:
+            read = table.read(columns=columns, use_threads=False)
+        except (OSError, arrow.ArrowException) as error:
+            raise UserError(
+                f"table {str(path)!r}: cannot be read ({abbreviate(str(error))}); write or copy "
+                "it again"
+            ) from error
+        for chunk in read[image].chunks:
+            whole = arrow.types.is_struct(chunk.type)
+            chunks.append(arrow.compute.struct_field(chunk, "bytes") if whole else chunk)
+        if label is not None:
+            labels += read[label].to_pylist()
+            names = names or _class_names(schema, label)
+    store = ParquetStore(paths, [chunk for chunk in chunks if len(chunk)], name)
+    if not len(store):
+        raise UserError(f"data.source: no row in {', '.join(map(str, paths[:3]))}")
+    if labels and (len(labels) != len(store) or any(label is None for label in labels)):
+        raise UserError(
+            f"{name}: {sum(label is not None for label in labels)} labels for {len(store)} images; "
+            "give one to each, or leave the column out"
+        )
+    return store, labels or None, names
+
+
+def _class_names(schema: Any, label: str) -> list[str] | None:
+    """Return the names that the Hugging Face hub keeps in a table's metadata."""
+    try:
+        known = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        names = known["info"]["features"][label]["names"]
+        return [str(name) for name in names]
+    except (ValueError, KeyError, TypeError):
+        return None

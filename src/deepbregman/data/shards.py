@@ -1,0 +1,262 @@
+"""Tar shards in the layout of WebDataset, read in any order by an index of their members.
+
+Files of one name up to the first dot are one sample: ``0017.jpg``, and ``0017.cls`` with its class.
+The index makes every promise of a folder of files hold: order, exact resume, any number of
+processes and workers. Needs no torch.
+"""
+
+import hashlib
+import json
+import os
+import tarfile
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from deepbregman.data.folders import SUFFIXES, quote_some
+from deepbregman.data.stored import (
+    StoredData,
+    StoredSplit,
+    group_by_split,
+    list_parts,
+    number_labels,
+)
+from deepbregman.errors import UserError, abbreviate
+from deepbregman.files import replace_file, user_cache
+
+_OPEN_FILES = 64
+_READ_AHEAD = 8 << 20  # bytes that the system is asked to read in one piece
+_LARGEST_LABEL = 4096  # bytes of a .cls file
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "zstd"}
+
+
+class Index(NamedTuple):
+    """Where the images of some shards lie."""
+
+    names: list[str]
+    """``shard.tar/member`` of each image."""
+    shards: npt.NDArray[np.int64]
+    """(N,) the shard of each."""
+    offsets: npt.NDArray[np.int64]
+    sizes: npt.NDArray[np.int64]
+    labels: list[str] | None
+    """The text of each .cls file."""
+
+
+class TarStore:
+    """The images of some shards.
+
+    Training reads shards in turn (``shards``), each image by its place. Where the system allows it,
+    a piece of several megabytes around an image is asked for at once, so that a disk or a network
+    reads sequentially.
+    """
+
+    def __init__(self, paths: Sequence[Path], index: Index) -> None:
+        self.paths = tuple(paths)
+        self._index = index
+        self.shards: npt.NDArray[np.int64] | None = index.shards
+        self._files: OrderedDict[int, int] = OrderedDict()
+        self._owner = os.getpid()
+        self._lock = threading.Lock()
+        self._asked: OrderedDict[tuple[int, int], None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._index.names)
+
+    def name(self, index: int) -> str:
+        """Name an image by its shard and member."""
+        return self._index.names[index]
+
+    def read(self, index: int) -> bytes:
+        """Return an image as it is stored."""
+        shard, offset = int(self._index.shards[index]), int(self._index.offsets[index])
+        size = int(self._index.sizes[index])
+        with self._lock:  # or another thread might close the file
+            handle = self._open(shard)
+            self._ask_ahead(handle, shard, offset)
+            content = os.pread(handle, size, offset)
+        if len(content) != size:
+            raise OSError(f"the shard ends within it: {len(content)} of {size} bytes")
+        return content
+
+    def _open(self, shard: int) -> int:
+        if self._owner != os.getpid():  # a worker process opens files of its own
+            self._owner, self._files = os.getpid(), OrderedDict()
+        if shard in self._files:
+            self._files.move_to_end(shard)
+            return self._files[shard]
+        if len(self._files) >= _OPEN_FILES:
+            os.close(self._files.popitem(last=False)[1])
+        handle = os.open(self.paths[shard], os.O_RDONLY)
+        self._files[shard] = handle
+        return handle
+
+    def _ask_ahead(self, handle: int, shard: int, offset: int) -> None:
+        piece = (shard, offset // _READ_AHEAD)
+        if piece in self._asked or not hasattr(os, "posix_fadvise"):
+            return
+        self._asked[piece] = None
+        if len(self._asked) > 1024:
+            self._asked.popitem(last=False)
+        with suppress(OSError):  # it is only advice
+            os.posix_fadvise(handle, piece[1] * _READ_AHEAD, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
+
+    def identity(self) -> str:
+        """Return the paths, sizes and times of the shards."""
+        return json.dumps(_describe(self.paths))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_files": OrderedDict(), "_owner": -1, "_lock": None}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+
+def index_shards(path: Path) -> StoredData:
+    """Index the shards of a folder, or one shard."""
+    parts = list_parts(path, ".tar")
+    if not parts:
+        raise UserError(f"data.source {str(path)!r}: no such file; give a .tar file or a folder")
+    groups = group_by_split(path, parts)
+    found = {name: read_index(files) for name, files in groups.items()}
+    texts = [None if index.labels is None else _to_labels(index.labels) for index in found.values()]
+    labels, classes = number_labels(texts)
+    splits = [
+        StoredSplit(TarStore(groups[name], index), numbers, tuple(index.names))
+        for (name, index), numbers in zip(found.items(), labels, strict=True)
+    ]
+    return StoredData(path.resolve().stem, splits[0], splits[1] if splits[1:] else None, classes)
+
+
+def _to_labels(texts: Sequence[str]) -> list[str | int]:
+    """Take labels as whole numbers if all of them are."""
+    if all(text.isdecimal() for text in texts):
+        return [int(text) for text in texts]
+    return list(texts)
+
+
+def read_index(paths: Sequence[Path]) -> Index:
+    """Read the headers of shards, or what is known of them from the last time."""
+    cache = _cache_file(paths)
+    if cache is not None and (known := _load_index(cache)) is not None:
+        return known
+    names: list[str] = []
+    labels: list[str | None] = []
+    places: list[tuple[int, int, int]] = []
+    for shard, path in enumerate(paths):
+        for name, offset, size, label in _read_shard(path):
+            names.append(f"{path.name}/{name}")
+            places.append((shard, offset, size))
+            labels.append(label)
+    if not names:
+        raise UserError(
+            f"data.source: no image in {quote_some(paths)}; images end in "
+            f"{' '.join(sorted(SUFFIXES))}"
+        )
+    without = [name for name, label in zip(names, labels, strict=True) if label is None]
+    if without and len(without) < len(names):
+        raise UserError(
+            f"{len(without)} of {len(names)} images have no .cls file beside them "
+            f"({quote_some(without)}); give one to each, or to none"
+        )
+    columns = np.array(places, dtype=np.int64).reshape(-1, 3).T
+    texts = None if without else [label for label in labels if label is not None]
+    index = Index(names, columns[0], columns[1], columns[2], texts)
+    if cache is not None:
+        _save_index(cache, index)
+    return index
+
+
+def _read_shard(path: Path) -> Iterator[tuple[str, int, int, str | None]]:
+    """Yield name, offset, size and label of each image of a shard."""
+    try:
+        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as archive:
+            waiting: list[tuple[str, int, int]] = []
+            key, label = "", None
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # a million would stay in memory
+                if not member.isreg():
+                    continue
+                folder, _, base = member.name.rpartition("/")
+                stem, _, extension = base.partition(".")
+                if not stem:  # a hidden file
+                    continue
+                if f"{folder}/{stem}" != key:
+                    yield from ((*image, label) for image in waiting)
+                    waiting, key, label = [], f"{folder}/{stem}", None
+                if f".{extension.rpartition('.')[2].lower()}" in SUFFIXES:
+                    waiting.append((member.name, member.offset_data, member.size))
+                elif extension.lower() == "cls":
+                    label = _read_label(file, member, path)
+            yield from ((*image, label) for image in waiting)
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise UserError(f"shard {str(path)!r}: cannot be read ({_explain(path, error)})") from error
+
+
+def _read_label(file: object, member: tarfile.TarInfo, path: Path) -> str:
+    if member.size > _LARGEST_LABEL:
+        raise UserError(
+            f"shard {str(path)!r}: {member.name} has {member.size:,} bytes, and is to be a class"
+        )
+    handle = file.fileno()  # type: ignore[attr-defined]  # a file that was opened by name
+    return os.pread(handle, member.size, member.offset_data).decode("utf-8", "replace").strip()
+
+
+def _explain(path: Path, error: Exception) -> str:
+    with suppress(OSError), path.open("rb") as file:
+        kind = _COMPRESSED.get(file.read(2))
+        if kind is not None:
+            return (
+                f"it is compressed with {kind}, and images cannot be found in it without reading "
+                "all: uncompress it, which costs little since images are compressed themselves"
+            )
+    return f"{abbreviate(str(error))}; copy it again"
+
+
+def _describe(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
+    files = [(os.path.abspath(path), path.stat()) for path in paths]
+    return [(name, status.st_size, status.st_mtime_ns) for name, status in files]
+
+
+def _cache_file(paths: Sequence[Path]) -> Path | None:
+    try:
+        content = json.dumps(["shards 1", _describe(paths)])
+        return user_cache("shards") / f"{hashlib.blake2b(content.encode()).hexdigest()[:32]}.npz"
+    except (OSError, RuntimeError):  # a file is gone, or there is no home: nothing is kept
+        return None
+
+
+def _load_index(cache: Path) -> Index | None:
+    with suppress(OSError, ValueError, EOFError, KeyError):
+        with np.load(cache, allow_pickle=False) as arrays:
+            names = arrays["names"].tobytes().decode().split("\n")
+            columns: list[Any] = [arrays[part] for part in ("shards", "offsets", "sizes")]
+            texts = arrays["labels"].tobytes().decode().split("\n") if "labels" in arrays else None
+        lengths = {len(column) for column in (names, *columns)}
+        lengths |= set() if texts is None else {len(texts)}
+        if len(lengths) == 1 and all(column.dtype == np.int64 for column in columns):
+            return Index(names, columns[0], columns[1], columns[2], texts)
+    return None
+
+
+def _save_index(cache: Path, index: Index) -> None:
+    """Keep an index for the next time; if that fails, do without."""
+    texts = {"names": index.names} | ({} if index.labels is None else {"labels": index.labels})
+    if any("\n" in text for column in texts.values() for text in column):
+        return
+    arrays: dict[str, Any] = {
+        name: np.frombuffer("\n".join(column).encode("utf-8", "replace"), dtype=np.uint8)
+        for name, column in texts.items()
+    }
+    arrays |= {"shards": index.shards, "offsets": index.offsets, "sizes": index.sizes}
+    with suppress(OSError):
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(cache) as file:
+            np.savez(file, **arrays)

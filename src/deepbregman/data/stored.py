@@ -1,0 +1,177 @@
+"""Datasets that are not one file an image: tar shards, Parquet tables, Hugging Face datasets.
+
+This module finds out which of them a path is, and indexes it. Needs no torch.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from deepbregman.data.folders import has_image, quote_some
+from deepbregman.errors import UserError
+
+HUB = "hf:"
+"""Begins the name of a dataset of the Hugging Face hub."""
+_SPLIT_WORDS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+}
+
+
+class StoredSplit(NamedTuple):
+    """The images of one split, not decoded."""
+
+    store: Any
+    """A :class:`~deepbregman.data.images.Store`."""
+    labels: npt.NDArray[np.int64] | None
+    names: tuple[str, ...] | None = None
+
+
+class StoredData(NamedTuple):
+    """The index of a dataset."""
+
+    name: str
+    train: StoredSplit
+    test: StoredSplit | None
+    classes: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Format:
+    """A way in which many images are stored together."""
+
+    title: str
+    matches: Callable[[Path], bool]
+    index: Callable[[Path], StoredData]
+    """Reads where the images are, and their labels; decodes none."""
+
+
+def find_format(path: Path) -> Format | None:
+    """Return the format of a dataset, or None of a folder of images, an .npz file and others."""
+    return next((kind for kind in FORMATS if kind.matches(path)), None)
+
+
+def list_parts(path: Path, suffix: str) -> list[Path]:
+    """List the files of a suffix in a folder, two levels deep, or the one file that is named."""
+    if path.suffix.lower() == suffix:
+        return [path] if path.is_file() else []
+    if not path.is_dir():
+        return []
+    found = [*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")]
+    return sorted(part for part in found if not part.name.startswith(".") and part.is_file())
+
+
+def group_by_split(path: Path, parts: Sequence[Path]) -> dict[str, list[Path]]:
+    """Sort files into train and test by the words in their names, or in those of their folders.
+
+    ``validation`` is the test split where there is no ``test``. Without such words all is train.
+    """
+    groups: dict[str, list[Path]] = {}
+    for part in parts:
+        inside = part.relative_to(path).as_posix() if path.is_dir() else part.name
+        words = [
+            _SPLIT_WORDS[w] for w in re.split(r"[-_./ ]+", inside.lower()) if w in _SPLIT_WORDS
+        ]
+        groups.setdefault(words[0] if words else "", []).append(part)
+    unnamed = groups.pop("", [])
+    if unnamed and groups:
+        raise UserError(
+            f"data.source {str(path)!r}: {quote_some(unnamed)} names no split, while others name "
+            f"{', '.join(sorted(groups))}; put train, test or val into every file name, or none"
+        )
+    train = groups.get("train", unnamed)
+    if not train:
+        raise UserError(
+            f"data.source {str(path)!r}: has {', '.join(sorted(groups))} but no train; name the "
+            "files to train on train-..."
+        )
+    test = groups.get("test", groups.get("val"))
+    return {"train": train} | ({} if test is None else {"test": test})
+
+
+def number_labels(
+    splits: Sequence[Sequence[str | int] | None], names: Sequence[str] | None = None
+) -> tuple[list[npt.NDArray[np.int64] | None], tuple[str, ...] | None]:
+    """Turn the labels of some splits into numbers from 0, and name the classes.
+
+    Whole numbers stay as they are; texts are numbered in their order.
+
+    Args:
+        splits: labels of each, or None.
+        names: of the classes, where the dataset has them.
+    """
+    known: set[str | int] = {label for labels in splits if labels is not None for label in labels}
+    if not known:
+        return [None for _ in splits], None
+    if all(isinstance(label, int) for label in known):
+        order: dict[str | int, int] = {label: int(label) for label in known}
+        if min(order.values()) < 0:
+            raise UserError(f"the label {min(order.values())} is below 0: classes count from 0")
+        count = 1 + max(order.values())
+        classes = tuple(names or ()) if names and len(names) >= count else None
+        classes = classes or tuple(str(number) for number in range(count))
+    else:
+        classes = tuple(sorted(map(str, known)))
+        order = {label: classes.index(str(label)) for label in known}
+    arrays = [
+        None if labels is None else np.array([order[label] for label in labels], dtype=np.int64)
+        for labels in splits
+    ]
+    return arrays, classes
+
+
+def sample_places(count: int, most: int = 256) -> Iterator[int]:
+    """Yield at most so many places, evenly spread."""
+    return (i * count // min(count, most) for i in range(min(count, most)))
+
+
+def _holds(path: Path, suffix: str) -> bool:
+    if path.suffix.lower() == suffix:
+        return True
+    return path.is_dir() and bool(list_parts(path, suffix)) and not has_image(path)
+
+
+def _index_tar(path: Path) -> StoredData:
+    from deepbregman.data.shards import index_shards
+
+    return index_shards(path)
+
+
+def _index_parquet(path: Path) -> StoredData:
+    from deepbregman.data.parquet import index_parquet
+
+    return index_parquet(path)
+
+
+def _index_hugging_face(path: Path) -> StoredData:
+    from deepbregman.data.hugging_face import index_dataset
+
+    return index_dataset(path)
+
+
+def _is_hugging_face(path: Path) -> bool:
+    if path.as_posix().startswith(HUB):
+        return True
+    landmarks: Iterable[Sequence[str]] = (
+        ("dataset_dict.json",),
+        ("dataset_info.json", "state.json"),
+    )
+    return any(all((path / name).is_file() for name in names) for names in landmarks)
+
+
+FORMATS = (
+    Format("a Hugging Face dataset", _is_hugging_face, _index_hugging_face),
+    Format("tar shards", lambda path: _holds(path, ".tar"), _index_tar),
+    Format("Parquet tables", lambda path: _holds(path, ".parquet"), _index_parquet),
+)
+"""In the order in which they are tried."""

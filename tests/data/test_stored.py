@@ -1,0 +1,352 @@
+"""Tar shards and Parquet tables keep what a folder of files promises."""
+
+import io
+import json
+import os
+import pickle
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deepbregman.commands.pretrain import pretrain, resume
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data import (
+    FileImages,
+    Source,
+    check_source,
+    fingerprint,
+    open_batches,
+    open_source,
+    typical_side,
+)
+from deepbregman.data.checking import check_data
+from deepbregman.data.datasets import has_labels
+from deepbregman.data.shards import TarStore, read_index
+from deepbregman.data.stored import group_by_split, number_labels
+from deepbregman.errors import UserError
+from deepbregman.terminal import ignore_progress
+from deepbregman.training import loop
+
+CPU = torch.device("cpu")
+RANDOM = np.random.default_rng(0)
+PIXELS = RANDOM.integers(0, 256, (24, 9, 9, 3), dtype=np.uint8)
+LABELS = [index % 3 for index in range(24)]
+
+
+def encode(pixels: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def write_tar(path: Path, members: Mapping[str, bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
+
+
+def samples(indices: Sequence[int], labelled: bool = True) -> dict[str, bytes]:
+    """Of images in the layout of WebDataset; a long name needs a header of its own."""
+    found = {}
+    for index in indices:
+        key = f"part/{'x' * 120}{index:04d}" if index % 5 == 0 else f"{index:04d}"
+        found[f"{key}.png"] = encode(PIXELS[index])
+        if labelled:
+            found[f"{key}.cls"] = str(LABELS[index]).encode()
+    return found
+
+
+def write_shards(folder: Path, labelled: bool = True) -> Path:
+    for shard in range(3):
+        part = range(6 * shard, 6 * shard + 6)
+        write_tar(folder / f"mine-train-{shard}.tar", samples(part, labelled))
+    write_tar(folder / "mine-val-0.tar", samples(range(18, 24), labelled))
+    return folder
+
+
+def write_parquet(folder: Path, struct: bool = True) -> Path:
+    arrow = pytest.importorskip("pyarrow", reason="pip install 'deepbregman[parquet]'")
+    import pyarrow.parquet as parquet
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (
+        ("train-0", range(10)),
+        ("train-1", range(10, 18)),
+        ("test-0", range(18, 24)),
+    ):
+        images: list[Any] = [encode(PIXELS[index]) for index in part]
+        images = [{"bytes": image, "path": None} for image in images] if struct else images
+        table = arrow.table({"image": images, "label": [LABELS[index] for index in part]})
+        if struct:
+            names = {"info": {"features": {"label": {"names": ["cat", "dog", "owl"]}}}}
+            table = table.replace_schema_metadata({b"huggingface": json.dumps(names).encode()})
+        parquet.write_table(table, folder / f"{name}.parquet", row_group_size=4)
+    return folder
+
+
+@pytest.fixture(scope="module", params=["tar", "parquet"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("stored") / request.param
+    return write_shards(place) if request.param == "tar" else write_parquet(place)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def read_pixels(source: Source, order: Sequence[int], split: str = "train", **how: Any) -> Any:
+    images = source.splits[split].images
+    batches = open_batches(images, CPU, **how)
+    found = [batch.images for batch in batches.iterate(torch.tensor(order), 4)]
+    return torch.cat(found).permute(0, 2, 3, 1).numpy()
+
+
+def test_images_labels_and_splits(folder: Path) -> None:
+    source = open_source(str(folder), image_size=32)
+    assert source.test is not None
+    assert (len(source.train), len(source.test)) == (18, 6)
+    assert source.train.labels is not None
+    assert source.train.labels.tolist() == LABELS[:18]
+    named = folder.name == "parquet"
+    assert source.classes == (("cat", "dog", "owl") if named else ("0", "1", "2"))
+    order = [17, 3, 0, 12, 5, 8]
+    for how in ({"resident": "yes"}, {"resident": "no", "num_workers": 0}):
+        assert (read_pixels(source, order, **how) == PIXELS[order]).all()
+    assert (read_pixels(source, range(6), "test") == PIXELS[18:]).all()
+    assert (has_labels(str(folder)), typical_side(str(folder))) == (True, 9)
+
+
+def test_worker_processes_read_them(folder: Path) -> None:
+    source = open_source(str(folder), image_size=32)
+    found = read_pixels(source, range(18), resident="no", num_workers=1)
+    assert (found == PIXELS[:18]).all()
+
+
+def test_every_image_is_checked(folder: Path) -> None:
+    report = check_data(str(folder), Path("data"), ignore_progress)
+    assert report.problems == []
+    assert dict(report.rows)["unreadable"] == "0"
+
+
+def test_a_run_on_them_resumes_to_the_bit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = {
+        "data.source": str(folder),
+        "data.image_size": 8,
+        "data.holdout": 0.0,
+        "data.resident": "no",
+        "data.workers": 0,
+        "training.batch_size": 8,
+        "training.epochs": 2,
+        "training.save_seconds": 0.0,
+        "training.health_every": 0,
+        "training.knn_every": 0,
+        "training.tensorboard": False,
+        "optimiser.warmup_epochs": 0.5,
+    }
+    config: Config = override(load_recipe("digits"), small)
+    whole = pretrain(config, run=tmp_path / "whole", accelerator="cpu")
+    write = loop.Pretraining._write_epoch
+
+    def write_and_stop(self: loop.Pretraining, record: Any, *rest: Any) -> None:
+        write(self, record, *rest)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Pretraining, "_write_epoch", write_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(config, run=tmp_path / "part", accelerator="cpu")
+    resumed = resume(tmp_path / "part", accelerator="cpu")
+    assert resumed.metrics()[-1]["total"] == whole.metrics()[-1]["total"]
+
+
+def test_changed_images_have_another_fingerprint(tmp_path: Path) -> None:
+    one = open_source(str(write_shards(tmp_path / "a")), image_size=8).train.images
+    same = open_source(str(write_shards(tmp_path / "b")), image_size=8).train.images
+    assert fingerprint(one) == fingerprint(same)
+    members = samples(range(6))
+    members["0001.png"] = encode(255 - PIXELS[1])
+    write_tar(tmp_path / "b" / "mine-train-0.tar", members)
+    other = open_source(str(tmp_path / "b"), image_size=8).train.images
+    assert fingerprint(one) != fingerprint(other)
+
+
+class TestTar:
+    def test_one_file_without_labels(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "all.tar", samples(range(6), labelled=False))
+        source = open_source(str(path), image_size=8)
+        assert source.train.labels is None
+        assert source.test is None
+        assert source.train.names is not None
+        assert source.train.names[1] == "all.tar/0001.png"
+
+    def test_classes_may_be_words_and_a_fifth_is_the_test_split(self, tmp_path: Path) -> None:
+        members = {}
+        for index in range(20):
+            members |= {
+                f"{index}.png": encode(PIXELS[index]),
+                f"{index}.cls": b"owl" if index % 2 else b"cat\n",
+            }
+        source = open_source(str(write_tar(tmp_path / "all.tar", members)), image_size=8)
+        assert source.classes == ("cat", "owl")
+        assert source.test is not None
+        assert (len(source.train), len(source.test)) == (16, 4)
+
+    def test_the_index_is_kept_and_read_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = write_tar(tmp_path / "all.tar", samples(range(6)))
+        first = read_index([path])
+        monkeypatch.setattr(tarfile, "open", None)
+        again = read_index([path])
+        assert again.names == first.names
+        assert again.labels == first.labels
+        assert (again.offsets == first.offsets).all()
+        os.utime(path, (1, 1))
+        with pytest.raises(TypeError):  # another time: it is read anew
+            read_index([path])
+
+    def test_a_store_survives_pickling_and_many_shards(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("deepbregman.data.shards._OPEN_FILES", 1)
+        folder = write_shards(tmp_path / "shards")
+        images = open_source(str(folder), image_size=8).train.images
+        assert isinstance(images, FileImages)
+        store = images.places[0].store
+        assert isinstance(store, TarStore)
+        copy = pickle.loads(pickle.dumps(store))
+        assert [copy.read(index) for index in (0, 17, 1)] == [
+            encode(PIXELS[index]) for index in (0, 17, 1)
+        ]
+        assert images.shards is not None
+        assert images.shards.tolist() == [index // 6 for index in range(18)]
+        chosen = images.select(torch.tensor([7, 1]))
+        assert chosen.shards.tolist() == [1, 0]
+
+    def test_an_image_that_cannot_be_decoded(self, tmp_path: Path) -> None:
+        members = {**samples(range(4)), "bad.png": b"no image", "bad.cls": b"0"}
+        path = str(write_tar(tmp_path / "all.tar", members))
+        with pytest.raises(UserError, match=r"image 'all.tar/bad.png': cannot be read .*remove it"):
+            open_source(path, image_size=8)
+        source = open_source(path, image_size=8, skip_unreadable=True)
+        assert source.num_skipped == 1
+        assert sum(map(len, source.splits.values())) == 4
+        report = check_data(path, Path("data"), ignore_progress)
+        assert "1 images cannot be read ('all.tar/bad.png')" in report.problems[0]
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [
+            (b"\x1f\x8b and so on", "compressed with gzip.*uncompress it"),
+            (b"not a tar file at all" * 100, "cannot be read"),
+        ],
+    )
+    def test_what_is_no_shard(self, tmp_path: Path, content: bytes, words: str) -> None:
+        (tmp_path / "all.tar").write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            open_source(str(tmp_path / "all.tar"), image_size=8)
+
+    @pytest.mark.parametrize(
+        ("members", "words"),
+        [
+            ({"a.txt": b"words"}, "no image in"),
+            ({"a.png": b"x", "a.cls": b"1", "b.png": b"x"}, "1 of 2 images have no .cls"),
+            ({"a.png": b"x", "a.cls": b"1" * 5000}, "is to be a class"),
+        ],
+    )
+    def test_what_is_wrong_in_a_shard(
+        self, tmp_path: Path, members: dict[str, bytes], words: str
+    ) -> None:
+        path = write_tar(tmp_path / "all.tar", members)
+        with pytest.raises(UserError, match=words):
+            open_source(str(path), image_size=8)
+
+    def test_a_truncated_shard_is_told_when_it_is_read(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "all.tar", samples(range(3), labelled=False))
+        index = read_index([path])
+        os.truncate(path, int(index.offsets[-1]) + 5)
+        with pytest.raises(OSError, match="the shard ends within it"):
+            TarStore([path], index).read(2)
+
+
+class TestParquet:
+    def test_plain_bytes(self, tmp_path: Path) -> None:
+        source = open_source(str(write_parquet(tmp_path / "p", struct=False)), image_size=8)
+        assert (read_pixels(source, range(18)) == PIXELS[:18]).all()
+        assert source.classes == ("0", "1", "2")
+
+    def test_tables_that_do_not_fit_into_memory(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if folder.name != "parquet":
+            pytest.skip("shards stay on the disk")
+        monkeypatch.setattr("deepbregman.data.parquet.free_memory", lambda: 100)
+        with pytest.raises(UserError, match="write tar shards, which stay on the disk"):
+            open_source(str(folder), image_size=8)
+
+    def test_what_is_refused(self, tmp_path: Path) -> None:
+        arrow = pytest.importorskip("pyarrow")
+        import pyarrow.parquet as parquet
+
+        def refuse(words: str, **columns: Any) -> None:
+            parquet.write_table(arrow.table(columns), tmp_path / "t.parquet")
+            with pytest.raises(UserError, match=words):
+                open_source(str(tmp_path / "t.parquet"), image_size=8)
+
+        refuse("0 columns may hold images .* of label", label=[1])
+        refuse("2 columns may hold images", a=[b"x"], b=[b"y"])
+        refuse("1 labels for 2 images", image=[b"x", b"y"], label=[1, None])
+        refuse("below 0", image=[encode(PIXELS[0])], label=[-1])
+        refuse(r"image 'train\[0\]': cannot be read .*the row has no bytes", image=[None, b"y"])
+        (tmp_path / "t.parquet").write_bytes(b"PAR1 or not")
+        with pytest.raises(UserError, match="cannot be read"):
+            open_source(str(tmp_path / "t.parquet"), image_size=8)
+
+
+def test_splits_by_the_words_in_names() -> None:
+    folder = Path("/nowhere")
+    files = [Path(name) for name in ("imagenet-train-000.tar", "imagenet-val-000.tar")]
+    assert group_by_split(folder, files) == {"train": files[:1], "test": files[1:]}
+    with pytest.raises(UserError, match="names no split"):
+        group_by_split(folder, [Path("train-0.tar"), Path("extra.tar")])
+    with pytest.raises(UserError, match="no train"):
+        group_by_split(folder, [Path("test-0.tar")])
+
+
+def test_labels_by_number_and_by_word() -> None:
+    (first, second), classes = number_labels([[2, 0], None])
+    assert first is not None
+    assert (first.tolist(), second, classes) == ([2, 0], None, ("0", "1", "2"))
+    (first, second), classes = number_labels([["b", "a"], ["b"]])
+    assert classes == ("a", "b")
+    assert first is not None
+    assert second is not None
+    assert (first.tolist(), second.tolist()) == ([1, 0], [1])
+
+
+def test_a_folder_of_images_beside_an_archive_is_a_folder(tmp_path: Path) -> None:
+    write_tar(tmp_path / "old.tar", samples(range(2)))
+    for index in range(3):
+        Image.fromarray(PIXELS[index]).save(tmp_path / f"{index}.png")
+    source = open_source(str(tmp_path), image_size=8)
+    assert len(source.train) == 3
+    assert source.ignored == {".tar": 1}
+
+
+@pytest.mark.parametrize("name", ["none.tar", "none.parquet"])
+def test_a_file_that_is_not_there(name: str) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        check_source(name)
