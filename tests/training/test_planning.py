@@ -50,7 +50,9 @@ def test_image_size(side: int, on_gpu: bool, size: int) -> None:
 def test_the_batch_is_no_larger_than_the_data(count: int, batch: int) -> None:
     config = plan(CPU._replace(num_images=count)).config
     assert config.training.batch_size == batch <= count
-    assert config.optimiser.learning_rate == pytest.approx(batch / 512)
+    steps = config.training.epochs * (count // batch)
+    third = 3 if steps < 1000 else 1
+    assert config.optimiser.learning_rate == pytest.approx(batch / 512 / third, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,7 @@ def test_the_batch_is_no_larger_than_the_data(count: int, batch: int) -> None:
         (2000, 800, 1024, "no larger than the dataset"),
         (2000, 30, 1024, "no larger than the dataset"),  # 5 % of 53,760 images are 2,688
         (2000, 10, 512, "full after 5% of the run"),  # and of 17,920 they are 896
-        (2000, 2, 256, "a batch fills it"),
+        (2000, 2, 128, "full after 5% of the run"),  # of batches of 32
         (40, 4, 16, "a batch fills it"),
     ],
 )
@@ -77,10 +79,32 @@ def test_the_batch_is_a_multiple_of_the_processes() -> None:
 def test_a_slow_cpu_gets_a_small_encoder_and_ends_in_time() -> None:
     found = plan(speed=0.01)  # 20 s an epoch: 800 epochs would take 4.4 hours
     assert found.config.encoder.name == "small"
-    # Batches of 256 leave out 208 of 2,000 images: an epoch is 7 steps of 2.56 s.
-    assert found.config.training.epochs == int(0.9 * 1800 / (7 * 2.56))
-    assert found.seconds == pytest.approx(found.config.training.epochs * 7 * 2.56)
+    # Batches of 256 would make 630 steps in that time, which are few. Batches of 128 leave out 80
+    # of 2,000 images: an epoch is 15 steps of 1.28 s.
+    assert found.config.training.batch_size == 128
+    assert found.config.training.epochs == int(0.9 * 1800 / (15 * 1.28))
+    assert found.seconds == pytest.approx(found.config.training.epochs * 15 * 1.28)
     assert found.seconds <= 1800
+
+
+@pytest.mark.parametrize(
+    ("speed", "given", "batch", "third"),
+    [
+        (0.1, {}, 32, True),  # 16,200 images in all: 506 steps of 32
+        (0.04, {}, 32, False),
+        (0.1, {"training.batch_size": 256}, 256, True),
+        (0.001, {}, 256, False),
+    ],
+)
+def test_a_short_run_has_small_batches_and_a_low_rate(
+    speed: float, given: dict[str, Any], batch: int, third: bool
+) -> None:
+    found = plan(speed=speed, given=given)
+    assert found.config.training.batch_size == batch
+    rate = batch / 512 / (3 if third else 1)
+    assert found.config.optimiser.learning_rate == pytest.approx(rate, rel=5e-3)
+    (why,) = [c.why for c in found.choices if c.field == "optimiser.learning_rate"]
+    assert ("a third for a short run" in why) == third
 
 
 def test_a_fast_cpu_gets_the_better_encoder_and_all_epochs() -> None:
