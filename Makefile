@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Processes that the tests are shared out to, a file at a time; each needs some 2 GB.
 WORKERS ?= 2
+# Compiled files are kept, or every process that a test starts would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: quickstart test test-oldest test-extras lint types slow gpu format docs package clean
 

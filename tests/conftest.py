@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +24,9 @@ from deepbregman.cli import main
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.runs import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # One thread, here and in the processes that tests start: what they run is small, threads would
 # wait for each other on a busy machine, and results are compared to the bit.
@@ -198,6 +201,32 @@ def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
         test_labels=digits.target[test],
     )
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def drawn_once() -> "Tensor":
+    import torch
+
+    return torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def cheap_weights(drawn_once: "Tensor", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the weights of large networks from numbers that are drawn once, as the seed says.
+
+    To draw tens of millions for each ResNet and each detector takes longer than all else there.
+    """
+    import torch
+
+    def fill(tensor: "Tensor", *arguments: Any, **options: Any) -> "Tensor":
+        first = int(torch.randint(100_000, ()))
+        with torch.no_grad():
+            for part in tensor.view(-1).split(len(drawn_once) - 100_000):
+                part.copy_(drawn_once[first : first + len(part)])
+            return tensor.mul_((2.0 / tensor[0].numel()) ** 0.5)
+
+    for name in ("kaiming_normal_", "kaiming_uniform_"):
+        monkeypatch.setattr(torch.nn.init, name, fill)
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from deepbregman.objectives import OwnParts, build_step
 from deepbregman.runs import Run, provenance
 from deepbregman.training import checkpoints
 
+pytestmark = pytest.mark.usefixtures("cheap_weights")
 MEAN, DEVIATION = (0.41, 0.52, 0.33), (0.21, 0.32, 0.27)
 MakeRun = Callable[..., Run]
 

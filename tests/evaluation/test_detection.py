@@ -32,6 +32,7 @@ from deepbregman.objectives import OwnParts, build_step
 from deepbregman.runs import Record, Run, provenance
 from deepbregman.training import checkpoints
 
+pytestmark = pytest.mark.usefixtures("cheap_weights")
 SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "shared"))
 SAMPLE = SHARED / "data" / "voc_mini"
 COLOURS = {"aeroplane": (220, 40, 40), "cat": (40, 200, 60), "person": (50, 70, 230)}

@@ -19,6 +19,7 @@ from deepbregman.evaluation.detection.detectors import (
 from deepbregman.evaluation.options import Architecture
 from deepbregman.method.networks import Encoder, build_encoder
 
+pytestmark = pytest.mark.usefixtures("cheap_weights")
 ARCHITECTURES: tuple[Architecture, ...] = ("c4", "fpn")
 MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
