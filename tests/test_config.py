@@ -46,6 +46,7 @@ FIELDS = [
 ]
 NAMES = [
     *("auto", "authors", "best", "cifar10-fast", "digits", "paper", "paper-imagenet", "simclr"),
+    *("best-imagenet", "simclr-imagenet"),
     *("byol", "dino", "moco-v2", "moco-v2plus", "moco-v3", "nnclr", "ressl", "sce"),
     *("simsiam", "swav"),
     *("amdim", "barlow-twins", "cmc", "cpc", "deep-divergence", "dim", "instdisc", "pirl"),

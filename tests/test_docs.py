@@ -107,10 +107,13 @@ def test_the_loops_of_the_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_digits: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    loop, joined, views, own = python_blocks("own_loop.md")
+    loop, taught, joined, views, own = python_blocks("own_loop.md")
     before = torch.get_rng_state()
     scope = run_block(loop)
     assert all(weight.grad is not None for weight in scope["parameters"])
+    scope = run_block(taught)
+    assert int(scope["bank"].pushed) == 64
+    assert all(weight.grad is not None for weight in scope["network"].parameters())
     assert run_block(joined)["loss"].item() > 0.0
     scope = run_block(views)
     assert scope["first"].shape == scope["second"].shape == (64, 3, 32, 32)

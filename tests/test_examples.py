@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepbregman import export
+from deepbregman import export, pretrain
 from deepbregman.runs import Run
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +143,32 @@ def test_parts_of_ones_own_are_trained_and_continued(tmp_path: Path) -> None:
     again = run_script("own_parts.py", tmp_path / "run")
     assert re.findall(r"from step (\d+) of \1\n", again)
     assert "epoch" not in again
+
+
+@pytest.mark.slow
+def test_an_encoder_is_finetuned_with_timm(tmp_path: Path, few_digits: str) -> None:
+    pytest.importorskip("timm")
+    changes = {
+        "encoder.name": "timm:test_vit",
+        "data.image_size": 16,
+        "training.epochs": 1,
+        "training.batch_size": 64,
+        "training.tensorboard": False,
+    }
+    run = pretrain("digits", run=tmp_path / "run", data=few_digits, changes=changes)
+    export(run, tmp_path / "encoder.pth", format="timm")
+    printed = run_script("finetune_timm.py", tmp_path / "encoder.pth")
+    assert "drawn anew: head.weight head.bias" in printed
+    assert float(re.findall(r"accuracy: (\S+) %", printed)[0]) > 60.0
+
+
+@pytest.mark.slow
+def test_the_explorer_writes_a_map(short_run: Run, tmp_path: Path) -> None:
+    printed = run_script("explorer.py", short_run.path, tmp_path / "out")
+    assert len(re.findall(r"group \d: \d+ images", printed)) == 3
+    assert "groups of copies" in printed
+    assert (tmp_path / "out" / "map.html").stat().st_size > 100_000
+    assert (tmp_path / "out" / "copies.csv").exists()
 
 
 @pytest.mark.slow

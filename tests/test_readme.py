@@ -107,6 +107,10 @@ def test_the_loop_of_the_method_s_page_runs() -> None:
     assert loss.item() > 0.0
 
 
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for command in "".join(blocks("console")).splitlines():
@@ -186,7 +190,6 @@ def test_the_search_of_equal_size_is_the_committed_record() -> None:
 @pytest.mark.parametrize(
     ("page", "study"),
     [
-        ("README.md", "comparison-cifar10"),
         ("docs/results.md", "comparison-cifar10"),
         ("docs/results.md", "comparison-cifar10-32px"),
     ],

@@ -58,3 +58,41 @@ def test_systems_without_proc_cgroups_and_resource(
     assert 1 << 28 < free_memory() < 1 << 50
     monkeypatch.delattr(os, "sysconf")
     assert free_memory() == 4 << 30
+
+
+class TestCpus:
+    """CPUs of the job: by what the process is bound to, and by a container's quota."""
+
+    @pytest.fixture(autouse=True)
+    def machine(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """64 CPUs, and no container."""
+        monkeypatch.setattr(memory, "_GROUP", tmp_path)
+        monkeypatch.setattr(memory.os, "cpu_count", lambda: 64)
+        monkeypatch.setattr(memory.os, "sched_getaffinity", lambda _: range(64), raising=False)
+
+    def test_processes_share_the_machine(self) -> None:
+        assert [memory.count_cpus(count) for count in (1, 8, 100)] == [64, 8, 1]
+
+    def test_a_launcher_binds_each_to_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory.os, "sched_getaffinity", lambda _: range(8), raising=False)
+        assert memory.count_cpus(8) == 8  # by srun --cpus-per-task=8
+        assert memory.count_cpus(16) == 1  # all of them on the same eight
+
+    @pytest.mark.parametrize(
+        ("file", "text", "alone", "of_two"),
+        [
+            ("cpu.max", "400000 100000\n", 4, 2),
+            ("cpu.max", "150000 100000\n", 2, 1),
+            ("cpu.max", "max 100000\n", 64, 32),
+            ("cpu.max", "nonsense", 64, 32),
+            ("cpu/cpu.cfs_quota_us", "600000\n", 6, 3),
+            ("cpu/cpu.cfs_quota_us", "-1\n", 64, 32),
+        ],
+    )
+    def test_the_quota_of_a_container(
+        self, tmp_path: Path, file: str, text: str, alone: int, of_two: int
+    ) -> None:
+        (tmp_path / "cpu").mkdir()
+        (tmp_path / file).write_text(text)
+        (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+        assert (memory.count_cpus(), memory.count_cpus(2)) == (alone, of_two)

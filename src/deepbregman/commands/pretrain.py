@@ -476,7 +476,7 @@ def _choose_settings(
 ) -> tuple["Plan", "Source"]:
     """Look at the images and the machine, and choose settings; process 0 does, for all."""
     from deepbregman.data import typical_side
-    from deepbregman.data.batches import count_cpus
+    from deepbregman.data.memory import count_cpus
     from deepbregman.data.opening import images_to_pretrain_on, split_for_monitor
     from deepbregman.data.own import typical_own_side
     from deepbregman.objectives import OwnParts

@@ -22,7 +22,7 @@ from deepbregman.data.frames import (
     replace_unreadable,
 )
 from deepbregman.data.images import ArrayImages, FileImages, ImagePlace, Images, StoredImages
-from deepbregman.data.memory import free_memory
+from deepbregman.data.memory import count_cpus, free_memory
 from deepbregman.errors import UserError
 
 _CHUNK = 2048  # files decoded at a time into the memory of the device
@@ -345,18 +345,6 @@ def open_batches(
     return StreamingBatches(
         images, device, num_workers=num_workers, skip_unreadable=skip_unreadable
     )
-
-
-def count_cpus(local_processes: int = 1) -> int:
-    """Return how many CPUs each of the job's processes on this machine has for itself, at least 1.
-
-    A launcher such as srun binds each process to CPUs of its own; otherwise all share them.
-    """
-    everything = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everything
-    if allowed * local_processes <= everything:
-        return allowed
-    return max(1, allowed // local_processes)
 
 
 def _free_memory(device: torch.device) -> int:

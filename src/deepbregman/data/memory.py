@@ -1,5 +1,6 @@
-"""How much memory this process may still take."""
+"""How much memory and how many CPUs this process may take."""
 
+import math
 import os
 from pathlib import Path
 
@@ -20,6 +21,35 @@ def free_memory() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, OSError, ValueError):  # Windows has no sysconf
         return _UNKNOWN
+
+
+def count_cpus(local_processes: int = 1) -> int:
+    """Return how many CPUs each of the job's processes on this machine has for itself, at least 1.
+
+    A launcher such as srun binds each process to CPUs of its own; otherwise all share them. The
+    limit of a container counts as well: it is that of all its processes together.
+    """
+    everything = os.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everything
+    mine = allowed if allowed * local_processes <= everything else allowed // local_processes
+    limits = [math.ceil(cpus) // local_processes for cpus in _cpus_of_group()]
+    return max(1, min([mine, *limits]))
+
+
+def _cpus_of_group() -> list[float]:
+    """Return the CPUs that a container's quota of time is worth, where it has one."""
+    try:
+        quota, period = (_GROUP / "cpu.max").read_text().split()  # of the second version
+        return [] if quota == "max" else [int(quota) / int(period)]
+    except (OSError, ValueError, ZeroDivisionError):
+        pass
+    try:
+        quota, period = (
+            (_GROUP / "cpu" / f"cpu.cfs_{part}_us").read_text() for part in ("quota", "period")
+        )
+        return [int(quota) / int(period)] if int(quota) > 0 else []
+    except (OSError, ValueError, ZeroDivisionError):
+        return []
 
 
 def _available() -> list[int]:
