@@ -59,7 +59,7 @@ def test_a_batch_comes_with_its_places_and_labels(resident: str, tmp_path: Path)
         config, images(27), launch("cpu"), tmp_path / "run", labels=labels_of(torch.arange(27))
     )
     for draw, batch in enumerate(job.feed(0, 1)):  # over the end of an epoch
-        samples = job._describe(batch, draw)
+        samples = job._collect_samples(batch, draw)
         assert samples.indices is not None
         assert torch.equal(samples.indices, batch.images[:, 0, 0, 0].long())
         assert samples.labels is not None
@@ -85,7 +85,7 @@ def test_a_method_that_asks_for_nothing_gets_nothing(tmp_path: Path) -> None:
     config = configure(**{"objective.name": "simclr"})
     job = Pretraining(config, images(27), launch("cpu"), tmp_path / "run")
     (batch,) = islice(job.feed(0, 0), 1)
-    assert job._describe(batch, 0) == Samples(None, None, None, 0)
+    assert job._collect_samples(batch, 0) == Samples(None, None, None, 0)
 
 
 def source(labelled: bool, unlabelled: int = 0) -> Source:

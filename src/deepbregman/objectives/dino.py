@@ -36,11 +36,7 @@ class DINO(MomentumObjective, settings=DINOSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Let the views predict the teacher's distributions."""
-        h, z = self.embed(views.main)
-        z = gather(z)  # (M, N, d)
-        every = z
-        if views.small is not None:
-            every = torch.cat([z, gather(self.embed(views.small)[1])])  # (V, N, d)
+        h, z, every = self.embed_with_small(views, gather)  # z (M, N, d), every (V, N, d)
         targets = self.teach(views.main, gather)  # (M, N, d)
         scores = self.prototypes(every.flatten(0, 1)).unflatten(0, every.shape[:2])  # (V, N, K)
         loss = cross_view_entropy(self.judge(targets), scores, self.temperature)

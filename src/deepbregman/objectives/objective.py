@@ -1,5 +1,6 @@
 """What a method of self-supervised learning is to the training loop."""
 
+import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -197,6 +198,20 @@ class Objective(nn.Module):
             z = self.projection(h)
         return h.unflatten(0, views.shape[:2]), z.unflatten(0, views.shape[:2])
 
+    def embed_with_small(
+        self, views: ViewGroups[Tensor], gather: Gather
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Embed the main views, and the small ones behind them; join the embeddings.
+
+        Returns:
+            h (M, n, h) and z (M, N, d) of the main views, and z (V, N, d) of all views.
+        """
+        h, z = self.embed(views.main)
+        z = gather(z)
+        if views.small is None:
+            return h, z, z
+        return h, z, torch.cat([z, gather(self.embed(views.small)[1])])
+
     def apply_head(self, head: nn.Module, z: Tensor) -> Tensor:
         """Pass embeddings (M, n, d) through a further head, all at once."""
         with self.autocast():
@@ -204,14 +219,6 @@ class Objective(nn.Module):
         return found.view(*z.shape[:2], -1)
 
 
-def list_pairs(num_views: int, num_targets: int | None = None) -> list[tuple[int, int]]:
-    """List which view goes with which target: every one with every other.
-
-    Args:
-        num_views: of the student.
-        num_targets: of the first views; None: of all.
-    """
-    count = num_views if num_targets is None else num_targets
-    return [
-        (view, target) for view in range(num_views) for target in range(count) if view != target
-    ]
+def list_pairs(num_views: int) -> list[tuple[int, int]]:
+    """List which view goes with which target: every one with every other."""
+    return list(itertools.permutations(range(num_views), 2))

@@ -35,11 +35,7 @@ class SwAV(Objective, settings=SwAVSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Let the views predict each other's assignments."""
-        h, z = self.embed(views.main)
-        z = gather(z)  # (M, N, d)
-        every = z
-        if views.small is not None:
-            every = torch.cat([z, gather(self.embed(views.small)[1])])  # (V, N, d)
+        h, z, every = self.embed_with_small(views, gather)  # z (M, N, d), every (V, N, d)
         scores = self.prototypes(every.flatten(0, 1)).unflatten(0, every.shape[:2])  # (V, N, K)
         targets = torch.stack([self.assign(main) for main in scores[: len(z)].detach()])
         loss = cross_view_entropy(targets, scores, self.temperature)

@@ -163,11 +163,11 @@ def arm_colour(places: Mapping[str, int]) -> "alt.Color":
     return alt.Color("arm:N", scale=scale, legend=legend)
 
 
-def opacity(shown: float = 1.0, hidden: float = 0.07) -> Any:
+def opacity(shown: float = 1.0) -> Any:
     """Let the arm that is chosen in the legend stand out."""
     import altair as alt
 
-    return alt.condition(HIGHLIGHTED, alt.value(shown), alt.value(hidden))
+    return alt.condition(HIGHLIGHTED, alt.value(shown), alt.value(0.07))
 
 
 def specify(chart: Any, title: str, subtitle: str) -> Record:

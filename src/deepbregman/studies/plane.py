@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepbregman.method.bregman import learned_divergence, moment_divergence
 from deepbregman.method.losses import METRIC_LOSSES
-from deepbregman.method.networks import BregmanNetwork, Norm
+from deepbregman.method.networks import BregmanNetwork
 from deepbregman.training.randomness import derive_seed
 
 Form = Literal["moment", "max", "smooth"]
@@ -31,8 +31,6 @@ class PlaneNetwork(nn.Module):
     Args:
         widths: of the shared hidden layers, each with ReLU; none leaves the point itself.
         subnetworks: end with K subnetworks, as in Deep Divergence, instead of one linear layer.
-        norm: of the subnetworks, see :class:`BregmanNetwork`. Without one the same subnetwork often
-            wins everywhere at the start; then every hard divergence is 0 and nothing is learned.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class PlaneNetwork(nn.Module):
         *,
         subnetworks: bool,
         activation: Literal["relu"] | None = "relu",
-        norm: Norm = "output",
         hidden: int = 32,
     ) -> None:
         super().__init__()
@@ -53,8 +50,10 @@ class PlaneNetwork(nn.Module):
             layers += [nn.Linear(width, wider), nn.ReLU()]
             width = wider
         if subnetworks:
+            # Without a norm the same subnetwork often wins everywhere at the start. Then every hard
+            # divergence is 0, and nothing is learned.
             last: nn.Module = BregmanNetwork(
-                width, num_outputs, hidden, norm=norm, activation=activation
+                width, num_outputs, hidden, norm="output", activation=activation
             )
         else:
             last = nn.Linear(width, num_outputs)

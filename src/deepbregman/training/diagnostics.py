@@ -52,7 +52,7 @@ def _count_shares(spectrum: Tensor) -> Tensor:
     return entropy.exp()
 
 
-def alpha_req(h: Tensor, fitted: tuple[int, int] = FITTED) -> Tensor:
+def alpha_req(h: Tensor) -> Tensor:
     """Decay of the spectrum of ``h`` (N, d): the alpha of ``lambda_j ~ j^-alpha`` (Agrawal 2022).
 
     The slope of a least-squares line through the logarithms of the eigenvalues of the covariance,
@@ -60,7 +60,7 @@ def alpha_req(h: Tensor, fitted: tuple[int, int] = FITTED) -> Tensor:
     """
     values = torch.linalg.svdvals(h - h.mean(dim=0)).square()  # descending
     rounding = values[:1] * torch.finfo(values.dtype).eps
-    first, last = fitted
+    first, last = FITTED
     places = torch.arange(1, len(values) + 1, dtype=values.dtype, device=values.device)
     kept = (places >= first) & (places <= last) & (values > rounding)
     x, y = places[kept].log(), values[kept].log()
