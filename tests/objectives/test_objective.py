@@ -118,7 +118,7 @@ def test_two_methods_cannot_share_a_name() -> None:
 
 def test_terms_without_a_weight_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     step = build_step(configure())
-    monkeypatch.setattr(step, "weights", {"match": 1.0})
+    monkeypatch.setattr(step, "term_names", ("match",))
     uniforms = ViewGroups(
         *(None if group is None else group.draw(4, device="cpu") for group in step.views)
     )
