@@ -229,6 +229,30 @@ def test_the_table_of_the_teacher_is_the_committed_record(page: str) -> None:
         assert f"| `best` - {name} | {' | '.join(cells)} |" in lines
 
 
+def test_the_table_by_the_divergence_is_the_committed_record() -> None:
+    with (ROOT / "results/studies/tables-digits/quantities.csv").open() as file:
+        found = {(r["variant"], r["metric"], r["arm"]): r for r in csv.DictReader(file)}
+    lines = (ROOT / "docs/results.md").read_text().splitlines()
+    few, clusters = "5 labels per class, nearest", ", test split"
+    for words, variant, metric in (
+        ("cosine of features", "cosine, k=20", "top1"),
+        ("cosine of embeddings", "cosine of embeddings, k=20", "top1"),
+        ("divergence", "divergence, k=20", "top1"),
+        ("cosine of features", "cosine", "mAP"),
+        ("cosine of embeddings", "cosine of embeddings", "mAP"),
+        ("divergence", "divergence", "mAP"),
+        ("k-means of features", f"k-means, cosine features{clusters}", "NMI"),
+        ("k-means of embeddings", f"k-means, cosine embeddings{clusters}", "NMI"),
+        ("Bregman clustering of scores", f"Bregman, learned divergence{clusters}", "NMI"),
+        ("nearest mean of features", f"{few} mean, cosine", "top1"),
+        ("nearest mean of embeddings", f"{few} mean, cosine of embeddings", "top1"),
+        ("nearest distribution by the divergence", f"{few} distribution, divergence", "top1"),
+    ):
+        rows = [found[variant, metric, arm] for arm in ("paper", "best-control", "best")]
+        cells = [f"{float(r['mean']):.2f} ± {float(r['deviation']):.2f}" for r in rows]
+        assert any(line.endswith(f"| {words} | {' | '.join(cells)} |") for line in lines), words
+
+
 def test_both_comparisons_together_are_their_records() -> None:
     page, readme = (
         " ".join(text.split()) for text in ((ROOT / "docs/results.md").read_text(), README)

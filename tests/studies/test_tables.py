@@ -14,6 +14,7 @@ from deepbregman.commands.report import report
 from deepbregman.commands.study import tables
 from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
+from deepbregman.evaluation.predictions import KeptPredictions
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies.tables_plan import (
@@ -165,6 +166,21 @@ def test_a_study_is_stopped_continued_and_extended(
     assert change["mean"] == pytest.approx(mine - linear["arms"]["digits-without"]["mean"])
     assert change["interval"] is None  # of one seed
     assert change["over_images"][0] <= change["mean"] <= change["over_images"][1]
+    kept = KeptPredictions(run)
+    by_d, by_cosine = (kept.find(uneven, f"knn, {name}, k=20") for name in ("divergence", "cosine"))
+    assert by_d is not None
+    assert by_cosine is not None
+    gain = np.mean(by_d.predicted[0] == by_d.labels) - np.mean(
+        by_cosine.predicted[0] == by_d.labels
+    )
+    (pair,) = [
+        row["arms"]
+        for row in results["by_divergence"]
+        if (row["variant"], row["against"]) == ("divergence, k=20", "cosine, k=20")
+        if row["metric"] == "top1"
+    ]
+    assert set(pair) == {"digits"}
+    assert pair["digits"]["mean"] == pytest.approx(100 * gain)
     classes = {row["class"]: row["arms"]["digits"]["mean"] for row in results["classes"]}
     assert list(classes) == ["nought", "one", "two"]
     assert sum(classes.values()) / 3 == pytest.approx(mine)

@@ -65,6 +65,12 @@ _QUANTITY = {
 EVIDENCE = {
     **{"arms": [str], "pairs": [[str]], "quantities": [_QUANTITY]},
     "runs": [{"arm": str, "data": str, "seconds": float, "state": str}],
+    "by_divergence": [
+        {
+            **dict.fromkeys(("data", "protocol", "variant", "against", "metric"), str),
+            "arms": {...: _DIFFERENCE},
+        }
+    ],
     "classes": [{"data": str, "class": str, "num_test": int, "arms": {...: _SUMMARY}}],
 }
 """The shape of ``results.json``."""
@@ -100,6 +106,13 @@ def _list_tables(results: Record) -> list[Table]:
             compared = [quantity for quantity in found if quantity["differences"]]
             if compared:
                 tables.append(_difference_table(results, data, group, compared))
+        measures = [
+            row
+            for row in results.get("by_divergence", [])
+            if row["data"] == data and row["metric"] in METRICS and is_compared(row)
+        ]
+        if measures:
+            tables.append(_measure_table(results, data, measures))
         classes = [row for row in results.get("classes", []) if row["data"] == data]
         if classes:
             tables.append(_class_table(results, data, classes))
@@ -195,6 +208,33 @@ def _find(quantity: Record, arm: str, other: str) -> Record | None:
     return next(
         (d for d in quantity["differences"] if (d["arm"], d["against"]) == (arm, other)), None
     )
+
+
+def is_compared(row: Record) -> bool:
+    """Leave out kNN of 200 neighbours, single corruptions, and all but three numbers of labels."""
+    variant = row["variant"]
+    if row["protocol"] == "corruptions":
+        return bool(variant.endswith((", clean", ", mean of all")))
+    if row["protocol"] == "few":
+        return bool(variant.startswith(("1 label ", "5 labels ", "20 labels ")))
+    return not variant.endswith("k=200")
+
+
+def _measure_table(results: Record, data: str, found: Sequence[Record]) -> Table:
+    arms = [arm for arm in results["arms"] if any(arm in row["arms"] for row in found)]
+    rows = [
+        Row(
+            f"{row['protocol']}, {METRICS[row['metric']]}: {row['variant']} - {row['against']}",
+            tuple(
+                cell_of(best_interval(row["arms"][arm]) if arm in row["arms"] else None)
+                for arm in arms
+            ),
+        )
+        for row in found
+    ]
+    title = f"{data}: by the divergence itself, differences"
+    caption = f"A measure by the divergence minus another one of the same run. {INTERVALS}"
+    return Table(slug(title), title, "quantity", tuple(arms), tuple(rows), caption)
 
 
 def _class_table(results: Record, data: str, classes: Sequence[Record]) -> Table:

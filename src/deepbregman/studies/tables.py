@@ -49,6 +49,23 @@ from .tables_plan import (
     stem,
 )
 
+MEASURES = (
+    ("knn", "divergence", "cosine"),
+    ("knn", "divergence", "cosine of embeddings"),
+    ("retrieval", "divergence", "cosine"),
+    ("retrieval", "divergence", "cosine of embeddings"),
+    ("cluster", "Bregman, learned divergence", "k-means, cosine features"),
+    ("cluster", "Bregman, learned divergence", "k-means, cosine embeddings"),
+    ("few", "nearest distribution, divergence", "nearest image, divergence"),
+    ("few", "nearest distribution, divergence", "nearest mean, cosine"),
+    ("few", "nearest distribution, divergence", "nearest mean, cosine of embeddings"),
+    ("few", "nearest distribution, divergence", "linear"),
+    ("ood", "divergence, neighbour", "cosine, neighbour"),
+    ("ood", "divergence, training distribution", "Mahalanobis, one Gaussian"),
+    ("ood", "divergence, nearest class", "Mahalanobis, nearest class"),
+    ("corruptions", "kNN by divergence", "kNN by cosine"),
+)
+"""Protocol, words of a variant that measures by the divergence, and of what it is compared with."""
 TRAINING = ("semi", "supervised", "transfer")
 """Protocols that train a copy of the network."""
 MOST_CLASSES = 20
@@ -249,6 +266,7 @@ def collect_results(folder: Path) -> Record:
         "quantities": [
             _summarise_quantity(key, found, record["arms"]) for key, found in quantities.items()
         ],
+        "by_divergence": _compare_measures(quantities),
         "classes": _summarise_classes(known),
         "written": now(),
     }
@@ -287,10 +305,9 @@ def _summarise_quantity(
     }
     differences = []
     for arm, other in pair_arms(arms):
-        pair = summarise_pairs(values.get(arm, {}), values.get(other, {}))
+        pair = _compare(found.get(arm, {}), found.get(other, {}), metric)
         if pair is not None:
-            over = _interval_over_images(found[arm], found[other], metric)
-            differences.append({"arm": arm, "against": other, **pair, "over_images": over})
+            differences.append({"arm": arm, "against": other, **pair})
     first = next(iter(next(iter(found.values())).values()))
     return {
         **{"data": data, "trained_on": trained_on, "protocol": protocol},
@@ -302,6 +319,38 @@ def _summarise_quantity(
             name: first[name] for name in ("chance", "raw_pixels") if first.get(name) is not None
         },
     }
+
+
+def _compare(mine: dict[int, Record], other: dict[int, Record], metric: str) -> Record | None:
+    """Compare two sets of rows seed by seed; None without a common seed."""
+    first, second = ({seed: r["value"] for seed, r in rows.items()} for rows in (mine, other))
+    pair = summarise_pairs(first, second)
+    if pair is None:
+        return None
+    return {**pair, "over_images": _interval_over_images(mine, other, metric)}
+
+
+def _compare_measures(
+    quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]],
+) -> list[Record]:
+    """Compare measures by the divergence with others of the same runs, seed by seed."""
+    found = []
+    for (data, trained_on, protocol, variant, metric), mine in quantities.items():
+        for of, words, other in MEASURES:
+            if of != protocol or words not in variant:
+                continue
+            against = quantities.get(
+                (data, trained_on, protocol, variant.replace(words, other), metric), {}
+            )
+            pairs = {
+                arm: _compare(rows, against.get(arm, {}), metric) for arm, rows in mine.items()
+            }
+            arms = {arm: pair for arm, pair in pairs.items() if pair is not None}
+            if arms:
+                names = {"data": data, "trained_on": trained_on, "protocol": protocol}
+                names |= {"variant": variant, "against": variant.replace(words, other)}
+                found.append({**names, "metric": metric, "arms": arms})
+    return found
 
 
 def _interval_over_images(

@@ -194,7 +194,7 @@ def list_parts(
 
 def pair_arms(arms: Sequence[str]) -> list[tuple[str, str]]:
     """List which arms are compared: all with the first, and each with its own control."""
-    pairs = [(arm, arms[0]) for arm in arms[1:] if not arm.endswith((WITHOUT, CONTROL))]
+    pairs = [(arm, arms[0]) for arm in arms[1:] if not arm.endswith(WITHOUT)]
     controls = [
         (arm, f"{arm}{ending}") for arm in arms for ending in CHANGED if f"{arm}{ending}" in arms
     ]
