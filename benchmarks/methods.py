@@ -30,7 +30,8 @@ from deepbregman.files import Record, write_json
 from deepbregman.runs import provenance
 from deepbregman.studies.catalogue.methods import STUDY
 from deepbregman.studies.definition import read_changes
-from deepbregman.training.processes import device_name, launch
+from deepbregman.training.devices import device_name
+from deepbregman.training.processes import launch
 
 
 def methods(
