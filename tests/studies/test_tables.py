@@ -10,13 +10,14 @@ import pytest
 from sklearn.datasets import load_digits
 
 from deepbregman.cli import main
-from deepbregman.commands.report import report
 from deepbregman.commands.study import tables
 from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
 from deepbregman.evaluation.predictions import KeptPredictions
+from deepbregman.reporting.page import read_study
 from deepbregman.runs import Run
 from deepbregman.studies import engine
+from deepbregman.studies.tables import TableQueue
 from deepbregman.studies.tables_plan import (
     ARMS,
     TableOptions,
@@ -194,9 +195,9 @@ def test_a_study_is_stopped_continued_and_extended(
     assert len(lines) == sum(len(q["arms"]) for q in results["quantities"])
     assert "digits - digits-without" in (out / "differences.svg").read_text()
 
-    page = report([out], tmp_path / "report")
-    assert "uneven: by class" in page.page.read_text()
-    assert (page.page.parent / "tables" / "tables-uneven-accuracy.csv").is_file()
+    section = read_study(out)  # of the report
+    assert "tables-uneven-by-class" in [table.key for table in section.tables]
+    assert [figure.key for figure in section.figures] == ["tables-differences"]
 
 
 def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,3 +210,43 @@ def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixt
     (out / "tables.md").unlink()
     main(["study", "tables", "--no-train", "--out", str(out)])
     assert "### few: accuracy" in (out / "tables.md").read_text()
+
+
+def test_transfer_and_training_from_scratch(
+    few_digits: str, uneven: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of one dataset is measured on the other; from scratch only the first arm trains."""
+    monkeypatch.setattr("deepbregman.studies.tables.FIGURE_KINDS", ("svg",))
+    asked: Record = {
+        "data": (few_digits, uneven),
+        "arms": ("digits", "digits-without"),
+        "protocols": ("supervised", "transfer"),
+        "only": ("digits/few/supervised", "digits-without/few/*"),
+        "seeds": 1,
+        "epochs": (1,),
+        "tuning_epochs": 1,
+        "changes": ("encoder.name=small", *TINY),
+        "out": tmp_path / "tables",
+        "accelerator": "cpu",
+    }
+    tables(**asked)
+    found = {
+        (q["data"], q["trained_on"], q["protocol"], arm)
+        for q in read(tmp_path / "tables")["quantities"]
+        for arm in q["arms"]
+    }
+    assert found == {
+        ("few", "few", "supervised", "digits"),
+        ("uneven", "few", "transfer", "digits-without"),
+    }
+    assert "from few: fine-tuned, top-1" in (tmp_path / "tables" / "tables.md").read_text()
+
+
+def test_a_run_that_another_process_holds_is_left_to_it(few_digits: str, tmp_path: Path) -> None:
+    options = TableOptions(data=(few_digits,), arms=("digits",), seeds=1, out=tmp_path / "tables")
+    queue = TableQueue(plan_tables(options))
+    worker: Any = None  # nothing is run
+    with engine.lock(tmp_path / "tables", "digits-few-seed0", wait=False) as held:
+        assert held
+        assert queue.run_next(worker) is False
+    assert queue.count() == (0, 1)

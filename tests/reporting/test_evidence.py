@@ -1,0 +1,63 @@
+"""Tables of the study of tables: what stands in which cell, in Markdown and LaTeX."""
+
+import pytest
+
+from deepbregman.reporting.evidence import evidence_tables
+from deepbregman.reporting.tables import Table, to_latex, to_markdown
+from deepbregman.runs import Record
+
+
+def quantity(protocol: str, variant: str, metric: str, **changes: object) -> Record:
+    seeds = {"mean": 90.0, "deviation": 0.5, "n": 3}
+    pair: Record = {"arm": "best", "against": "simclr", "mean": 1.0, "deviation": 0.25, "n": 3}
+    pair |= {"interval": [0.38, 1.62], "over_images": [0.1, 1.9]}
+    return {
+        **{"data": "cifar10", "trained_on": "cifar10", "protocol": protocol, "variant": variant},
+        **{"metric": metric, "num_train": 50_000, "num_test": 10_000},
+        "arms": {"simclr": seeds, "best": {**seeds, "mean": 91.0}},
+        "differences": [pair],
+        **changes,
+    }
+
+
+@pytest.fixture
+def tables() -> dict[str, Table]:
+    found = [
+        quantity("linear", "cached features", "top1"),
+        quantity("linear", "cached features", "top5"),
+        quantity("knn", "cosine, k=200", "top1"),
+        quantity("few", "5 labels per class, linear", "top1", differences=[]),
+        quantity("transfer", "fine-tuned", "top1", trained_on="tiny"),
+    ]
+    results: Record = {"arms": ["simclr", "best"], "pairs": [["best", "simclr"]], "runs": []}
+    return {t.key: t for t in evidence_tables({**results, "quantities": found})}
+
+
+def test_published_values_stand_apart(tables: dict[str, Table]) -> None:
+    table = tables["cifar10-accuracy"]
+    assert table.columns[:2] == ("simclr", "best")
+    assert [row.name for row in table.rows] == ["linear: cached features, top-1"]
+    printed = dict(zip(table.columns[2:], table.rows[0].cells[2:], strict=True))
+    assert printed["published: SimCLR"].text == "91.8"
+    assert all(cell.is_published and cell.summary is None for cell in printed.values())
+    assert "ResNet-50, 400 epochs" in table.caption
+    markdown = to_markdown(table)
+    assert "| 90.00 ± 0.50 | 91.00 ± 0.50 | *91.8* |" in markdown
+    assert r"\emph{91.8}" in to_latex(table)
+
+
+def test_a_difference_has_the_interval_that_counts_images(tables: dict[str, Table]) -> None:
+    markdown = to_markdown(tables["cifar10-accuracy-differences"])
+    assert "| best - simclr |" in markdown
+    assert "| +1.00 ± 0.25 [+0.10, +1.90] |" in markdown
+    assert "cifar10-few-labels" in tables
+    assert "cifar10-few-labels-differences" not in tables
+
+
+def test_transfer_names_where_it_comes_from(tables: dict[str, Table]) -> None:
+    assert [row.name for row in tables["cifar10-transfer"].rows] == ["from tiny: fine-tuned, top-1"]
+
+
+def test_bars_in_names_do_not_break_a_table() -> None:
+    table = Table("key", "A title", "a|b", ("c|d",), ())
+    assert r"| a\|b | c\|d |" in to_markdown(table)
