@@ -48,6 +48,11 @@ def parse_duration(text: str, option: str) -> float:
     return seconds
 
 
+def count_words(number: int, noun: str) -> str:
+    """Write a number of things: ``1 epoch``, ``2,000 epochs``."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
 def format_duration(seconds: float) -> str:
     """Write a time as a person would say it, in its two largest units."""
     whole = max(0, round(seconds))

@@ -32,6 +32,7 @@ from deepbregman.terminal import (
     MaybeNumber,
     MaybePath,
     MaybeText,
+    count_words,
     format_duration,
     parse_duration,
     say,
@@ -440,7 +441,8 @@ def _train(
             console,
             f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on "
             f"{len(images):,} images of {config.data.source} at {config.data.image_size} px: "
-            f"{config.training.epochs:,} epochs of {job.steps_per_epoch:,} steps, batch "
+            f"{count_words(config.training.epochs, 'epoch')} of "
+            f"{count_words(job.steps_per_epoch, 'step')}, batch "
             f"{config.training.batch_size}, "
             f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
             f"{folder}",
@@ -577,11 +579,11 @@ def _describe_unused(
         "images of the test split": 0 if source.test is None else len(source.test),
         "held out for the monitor": num_held_out,
         "in each epoch, drawn anew, that fill no batch": num_images - per_epoch,
-        f"other files ({', '.join(f'{count:,} {kind}' for kind, count in kinds[:6])})": sum(
-            source.ignored.values()
-        ),
     }
-    return [f"{count:,} {what}" for what, count in counts.items() if count]
+    unused = [f"{count:,} {what}" for what, count in counts.items() if count]
+    named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])
+    ignored = sum(source.ignored.values())
+    return unused + ([f"{count_words(ignored, 'other file')} ({named})"] if ignored else [])
 
 
 def _try_parts(config: Config, own: "OwnParts", resuming: bool) -> str | None:

@@ -20,7 +20,7 @@ from deepbregman.errors import UserError
 from deepbregman.files import check_shape
 from deepbregman.runs import Record, now, read_json
 from deepbregman.statistics import Summary, format_spread, summarise
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, count_words
 
 from .charts import (
     FIGURE_KINDS,
@@ -556,13 +556,9 @@ def _facts(main: Comparison | None, studies: Sequence[StudySection]) -> list[str
     words: list[str] = []
     if main is not None:
         runs = sum(len(group.runs) for group in main.groups)
-        words.append(f"{_count(runs, 'run')} in {_count(len(main.groups), 'arm')}")
+        words.append(f"{count_words(runs, 'run')} in {count_words(len(main.groups), 'arm')}")
         words.append(", ".join(dict.fromkeys(dict(card.facts)["data"] for card in main.cards)))
     if studies:
         words.append(f"{len(studies)} {'study' if len(studies) == 1 else 'studies'}")
     when = now()[:16].replace("T", " ")
     return [*words, f"written {when} UTC by deepbregman {__version__}"]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
