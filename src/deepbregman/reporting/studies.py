@@ -415,7 +415,8 @@ def _difference_table(results: Record, key: str) -> Table:
         rows.append(Row(arm["arm"], tuple(cells), note=note))
     caption = (
         "Points of top-1; mean ± sample deviation of the differences seed by seed, with "
-        "the 95 % interval of the mean by Student's t with n - 1 degrees of freedom"
+        "the 95 % interval of the mean by Student's t with n - 1 degrees of freedom: "
+        "over seeds, for these test images"
     )
     title = f"Difference to {reference_name(results)}"
     return Table(f"{key}-differences", title, "arm", tuple(columns), tuple(rows), caption)
