@@ -22,7 +22,7 @@ from torch.nn.functional import interpolate
 EPOCHS, BATCH = 5, 64
 
 path = Path(sys.argv[1])
-settings = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))["timm"]
+settings = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))["timm"]
 side = settings["pretrained_cfg"]["input_size"][1]
 mean, deviation = (
     torch.tensor(settings["pretrained_cfg"][name]).view(3, 1, 1) for name in ("mean", "std")

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import json
 import os
 import re
 import shlex
@@ -19,7 +20,7 @@ import deepbregman
 from deepbregman.cli import VERBS
 from deepbregman.config import load_recipe
 from deepbregman.method.networks import Encoder
-from deepbregman.objectives import Samples, ViewGroups
+from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.studies.definition import Study
 
 ROOT = Path(__file__).parents[1]
@@ -195,6 +196,28 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert 'id="deepbregman.nt_xent"' in page
     records = (tmp_path / "site" / "results.html").read_text()
     assert 'href="../../results/studies/comparison-teacher"' in records
+
+
+def test_the_traffic_of_a_step_is_the_committed_record() -> None:
+    text = " ".join((DOCS / "scaling.md").read_text().split())
+    record = json.loads((ROOT / "results/bench/cpu/traffic.json").read_text())
+    for run in record["runs"]:
+        assert run["predicted"] == sum(run["parts"].values())
+        assert run["counted"] == pytest.approx(run["predicted"], rel=0.005)
+        for number in (run["counted"], run["predicted"]):
+            assert f"{number / 1e6:.1f}" in text
+    step = build_step(load_recipe("simclr-imagenet"))
+    trained = sum(p.numel() for p in step.parameters() if p.requires_grad)
+    norms = [
+        part
+        for part in step.modules()
+        if isinstance(part, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d)
+    ]
+    channels = sum(1 + 2 * norm.num_features for norm in norms)
+    for size in (8, 64):
+        sent = (2 * trained / size, 3 * 2 * 4096 // size * 128, 3 * channels)
+        for number in sent:
+            assert f"{4 * (size - 1) * number / 1e6:.1f} MB" in text
 
 
 def test_the_cpus_of_a_task_are_enough_for_the_recipe_s_workers() -> None:
