@@ -219,11 +219,10 @@ def cheap_weights(drawn_once: "Tensor", monkeypatch: pytest.MonkeyPatch) -> None
     import torch
 
     def fill(tensor: "Tensor", *arguments: Any, **options: Any) -> "Tensor":
-        first = int(torch.randint(100_000, ()))
+        drawn = drawn_once[int(torch.randint(100_000, ())) :]
+        drawn = drawn.repeat(-(-tensor.numel() // len(drawn)))[: tensor.numel()]
         with torch.no_grad():
-            for part in tensor.view(-1).split(len(drawn_once) - 100_000):
-                part.copy_(drawn_once[first : first + len(part)])
-            return tensor.mul_((2.0 / tensor[0].numel()) ** 0.5)
+            return tensor.copy_(drawn.view_as(tensor)).mul_((2.0 / tensor[0].numel()) ** 0.5)
 
     for name in ("kaiming_normal_", "kaiming_uniform_"):
         monkeypatch.setattr(torch.nn.init, name, fill)
