@@ -401,3 +401,19 @@ def test_auto_looks_at_images_of_the_program(
         accelerator="cpu",
     )
     assert run.config.data.image_size == 8
+
+
+@pytest.mark.slow
+def test_views_of_ones_own_go_with_a_compiled_step(tmp_path: Path, config: Config) -> None:
+    images = torch.randint(0, 256, (100, 3, 8, 8), dtype=torch.uint8)
+    totals = []
+    for compiled in ("yes", "no"):
+        run = pretrain(
+            override(config, {"training.compile": compiled, "training.health_every": 0}),
+            run=tmp_path / compiled,
+            data=images,
+            augment=v2.RandomResizedCrop(8),
+            accelerator="cpu",
+        )
+        totals.append([row["total"] for row in run.metrics()])
+    assert totals[0] == pytest.approx(totals[1], rel=1e-3)
