@@ -9,9 +9,11 @@ are what a step has beyond the passes.
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import tyro
+from lightning_fabric import Fabric
 from rich.console import Console
 
 from deepbregman.benchmarking import (
@@ -56,26 +58,14 @@ def methods(
     record: Record = {**provenance(device_name(fabric.device)), "groups": []}
     for recipe in recipes:
         config = override(load_recipe(recipe), {**QUIET, **read_changes(changes)})
-        pictures = random_images(max(images, 2 * config.training.batch_size), 32)
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            passes = record_passes(config, pictures, fabric, folder)
-
-            def whole(config: Config) -> Build:
-                return lambda: training_step(config, pictures, fabric, folder)  # noqa: B023
-
-            arms = {
-                "passes": lambda: passes_step(passes, config, fabric),  # noqa: B023
-                "step": whole(config),
-            }
-            if divergence:
-                try:
-                    arms["with divergence"] = whole(override(config, {"divergence.weight": 1.0}))
-                except UserError as problem:
-                    console.print(f"{recipe} cannot carry the divergence: {problem}")
-            group = measure(config, arms, Effort(*effort), fabric.device, console)
+        configs = {"step": config}
+        if divergence:
+            try:
+                configs["with divergence"] = override(config, {"divergence.weight": 1.0})
+            except UserError as problem:
+                console.print(f"{recipe} cannot carry the divergence: {problem}")
+        group = time_steps(configs, images, Effort(*effort), fabric, console)
         group["recipe"] = recipe
-        group["passes"] = [{"shape": list(one.shape), "learns": one.learns} for one in passes]
         for arm in group["arms"]:
             arm["over_passes"] = group["arms"][0]["milliseconds"] / arm["milliseconds"]
             console.print(
@@ -85,6 +75,23 @@ def methods(
         record["groups"].append(group)
         if out is not None:
             write_json(out, record)
+
+
+def time_steps(
+    configs: dict[str, Config], images: int, effort: Effort, fabric: Fabric, console: Console
+) -> Record:
+    """Time the passes of the first configuration, and the steps of all, in turns."""
+    config = configs["step"]
+    pictures = random_images(max(images, 2 * config.training.batch_size), 32)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        passes = record_passes(config, pictures, fabric, folder)
+        arms: dict[str, Build] = {"passes": lambda: passes_step(passes, config, fabric)}
+        for arm, changed in configs.items():
+            arms[arm] = partial(training_step, changed, pictures, fabric, folder)
+        group = measure(config, arms, effort, fabric.device, console)
+    group["passes"] = [{"shape": list(one.shape), "learns": one.learns} for one in passes]
+    return group
 
 
 if __name__ == "__main__":

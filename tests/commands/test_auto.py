@@ -23,7 +23,7 @@ def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine on which a step takes a second, and any ResNet is out of reach."""
 
     def measure(config: object, *rest: object) -> float:
-        return 1.0 if config.encoder.name == "small" else 1e6  # type: ignore[attr-defined]
+        return 1.0 if config.encoder.name == "small" else 1e6  # type: ignore[attr-defined]  # a Config
 
     monkeypatch.setattr(planning, "measure_step", measure)
 

@@ -46,7 +46,7 @@ def test_digits_with_labels_for_a_few(
     assert (code, err) == (0, "")
     assert "300 images placed by t-SNE" in said
     text = page.read_text()
-    data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]
+    data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
     assert data["names"] == [f"train:{i}" for i in range(200)] + [f"test:{i}" for i in range(100)]
     titles = [column["title"] for column in data["columns"]]
     assert titles == ["class", "predicted label", "confidence", "cluster", "winning subnetwork"]

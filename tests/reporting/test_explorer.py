@@ -112,7 +112,7 @@ def test_the_page_holds_what_it_was_given(page: Path) -> None:
     found = np.frombuffer(block(text, "indices-1"), "<i4").reshape(400, 6)
     assert np.array_equal(found, shown.neighbours[1].indices)
     assert np.array_equal(np.frombuffer(block(text, "column-1"), "<u2"), np.arange(400) % 3)
-    data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]
+    data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
     assert data["names"] == list(shown.names)
     assert "&lt;b&gt;of&lt;/b&gt;" in text
     assert "http" not in re.sub(r"https?-equiv", "", text.replace("http-equiv", ""))

@@ -20,9 +20,20 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
         values: (n, d) features or scores.
         labels: (n,), from 0 to C - 1.
     """
-    # A product adds in a fixed order where a scatter on a GPU does not.
-    members = functional.one_hot(labels.to(values.device), num_classes).double()  # (n, C)
-    return members.T @ values.double() / members.sum(dim=0)[:, None]
+    labels = labels.to(values.device)
+    sizes = torch.bincount(labels, minlength=num_classes)[:, None]
+    return sum_classes(values.double(), labels, num_classes) / sizes
+
+
+def sum_classes(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """Return the sum (C, d) of each class's rows; zero where there are none."""
+    sums = values.new_zeros(num_classes, values.shape[1])
+    chunk = max(1, _ENTRIES // num_classes)
+    for start in range(0, len(values), chunk):
+        # A product adds in a fixed order where a scatter on a GPU does not.
+        members = functional.one_hot(labels[start : start + chunk], num_classes)
+        sums += members.to(values.dtype).T @ values[start : start + chunk]
+    return sums
 
 
 def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Tensor:

@@ -30,6 +30,7 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
 from deepbregman.training.randomness import derive_seed
 
+from .classes import sum_classes
 from .features import Features
 from .gallery import Gallery, OpenedRun, open_gallery
 from .inputs import Evaluation
@@ -180,12 +181,7 @@ def _fill_empty(step: _Step, num_clusters: int) -> Tensor:
 def _means(points: Tensor, assignment: Tensor, centroids: Tensor) -> Tensor:
     """Return the mean of each cluster's points, and an empty one's centroid as it was."""
     num_clusters = len(centroids)
-    chunk = max(1, _ENTRIES // num_clusters)
-    sums = torch.zeros_like(centroids)
-    for start in range(0, len(points), chunk):
-        # A product adds in a fixed order where a scatter on a GPU does not.
-        members = functional.one_hot(assignment[start : start + chunk], num_clusters)
-        sums += members.to(points.dtype).T @ points[start : start + chunk]
+    sums = sum_classes(points, assignment, num_clusters)
     sizes = torch.bincount(assignment, minlength=num_clusters)[:, None]
     return torch.where(sizes > 0, sums / sizes.clamp_min(1), centroids)
 
