@@ -36,7 +36,6 @@ from deepbregman.studies.tuning import (
     build_sampler,
     join_search,
     open_storage,
-    queue_again,
     run_search,
     trial_rows,
     write_trials,
@@ -481,7 +480,6 @@ def test_a_worker_that_seemed_dead_goes_on(tmp_path: Path, reports: bool) -> Non
         x = trial.suggest_float("x", 0.0, 1.0)
         if trial.number == 1:  # what another worker does once the heartbeat is old
             study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
-            queue_again(study, study.get_trials()[1])
             if reports:
                 trial.report(x, 1)
         return x
@@ -523,17 +521,147 @@ def test_three_workers_one_killed(tmp_path: Path) -> None:
     _kill_one_of_three(f"sqlite:///{tmp_path}/shared.db", tmp_path)
 
 
+def _draw(trial: optuna.Trial) -> float:
+    return trial.suggest_float("x", 0.0, 1.0)
+
+
+def _begin(study: optuna.Study) -> optuna.Trial:
+    """What ``study.ask`` does, without its warning about heartbeats."""
+    return optuna.Trial(study, study._storage.create_new_trial(study._study_id))
+
+
+def _fail(study: optuna.Study, trial: optuna.Trial) -> None:
+    """What another worker does with a trial whose heartbeat is old."""
+    study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
+
+
+def test_a_lost_trial_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker asks between the failing of a stale trial and the queueing of its values."""
+    url = f"sqlite:///{tmp_path}/shared.db"
+    study, other = _shared(url), _shared(url)
+    lost = _begin(study)
+    x = _draw(lost)
+    study._storage.record_heartbeat(lost._trial_id)  # type: ignore[attr-defined]
+    with open_storage(url).engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE trial_heartbeats SET heartbeat = '2000-01-01 00:00:00'")
+    set_state = study._storage.set_trial_state_values
+
+    def interrupted_by_another(trial_id: int, state: TrialState, values: Any = None) -> bool:
+        done = set_state(trial_id, state, values)
+        if trial_id == lost._trial_id:
+            with pytest.raises(tuning.NotOurs):
+                SharedSearch(other, 1)._run(late := _begin(other), _draw)
+            _fail(other, late)
+        return done
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study._storage, "set_trial_state_values", interrupted_by_another)
+        SharedSearch(study, 1).run_one(_draw)
+    judge_all(study, 1, _draw)
+    assert [(t.state.name, t.value) for t in study.get_trials()] == [
+        ("FAIL", None),  # lost
+        ("FAIL", None),  # gave way
+        ("COMPLETE", x),
+    ]
+    assert [row["trial"] for row in trial_rows(study)] == [0, 2]
+
+
+@pytest.mark.parametrize("state", [TrialState.WAITING, TrialState.RUNNING, TrialState.COMPLETE])
+def test_a_trial_gives_way_to_a_continuation_with_a_higher_number(state: TrialState) -> None:
+    study = optuna.create_study()
+    x = _draw(lost := _begin(study))
+    _fail(study, lost)
+    late = _begin(study)
+    SharedSearch(study, 1)._queue_lost_trials()
+    if state != TrialState.WAITING:
+        continuation = study.ask()
+        assert _draw(continuation) == x
+    if state == TrialState.COMPLETE:
+        study.tell(continuation, x)
+    with pytest.raises(tuning.NotOurs):
+        SharedSearch(study, 1)._run(late, _draw)
+
+
+def test_a_trial_that_two_workers_queue_again_is_run_once() -> None:
+    study = optuna.create_study()
+    x = _draw(lost := _begin(study))
+    _fail(study, lost)
+    (place,) = tuning.find_places(study)
+    place.queue_again(study)
+    place.queue_again(study)
+    search = SharedSearch(study, 2)
+    first, second = study.ask(), study.ask()
+    assert search._run(first, _draw) == x
+    with pytest.raises(tuning.NotOurs):
+        search._run(second, _draw)
+
+
+def test_a_worker_that_dies_before_it_queues_a_trial_again_loses_nothing() -> None:
+    study = optuna.create_study()
+    values = [_draw(_begin(study)) for _ in range(2)]
+    for number in range(2):
+        study._storage.set_trial_state_values(number, TrialState.FAIL)  # and no more
+    unused = study.ask()
+    _fail(study, unused)  # died before it had a value
+    judge_all(study, 3, _draw)
+    done = study.get_trials(states=(TrialState.COMPLETE,))
+    assert [trial.params["x"] for trial in done[:2]] == values
+    assert [trial.user_attrs[tuning.CONTINUES] for trial in done] == [0, 1, 2]
+
+
+def test_values_survive_a_worker_that_dies_before_it_has_read_them() -> None:
+    study = optuna.create_study()
+    x = _draw(lost := _begin(study))
+    _fail(study, lost)
+    SharedSearch(study, 1)._queue_lost_trials()
+    _fail(study, study.ask())
+    judge_all(study, 1, _draw)
+    assert study.best_trial.params == {"x": x}
+
+
 def test_a_trial_that_kills_every_worker_is_given_up() -> None:
     study = optuna.create_study()
-    study.enqueue_trial({"x": 0.5})
-    for attempt in range(1, tuning.MAX_ATTEMPTS + 1):
+    search = SharedSearch(study, 1)
+    x = _draw(trial := study.ask())
+    for _ in range(tuning.MAX_DEATHS - 1):
+        _fail(study, trial)
+        search._queue_lost_trials()
         trial = study.ask()
-        assert trial.suggest_float("x", 0.0, 1.0) == 0.5
-        assert trial.user_attrs.get(tuning.ATTEMPT, 1) == attempt
-        assert trial.user_attrs.get(tuning.CONTINUES, 0) == 0
-        study.tell(trial, state=TrialState.FAIL)
-        tuning.queue_again(study, study.trials[trial.number])
-    assert not study.get_trials(states=(TrialState.WAITING,))
+        assert trial.user_attrs[tuning.CONTINUES] == 0
+        assert _draw(trial) == x
+    _fail(study, trial)
+    judge_all(study, 1, _draw)  # other values have its place
+    assert study.best_trial.params["x"] != x
+    assert tuning.CONTINUES not in study.best_trial.user_attrs
+
+
+def test_a_trial_may_be_interrupted_often() -> None:
+    study = optuna.create_study()
+    search = SharedSearch(study, 1)
+    seen = []
+
+    def interrupted(trial: optuna.Trial) -> float:
+        seen.append(_draw(trial))
+        raise Interrupted(Path(), signal.SIGTERM)
+
+    for _ in range(tuning.MAX_DEATHS + 2):  # a cluster that takes its machines back
+        with pytest.raises(Interrupted):
+            search.run_one(interrupted)
+    judge_all(study, 1, _draw)
+    assert {*seen, study.best_value} == {seen[0]}
+
+
+def test_a_trial_that_failed_by_its_own_error_is_not_continued() -> None:
+    study = optuna.create_study()
+    search = SharedSearch(study, 1)
+
+    def faulty(trial: optuna.Trial) -> float:
+        raise ValueError(f"cannot train with {_draw(trial)}")
+
+    with pytest.raises(ValueError, match="cannot train"):
+        search.run_one(faulty)
+    judge_all(study, 1, _draw)
+    assert tuning.CONTINUES not in study.best_trial.user_attrs
 
 
 def test_the_last_trial_is_not_run_twice() -> None:

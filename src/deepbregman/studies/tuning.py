@@ -9,15 +9,16 @@
 
 Workers share a search by its storage only, so they may be on several machines. A worker's heartbeat
 marks its trial as alive. When the heartbeat is old, another worker fails the trial and queues its
-values again; the worker that takes them continues the run that the first one left.
+values again; the worker that takes them continues the run that the first one left. A trial and its
+continuations keep one place among the trials of the search, also while none of them is queued.
 """
 
-import inspect
 import shlex
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +51,15 @@ STARTUP_TRIALS = 10
 """Random trials before the sampler's model is used."""
 HEARTBEAT_SECONDS = 30
 GRACE_SECONDS = 120
-MAX_ATTEMPTS = 3
-"""After so many attempts, a trial that kills its worker each time is given up."""
+MAX_DEATHS = 3
+"""A trial whose worker died so many times is given up."""
 LEAST_FOR_IMPORTANCE = 4
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 TAKEN = (TrialState.RUNNING, *DONE)
 """States that count towards the trials of a search."""
-CONTINUES, ATTEMPT, SURPLUS = "continues", "attempt", "surplus"
+CONTINUES, STOPPED, FAULTY, SURPLUS = "continues", "stopped", "faulty", "surplus"
+"""Marks of a trial: the trial that it continues, stopped by a signal, ended by an error of its own,
+never begun because there were enough."""
 METRICS = {"linear": MAIN_METRIC, "knn": "knn, cosine"}
 """Objective -> how the name of its metric begins."""
 
@@ -174,18 +177,13 @@ def locate_storage(options: SearchOptions, folder: Path) -> tuple[str, str]:
 def open_storage(
     url: str, *, heartbeat: int = HEARTBEAT_SECONDS, grace: int = GRACE_SECONDS
 ) -> RDBStorage:
-    """Open the storage of a search. It queues the trials of killed workers again.
+    """Open the storage of a search.
 
     Args:
         grace: seconds without a heartbeat after which a worker counts as dead.
     """
     is_sqlite = url.startswith("sqlite")
     kind = url.partition("://")[0]  # the rest may hold a password
-    known = inspect.signature(RDBStorage).parameters
-    keyword = "heartbeat_stale_trial_callback"
-    if keyword not in known:  # before Optuna 4.9
-        keyword = "failed_trial_callback"
-    callback: dict[str, Any] = {keyword: queue_again}
     engine: dict[str, Any] = {"pool_pre_ping": True}
     try:
         with warnings.catch_warnings():
@@ -195,7 +193,6 @@ def open_storage(
                 engine_kwargs=engine | ({"connect_args": {"timeout": 60}} if is_sqlite else {}),
                 heartbeat_interval=heartbeat,
                 grace_period=grace,
-                **callback,
             )
     except ImportError as error:
         why = error.__cause__ or error
@@ -250,13 +247,44 @@ class NotOurs(Exception):
     """A trial is not for this worker: there are enough trials, or another worker has it."""
 
 
-def queue_again(study: optuna.Study, trial: FrozenTrial) -> None:
-    """Queue the values of a trial whose worker died or was stopped."""
-    attempt = trial.user_attrs.get(ATTEMPT, 1)
-    if attempt < MAX_ATTEMPTS:
-        first = trial.user_attrs.get(CONTINUES, trial.number)
-        attributes = {CONTINUES: first, ATTEMPT: attempt + 1}
-        study.enqueue_trial(trial.params, user_attrs=attributes)
+@dataclass(frozen=True)
+class Place:
+    """A trial and its continuations, of which one at most is done: they count as one trial."""
+
+    first: int
+    attempts: list[FrozenTrial]
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an attempt waits, runs or is done."""
+        return any(trial.state != TrialState.FAIL for trial in self.attempts)
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the last attempt was stopped or killed, and nothing continues it yet."""
+        deaths = sum(STOPPED not in trial.user_attrs for trial in self.attempts)
+        is_faulty = any(FAULTY in trial.user_attrs for trial in self.attempts)
+        return not self.is_held and not is_faulty and deaths < MAX_DEATHS
+
+    def queue_again(self, study: optuna.Study) -> None:
+        """Queue the values of the trial again."""
+        values = {k: v for trial in self.attempts for k, v in trial.params.items()}
+        study.enqueue_trial(values, user_attrs={CONTINUES: self.first})
+
+
+def find_places(study: optuna.Study) -> list[Place]:
+    """Return the places that are held or owed, the oldest first."""
+    attempts: dict[int, list[FrozenTrial]] = {}
+    for trial in study.get_trials(deepcopy=False):
+        if SURPLUS not in trial.user_attrs:
+            attempts.setdefault(_first_attempt(trial), []).append(trial)
+    places = [Place(first, attempts[first]) for first in sorted(attempts)]
+    return [place for place in places if place.is_held or place.is_owed]
+
+
+def _first_attempt(trial: optuna.Trial | FrozenTrial) -> int:
+    first: int = trial.user_attrs.get(CONTINUES, trial.number)
+    return first
 
 
 class SharedSearch:
@@ -280,13 +308,11 @@ class SharedSearch:
     def run_one(self, objective: "optuna.study.study.ObjectiveFuncType") -> str | None:
         """Ask for a trial and run it; None if other processes hold all that remain.
 
-        An interruption of the objective queues the trial again. Returns a message for the user,
-        which is mostly empty.
+        A trial that is interrupted is continued later. Returns a message for the user, which is
+        mostly empty.
         """
+        self._queue_lost_trials()
         if len(self._trials(TAKEN)) >= self.total:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                optuna.storages.fail_stale_trials(self.study)
             return None
         number = -1
         raised: BaseException | None = None
@@ -311,29 +337,59 @@ class SharedSearch:
             return f"trial {number}: another worker has ended it meanwhile; its result counts"
         return ""
 
+    def _queue_lost_trials(self) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
+        # Two workers may both queue a trial: the later continuation gives way.
+        for place in find_places(self.study)[: self.total]:
+            if place.is_owed:
+                place.queue_again(self.study)
+
     def _run(self, trial: optuna.Trial, objective: "optuna.study.study.ObjectiveFuncType") -> float:
-        # Waiting trials come first: they were queued for a worker that died.
-        others = self._trials((*TAKEN, TrialState.WAITING))
-        if sum(other.number < trial.number for other in others) >= self.total:
+        if self._is_surplus(trial):
             trial.set_user_attr(SURPLUS, True)
             raise NotOurs
         try:
             value = objective(trial)
+        except optuna.TrialPruned:
+            raise
         except (Interrupted, KeyboardInterrupt):
-            queue_again(self.study, self.study.get_trials(deepcopy=False)[trial.number])
+            _mark(trial, STOPPED)
             raise
         except optuna.exceptions.UpdateFinishedTrialError:  # of a value reported on the way
             raise NotOurs from None
+        except Exception:
+            _mark(trial, FAULTY)
+            raise
         if self._state(trial.number) != TrialState.RUNNING:
             raise NotOurs
         assert isinstance(value, float)
         return value
+
+    def _is_surplus(self, trial: optuna.Trial) -> bool:
+        """Whether older places are enough, or an earlier continuation has this one's place."""
+        first = _first_attempt(trial)
+        places = find_places(self.study)
+        is_continued = any(
+            other.number < trial.number and other.state != TrialState.FAIL
+            for place in places
+            if place.first == first
+            for other in place.attempts
+        )
+        return is_continued or sum(place.first < first for place in places) >= self.total
 
     def _trials(self, states: tuple[TrialState, ...]) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)
 
     def _state(self, number: int) -> TrialState:
         return self.study.get_trials(deepcopy=False)[number].state
+
+
+def _mark(trial: optuna.Trial, name: str) -> None:
+    """Mark a trial that ends by an exception, unless another worker has ended it."""
+    with suppress(optuna.exceptions.OptunaError):
+        trial.set_user_attr(name, True)
 
 
 class SearchQueue(SharedSearch):
@@ -385,8 +441,7 @@ class SearchQueue(SharedSearch):
 
         If a worker that seemed dead still writes there, take a new folder.
         """
-        first = trial.user_attrs.get(CONTINUES, trial.number)
-        for number in (first, trial.number):
+        for number in (_first_attempt(trial), trial.number):
             name = f"trial-{number:04d}"
             if stack.enter_context(lock(self.folder, name, wait=False)):
                 return self.folder / "runs" / name
