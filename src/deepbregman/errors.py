@@ -36,11 +36,7 @@ class Notice(UserWarning):
 
 
 class ReportedElsewhere(Exception):
-    """This process ends because of an error that another process of the run prints.
-
-    Args:
-        code: to exit with.
-    """
+    """This process ends because of an error that another process of the run prints."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"another process of the run ended it with code {code}")

@@ -97,11 +97,7 @@ def is_first_of_machine() -> bool:
 
 
 def leave_group() -> Process:
-    """Make this process one of its own from now on, though it was started with others.
-
-    Returns:
-        Its position among them.
-    """
+    """Make this process one of its own from now on, though it was started with others."""
     here = current_process()
     for name in (*_TORCHRUN, "SLURM_STEP_NUM_TASKS", LAUNCHER):
         os.environ.pop(name, None)

@@ -123,9 +123,6 @@ def _commit(source: str) -> str | None:
     """Return the commit that the package runs from, marked if the package was changed since.
 
     None where there is no repository, as in an installed package or a copied folder.
-
-    Args:
-        source: what :func:`source_tree` returns.
     """
     here = Path(__file__).parent
     if not any((folder / ".git").exists() for folder in here.parents):

@@ -60,7 +60,6 @@ def override(config: Config, changes: Mapping[str, Any]) -> Config:
     Another ``objective.name`` brings the defaults of that method.
 
     Args:
-        config: to start from.
         changes: such as ``{"training.epochs": 10, "seed": 1, "weak_views": None}``.
     """
     values = to_dict(config)

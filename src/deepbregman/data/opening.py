@@ -28,8 +28,6 @@ def open_data(config: Config, source: str | None = None, own: object | None = No
     that runs of several seeds have the same test images.
 
     Args:
-        config: of the run.
-        source: instead of the run's.
         own: images of the user's program, see :func:`~deepbregman.own_data`.
     """
     if own is not None:
@@ -63,7 +61,6 @@ def images_to_pretrain_on(source: Source, kept: Tensor, labelled: bool = False) 
     """Join the training images that are not held out with a source's unlabelled ones.
 
     Args:
-        source: of the images.
         kept: indices of the training images that are not held out.
         labelled: leave the unlabelled ones out, for a method that learns from labels.
     """

@@ -17,7 +17,6 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return the mean (C, d) of each class's rows, in float64; every class must have some.
 
     Args:
-        values: (n, d) features or scores.
         labels: (n,), from 0 to C - 1.
     """
     labels = labels.to(values.device)
@@ -40,7 +39,6 @@ def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Te
     """Return ``D(image || distribution)`` (N, C), in float64 and a part at a time.
 
     Args:
-        scores: (N, K) of images.
         distributions: (C, K), the mean scores of each distribution.
         smoothing: temperature of the smooth form; 0 is the hard form.
     """

@@ -107,11 +107,8 @@ def finetune(
     waits for the device once an epoch.
 
     Args:
-        network: to train, on the device of the labels.
         labels: int64 (N,) of all images in ``batches``.
-        views: one view of an image is trained on.
         indices: int64 (M,) on the CPU, the images to train on; all when None.
-        mixed: run the network in bfloat16 where it is safe to.
         title: names the training in progress bars and errors.
     """
     rows = torch.arange(batches.num_images) if indices is None else indices

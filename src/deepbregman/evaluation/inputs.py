@@ -80,11 +80,7 @@ class LoadedRun:
         seed: int,
         data_changed: bool | None = None,
     ) -> list[Record]:
-        """Add to rows what is the same for all rows of a protocol; see :mod:`.results`.
-
-        Args:
-            data_changed: whether the run's own dataset has changed since pretraining.
-        """
+        """Add to rows what is the same for all rows of a protocol; see :mod:`.results`."""
         return [
             {
                 "protocol": protocol,

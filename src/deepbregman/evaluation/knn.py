@@ -179,10 +179,8 @@ def rank_bank(
     that the order of the bank, often that of its classes, does not matter.
 
     Args:
-        measure: ``cosine``, ``embedding`` or ``divergence``.
         queries: (Q, d) features, or (Q, K) scores.
         bank: (B, d) or (B, K).
-        smoothing: of ``divergence``; 0 is the hard form.
     """
     order = epoch_order(len(bank), seed, 0).to(bank.device)
     found = nearest_by(likeness_to(measure, bank[order], smoothing), queries, k)

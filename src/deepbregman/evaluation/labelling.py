@@ -150,13 +150,8 @@ def predict_labels(
     """Predict the labels of images from those of a few among them.
 
     Args:
-        features: of all images.
         labels: (N,) int64; -1 for an image without label. Each class has at least 2.
-        num_classes: C.
-        smoothing: of the learned divergence.
         kinds: which of ``KINDS`` may compete.
-        seed: of the folds and resamples.
-        progress: called after each fold.
     """
     labels = labels.to(features.representation.device)
     places = (labels >= 0).nonzero().flatten()
@@ -248,7 +243,6 @@ def expect_accuracy(correct: Tensor, losses: Tensor, seed: int = 0) -> float:
     Args:
         correct: (M, n) bool, whether each of M classifiers was right on each held-out image.
         losses: (M, n), which decide among classifiers that are equally often right.
-        seed: of the resamples.
     """
     num_images = correct.shape[1]
     random = np.random.default_rng(seed)
@@ -276,10 +270,8 @@ def suggest_images(
     that is labelled or listed already. So near-duplicates are not listed twice.
 
     Args:
-        representation: (N, d).
+        representation: (N, d), of which ``labelled`` (N,) are left out.
         probabilities: (N, C).
-        labelled: (N,) bool.
-        count: at most.
     """
     first, second = probabilities.topk(2, dim=1).values.T
     uncertainty = (1.0 - (first - second)).to(representation.device).float()

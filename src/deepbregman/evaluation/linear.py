@@ -368,11 +368,7 @@ def linear_on_cached(
 def fit_on_cached(
     labelled: LabelledFeatures, seed: int, averaged: AveragedFeatures | None = None
 ) -> tuple[LinearClassifier, float]:
-    """Fit to the training features with the penalty that is best on the held-out part.
-
-    Returns:
-        The classifier, and its penalty.
-    """
+    """Fit to the training features with the penalty that is best on the held-out part."""
     train, _ = labelled.representations(averaged)
     labels, count = labelled.train.labels, labelled.num_classes
     l2, _ = choose_l2(train, labels, _hold_out(labelled, seed), num_classes=count)

@@ -52,10 +52,6 @@ def mahalanobis_to(
     """Return the squared Mahalanobis distance to the nearest class (Lee et al., 2018).
 
     All classes share one covariance. With one class this is the distance to a Gaussian.
-
-    Args:
-        features: (n, d) training features.
-        labels: (n,).
     """
     rows = features.double()
     means = class_means(rows, labels, num_classes)  # (C, d)

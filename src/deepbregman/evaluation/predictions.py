@@ -73,9 +73,6 @@ def record_predictions(
 
     Args:
         predicted: as :func:`take_predictions` returns them.
-        labels: of the test images, packed.
-        classes: their names.
-        epoch: at which the encoder was saved.
     """
     with run.edit_record(NAME) as record:
         for (data, variant), texts in predicted.items():
@@ -102,7 +99,6 @@ class KeptPredictions:
         """Return what a variant predicted, None where that is not kept.
 
         Args:
-            data: the dataset as rows name it.
             variant: protocol and variant, such as ``linear, cached features``.
         """
         part = self.record.get(data) or {}

@@ -26,7 +26,6 @@ def load_encoder(
     Args:
         run: folder of a run, or a file that :func:`export` wrote from one: ``.safetensors``, or
             ``.pth`` in torchvision's or timm's layout with the ``.json`` beside it.
-        device: where to put it.
         encoder: a module of the same structure, for a run whose encoder was your own; it is copied
             and the trained weights are put into the copy.
 

@@ -38,12 +38,7 @@ def redundancy(z1: Tensor, z2: Tensor, off_diagonal: Tensor | float) -> Tensor:
     """Squared distance of the cross-correlation matrix of two views (N, d) from the identity.
 
     Args:
-        z1: of the first view.
-        z2: of the second, in the same order.
         off_diagonal: weight of the entries outside the diagonal.
-
-    Returns:
-        A scalar.
     """
     first, second = (F.batch_norm(z, None, None, training=True) for z in (z1, z2))
     correlation = first.T @ second / len(z1)  # (d, d)

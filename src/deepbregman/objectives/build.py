@@ -20,12 +20,7 @@ from .step import Step, gather_alone
 
 
 def build_views(settings: ViewSettings, image_size: int) -> Views:
-    """Build what makes a group of views.
-
-    Args:
-        settings: of the group.
-        image_size: side of a whole image.
-    """
+    """Build what makes a group of views."""
     return Views(
         settings.side(image_size),
         num_views=settings.num_views,
@@ -102,13 +97,6 @@ def build_untrained_encoder(
 
     A module of the user's own is copied, and each of its parts draws its weights anew.
 
-    Args:
-        trained: of the run; left as it is.
-        config: of the run.
-        mean: of the pixels, by channel.
-        deviation: likewise.
-        seed: of the weights.
-
     Raises:
         UserError: When a part of the user's module has weights and no way to draw them.
     """
@@ -160,7 +148,6 @@ def build_step(
     """Build all that is trained, its initial weights drawn from the configuration's seed.
 
     Args:
-        config: of the run.
         mean: of the training pixels, by channel; without effect when pixels are not normalised.
         deviation: likewise.
         gather: joins (M, n, d) tensors of all processes to (M, N, d), with gradient; the loss of

@@ -184,11 +184,7 @@ class DivergenceTerm(nn.Module):
         return {} if self.log_sigma is None else {"sigma": self.log_sigma.detach().exp()}
 
     def diagnose(self, scores: Tensor) -> dict[str, Tensor]:
-        """Compute what tells whether the subnetworks are healthy.
-
-        Args:
-            scores: (M, N, K) of a batch.
-        """
+        """Compute what tells whether the subnetworks are healthy, by scores (M, N, K) of a batch."""
         first, last = of_distribution(scores[0]), of_distribution(scores[min(1, len(scores) - 1)])
         distance = learned_divergence(first, last, self.settings.smoothing)  # (N, N)
         count, own = len(distance), distance.diagonal().sum()
@@ -204,7 +200,6 @@ class DivergenceTerm(nn.Module):
         """Say what looks wrong in the diagnostics of a batch.
 
         Args:
-            record: with what :meth:`diagnose` found.
             num_samples: in the batch, all views counted; no more subnetworks than that can win.
         """
         if isinstance(self.network, Bank) and not self.network.is_full:
@@ -258,10 +253,7 @@ def _pair_with_targets(
 
 
 def count_usage(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the subnetworks that win somewhere, and the entropy of who wins.
-
-    Args:
-        scores: (N, K)
+    """Count the subnetworks that win somewhere, and the entropy of who wins, by scores (N, K).
 
     Returns:
         The number of active subnetworks, and the entropy of the winners as a share of log K.

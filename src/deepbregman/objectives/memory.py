@@ -11,8 +11,6 @@ class MemoryBank(nn.Module):
     """A unit vector for each image: a running mean of its embeddings, random at first.
 
     Args:
-        num_images: of the dataset.
-        width: of an embedding.
         momentum: share of the old vector that an update keeps.
     """
 
@@ -44,11 +42,6 @@ class MemoryContrast(nn.Module):
     By noise-contrastive estimation (``nce``) each pair is judged by itself: own or noise? The
     normaliser of the softmax over all images is estimated from the first batch and kept, as the
     paper on instance discrimination does. By ``softmax`` the own vector is found among the others.
-
-    Args:
-        num_images: of the dataset.
-        temperature: tau.
-        loss: ``nce`` or ``softmax``.
     """
 
     temperature: Tensor
@@ -70,9 +63,6 @@ class MemoryContrast(nn.Module):
             own: (N, d) vectors of the same images.
             others: (m, d) vectors of others.
             itself: (N, m), where one of the others is the image itself, by chance.
-
-        Returns:
-            A scalar.
         """
         positive = (units * own).sum(dim=1) / self.temperature  # (N,)
         negative = units @ others.T / self.temperature  # (N, m)

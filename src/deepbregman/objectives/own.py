@@ -128,12 +128,6 @@ class OwnViews(nn.Module):
     a whole batch, so they are called image by image, each image with a seed of its own: their
     views do not depend on how many processes share a batch. Any other callable gets the batch of a
     process at once.
-
-    Args:
-        augment: of the user.
-        size: side of a view.
-        num_views: M.
-        table: of the configuration, for errors.
     """
 
     def __init__(self, augment: Augment, size: int, num_views: int, table: str = "views") -> None:

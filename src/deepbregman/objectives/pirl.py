@@ -83,7 +83,6 @@ def contrast_with_memory(
         own: (N, d) vectors of the same images.
         others: (m, d) vectors of other images.
         itself: (N, m), where one of the others is the image itself, by chance; such are left out.
-        temperature: tau.
 
     Returns:
         A scalar: the mean over the images of ``-log h(own) - sum_j log(1 - h(other j))``, where h

@@ -36,8 +36,6 @@ class Step(nn.Module):
     """Everything that is trained, and how its losses are weighed: compiled as one.
 
     Args:
-        views: makes the views of each group.
-        objective: the method.
         divergence: the term beside it, or None.
         teacher: gives the divergence its targets where the method has none; sees the weak views.
         gather: joins embeddings of all processes, with gradient.

@@ -37,7 +37,6 @@ class Teacher(nn.Module):
         """Move towards a network of the same structure, after its step.
 
         Args:
-            network: the student.
             momentum: of this update; None takes the teacher's own.
         """
         follow(self.network, network, self.momentum if momentum is None else momentum)
@@ -62,8 +61,6 @@ def momentum_at(momentum: float, schedule: str, progress: float, final: float = 
     Args:
         momentum: at the start.
         schedule: ``constant``, or ``cosine``: rises to ``final`` at the end.
-        progress: from 0 to 1.
-        final: of the cosine.
     """
     if schedule == "constant":
         return momentum
@@ -74,10 +71,6 @@ class Bank(nn.Module):
     """The last K embeddings of a teacher, as K linear subnetworks.
 
     A ring: new embeddings replace the oldest. Until it is full, its other rows are random.
-
-    Args:
-        size: K.
-        width: of an embedding.
     """
 
     weight: Tensor
@@ -120,12 +113,7 @@ class Bank(nn.Module):
 
 
 class Prototypes(nn.Module):
-    """K learned directions; the score of an embedding is its cosine with each.
-
-    Args:
-        size: K.
-        width: of an embedding.
-    """
+    """K learned directions; the score of an embedding is its cosine with each."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()

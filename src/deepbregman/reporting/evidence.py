@@ -82,11 +82,7 @@ def is_evidence(record: Record) -> bool:
 
 
 def evidence_tables(results: Record, prefix: str = "") -> list[Table]:
-    """Make the tables of a record: quantities in rows, arms in columns, differences after them.
-
-    Args:
-        prefix: of the names of their files.
-    """
+    """Make the tables of a record: quantities in rows, arms in columns, differences after them."""
     return [table._replace(key=f"{prefix}{table.key}") for table in _list_tables(results)]
 
 

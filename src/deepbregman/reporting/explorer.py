@@ -111,13 +111,7 @@ def encode_jpeg(image: Image.Image) -> bytes:
 
 
 def write_page(path: Path, explorer: Explorer, sheets: Iterable[bytes]) -> None:
-    """Write the page: one file that needs no other and no network.
-
-    Args:
-        path: must not exist.
-        explorer: what it shows.
-        sheets: of :func:`draw_sheets`.
-    """
+    """Write the page: one file that needs no other and no network."""
     page = render(explorer, list(sheets))
     with create_file(path) as file:
         file.write(page.encode("utf-8", "replace"))

@@ -178,10 +178,7 @@ def save_plane_figure(
     """Write maps of divergences to a chosen sample, the samples over them.
 
     Args:
-        x: (G,) abscissae of the maps.
-        y: (G,) ordinates.
         points: (N, 2) samples.
-        labels: (N,) their classes.
         chosen: index of the sample x0.
     """
     samples = _dots(points, **{"class": labels})
@@ -271,7 +268,6 @@ def save_ring_figure(
 
     Args:
         points: (N, S, 2), the held-out distributions of the first seed.
-        labels: (N,), their rings.
         clusters: arm -> (N,) clusters found, for the arms to show.
         rows: arms with mean, deviation and n of the ARI, and whether each is a baseline; grey.
     """

@@ -157,11 +157,7 @@ def write_page(
     title: str | None,
     progress: ReportProgress,
 ) -> tuple[int, int]:
-    """Write the page of runs and studies, with its figures and tables, into an empty folder.
-
-    Returns:
-        How many figures and tables there are beside the page.
-    """
+    """Write the page of runs and studies, with its figures and tables, into an empty folder."""
     for study in studies:
         if study.groups:
             study.comparison = compare(study.groups, study.key, evaluated=False)

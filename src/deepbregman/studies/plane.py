@@ -84,7 +84,6 @@ def fit(
     epoch, a last, short one left out.
 
     Args:
-        points: (N, 2), or (N, S, 2): each set an empirical distribution.
         batch_size: points or sets in a batch; at most N are used.
 
     Returns:

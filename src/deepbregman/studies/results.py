@@ -81,11 +81,7 @@ def compare_arms(rows: Sequence[Record], against: Mapping[str, str]) -> dict[str
 def write_results(
     folder: Path, definition: Record, rows: Sequence[Record], costs: Mapping[str, Record]
 ) -> Record:
-    """Write ``results.json``, ``results.csv`` and ``summary.csv``.
-
-    Returns:
-        What is in ``results.json``: enough to draw the table and the figure.
-    """
+    """Write ``results.json``, ``results.csv`` and ``summary.csv``."""
     against = find_references(definition["study"])
     changes = compare_arms(rows, against)
     summary = [

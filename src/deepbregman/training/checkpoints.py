@@ -64,8 +64,6 @@ def save(path: Path, state: State, keep: Path | None = None) -> None:
     """Write a checkpoint so that ``path`` always holds a complete one.
 
     Args:
-        path: to write to.
-        state: of the run.
         keep: where the file that was at ``path`` is moved to.
     """
     buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
@@ -348,11 +346,7 @@ def replace_last_by_previous(run: Run) -> None:
 
 
 def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> FoundCheckpoint:
-    """Refuse to resume with other images, or with a configuration that trains something else.
-
-    Returns:
-        The checkpoint, with a note on the fields that were changed.
-    """
+    """Refuse to resume with other images, or with a configuration that trains something else."""
     state, origin = found.state, found.origin
     require(state, REQUIRED, origin)
     changes = differing_fields(from_toml(state["config"], origin), config)

@@ -47,10 +47,7 @@ class Health:
     """Measures the encoder on a fixed sample of the training images.
 
     Args:
-        images: to pretrain on.
-        config: of the run.
         views: the main group of the run; repeated until there are enough for LiDAR.
-        device: of the networks.
     """
 
     def __init__(

@@ -208,8 +208,6 @@ class Loggers:
     """All loggers of a run; a context, at whose end they have written what they will.
 
     Args:
-        run: of which.
-        config: of the run.
         warn: called with words about a logger that fails, once for each.
     """
 

@@ -52,14 +52,9 @@ class Pretraining:
     """A run under way: what it trains, where it stands, and its folder.
 
     Args:
-        config: everything the run depends on.
-        images: to pretrain on.
-        fabric: launched.
         folder: of the run; new, or an interrupted run's when resuming.
         resume: go on from the folder's last checkpoint.
-        own: parts of the user's own code.
         labels: (N,) of the images, where the method learns from labels.
-        callbacks: of the user.
     """
 
     def __init__(
@@ -174,10 +169,6 @@ class Pretraining:
 
         Args:
             monitor: judges the networks every ``training.knn_every`` epochs and at the end.
-            console: to draw on.
-
-        Returns:
-            The run, complete.
         """
         settings = self.config.training
         writes = settings.tensorboard and self.fabric.is_global_zero
@@ -438,7 +429,6 @@ class Pretraining:
         """Write a checkpoint, unless the run has diverged; every process must call this.
 
         Args:
-            name: of the file.
             again: write even if the last checkpoint is of the same step.
         """
         if not self.fabric.is_global_zero or (not again and self.step == self.saved_step):

@@ -225,8 +225,6 @@ def orthogonalise(
 
     Args:
         matrices: (B, m, n)
-        iterations: how many.
-        coefficients: a, b, c.
     """
     a, b, c = coefficients
     x = matrices.bfloat16() if matrices.is_cuda else matrices

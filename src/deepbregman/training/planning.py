@@ -99,10 +99,8 @@ def make_plan(
 
     Args:
         config: to start from; the fields that are given are in it.
-        facts: about the images and the machine.
         given: fields that stay as they are.
         size: the image size, which had to be chosen before the images were opened.
-        measure: the speed of a configuration.
     """
     plan = _Choices(config, given)
     plan.take(size, _choose_batch(facts))
@@ -257,11 +255,8 @@ def measure_step(
     The step is not compiled, so that measuring takes seconds: on a GPU the run itself is faster.
 
     Args:
-        config: of the run.
         frame: height and width of the images before they are cropped.
-        device: of this process.
         processes: that share the batch.
-        own: parts of the user's own.
     """
     share = config.training.batch_size // processes
     batch = share if device.type == "cuda" else min(share, _MEASURED_BATCH)

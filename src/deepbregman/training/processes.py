@@ -44,9 +44,6 @@ def launch(accelerator: str = "auto") -> Fabric:
 
     Fabric does not set the precision: it would cast every input of the step to bfloat16, the random
     numbers of the views included.
-
-    Args:
-        accelerator: ``auto``, ``cpu``, ``cuda`` or ``mps``.
     """
     kind = pick_device(accelerator).type
     here = current_process()
@@ -242,14 +239,7 @@ class SynchronisedNorm(_BatchNorm):
             raise ValueError(f"input has {input.ndim} dimensions: at least (N, C) is needed")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise.
-
-        Args:
-            input: (N, C, ...)
-
-        Returns:
-            The same shape and type.
-        """
+        """Normalise (N, C, ...)."""
         self._check_input_dim(input)
         if not self.training:
             return F.batch_norm(

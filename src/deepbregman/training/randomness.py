@@ -43,8 +43,6 @@ def shard_order(shards: Tensor, batch_size: int, seed: int, epoch: int) -> Tenso
     Args:
         shards: (N,) the shard of each image.
         batch_size: of all processes together.
-        seed: of the run.
-        epoch: from 0.
     """
     count = len(shards)
     if count <= SHUFFLED:
@@ -96,11 +94,6 @@ class Share:
     """One process's share of the batches; the batch size is a multiple of ``world_size``.
 
     Args:
-        config: of the run.
-        num_images: to train on.
-        device: of the process.
-        rank: of the process.
-        world_size: number of processes.
         shards: (num_images,) the shard of each image, where shards are to be read in turn.
     """
 

@@ -38,11 +38,7 @@ class PredictedBoxes(NamedTuple):
 
 
 class _Conv4(nn.Module):
-    """The trunk up to its third stage: one feature map, of stride 16.
-
-    Args:
-        trunk: whose modules are taken, not copied.
-    """
+    """The trunk up to its third stage: one feature map, of stride 16."""
 
     def __init__(self, trunk: ResNet) -> None:
         super().__init__()

@@ -170,11 +170,7 @@ def _read_result(path: Path, settings: Record) -> Record:
 def assemble_detector(
     evaluation: Evaluation, architecture: Architecture, trunk: Trunk, seed: int
 ) -> tuple[Detector, int]:
-    """Build a detector whose new layers depend on the seed alone, and load the pretrained trunk.
-
-    Returns:
-        The detector, and the number of tensors loaded.
-    """
+    """Build a detector whose new layers depend on the seed alone, and load the pretrained trunk."""
     options, loaded = evaluation.options.detect, evaluation.loaded
     encoder = loaded.model.encoder
     mean, deviation = encoder.mean.flatten().tolist(), encoder.deviation.flatten().tolist()
