@@ -137,15 +137,15 @@ def test_a_study_is_stopped_continued_and_extended(
     monkeypatch.setattr(engine, "pretrain", count)
     monkeypatch.setattr("deepbregman.studies.tables.FIGURE_KINDS", ("svg",))
     with pytest.raises(engine.Stopped, match="1 of 2 runs are done"):
-        tables(protocols=("knn",), **common)
+        tables(study=TableOptions(protocols=("knn",), **common))
     assert calls == ["digits-without-uneven-seed0"]
     first = out / "runs" / calls[0] / "result.json"
     before = first.read_bytes()
     most = 2
-    tables(protocols=("knn",), **common)
+    tables(study=TableOptions(protocols=("knn",), **common))
     assert calls[1:] == ["digits-uneven-seed0"]
     assert first.read_bytes() == before
-    tables(protocols=("knn", "linear", "ood"), **common)
+    tables(study=TableOptions(protocols=("knn", "linear", "ood"), **common))
     assert len(calls) == 2  # checkpoints were kept: nothing was trained again
     results = read(out)
     assert {q["protocol"] for q in results["quantities"]} == {"knn", "linear", "ood"}
@@ -229,7 +229,7 @@ def test_transfer_and_training_from_scratch(
         "out": tmp_path / "tables",
         "accelerator": "cpu",
     }
-    tables(**asked)
+    tables(study=TableOptions(**asked))
     found = {
         (q["data"], q["trained_on"], q["protocol"], arm)
         for q in read(tmp_path / "tables")["quantities"]

@@ -9,15 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from deepbregman.errors import UserError
-from deepbregman.evaluation.options import ProtocolName
 from deepbregman.runs import Run
 from deepbregman.studies.catalogue import find_study, load_catalogue
 from deepbregman.studies.definition import Search, StudyOptions, StudyResult
 from deepbregman.studies.grid_plan import plan_study
 from deepbregman.studies.results import check_new_folder
 from deepbregman.studies.search_plan import check_search, search_of_study
-from deepbregman.studies.tables_plan import ARMS, PROTOCOLS, TableOptions, plan_tables
-from deepbregman.terminal import MaybeNumber, MaybeText, say
+from deepbregman.studies.tables_plan import TableOptions, plan_tables
+from deepbregman.terminal import MaybeText, say
 
 from .parameters import Accelerator, PythonOnly, check_data
 
@@ -169,20 +168,7 @@ def tsne(
 
 def tables(
     *,
-    data: tuple[str, ...] = (),
-    arms: tuple[str, ...] = ARMS,
-    protocols: tuple[ProtocolName, ...] = PROTOCOLS,
-    seeds: int = 3,
-    first_seed: int = 0,
-    epochs: tuple[int, ...] = (),
-    image_size: tuple[int, ...] = (),
-    tuning_epochs: MaybeNumber = None,
-    changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
-    only: tuple[str, ...] = (),
-    keep_checkpoints: bool = False,
-    train: bool = True,
-    out: Path = Path("studies/tables"),
-    accelerator: Accelerator = "auto",
+    study: tyro.conf.OmitArgPrefixes[TableOptions] = TableOptions(),  # noqa: B008  # frozen
     console: PythonOnly[Console | None] = None,
 ) -> StudyResult:
     """How do methods compare, on several datasets and by every protocol? The paper's tables.
@@ -193,49 +179,13 @@ def tables(
     LaTeX, with paired differences and intervals; published values stand apart.
 
     Args:
-        data: One or more labelled datasets; none with --no-train.
-        arms: Recipes or .toml files, the reference first. RECIPE-without has no divergence, and
-            RECIPE-control InfoNCE to the same teacher in its place. Recipes by name are trained
-            with ResNet-18.
-        protocols: What to measure. transfer goes from each dataset to every other, and ood tells
-            the test images from noise and from the other datasets. supervised is measured with the
-            first arm only, since it is the same for all.
-        seeds: Number of seeds.
-        first_seed: The first seed.
-        epochs: Epochs of pretraining, one number or one for each dataset, instead of the recipe's.
-        image_size: Side of the images, one number or one for each dataset. By default that of the
-            images, at most 128.
-        tuning_epochs: Epochs of semi, supervised and transfer, instead of their own.
-        changes: Fields to change in every arm, such as training.batch_size=256.
-        only: Parts to run, as patterns of ARM/DATASET/PROTOCOL such as best/cifar10/*; transfer is
-            named by its dataset, such as transfer-cifar10. By default all.
-        keep_checkpoints: Keep the checkpoints of complete runs. A run whose checkpoint is gone is
-            trained again if another protocol is asked for later.
-        train: With --no-train, only write the tables of the runs that are in --out.
-        out: Folder of the study.
-        accelerator: Device to train on; auto takes a GPU if there is one.
+        study: What to train and measure.
         console: Where to print; nothing is printed when None.
     """
-    options = TableOptions(
-        data=data,
-        arms=arms,
-        protocols=protocols,
-        seeds=seeds,
-        first_seed=first_seed,
-        epochs=epochs,
-        image_size=image_size,
-        tuning_epochs=tuning_epochs,
-        changes=changes,
-        only=only,
-        keep_checkpoints=keep_checkpoints,
-        train=train,
-        out=Path(out),
-        accelerator=accelerator,
-    )
-    plan_tables(options)  # before torch is loaded, which takes seconds
+    plan_tables(study)  # before torch is loaded, which takes seconds
     from deepbregman.studies.tables import run_tables
 
-    return run_tables(options, console or Console(quiet=True))
+    return run_tables(study, console or Console(quiet=True))
 
 
 SUBCOMMANDS = {

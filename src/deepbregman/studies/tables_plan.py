@@ -7,13 +7,16 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+import tyro
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data.datasets import check_source, typical_side
 from deepbregman.errors import UserError, suggest
 from deepbregman.evaluation.options import NOISE, ProtocolName
 from deepbregman.files import check_can_be_folder, list_names
+from deepbregman.terminal import MaybeNumber
 
 from .definition import read_changes
 
@@ -54,22 +57,43 @@ FILE = "tables.json"
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Options of the study ``tables``; the command explains them."""
+    """Options of the study ``tables``."""
 
     data: tuple[str, ...] = ()
+    """One or more labelled datasets; none with --no-train."""
     arms: tuple[str, ...] = ARMS
+    """Recipes or .toml files, the reference first. RECIPE-without has no divergence, and
+    RECIPE-control InfoNCE to the same teacher in its place. Recipes by name are trained with
+    ResNet-18."""
     protocols: tuple[ProtocolName, ...] = PROTOCOLS
+    """What to measure. transfer goes from each dataset to every other, and ood tells the test
+    images from noise and from the other datasets. supervised is measured with the first arm only,
+    since it is the same for all."""
     seeds: int = 3
+    """Number of seeds."""
     first_seed: int = 0
+    """The first seed."""
     epochs: tuple[int, ...] = ()
+    """Epochs of pretraining, one number or one for each dataset, instead of the recipe's."""
     image_size: tuple[int, ...] = ()
-    tuning_epochs: int | None = None
-    changes: tuple[str, ...] = ()
+    """Side of the images, one number or one for each dataset. By default that of the images, at
+    most 128."""
+    tuning_epochs: MaybeNumber = None
+    """Epochs of semi, supervised and transfer, instead of their own."""
+    changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
+    """Fields to change in every arm, such as training.batch_size=256."""
     only: tuple[str, ...] = ()
+    """Parts to run, as patterns of ARM/DATASET/PROTOCOL such as best/cifar10/*; transfer is named
+    by its dataset, such as transfer-cifar10. By default all."""
     keep_checkpoints: bool = False
+    """Keep the checkpoints of complete runs. A run whose checkpoint is gone is trained again if
+    another protocol is asked for later."""
     train: bool = True
+    """With --no-train, only write the tables of the runs that are in --out."""
     out: Path = Path("studies/tables")
-    accelerator: str = "auto"
+    """Folder of the study."""
+    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """Device to train on; auto takes a GPU if there is one."""
 
 
 class Part(NamedTuple):
