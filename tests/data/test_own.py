@@ -11,8 +11,7 @@ from torchvision.transforms import v2
 
 from deepbregman import own_data
 from deepbregman.data import ArrayImages, FileImages, fingerprint, open_batches
-from deepbregman.data.contents import group_identical
-from deepbregman.data.images import join_images
+from deepbregman.data.images import group_identical, join_images
 from deepbregman.data.own import typical_own_side
 from deepbregman.errors import UserError
 

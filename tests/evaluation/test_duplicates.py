@@ -8,8 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepbregman.data.contents import group_identical
-from deepbregman.data.images import ArrayImages, FileImages
+from deepbregman.data.images import ArrayImages, FileImages, group_identical
 from deepbregman.errors import UserError
 from deepbregman.evaluation import duplicates
 from deepbregman.evaluation.duplicates import connect, find_pairs

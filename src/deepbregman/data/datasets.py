@@ -20,7 +20,7 @@ from deepbregman.data.folders import (
     list_tiny_imagenet,
 )
 from deepbregman.data.npz import open_npz
-from deepbregman.data.stored import HUB, find_format, sample_places
+from deepbregman.data.stored import HUB, find_format
 from deepbregman.errors import UserError, suggest
 
 if TYPE_CHECKING:
@@ -291,29 +291,21 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
 def typical_side(spec: str, root: Path = Path("data")) -> int:
     """Return the median of the shorter sides of a source's training images, in pixels.
 
-    Of files, the headers of at most 256 are read; those that cannot be read do not count.
+    Of files, the headers of a sample are read.
     """
-    from deepbregman.data.frames import UnreadableImage, map_files, read_size
+    from deepbregman.data.images import StoredImage
+    from deepbregman.data.listings import median_side
 
     dataset, path = find_source(spec)
     if dataset is not None:
         return dataset.image_size
     if (stored := find_format(path)) is not None:
-        from deepbregman.data.framing import median_side
-        from deepbregman.data.images import StoredImage
-
         store = stored.index(path).train.store
-        return median_side([StoredImage(store, i) for i in sample_places(len(store))])
+        return median_side([StoredImage(store, i) for i in range(len(store))])
     if not path.is_dir():
         with open_npz(path) as reader, reader.open("train_images") as (_, header):
             return int(min(header.shape[1:3], default=1))
-    paths = list_folder(path).train.paths
-    sample = [paths[i * len(paths) // min(len(paths), 256)] for i in range(min(len(paths), 256))]
-    sizes = map_files(read_size, sample)
-    sides = sorted(min(size) for size in sizes if not isinstance(size, UnreadableImage))
-    if not sides:
-        raise UserError(f"data.source {spec!r}: none of {len(sample)} images can be read")
-    return sides[len(sides) // 2]
+    return median_side(list_folder(path).train.paths)
 
 
 def open_source(
@@ -339,8 +331,7 @@ def open_source(
     """
     from deepbregman.data.archives import open_archive
     from deepbregman.data.downloads import open_download
-    from deepbregman.data.framing import open_stored
-    from deepbregman.data.listings import open_listing
+    from deepbregman.data.listings import open_listing, open_stored
 
     if image_size < 1:
         raise UserError(f"data.image_size {image_size}: must be at least 1 pixel, e.g. 32")

@@ -1,8 +1,8 @@
-"""What a dataset holds: pixels or files, their labels and their names; and its fingerprint."""
+"""What a dataset holds: pixels or files, labels and names; how its contents are told apart."""
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -150,6 +150,11 @@ def content_size(place: ImagePlace) -> int:
     return place.stat().st_size if isinstance(place, Path) else len(read_content(place))
 
 
+def digest_content(place: ImagePlace) -> bytes:
+    """Return a digest of all bytes of an image, as it is stored."""
+    return hashlib.blake2b(read_content(place), digest_size=16).digest()
+
+
 @dataclass(frozen=True, eq=False)
 class FileImages:
     """Images that are decoded when asked for, into square frames: files, or those of a store."""
@@ -234,6 +239,33 @@ def _join_paths(
     )
 
 
+def group_identical(images: Images) -> list[list[int]]:
+    """List groups of two or more images with the same content: bytes of a file, or pixels.
+
+    Of files, only those are read that have the size of another.
+    """
+    if isinstance(images, ArrayImages):
+        sizes = images.true_sizes().tolist()
+        keys: list[tuple[int, Hashable]] = []
+        for index, (pixels, size) in enumerate(zip(images.pixels, sizes, strict=True)):
+            content = pixels[:, : size[0], : size[1]].contiguous().numpy().tobytes()
+            keys.append((index, (*size, hashlib.blake2b(content, digest_size=16).digest())))
+        return _group(keys)
+    same_size = _group((i, content_size(place)) for i, place in enumerate(images.places))
+    return [
+        group
+        for candidates in same_size
+        for group in _group((i, digest_content(images.paths[i])) for i in candidates)
+    ]
+
+
+def _group(keys: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
+    groups: dict[Hashable, list[int]] = {}
+    for index, key in keys:
+        groups.setdefault(key, []).append(index)
+    return [group for group in groups.values() if len(group) > 1]
+
+
 def fingerprint(images: Images) -> str:
     """Return 32 digits that change when the images do, to tell later that they have changed.
 
@@ -243,7 +275,7 @@ def fingerprint(images: Images) -> str:
     """
     digest = hashlib.blake2b(digest_size=16)
     if isinstance(images, ArrayImages):
-        chosen = torch.tensor(_spread(len(images), _HASHED), dtype=torch.int64)
+        chosen = torch.tensor(spread_places(len(images), _HASHED), dtype=torch.int64)
         digest.update(repr(tuple(images.pixels.shape)).encode())
         for values in (images.pixels[chosen], images.true_sizes()[chosen]):
             digest.update(values.contiguous().cpu().numpy().tobytes())
@@ -252,16 +284,16 @@ def fingerprint(images: Images) -> str:
     ends = [os.path.dirname(name) for name in (min(names), max(names))] if names else [""]
     start = len(os.path.join(os.path.commonpath(ends), ""))  # what the ends share, all share
     digest.update("\0".join(name[start:] for name in names).encode("utf-8", "surrogateescape"))
-    for i in _spread(len(images), _SIZED):
+    for i in spread_places(len(images), _SIZED):
         digest.update(f"{_file_size(images.paths[i])} ".encode())
-    for i in _spread(len(images), _HASHED):
+    for i in spread_places(len(images), _HASHED):
         with suppress(OSError):
             digest.update(read_content(images.paths[i], _HASHED_BYTES))
     return digest.hexdigest()
 
 
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most so many positions, evenly spread over all."""
+def spread_places(count: int, most: int) -> list[int]:
+    """Return at most so many places, evenly spread over all."""
     return [i * count // min(count, most) for i in range(min(count, most))]
 
 

@@ -1,4 +1,7 @@
-"""Open a list of image files: find which can be read, choose their frame, and make the splits."""
+"""Images that are decoded when asked for: which can be read, their frame, and their splits.
+
+They are files of a listing, or lie in a store such as a table.
+"""
 
 import hashlib
 import math
@@ -11,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from deepbregman.data.folders import Files, Listing
 from deepbregman.data.frames import (
@@ -22,17 +26,28 @@ from deepbregman.data.frames import (
     map_files,
     read_size,
 )
-from deepbregman.data.images import FileImages, Progress, Source, Split
+from deepbregman.data.images import (
+    FileImages,
+    ImagePlace,
+    Progress,
+    Source,
+    Split,
+    Store,
+    StoredImages,
+    spread_places,
+)
 from deepbregman.data.splits import grouped_split, stratified_split
+from deepbregman.data.stored import StoredData
 from deepbregman.errors import UserError
 from deepbregman.files import replace_file, user_cache
 
 TEST_FRACTION = 0.2
-"""Share of labelled files that becomes the test split where there is none."""
+"""Share of labelled images that becomes the test split where there is none."""
 FULL_DECODE_LIMIT = 20_000
 """Up to so many files each is decoded on opening; beyond, only its header is read."""
 CACHED_FROM = 1000
 """From so many files on, what was found on opening is kept for the next time."""
+_SAMPLE = 256  # images of a store that are looked at
 _FRAME_MARGIN = 2.25
 """Frames are this much larger than the training images, so that random crops keep detail, and so
 that ImageNet's usual 500 px need no resizing for 224 px before they reach the device."""
@@ -70,13 +85,11 @@ def open_listing(
         test = _make_split(folder, listing.test, kept[num_train:], readable)
     if len(train) == 0:
         raise UserError(f"data.source {str(folder)!r}: none of the training images can be read")
-    if test is None and train.labels is not None and listing.takes_test_from_train:
-        if listing.groups is None:
-            rest, chosen = stratified_split(train.labels, len(train), TEST_FRACTION, seed=0)
-        else:
+    if listing.takes_test_from_train:
+        groups = None
+        if listing.groups is not None:
             groups = torch.tensor(listing.groups)[torch.tensor(kept[:num_train])]
-            rest, chosen = grouped_split(train.labels, groups, TEST_FRACTION, seed=0)
-        train, test = train.select(rest), train.select(chosen)
+        train, test = take_test(train, test, groups)
     return Source(
         name,
         train,
@@ -86,6 +99,78 @@ def open_listing(
         ignored=listing.ignored,
         imbalanced=listing.imbalanced,
     )
+
+
+def open_stored(
+    data: StoredData,
+    *,
+    image_size: int,
+    skip_unreadable: bool = False,
+    progress: Progress | None = None,
+) -> Source:
+    """Make a source of an indexed dataset.
+
+    A sample of the images is looked at. With ``skip_unreadable`` and up to 20,000 images every one
+    is decoded, and those that cannot be are left out.
+    """
+    parts = [part for part in (data.train, data.test) if part is not None]
+    splits = []
+    for part in parts:
+        images = frame_store(part.store, image_size, skip_unreadable)
+        labels = None if part.labels is None else torch.from_numpy(part.labels)
+        split = Split(images, labels, part.names)
+        if skip_unreadable and len(split) <= FULL_DECODE_LIMIT:
+            split = _select_decodable(split, progress)
+        if len(split) == 0:
+            name, count = part.store.name(0), len(part.store)
+            raise UserError(f"none of the {count} images of {name!r} can be read")
+        splits.append(split)
+    num_skipped = sum(len(part.store) for part in parts) - sum(map(len, splits))
+    train, test = take_test(splits[0], splits[1] if splits[1:] else None)
+    return Source(data.name, train, test, classes=data.classes, num_skipped=num_skipped)
+
+
+def take_test(
+    train: Split, test: Split | None, groups: Tensor | None = None
+) -> tuple[Split, Split | None]:
+    """Take a seeded, stratified fifth of labelled images for a test split, if there is none.
+
+    Args:
+        groups: (N,), which are never divided, such as photographs of one lesion.
+    """
+    if test is not None or train.labels is None:
+        return train, test
+    if groups is None:
+        rest, chosen = stratified_split(train.labels, len(train), TEST_FRACTION, seed=0)
+    else:
+        rest, chosen = grouped_split(train.labels, groups, TEST_FRACTION, seed=0)
+    return train.select(rest), train.select(chosen)
+
+
+def frame_store(store: Store, image_size: int, skip_unreadable: bool = False) -> FileImages:
+    """Choose the frame of a store's images by a sample of them, which is all where they are few."""
+    places = StoredImages(store, np.arange(len(store)))
+    sample = [places[i] for i in spread_places(len(store), _SAMPLE)]
+    sizes = collect_sizes(map_files(read_size, sample), skip_unreadable)
+    known = [(height, width) for height, width in sizes.tolist() if height]
+    whole = len(known) == len(store)
+    side = largest_side(image_size)
+    if whole:
+        side = min(side, max(max(size) for size in known))
+    fills = whole and all(fit_size(height, width, side) == (side, side) for height, width in known)
+    return FileImages(places, side, fills)
+
+
+def median_side(places: Sequence[ImagePlace]) -> int:
+    """Return the median of the shorter sides of a sample of images, in pixels.
+
+    Only headers are read; images that cannot be read do not count.
+    """
+    sizes = map_files(read_size, [places[i] for i in spread_places(len(places), _SAMPLE)])
+    sides = sorted(min(size) for size in sizes if not isinstance(size, UnreadableImage))
+    if not sides:
+        raise UserError(f"none of {len(sizes)} images can be read, the first is {places[0]}")
+    return sides[len(sides) // 2]
 
 
 def without_unreadable(source: Source, progress: Progress | None = None) -> Source:

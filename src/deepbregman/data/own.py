@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from deepbregman.data.framing import frame_store, median_side, take_test
 from deepbregman.data.images import (
     ArrayImages,
     Images,
@@ -21,6 +20,7 @@ from deepbregman.data.images import (
     StoredImage,
     read_content,
 )
+from deepbregman.data.listings import frame_store, median_side, take_test
 from deepbregman.errors import UserError
 
 OWN = "custom"

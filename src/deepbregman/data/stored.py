@@ -4,7 +4,7 @@ This module finds out which of them a path is, and indexes it. Needs no torch.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,11 +128,6 @@ def number_labels(
         for labels in splits
     ]
     return arrays, classes
-
-
-def sample_places(count: int, most: int = 256) -> Iterator[int]:
-    """Yield at most so many places, evenly spread."""
-    return (i * count // min(count, most) for i in range(min(count, most)))
 
 
 def _holds(path: Path, suffix: str) -> bool:

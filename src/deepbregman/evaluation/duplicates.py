@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import ArrayImages, FileImages, ResidentBatches, join_images
-from deepbregman.data.contents import group_identical
-from deepbregman.data.images import content_size
+from deepbregman.data.images import content_size, group_identical
 from deepbregman.errors import UserError
 from deepbregman.files import create_file, csv_text
 from deepbregman.runs import Record

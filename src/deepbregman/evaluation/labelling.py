@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import FileImages, ResidentBatches, open_files
-from deepbregman.data.contents import digest_file
 from deepbregman.data.folders import quote_some
+from deepbregman.data.images import digest_content
 from deepbregman.data.labels import GivenLabel, check_counts
 from deepbregman.errors import UserError
 from deepbregman.files import create_file, csv_text
@@ -480,8 +480,8 @@ class _Finder:
         same = self._sizes.get(path.stat().st_size, [])
         if not same:
             return None
-        content = digest_file(path)
-        return next((index for other, index in same if digest_file(other) == content), None)
+        content = digest_content(path)
+        return next((index for other, index in same if digest_content(other) == content), None)
 
 
 def write_labels(path: Path, found: Labelling, suggested: Sequence[int]) -> None:
