@@ -29,7 +29,13 @@ from deepbregman import __version__
 from .commands.parameters import PYTHON_ONLY
 from .config import Config
 from .errors import Notice, UserError, explain_error, mask_secrets, suggest
-from .launching import COMMAND_LINE, Process, current_process, is_first_of_machine
+from .launching import (
+    COMMAND_LINE,
+    Process,
+    current_process,
+    is_first_of_machine,
+    require_one_process,
+)
 from .terminal import lasting_console, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"
@@ -37,6 +43,8 @@ VERBS = (
     *("quickstart", "pretrain", "evaluate", "embed", "export", "search", "cluster", "label"),
     *("duplicates", "explore", "data", "study", "tune", "report", "recipes", "bench"),
 )
+IN_ONE_PROCESS = ("evaluate", "embed", "search", "cluster", "label", "duplicates", "explore")
+"""Verbs that use several GPUs from one process."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -121,6 +129,8 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> None:
+        if function.__name__ in IN_ONE_PROCESS:
+            require_one_process(function.__name__)
         console = Console()
         with contextlib.ExitStack() as stack:
             if "console" in signature.parameters:

@@ -104,6 +104,17 @@ def leave_group() -> Process:
     return here
 
 
+def require_one_process(verb: str) -> None:
+    """Refuse a verb in one of several processes: each would do all the work and write it."""
+    here = current_process()
+    if here.processes > 1:
+        who = "torchrun" if under_torchrun() else "srun"
+        raise UserError(
+            f"{verb} runs in one process, but {who} started {here.processes}: start one (srun "
+            "--ntasks=1), and give it the GPUs of the machine by --devices all"
+        )
+
+
 def must_start_processes(devices: int | None, nodes: int | None) -> bool:
     """Whether processes are still to be started; refuse numbers that contradict those running.
 

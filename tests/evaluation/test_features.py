@@ -13,8 +13,8 @@ from deepbregman.evaluation.features import (
     compute_crop_features,
     compute_features,
     crop_and_flip,
-    frozen,
 )
+from deepbregman.evaluation.frozen import frozen
 from deepbregman.method.networks import Model
 from deepbregman.method.views import centre_view
 from deepbregman.objectives import build_step

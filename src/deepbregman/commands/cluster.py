@@ -13,7 +13,7 @@ from deepbregman.reporting.screen import cluster_table, format_distance, metric_
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +33,7 @@ def cluster(
     out: MaybePath = None,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "Clustering":
@@ -54,6 +55,7 @@ def cluster(
             NAME-features.png and NAME-divergence.png show the most typical images of each cluster.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
+        devices: Number of GPUs that compute features together, or all.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
 
@@ -71,7 +73,9 @@ def cluster(
     from deepbregman.evaluation.clustering import cluster_images
     from deepbregman.evaluation.gallery import open_run
 
-    dataset = open_run(opened, data, accelerator, encoder, skip_unreadable=skip_unreadable)
+    dataset = open_run(
+        opened, data, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable
+    )
     found = cluster_images(
         dataset, clusters, by=by, seeds=seeds, split=split, out=out, progress=progress
     )

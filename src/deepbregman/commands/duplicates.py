@@ -11,7 +11,7 @@ from deepbregman.errors import UserError
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeFloat, MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,6 +30,7 @@ def duplicates(
     sheet: MaybePath = None,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "Duplicates":
@@ -48,6 +49,7 @@ def duplicates(
         sheet: PNG file with the largest groups; it must not exist.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
+        devices: Number of GPUs that compute features together, or all.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
@@ -62,7 +64,13 @@ def duplicates(
 
     found = find_duplicates(
         open_run(
-            opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=False
+            opened,
+            data,
+            accelerator,
+            encoder,
+            devices=devices,
+            skip_unreadable=skip_unreadable,
+            records=False,
         ),
         threshold=threshold,
         with_pixels=sheet is not None,

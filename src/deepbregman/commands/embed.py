@@ -10,7 +10,7 @@ from deepbregman.files import create_file
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeText, ReportProgress
 
-from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,6 +23,7 @@ def embed(
     data: MaybeText = None,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> dict[str, tuple[int, ...]]:
@@ -34,6 +35,7 @@ def embed(
         data: A dataset instead of the run's own; labels are not needed.
         skip_unreadable: Leave out images that cannot be read; a note gives their number.
         accelerator: Device to compute on; auto takes a GPU if there is one.
+        devices: Number of GPUs that compute features together, or all.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
 
@@ -49,7 +51,13 @@ def embed(
     from deepbregman.evaluation.gallery import open_run
 
     dataset = open_run(
-        opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=False
+        opened,
+        data,
+        accelerator,
+        encoder,
+        devices=devices,
+        skip_unreadable=skip_unreadable,
+        records=False,
     )
     arrays: dict[str, Any] = {}
     for name in ("train", "test", "unlabelled"):

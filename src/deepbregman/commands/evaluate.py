@@ -12,7 +12,7 @@ from deepbregman.reporting.screen import evaluation_table
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import MaybeNumber, MaybeText, ReportProgress, ignore_progress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, check_data
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, check_data
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +38,7 @@ def evaluate(
     balanced: bool = False,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
     semi: tyro.conf.OmitArgPrefixes[Semi] = Semi(),  # noqa: B008  # frozen
     tuning: tyro.conf.OmitArgPrefixes[Tuning] = Tuning(),  # noqa: B008  # frozen
     detect: Detect = Detect(),  # noqa: B008  # frozen
@@ -79,6 +80,8 @@ def evaluate(
         balanced: Also report the mean accuracy over classes; always on for imbalanced datasets.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
+        devices: Number of GPUs that compute features together, or all. The results are the same.
+            Training of weights, corruptions and detect use one GPU.
         semi: Labels that semi uses.
         tuning: How semi, transfer and supervised train.
         detect: How detect trains.
@@ -120,6 +123,7 @@ def evaluate(
         encoder,
         console or Console(quiet=True),
         progress or ignore_progress,
+        devices,
     )
     return run_protocols(evaluation)
 

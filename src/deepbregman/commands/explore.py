@@ -11,7 +11,7 @@ from deepbregman.errors import UserError
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,6 +46,7 @@ def explore(
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> Explored:
@@ -66,6 +67,7 @@ def explore(
         seed: Of the map, the clusters, and the sample where there are more images.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
+        devices: Number of GPUs that compute features together, or all.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
@@ -91,7 +93,13 @@ def explore(
 
     found = explore_images(
         open_run(
-            opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=False
+            opened,
+            data,
+            accelerator,
+            encoder,
+            devices=devices,
+            skip_unreadable=skip_unreadable,
+            records=False,
         ),
         labels=None if labels is None else Path(labels),
         clusters=clusters,

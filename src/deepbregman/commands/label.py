@@ -14,7 +14,7 @@ from deepbregman.reporting.screen import label_tables
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +38,7 @@ def label(
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "Labelling":
@@ -60,6 +61,7 @@ def label(
         seed: Seed of the cross-validation.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
+        devices: Number of GPUs that compute features together, or all.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
@@ -77,7 +79,13 @@ def label(
 
     found = label_images(
         open_run(
-            opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=False
+            opened,
+            data,
+            accelerator,
+            encoder,
+            devices=devices,
+            skip_unreadable=skip_unreadable,
+            records=False,
         ),
         given,
         kinds=by,

@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from deepbregman.runs import Run
 
     Accelerator = str  # programs choose by text of their own; pick_device checks it
+    Devices: TypeAlias = int | str
     RunFolder: TypeAlias = Run | Path | str
 else:
     Accelerator = Literal["auto", "cpu", "cuda", "mps"]
+    Devices = Annotated[int | Literal["all"], tyro.conf.arg(metavar="INT|all")]
     RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 
 

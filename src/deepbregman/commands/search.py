@@ -17,7 +17,7 @@ from deepbregman.reporting.screen import (
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
 
-from .parameters import Accelerator, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,6 +44,7 @@ def search(
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "SearchResult":
@@ -65,6 +66,7 @@ def search(
         seed: Seed of the order of ties.
         skip_unreadable: Leave out images that cannot be read; queries must be readable.
         accelerator: Device to compute on; auto takes a GPU if there is one.
+        devices: Number of GPUs that compute features together, or all.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
 
@@ -85,7 +87,13 @@ def search(
     from deepbregman.evaluation.retrieval import SearchResult, evaluate_search, search_images
 
     dataset = open_run(
-        opened, data, accelerator, encoder, skip_unreadable=skip_unreadable, records=not queries
+        opened,
+        data,
+        accelerator,
+        encoder,
+        devices=devices,
+        skip_unreadable=skip_unreadable,
+        records=not queries,
     )
     if not queries:
         rows = evaluate_search(dataset, k=k, by=by, seed=seed, progress=progress)

@@ -232,17 +232,21 @@ class StreamingBatches:
     def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
         """Yield several orders one after the other; workers read ahead across their ends.
 
-        One pass at a time: beginning another ends this one.
+        One pass at a time: beginning another ends this one. Workers start in the thread that calls
+        this; the batches may be taken in another.
         """
         parts = cut_orders(orders, batch_size, self.num_images, torch.device("cpu"))
-        if self._arrays is None:
-            yield from self._iterate_files(parts)
-            return
+        if self._arrays is not None:
+            return self._iterate_arrays(self._arrays, parts)
+        self._turn += 1
+        self._order.batches = (part.tolist() for part in parts)
+        return self._iterate_files(iter(self._loader), self._turn)
+
+    def _iterate_arrays(self, images: ArrayImages, parts: Iterator[Tensor]) -> Iterator[Batch]:
         for indices in parts:
-            sizes = self._arrays.sizes
             yield Batch(
-                self._take(self._arrays.pixels, indices),
-                None if sizes is None else self._take(sizes, indices),
+                self._take(images.pixels, indices),
+                None if images.sizes is None else self._take(images.sizes, indices),
             )
 
     def _take(self, values: Tensor, indices: Tensor) -> Tensor:
@@ -253,16 +257,13 @@ class StreamingBatches:
         torch.index_select(values, 0, indices, out=staged)
         return staged.to(self._device, non_blocking=True)
 
-    def _iterate_files(self, parts: Iterator[Tensor]) -> Iterator[Batch]:
-        self._turn += 1
-        turn = self._turn
-        self._order.batches = (part.tolist() for part in parts)
-        for batch in self._transfer(self._loader):
+    def _iterate_files(self, decoded: Iterator[_Decoded], turn: int) -> Iterator[Batch]:
+        for batch in self._transfer(decoded):
             yield batch
             if turn != self._turn:
                 raise RuntimeError("another pass over these batches began before this one ended")
 
-    def _transfer(self, loader: Iterable[_Decoded]) -> Iterator[Batch]:
+    def _transfer(self, loader: Iterator[_Decoded]) -> Iterator[Batch]:
         """Bring batches to the device; on a GPU the next one travels while this one is used."""
         cuda: Any = torch.cuda  # its streams and events are typed in some releases only
         stream = cuda.Stream(self._device) if self._device.type == "cuda" else None

@@ -16,6 +16,7 @@ from deepbregman.data import (
     open_source,
     stratified_split,
 )
+from deepbregman.data.memory import count_cpus
 from deepbregman.data.own import own_data
 from deepbregman.errors import UserError
 from deepbregman.launching import current_process
@@ -40,13 +41,18 @@ def open_data(config: Config, source: str | None = None, own: object | None = No
     )
 
 
-def batch_images(images: Images, config: Config, device: torch.device) -> Batches:
-    """Bring images to a device, resident or streamed, with the run's settings."""
+def batch_images(images: Images, config: Config, device: torch.device, sharing: int = 1) -> Batches:
+    """Bring images to a device, resident or streamed, with the run's settings.
+
+    Args:
+        sharing: how many devices of this process share its CPUs.
+    """
+    workers = config.data.workers
     return open_batches(
         images,
         device,
         resident=config.data.resident,
-        num_workers=config.data.workers,
+        num_workers=min(workers, max(1, count_cpus() // sharing)) if sharing > 1 else workers,
         local_processes=current_process().local_processes,
         skip_unreadable=config.data.skip_unreadable,
     )

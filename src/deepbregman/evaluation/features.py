@@ -1,16 +1,15 @@
 """Features of frozen networks, computed once and shared by every protocol."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepbregman.config import Config
-from deepbregman.data import Batches, Progress, Source, Split, channel_statistics
+from deepbregman.data import Batch, Batches, Progress, Source, Split, channel_statistics
 from deepbregman.data.opening import batch_images
 from deepbregman.errors import Diverged
 from deepbregman.method.networks import Model
@@ -18,6 +17,7 @@ from deepbregman.method.views import Views, centre_view
 from deepbregman.training.randomness import derive_seed
 
 from .feature_cache import FeatureCache
+from .frozen import InOrder, Outputs, SharedBatches, map_batches
 from .results import accuracies
 
 BATCH_SIZE = 512
@@ -48,47 +48,9 @@ class Features(NamedTuple):
         return self
 
 
-@contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
-    """Run a block with a module in evaluation mode, without gradient, and assert that it stays so.
-
-    Parameters and buffers (running statistics of batch normalisation among them) are compared
-    afterwards; a difference is an error, since every number measured in the block would be wrong.
-    """
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    try:
-        with torch.no_grad():
-            yield
-        training = [name for name, part in module.named_modules() if part.training]
-        after = module.state_dict()
-        changed = [
-            name for name in {**before, **after} if not _same(before.get(name), after.get(name))
-        ]
-        if training or changed:
-            raise RuntimeError(
-                f"a frozen network was touched: in training mode {training}, changed {changed}"
-            )
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
-
-
-def _same(before: Tensor | None, after: Tensor | None) -> bool:
-    """Whether two tensors are equal to the bit, NaN being equal to itself."""
-    if before is None or after is None or before.shape != after.shape:
-        return False
-    if before.dtype != after.dtype:
-        return False
-    return torch.equal(before, after) or bool(
-        ((before == after) | (before.isnan() & after.isnan())).all()
-    )
-
-
 def compute_features(
     model: Model,
-    batches: Batches,
+    batches: Batches | SharedBatches,
     image_size: int,
     progress: Progress | None = None,
     change: Callable[[Tensor], Tensor] | None = None,
@@ -96,34 +58,32 @@ def compute_features(
     """Pass every image, resized and centre-cropped, through the frozen networks.
 
     Args:
-        batches: the images; the features have their order and their device.
+        batches: the images; the features have their order and their device, the first of several.
         progress: called with the number of images done and their total number.
         change: applied to each batch of views (b, 3, H, W) in [0, 1], such as a corruption.
     """
-    representation, scores, embedding = [], [], []
-    done = 0
-    with frozen(model):
-        for batch in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
-            view = centre_view(batch.images, batch.sizes, image_size)
-            h, z, o = model(view if change is None else change(view))
-            representation.append(h)
-            embedding.append(z)
-            if o is not None:
-                scores.append(o)
-            done += len(h)
-            if progress is not None:
-                progress(done, batches.num_images)
-    joined = torch.cat(scores) if scores else None
-    return Features(torch.cat(representation), joined, torch.cat(embedding))
+
+    def look(model: Model, batch: Batch, number: int) -> Outputs:
+        view = centre_view(batch.images, batch.sizes, image_size)
+        h, z, o = model(view if change is None else change(view))
+        return h, o, z
+
+    found = map_batches(model, batches, BATCH_SIZE, look, progress)
+    h, o, z = ([part for part in parts if part is not None] for parts in zip(*found, strict=True))
+    return Features(torch.cat(h), torch.cat(o) if o else None, torch.cat(z))
 
 
 def compute_crop_features(
-    model: Model, batches: Batches, views: Views, seed: int, progress: Progress | None = None
+    model: Model,
+    batches: Batches | SharedBatches,
+    views: Views,
+    seed: int,
+    progress: Progress | None = None,
 ) -> Tensor:
     """Average the frozen encoder's output over the random views of every image.
 
     The random numbers are drawn on the host, image after image, so that the views of an image
-    depend on the seed and its position alone, not on the device or the size of the batches.
+    depend on the seed and its position alone, not on the devices or the size of the batches.
 
     Args:
         batches: the images; the features (N, d) have their order and their device.
@@ -132,22 +92,27 @@ def compute_crop_features(
     generator = torch.Generator().manual_seed(seed)
     # As many views in one pass as whole images elsewhere, so that it takes no more memory.
     together = max(1, BATCH_SIZE // views.num_views)
-    means = []
-    done = 0
-    with frozen(model):
-        for images, sizes, _ in batches.iterate(torch.arange(batches.num_images), BATCH_SIZE):
-            drawn = [views.draw(1, device="cpu", generator=generator) for _ in images]
-            uniforms = torch.cat(drawn, dim=1)  # (M, B, R)
-            for start in range(0, len(images), together):
-                part = slice(start, start + together)
-                there = uniforms[:, part].to(images.device)
-                shown = views(images[part], None if sizes is None else sizes[part], there)
-                h = model.encoder(shown.flatten(0, 1)).float()  # (M * b, d)
-                means.append(h.unflatten(0, shown.shape[:2]).mean(dim=0))
-            done += len(images)
-            if progress is not None:
-                progress(done, batches.num_images)
-    return torch.cat(means)
+
+    def draw(number: int) -> Tensor:
+        count = min(BATCH_SIZE, batches.num_images - number * BATCH_SIZE)
+        drawn = [views.draw(1, device="cpu", generator=generator) for _ in range(count)]
+        return torch.cat(drawn, dim=1)  # (M, B, R)
+
+    uniforms = InOrder(draw)
+
+    def average(model: Model, batch: Batch, number: int) -> Outputs:
+        images, sizes, _ = batch
+        drawn, means = uniforms.take(number), []
+        for start in range(0, len(images), together):
+            part = slice(start, start + together)
+            there = drawn[:, part].to(images.device)
+            shown = views(images[part], None if sizes is None else sizes[part], there)
+            h = model.encoder(shown.flatten(0, 1)).float()  # (M * b, d)
+            means.append(h.unflatten(0, shown.shape[:2]).mean(dim=0))
+        return (torch.cat(means),)
+
+    found = map_batches(model, batches, BATCH_SIZE, average, progress)
+    return torch.cat([means for (means,) in found if means is not None])
 
 
 def crop_and_flip(config: Config, num_views: int = 1) -> Views:
@@ -177,6 +142,8 @@ class SplitFeatures:
     """Called while the features are computed."""
     cache: FeatureCache | None = None
     """Where features are read from if they are there, and written to if not."""
+    helpers: tuple[torch.device, ...] = ()
+    """Further devices that share the images when features are computed."""
 
     @cached_property
     def labels(self) -> Tensor:
@@ -190,6 +157,14 @@ class SplitFeatures:
         return batch_images(self.split.images, self.config, self.device)
 
     @cached_property
+    def shared(self) -> Batches | SharedBatches:
+        """The images for a pass through the networks, dealt out to all devices."""
+        if not self.helpers:
+            return self.batches
+        devices = (self.device, *self.helpers)
+        return SharedBatches(self.split.images, self.config, devices, BATCH_SIZE)
+
+    @cached_property
     def features(self) -> Features:
         """The features of the whole images, without augmentation."""
         images, cache = self.split.images, self.cache
@@ -197,7 +172,7 @@ class SplitFeatures:
         if found is not None and {"representation", "embedding"} <= found.keys():
             return Features(found["representation"], found.get("scores"), found["embedding"])
         size = self.config.data.image_size
-        features = compute_features(self.model, self.batches, size, self.progress).require_finite()
+        features = compute_features(self.model, self.shared, size, self.progress).require_finite()
         if cache is not None and not self.num_replaced:
             parts = features._asdict().items()
             cache.write(images, {name: part for name, part in parts if part is not None})
@@ -206,13 +181,16 @@ class SplitFeatures:
     def average_crops(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
         """Return the representation (N, d) averaged over random crops and flips of each image."""
         views = crop_and_flip(self.config, crops)
-        features = compute_crop_features(self.model, self.batches, views, seed, progress)
+        features = compute_crop_features(self.model, self.shared, views, seed, progress)
         return Features(features, None).require_finite().representation
 
     @property
     def num_replaced(self) -> int:
         """How many unreadable images have been replaced by others so far."""
-        return len(self.batches.skipped) if "batches" in self.__dict__ else 0
+        known = vars(self)
+        alone = len(self.batches.skipped) if "batches" in known else 0
+        shared = known.get("shared")
+        return max(alone, shared.num_skipped if isinstance(shared, SharedBatches) else 0)
 
 
 class AveragedFeatures(NamedTuple):
@@ -234,17 +212,23 @@ class LabelledFeatures:
     device: torch.device
     balanced: bool = False
     """Whether accuracies are also given as means over the classes."""
+    helpers: tuple[torch.device, ...] = ()
+    """Further devices that share the images when features are computed."""
+
+    def of(self, split: Split) -> SplitFeatures:
+        """Return what the networks make of a split."""
+        return SplitFeatures(self.model, self.config, split, self.device, helpers=self.helpers)
 
     @cached_property
     def train(self) -> SplitFeatures:
         """The training split."""
-        return SplitFeatures(self.model, self.config, self.source.train, self.device)
+        return self.of(self.source.train)
 
     @cached_property
     def test(self) -> SplitFeatures:
         """The test split."""
         assert self.source.test is not None  # require_labelled has made sure
-        return SplitFeatures(self.model, self.config, self.source.test, self.device)
+        return self.of(self.source.test)
 
     @cached_property
     def pixel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -30,8 +30,9 @@ from deepbregman.training.devices import is_mixed
 from deepbregman.training.optimisers import learning_rate, split_by_decay
 from deepbregman.training.randomness import derive_seed, epoch_order, seed_dropout
 
-from .features import BATCH_SIZE, LabelledFeatures, SplitFeatures, crop_and_flip, frozen
+from .features import BATCH_SIZE, LabelledFeatures, SplitFeatures, crop_and_flip
 from .finished import describe_part
+from .frozen import frozen
 from .inputs import Evaluation, class_name
 from .linear import check_linear, linear_on_cached
 from .predictions import pack
@@ -277,7 +278,7 @@ def semi(evaluation: Evaluation) -> list[Record]:
     for seed in evaluation.options.each_seed:
         measured = []
         for split, name, epochs in _select_labelled(evaluation, seed):
-            train = SplitFeatures(labelled.model, labelled.config, split, labelled.device)
+            train = labelled.of(split)
             for words, start in starts.items():
                 variant = f"{name}, {words}"
                 measured.append(_measure_variant(evaluation, train, start, variant, seed, epochs))

@@ -77,7 +77,7 @@ class OpenedRun(NamedTuple):
         report = None if progress is None else partial(progress, f"features of {name}")
         loaded = self.loaded
         return SplitFeatures(
-            loaded.model, loaded.config, split, loaded.device, report, loaded.cache
+            loaded.model, loaded.config, split, loaded.device, report, loaded.cache, loaded.helpers
         )
 
     def record(self, rows: Sequence[Record], protocol: str, seed: int) -> list[Record]:
@@ -94,15 +94,17 @@ def open_run(
     accelerator: str = "auto",
     encoder: nn.Module | None = None,
     *,
+    devices: int | str = 1,
     skip_unreadable: bool = False,
     records: bool = True,
 ) -> OpenedRun:
     """Load a run's networks, and open its own dataset or another one.
 
     Args:
+        devices: how many compute features, or ``all``.
         records: whether results are to be recorded, if the run's folder can be written to.
     """
-    loaded = load_run(run, accelerator, encoder, skip_unreadable=skip_unreadable)
+    loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
     records = records and can_record(loaded.run)
     source = open_readable(loaded.config, data, stacklevel=4)
     changed = loaded.has_data_changed(source) if data is None else None

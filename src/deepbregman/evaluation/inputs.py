@@ -21,7 +21,7 @@ from deepbregman.method.networks import Model, measure_width
 from deepbregman.runs import Record, Run, now
 from deepbregman.terminal import ReportProgress, ignore_progress, say
 from deepbregman.training.checkpoints import load_trained
-from deepbregman.training.devices import device_name, pick_device
+from deepbregman.training.devices import device_name, pick_devices
 
 from .feature_cache import FeatureCache
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures
@@ -42,6 +42,8 @@ class LoadedRun:
     device: torch.device
     data_fingerprint: str | None = None
     """Of the images that they were pretrained on, where it is known."""
+    helpers: tuple[torch.device, ...] = ()
+    """Further devices that share the images when features are computed."""
 
     @cached_property
     def cache(self) -> FeatureCache | None:
@@ -102,6 +104,7 @@ def load_run(
     accelerator: str = "auto",
     encoder: nn.Module | None = None,
     *,
+    devices: int | str = 1,
     skip_unreadable: bool = False,
     image_size: int = 0,
 ) -> LoadedRun:
@@ -109,10 +112,11 @@ def load_run(
 
     Args:
         encoder: a module of the same structure, for a run whose encoder was the user's own.
+        devices: how many compute features, or ``all``.
         image_size: side of the images instead of the run's, if it is not 0.
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
-    device = pick_device(accelerator)
+    device, *helpers = pick_devices(accelerator, devices)
     model, config, epoch, data_fingerprint = load_trained(run, device, encoder)
     if image_size not in (0, config.data.image_size):
         try:
@@ -127,7 +131,7 @@ def load_run(
         config = override(config, sizes)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
-    return LoadedRun(run, model, config, epoch, device, data_fingerprint)
+    return LoadedRun(run, model, config, epoch, device, data_fingerprint, tuple(helpers))
 
 
 def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 3) -> Source:
@@ -200,6 +204,8 @@ class Evaluation:
     """Of the structure of the run's, where that was the user's own."""
     console: Console = field(default_factory=lambda: Console(quiet=True))
     progress: ReportProgress = ignore_progress
+    devices: int | str = 1
+    """How many compute features, or ``all``."""
     _averaged: AveragedFeatures | None = field(default=None, init=False)
     """Those computed last; more would fill the memory with a large dataset."""
     _data_changed: bool | None = field(default=None, init=False)
@@ -218,6 +224,7 @@ class Evaluation:
             self.run,
             self.accelerator,
             self.encoder,
+            devices=self.devices,
             skip_unreadable=options.skip_unreadable,
             image_size=options.image_size,
         )
@@ -248,7 +255,9 @@ class Evaluation:
             source = self._without_unreadable(source)
         _warn_of_one_class(source, data or source.name)
         balanced = self.options.balanced or source.imbalanced
-        return LabelledFeatures(loaded.model, loaded.config, source, loaded.device, balanced)
+        return LabelledFeatures(
+            loaded.model, loaded.config, source, loaded.device, balanced, loaded.helpers
+        )
 
     def _without_unreadable(self, source: Source) -> Source:
         """Leave out, and count, images that another image would replace.

@@ -22,7 +22,8 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress
 from deepbregman.training.randomness import derive_seed, epoch_order
 
-from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip, frozen
+from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip
+from .frozen import frozen
 from .inputs import Evaluation
 from .predictions import pack
 from .results import Measurement, make_rows, top_k_accuracy

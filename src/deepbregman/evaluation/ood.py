@@ -18,7 +18,7 @@ from deepbregman.runs import Record
 from deepbregman.training.randomness import derive_seed
 
 from .classes import class_means, divergence_to
-from .features import Features, LabelledFeatures, SplitFeatures
+from .features import Features, LabelledFeatures
 from .inputs import Evaluation
 from .knn import features_for, rank_bank
 from .options import NOISE
@@ -153,7 +153,7 @@ def ood(evaluation: Evaluation) -> list[Record]:
             else:
                 source = open_data(config, other)
                 split = source.test or source.train
-            outside = SplitFeatures(labelled.model, config, split, labelled.device).features
+            outside = labelled.of(split).features
             seeds.append(_measure(labelled, other, inside, distances, outside, len(split)))
         rows += make_rows(seeds)
         evaluation.progress("out of distribution", place, len(settings.against))

@@ -26,6 +26,33 @@ def pick_device(accelerator: str = "auto") -> torch.device:
     return torch.device(accelerator)
 
 
+def pick_devices(accelerator: str = "auto", devices: int | str = 1) -> list[torch.device]:
+    """Return the devices for work that several may share, the one of ``pick_device`` first.
+
+    Args:
+        devices: how many; ``all`` is every visible GPU. Of a CPU there may be any number: threads
+            that share it, for tests.
+    """
+    first = pick_device(accelerator)
+    if not (devices == "all" or (isinstance(devices, int) and devices >= 1)):
+        raise UserError(f"devices is {devices!r}: it must be a number from 1 on, or all")
+    if first.type != "cuda":
+        count = 1 if devices == "all" else int(devices)
+        if first.type == "mps" and count > 1:
+            raise UserError(f"devices is {count}: such a machine has one MPS device; use 1")
+        return [first] * count
+    visible = torch.cuda.device_count()
+    count = visible if devices == "all" else int(devices)
+    if count > visible:
+        raise UserError(
+            f"devices is {count}: this process sees {visible} GPUs (CUDA_VISIBLE_DEVICES limits "
+            "them); use that many, or all"
+        )
+    here = torch.cuda.current_device() if count > 1 else 0
+    others = [index for index in range(visible) if index != here]
+    return [first, *(torch.device("cuda", index) for index in others[: count - 1])]
+
+
 def device_name(device: torch.device) -> str:
     """Name the hardware for the record."""
     if device.type == "cuda":

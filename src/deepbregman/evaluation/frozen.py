@@ -1,0 +1,235 @@
+"""Frozen networks: nothing changes them, and several devices may share the images between them."""
+
+import copy
+import math
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from deepbregman.config import Config
+from deepbregman.data import Batch, Batches, Images, Progress
+from deepbregman.data.opening import batch_images
+from deepbregman.errors import UserError
+from deepbregman.method.networks import Model
+
+T = TypeVar("T")
+Outputs = tuple[Tensor | None, ...]
+"""What is made of a batch: the same number of tensors of every batch, on the batch's device."""
+Work = Callable[[Model, Batch, int], Outputs]
+"""Takes the networks on the batch's device, the batch, and its number among all, from 0."""
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Run a block with a module in evaluation mode, without gradient, and assert that it stays so.
+
+    Parameters and buffers (running statistics of batch normalisation among them) are compared
+    afterwards; a difference is an error, since every number measured in the block would be wrong.
+    """
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    try:
+        with torch.no_grad():
+            yield
+        training = [name for name, part in module.named_modules() if part.training]
+        after = module.state_dict()
+        changed = [
+            name for name in {**before, **after} if not _same(before.get(name), after.get(name))
+        ]
+        if training or changed:
+            raise RuntimeError(
+                f"a frozen network was touched: in training mode {training}, changed {changed}"
+            )
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def _same(before: Tensor | None, after: Tensor | None) -> bool:
+    """Whether two tensors are equal to the bit, NaN being equal to itself."""
+    if before is None or after is None or before.shape != after.shape:
+        return False
+    if before.dtype != after.dtype:
+        return False
+    return torch.equal(before, after) or bool(
+        ((before == after) | (before.isnan() & after.isnan())).all()
+    )
+
+
+class Share(NamedTuple):
+    """The part of the images that one of several devices works on."""
+
+    batches: Batches
+    device: torch.device
+    numbers: range
+    """Of its batches, among those of all devices."""
+
+
+class SharedBatches:
+    """Images that several devices share: they take turns, batch after batch.
+
+    A batch has the images that it would have on a single device, so that devices of one kind
+    compute the same numbers together as one of them alone.
+    """
+
+    def __init__(
+        self, images: Images, config: Config, devices: Sequence[torch.device], batch_size: int
+    ) -> None:
+        self.num_images, self.batch_size = len(images), batch_size
+        self.num_batches = math.ceil(len(images) / batch_size)
+        everything = torch.split(torch.arange(len(images)), batch_size)
+        used = devices[: max(1, self.num_batches)]
+        self.shares = []
+        for place, device in enumerate(used):
+            numbers = range(place, self.num_batches, len(used))
+            rows = [everything[number] for number in numbers]
+            part = images.select(torch.cat(rows)) if len(used) > 1 else images
+            batches = batch_images(part, config, device, sharing=len(used))
+            self.shares.append(Share(batches, device, numbers))
+
+    @property
+    def num_skipped(self) -> int:
+        """How many unreadable images have been replaced by others so far."""
+        return sum(len(share.batches.skipped) for share in self.shares)
+
+
+def map_batches(
+    model: Model,
+    batches: Batches | SharedBatches,
+    batch_size: int,
+    work: Work,
+    progress: Progress | None = None,
+) -> list[Outputs]:
+    """Make something of every batch of the images with frozen networks; return it in order.
+
+    Args:
+        work: must not change the networks, of which every device has a copy.
+        progress: called with the number of images done and their total number, in this thread.
+    """
+    if isinstance(batches, SharedBatches):
+        return _map_shares(model, batches, work, progress)
+    found = []
+    done = 0
+    with frozen(model):
+        for number, batch in enumerate(
+            batches.iterate(torch.arange(batches.num_images), batch_size)
+        ):
+            found.append(work(model, batch, number))
+            done += len(batch.images)
+            if progress is not None:
+                progress(done, batches.num_images)
+    return found
+
+
+class _Finished(NamedTuple):
+    """A message from the thread of a device."""
+
+    number: int
+    num_images: int
+    outputs: Outputs
+
+
+def _map_shares(
+    model: Model, batches: SharedBatches, work: Work, progress: Progress | None
+) -> list[Outputs]:
+    """Give every device a thread; this one collects what they find.
+
+    The first error of a thread stops the others, as Ctrl-C does, each after its batch.
+    """
+    messages: queue.SimpleQueue[_Finished | BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def serve(share: Share, network: Model, feed: Iterator[Batch]) -> None:
+        try:
+            with _current(share.device), frozen(network):
+                for number, batch in zip(share.numbers, feed, strict=True):
+                    if stop.is_set():
+                        return
+                    outputs = work(network, batch, number)
+                    messages.put(_Finished(number, len(batch.images), outputs))
+        except BaseException as error:  # raised again in the thread that waits
+            messages.put(error)
+        finally:
+            messages.put(None)
+
+    shares = batches.shares
+    networks = [model, *(_copy_to(model, share.device) for share in shares[1:])]
+    # All loaders fork their workers here: no other thread of ours may hold a lock meanwhile.
+    feeds = [
+        share.batches.iterate(torch.arange(share.batches.num_images), batches.batch_size)
+        for share in shares
+    ]
+    threads = [
+        threading.Thread(target=serve, args=each, daemon=True, name=f"features-{each[0].device}")
+        for each in zip(shares, networks, feeds, strict=True)
+    ]
+    found: dict[int, Outputs] = {}
+    done, running = 0, len(threads)
+    try:
+        for thread in threads:
+            thread.start()
+        while running:
+            message = messages.get()
+            if message is None:
+                running -= 1
+            elif isinstance(message, BaseException):
+                raise message
+            else:
+                found[message.number] = _bring(message.outputs, shares[0].device)
+                done += message.num_images
+                if progress is not None:
+                    progress(done, batches.num_images)
+    finally:
+        stop.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    return [found[number] for number in range(batches.num_batches)]
+
+
+def _copy_to(model: Model, device: torch.device) -> Model:
+    try:
+        return copy.deepcopy(model).to(device)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise UserError(
+            f"the networks cannot be copied to {device} ({error}): use devices 1"
+        ) from error
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one of the thread, whose memory is page-locked for it."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _bring(outputs: Outputs, device: torch.device) -> Outputs:
+    return tuple(None if part is None else part.to(device, non_blocking=True) for part in outputs)
+
+
+class InOrder(Generic[T]):
+    """Random draws for each batch, made in the order of the batches, whichever is asked for first.
+
+    Devices that share the images so see the numbers that a single one would. What is drawn before
+    it is asked for waits: a batch or two, since devices of one kind keep pace.
+
+    Args:
+        draw: makes the numbers of the batch whose number it is given.
+    """
+
+    def __init__(self, draw: Callable[[int], T]) -> None:
+        self._draw, self._next = draw, 0
+        self._waiting: dict[int, T] = {}
+        self._lock = threading.Lock()
+
+    def take(self, number: int) -> T:
+        """Return the draw for a batch; each is taken once."""
+        with self._lock:
+            while self._next <= number:
+                self._waiting[self._next] = self._draw(self._next)
+                self._next += 1
+            return self._waiting.pop(number)

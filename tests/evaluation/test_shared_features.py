@@ -1,0 +1,256 @@
+"""Features that several devices compute together are those that one computes, to the bit."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from deepbregman.config import Config, load_recipe, override
+from deepbregman.data import ArrayImages, Batch, Images, Split
+from deepbregman.data.frames import UnreadableImage
+from deepbregman.data.images import FileImages
+from deepbregman.errors import UserError
+from deepbregman.evaluation import features
+from deepbregman.evaluation.features import LabelledFeatures, SplitFeatures
+from deepbregman.evaluation.frozen import InOrder, SharedBatches, map_batches
+from deepbregman.evaluation.inputs import load_run
+from deepbregman.evaluation.predictions import pack
+from deepbregman.method.networks import Model
+from deepbregman.objectives import build_step
+from deepbregman.runs import Run
+from deepbregman.training.devices import pick_devices
+
+CPU = torch.device("cpu")
+COUNT, SIZE = 11, 8  # three batches of four: the last is short
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "BATCH_SIZE", 4)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    yield
+    assert not [one.name for one in threading.enumerate() if one.name.startswith("features-")]
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    small = {"encoder.projection_hidden": 16, "encoder.embedding": 8, "data.workers": 1}
+    return override(load_recipe("digits"), {**small, "divergence.num_subnetworks": 5})
+
+
+@pytest.fixture(scope="module")
+def model(config: Config) -> Model:
+    torch.manual_seed(0)
+    return build_step(config).model
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> FileImages:
+    folder, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    paths = tuple(folder / f"{index}.png" for index in range(COUNT))
+    for path in paths:
+        size = (*random.integers(6, 13, 2), 3)
+        Image.fromarray(random.integers(0, 256, size, dtype=np.uint8)).save(path)
+    return FileImages(paths, 12, fills_frame=False)
+
+
+def arrays() -> ArrayImages:
+    generator = torch.Generator().manual_seed(1)
+    pixels = torch.randint(0, 256, (COUNT, 3, 12, 12), dtype=torch.uint8, generator=generator)
+    return ArrayImages(pixels, torch.randint(5, 13, (COUNT, 2), generator=generator))
+
+
+def seen_by(
+    devices: int, images: Images, model: Model, config: Config, **more: object
+) -> SplitFeatures:
+    helpers = (CPU,) * (devices - 1)
+    return SplitFeatures(model, config, Split(images), CPU, helpers=helpers, **more)
+
+
+@pytest.mark.parametrize("devices", [2, 5])
+@pytest.mark.parametrize("resident", ["yes", "no"])
+@pytest.mark.parametrize("kind", ["arrays", "files"])
+def test_several_devices_find_what_one_finds(
+    devices: int, resident: str, kind: str, files: FileImages, model: Model, config: Config
+) -> None:
+    config = override(config, {"data.resident": resident})
+    images = files if kind == "files" else arrays()
+    progress: list[tuple[int, int]] = []
+    alone = seen_by(1, images, model, config)
+    together = seen_by(devices, images, model, config, progress=lambda *at: progress.append(at))
+    for one, shared in zip(alone.features, together.features, strict=True):
+        assert one is not None
+        assert shared is not None
+        assert torch.equal(one, shared)
+    assert len(set(map(tuple, alone.features.representation.tolist()))) == COUNT
+    assert progress[-1] == (COUNT, COUNT)
+    assert [at[0] for at in progress] == sorted(at[0] for at in progress)
+    assert len(progress) == 3
+    for seed in (0, 1):
+        assert torch.equal(alone.average_crops(3, seed), together.average_crops(3, seed))
+    assert together.num_replaced == 0
+
+
+def test_every_device_has_a_thread_a_part_of_the_images_and_a_network(
+    model: Model, config: Config
+) -> None:
+    shared = SharedBatches(arrays(), config, [CPU] * 3, 4)
+    assert [share.batches.num_images for share in shared.shares] == [4, 4, 3]
+    met = threading.Barrier(3, timeout=20)  # so each batch waits for the two others
+    seen: dict[int, tuple[int, int]] = {}
+
+    def work(network: Model, batch: Batch, number: int) -> tuple[torch.Tensor]:
+        met.wait()
+        seen[number] = threading.get_ident(), id(network)
+        return (torch.full((len(batch.images),), number),)
+
+    found = map_batches(model, shared, 4, work)
+    assert [part.tolist() for (part,) in found if part is not None] == [[0] * 4, [1] * 4, [2] * 3]
+    assert [len(set(each)) for each in zip(*seen.values(), strict=True)] == [3, 3]
+
+
+def test_few_images_need_few_devices(model: Model, config: Config) -> None:
+    images = arrays().select(torch.arange(3))
+    assert len(SharedBatches(images, config, [CPU] * 4, 4).shares) == 1
+    one, two = (seen_by(devices, images, model, config).features for devices in (1, 2))
+    assert torch.equal(one.representation, two.representation)
+
+
+@pytest.mark.parametrize("resident", ["yes", "no"])
+def test_an_error_of_one_device_comes_back_as_it_is_and_stops_the_others(
+    resident: str, files: FileImages, tmp_path: Path, model: Model, config: Config
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"no image")
+    images = replace(files, paths=(*files.paths[:5], broken, *files.paths[6:]))
+    config = override(config, {"data.resident": resident})
+    with pytest.raises(UnreadableImage, match=r"broken\.png"):
+        _ = seen_by(2, images, model, config).features
+
+
+def test_ctrl_c_ends_every_thread(model: Model, config: Config) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        _ = seen_by(2, arrays(), model, config, progress=interrupt).features
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_network_that_changes_on_any_device_is_refused(
+    number: int, model: Model, config: Config
+) -> None:
+    def meddle(network: Model, batch: Batch, at: int) -> tuple[torch.Tensor]:
+        if at == number:
+            network.train()
+        return (torch.zeros(len(batch.images)),)
+
+    with pytest.raises(RuntimeError, match="frozen network was touched"):
+        map_batches(copy.deepcopy(model), SharedBatches(arrays(), config, [CPU] * 2, 4), 4, meddle)
+
+
+def test_a_network_that_cannot_be_copied_is_words(model: Model, config: Config) -> None:
+    model = copy.deepcopy(model)
+    model.encoder.lock = threading.Lock()
+    with pytest.raises(UserError, match=r"cannot be copied to cpu .*use devices 1"):
+        _ = seen_by(2, arrays(), model, config).features
+
+
+def test_draws_are_in_the_order_of_the_batches() -> None:
+    drawn: list[int] = []
+    numbers = InOrder(lambda number: (drawn.append(number), 10 * number)[1])
+    assert [numbers.take(at) for at in (2, 0, 1, 4, 3)] == [20, 0, 10, 40, 30]
+    assert drawn == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyError):
+        numbers.take(3)
+
+
+# Whoever asks for devices
+
+
+def make_gpus(count: int, monkeypatch: pytest.MonkeyPatch, current: int = 0) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+
+
+@pytest.mark.parametrize(
+    ("asked", "current", "others"),
+    [(1, 0, []), (2, 0, [1]), (4, 0, [1, 2, 3]), ("all", 0, [1, 2, 3]), (3, 1, [0, 2])],
+)
+def test_gpus_are_taken_in_their_order(
+    asked: int | str, current: int, others: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_gpus(4, monkeypatch, current)
+    first, *rest = pick_devices("auto", asked)
+    assert first == torch.device("cuda")  # the current one
+    assert [device.index for device in rest] == others
+
+
+def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_gpus(2, monkeypatch)
+    with pytest.raises(UserError, match=r"devices is 3: this process sees 2 GPUs"):
+        pick_devices("cuda", 3)
+
+
+def test_a_cpu_is_one_device_unless_a_number_is_given() -> None:
+    assert pick_devices("cpu", "all") == [CPU]
+    assert pick_devices("cpu", 2) == [CPU, CPU]
+
+
+@pytest.mark.parametrize("asked", [0, -1, "two", "", 1.5])
+def test_a_number_that_is_none_is_refused(asked: int | str) -> None:
+    with pytest.raises(UserError, match=r"devices is .*: it must be a number from 1 on, or all"):
+        pick_devices("cpu", asked)
+
+
+def test_embed_writes_the_same_file(
+    short_run: Run, few_digits: str, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
+) -> None:
+    written = []
+    for devices in ("1", "2"):
+        out = tmp_path / f"{devices}.npz"
+        words = ["--data", few_digits, "--accelerator", "cpu", "--devices", devices]
+        for cached in (short_run.path / "features").glob("*"):
+            cached.unlink()
+        code, _, errors = command("embed", str(short_run.path), "--out", str(out), *words)
+        assert code == 0, errors
+        written.append(np.load(out))
+    assert set(written[0]) == set(written[1]) >= {"train_features", "test_scores"}
+    assert all(np.array_equal(written[0][name], written[1][name]) for name in written[0])
+
+
+def test_protocols_measure_the_same(few: LabelledFeatures, short_run: Run) -> None:
+    shared = replace(few, helpers=(CPU,))
+    for split in ("train", "test"):
+        one, two = getattr(few, split), getattr(shared, split)
+        assert torch.equal(one.features.representation, two.features.representation)
+    assert pack(shared.of(shared.source.test).labels) == pack(few.test.labels)
+    assert load_run(short_run, "cpu", devices=3).helpers == (CPU, CPU)
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "embed", "label", "search", "duplicates"])
+def test_one_of_several_processes_is_refused_by_name(
+    verb: str,
+    short_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., tuple[int, str, str]],
+) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    more = {"embed": ["--out", str(tmp_path / "a.npz")], "label": ["--labels", "labels.csv"]}
+    code, _, errors = command(verb, str(short_run.path), *more.get(verb, []))
+    assert code == 2
+    assert f"{verb} runs in one process, but torchrun started 2" in " ".join(errors.split())
+    assert not (tmp_path / "a.npz").exists()
