@@ -1,5 +1,6 @@
 """Views, images, a method and callbacks of the user's own: trained, resumed, judged, refused."""
 
+import functools
 import random
 from collections.abc import Callable as Function
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from deepbregman.method.networks import Model
 from deepbregman.objectives import OwnParts, OwnViews, Samples, ViewGroups, build_step
 from deepbregman.runs import Run
 from deepbregman.training import loop, planning
+from deepbregman.training.diagnostics import RECORDED
 
 SMALL: Mapping[str, Any] = {
     "data.holdout": 0.0,
@@ -320,6 +322,48 @@ def test_each_table_of_views_may_have_its_own(config: Config) -> None:
     assert not isinstance(step.views.main, OwnViews)
     with pytest.raises(UserError, match="augment has 'strong_views': give one callable"):
         OwnParts(augment={"strong_views": cut_and_add_noise}).as_changes()
+
+
+class Renamed(Agreement):
+    """The same method with other names."""
+
+    def __init__(self, encoder: Any, widths: Any, name: str = "spread", metric: str = "") -> None:
+        super().__init__(encoder, widths)
+        self.weights = {name: 1.0, "variance": 0.5}
+        self.metric = metric
+
+    def metrics(self) -> dict[str, Tensor]:
+        return {self.metric: torch.zeros(())} if self.metric else {}
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"name": "spread"}, "loss term 'spread'"),
+        ({"name": "knn"}, "loss term 'knn'"),
+        ({"name": "divergence"}, "loss term 'divergence'"),
+        ({"name": "distance", "metric": "rankme"}, "metric 'rankme'"),
+        ({"name": "distance", "metric": "distance"}, "loss term and a metric 'distance'"),
+    ],
+)
+def test_names_of_the_record_are_refused_before_the_first_step(
+    tmp_path: Path, config: Config, parts: dict[str, Any], names: dict[str, str], words: str
+) -> None:
+    objective = functools.partial(Renamed, **names)
+    with pytest.raises(UserError, match=f"the method Renamed has a {words}"):
+        pretrain(
+            config,
+            run=tmp_path / "run",
+            accelerator="cpu",
+            **{**parts, "objective": objective},
+        )
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_name_of_a_record_is_reserved(trained: Run) -> None:
+    terms = {"distance", "variance", "divergence", "first_weight"}
+    for record in trained.metrics():
+        assert set(record) <= RECORDED | terms
 
 
 class Headless(Objective):

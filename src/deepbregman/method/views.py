@@ -212,7 +212,8 @@ class Views(nn.Module):
             (M, N, C, size, size) float32 in [0, 1].
         """
         with torch.autocast(images.device.type, enabled=False):
-            views = resample(images, *parameters[:4], self.size, parameters.flipped)
+            top, left, height, width, flipped, *_ = parameters
+            views = resample(images, top, left, height, width, self.size, flipped)
             shape = views.shape
             views = views.flatten(0, 1)  # (M * N, C, size, size)
             of = ViewParameters(*(value.flatten(0, 1) for value in parameters))  # (M * N,) each

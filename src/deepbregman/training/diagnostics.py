@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from deepbregman.errors import UserError
 from deepbregman.objectives import Step, StepOutputs
 
 SHARE_OFFSET = 1e-7
@@ -14,6 +15,13 @@ FITTED = (5, 50)
 """Places of the eigenvalues, from 1, to which alpha-ReQ fits its line."""
 COLLAPSED_RANK = 2.0
 COLLAPSED_SPREAD = 0.05
+RECORDED = {
+    *("epoch", "step", "total", "learning_rate", "skipped", "images_per_second"),
+    *("views_per_second", "alignment", "uniformity", "spread", "effective_rank", "knn"),
+    *("divergence_positives", "divergence_negatives", "active_subnetworks", "usage_entropy"),
+    *("sigma", "rankme", "alpha_req", "lidar", "neighbour_stability", "verdict", "reason"),
+}
+"""Names in the record of an epoch that no method may give to a loss or a metric of its own."""
 
 
 def alignment(z1: Tensor, z2: Tensor) -> Tensor:
@@ -106,6 +114,23 @@ def spread(z: Tensor) -> Tensor:
     return F.normalize(z, dim=1).std(dim=0, correction=0).square().sum().sqrt()
 
 
+def check_names(step: Step) -> None:
+    """Refuse a method whose losses or metrics have names that the record of an epoch uses."""
+    method = step.objective
+    taken = RECORDED | ({} if step.divergence is None else step.divergence.weights).keys()
+    for kind, names in (("loss term", method.weights), ("metric", method.metrics())):
+        for name in sorted(taken & names.keys()):
+            raise UserError(
+                f"the method {type(method).__name__} has a {kind} {name!r}, a name that the run's "
+                "metrics use for something else: give it another name"
+            )
+    for name in sorted(method.weights.keys() & method.metrics().keys()):
+        raise UserError(
+            f"the method {type(method).__name__} has a loss term and a metric {name!r}: give one "
+            "of them another name"
+        )
+
+
 def diagnose(step: Step, outputs: StepOutputs) -> dict[str, float]:
     """Compute every diagnostic of a batch, whose representations are those of every process."""
     z, h = outputs.student.float(), outputs.representation[0].float()
@@ -119,8 +144,6 @@ def diagnose(step: Step, outputs: StepOutputs) -> dict[str, float]:
         **step.diagnose(outputs),
         **step.metrics(),
     }
-    if shared := found.keys() & {"total", *outputs.terms}:
-        raise ValueError(f"loss terms may not be called {', '.join(shared)}: diagnostics are")
     return {name: float(value) for name, value in found.items()}
 
 

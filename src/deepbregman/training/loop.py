@@ -118,6 +118,7 @@ class Pretraining:
             num_classes=self.num_classes,
             prepare=None if start is None else start.put_into,
         )
+        diagnostics.check_names(self.step_module)
         if start is not None:
             digest = checkpoints.fingerprint_weights(self.step_module.objective.encoder.trunk)
             self.start_record = {"weights": {**start.record, "sha256": digest}}
