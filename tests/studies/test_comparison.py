@@ -1,6 +1,7 @@
 """Whole recipes compared: pairs by seed, an equal budget, and the command that a user types."""
 
 import csv
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from PIL import Image
 from deepbregman.cli import main
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
+from deepbregman.runs import write_json
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import find_study
 from deepbregman.studies.catalogue.comparison import STUDY
@@ -25,6 +27,7 @@ from deepbregman.studies.definition import (
 from deepbregman.studies.engine import MAIN_METRIC
 from deepbregman.studies.grid import open_grid
 from deepbregman.studies.grid_plan import default_folder, plan_study
+from deepbregman.studies.results import write_results
 
 from .conftest import TINY
 
@@ -271,3 +274,51 @@ def test_every_method_stands_alone_and_with_the_divergence(tmp_path: Path, few_d
     assert with_teacher.teacher is not None
     assert with_teacher.divergence.source == "bank"
     assert plan.definition["unequal_budget"]
+
+
+def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) -> None:
+    """The rate that won on held-out images reaches both arms of its recipe, and stays."""
+    rates, study = find_study("learning-rates"), find_study("methods")
+    assert isinstance(rates, Study)
+    assert isinstance(study, Study)
+    folder, recipes = tmp_path / "rates", ("simclr", "byol")
+    options = StudyOptions(data=few_digits, out=folder, epochs=1, recipes=recipes)
+    plan = plan_study(rates, options)
+    assert plan.definition["judge"] == "holdout"
+    assert plan.definition["seeds"] == 1
+    found = {arm.name: override(plan.base, arm.changes) for arm in plan.arms}
+    own = {name: found[name].optimiser.learning_rate for name in recipes}
+    assert found["byol-rate-x3"].optimiser.learning_rate == pytest.approx(3 * own["byol"])
+    assert found["simclr-rate-x0.3"].optimiser.learning_rate == pytest.approx(0.3 * own["simclr"])
+    assert found["byol-rate-x3"].objective.name == "byol"
+
+    folder.mkdir()
+    write_json(folder / "study.json", {**plan.definition, "provenance": {}})
+    accuracy = {"simclr": 80.0, "simclr-rate-x0.3": 81.0, "simclr-rate-x3": 79.0}
+    accuracy |= {"byol": 70.0, "byol-rate-x0.3": 69.0, "byol-rate-x3": 75.0}
+    rows = [
+        {
+            **{"arm": arm.name, "series": arm.series, "x": arm.x, "seed": 0, "run": arm.name},
+            **{"state": "complete", "metrics": {MAIN_METRIC: accuracy[arm.name]}},
+        }
+        for arm in plan.arms
+    ]
+    write_results(folder, plan.definition, rows, {})
+    out = tmp_path / "methods"
+    options = StudyOptions(data=few_digits, out=out, epochs=1, recipes=recipes, rates=folder)
+    opened = open_grid(study, options)
+    chosen = {cell.arm.name: cell.trial.config.optimiser.learning_rate for cell in opened.cells}
+    assert chosen["simclr"] == chosen["simclr+divergence"] == pytest.approx(0.3 * own["simclr"])
+    assert chosen["byol"] == chosen["byol+divergence"] == pytest.approx(3 * own["byol"])
+    again = open_grid(study, StudyOptions(out=out))
+    assert [cell.trial.config for cell in again.cells] == [c.trial.config for c in opened.cells]
+
+    with pytest.raises(UserError, match="recipe vicreg has no result there"):
+        plan_study(
+            study, dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
+        )
+    with pytest.raises(UserError, match="give the folder of a finished study"):
+        plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=tmp_path))
+    write_results(folder, {**plan.definition, "judge": "test"}, rows, {})
+    with pytest.raises(UserError, match="judged on test images"):
+        plan_study(study, dataclasses.replace(options, out=tmp_path / "a"))

@@ -74,6 +74,8 @@ class StudyOptions:
     """For study comparison: two or more recipes, the reference first. By default simclr best."""
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
+    rates: MaybePath = None
+    """For study methods: folder of a study learning-rates; each recipe takes its best rate."""
     data: MaybeText = None
     """A labelled dataset instead of the recipe's."""
     epochs: MaybeNumber = None
@@ -153,6 +155,10 @@ class Study:
     with_divergence: Changes = dataclasses.field(default_factory=dict)
     """Where the arms are whole recipes: changes that make a second arm of every recipe that has no
     divergence and can carry it; empty for no second arms."""
+    rate_factors: tuple[float, ...] = ()
+    """Where the arms are whole recipes: each has an arm for each multiple of its learning rate."""
+    judge: Judge = "test"
+    seeds: int = 3
     unequal: bool = False
     """Whether recipes of unequal budgets are meant; the results name the difference."""
     field: str | None = None
@@ -205,17 +211,11 @@ class Study:
         names = tuple(configs)
         if self.with_divergence:
             configs = dict(self._pair_with_divergence(configs))
+        if self.rate_factors:
+            return self._with_rates(configs)
         arms: list[Arm] = []
         for name, config in configs.items():
-            mine, differing = fields_of(config), differing_fields(base, config)
-            changes = {
-                field: mine[field] for field in differing if field in mine and field != "seed"
-            }
-            changes |= {
-                table: None
-                for table in OPTIONAL
-                if getattr(config, table) is None and getattr(base, table) is not None
-            }
+            changes = _changes_between(base, config)
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:
                 raise UserError(
@@ -225,6 +225,19 @@ class Study:
             series = OURS if config.divergence.is_on else self._series_of_baselines
             arms.append(Arm(name, changes, name.removesuffix(CARRIED), series))
         return dataclasses.replace(self, arms=tuple(arms), recipes=names, reference=reference)
+
+    def _with_rates(self, configs: Mapping[str, Config]) -> "Study":
+        """Make an arm of every recipe for each multiple of its learning rate."""
+        base = next(iter(configs.values()))
+        arms = []
+        for factor in self.rate_factors:
+            for name, config in configs.items():
+                rate = config.optimiser.learning_rate * factor
+                changed = override(config, {"optimiser.learning_rate": rate})
+                arm_name = name if factor == 1.0 else f"{name}-rate-x{factor:g}"
+                changes = _changes_between(base, changed)
+                arms.append(Arm(arm_name, changes, name, f"rate x {factor:g}"))
+        return dataclasses.replace(self, arms=tuple(arms), recipes=tuple(configs))
 
     @property
     def _series_of_baselines(self) -> str:
@@ -272,6 +285,17 @@ class Search:
     published_data: str = ""
     """The images that it was found on; it is shown beside no others."""
     note: str = ""
+
+
+def _changes_between(base: Config, config: Config) -> dict[str, Any]:
+    """Return what makes one configuration of another, the seed apart."""
+    mine, differing = fields_of(config), differing_fields(base, config)
+    changes = {field: mine[field] for field in differing if field in mine and field != "seed"}
+    return changes | {
+        table: None
+        for table in OPTIONAL
+        if getattr(config, table) is None and getattr(base, table) is not None
+    }
 
 
 def arms_over(

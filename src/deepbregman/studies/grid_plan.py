@@ -109,10 +109,11 @@ def usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
 def default_folder(study: Study, options: StudyOptions) -> Path:
     """Name the folder by study, recipe and data, so that the same command continues the study."""
     recipes = list(options.recipes or study.recipes)
-    name = "-".join(name_arms(recipes)) if recipes else Path(options.recipe or study.recipe).stem
+    names = name_arms(recipes) if recipes else [Path(options.recipe or study.recipe).stem]
+    names = names if len(names) < 5 else []
     first = recipes[0] if recipes else options.recipe or study.recipe
     data = options.data or load_recipe(first).data.source
-    return Path("studies") / f"{study.name}-{name}-{Path(data).stem}"
+    return Path("studies") / "-".join([study.name, *names, Path(data).stem])
 
 
 def _check_kind(study: Study, options: StudyOptions) -> None:
@@ -124,11 +125,11 @@ def _check_kind(study: Study, options: StudyOptions) -> None:
             f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
             f"the reference first, such as --recipes simclr {options.recipe}"
         )
-    given = "--recipes" * bool(options.recipes) or "--unequal" * options.unequal
+    given = next((name for name in ("recipes", "unequal", "rates") if getattr(options, name)), "")
     if not study.recipes and given:
         raise UserError(
-            f"study {study.name} varies one recipe and takes no {given}: give that with --recipe; "
-            "study comparison compares whole recipes"
+            f"study {study.name} varies one recipe and takes no --{given}: give that with "
+            "--recipe; study comparison compares whole recipes"
         )
 
 
@@ -173,7 +174,8 @@ def _merge_options(study: Study, options: StudyOptions, before: Record | None) -
         if value not in (None, [], {}) and value is not False
     }
     if before is None:
-        settings = {"recipe": study.recipe, **DEFAULTS, "recipes": list(study.recipes), **given}
+        mine = {"recipe": study.recipe, "judge": study.judge, "seeds": study.seeds}
+        settings = {**DEFAULTS, **mine, "recipes": list(study.recipes), **given}
         if study.recipes:
             settings["recipe"] = ", ".join(name_arms(settings["recipes"]))
         return settings
@@ -207,8 +209,37 @@ def _build_bases(
     for name, recipe in zip(names, recipes, strict=True):
         before_arm = stored.get(name)
         config = build_config(recipe, join_changes(options), before_arm, settings["changes"])
+        if options.rates is not None:
+            rate = best_rate(options.rates, name)
+            config = override(config, {"optimiser.learning_rate": rate})
         if settings["judge"] == "holdout" and config.data.holdout == 0.0:
             config = override(config, {"data.holdout": HOLDOUT})
         check_same(before_arm, config, f"study {study.name}" + f", {name}" * bool(study.recipes))
         bases[name] = config
     return bases
+
+
+def best_rate(folder: Path, recipe: str) -> float:
+    """Return the learning rate at which a recipe was best in a study of rates."""
+    path = folder / "results.json"
+    if not path.is_file():
+        raise UserError(
+            f"--rates {folder}: there is no {path.name}; give the folder of a finished study "
+            "learning-rates"
+        )
+    results = read_json(path, {"judge": str, "metric": str, "arms": [{"arm": str, "metrics": {}}]})
+    if results["judge"] != "holdout":
+        raise UserError(
+            f"--rates {folder}: its rates were judged on test images; choose them on held-out "
+            "images, with --judge holdout"
+        )
+    base = from_toml(read_json(folder / "study.json", SHAPE)["base"], str(folder / "study.json"))
+    changes = {arm["name"]: arm["changes"] for arm in results["study"]["arms"]}
+    mine = [arm for arm in results["arms"] if arm["x"] == recipe and arm["metrics"]]
+    if not mine:
+        raise UserError(
+            f"--rates {folder}: recipe {recipe} has no result there; train it with deepbregman "
+            f"study learning-rates --out {folder}, or leave the recipe out with --recipes"
+        )
+    best = max(mine, key=lambda arm: float(arm["metrics"][results["metric"]]["mean"]))
+    return override(base, changes[best["arm"]]).optimiser.learning_rate

@@ -19,6 +19,6 @@ STUDY = Study(
         "Every method has the settings of its recipe. The arm with the divergence matches a "
         "teacher over a bank where the recipe has both, and contrasts learned subnetworks "
         "elsewhere. Methods that take one view of an image cannot carry it. Choose learning rates "
-        "before, on held-out images: deepbregman tune RECIPE --space optimiser.learning_rate=A,B,C."
+        "before, on held-out images: study learning-rates, then --rates with its folder."
     ),
 )

@@ -1,0 +1,21 @@
+"""The learning rate of every method, chosen on held-out images before ``study methods``."""
+
+from deepbregman.studies.catalogue import methods
+from deepbregman.studies.definition import Study
+
+STUDY = Study(
+    name="learning-rates",
+    title="Which learning rate suits each method?",
+    arms=(),
+    x_label="method",
+    figure="bars",
+    recipes=methods.STUDY.recipes,
+    rate_factors=(1.0, 0.3, 3.0),
+    judge="holdout",
+    seeds=1,
+    unequal=True,
+    note=(
+        "Multiples of the rate in each recipe. deepbregman study methods --rates FOLDER takes the "
+        "best of each."
+    ),
+)
