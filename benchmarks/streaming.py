@@ -1,24 +1,32 @@
-"""Training streamed from JPEG files, against the bare encoder at the same image size.
+"""Training streamed from JPEG files and from tar shards, against the bare encoder at the same size.
 
     python benchmarks/streaming.py [--tiny] [--out FOLDER]
 
-ResNet-50 at 224 px, batch 256, from 51,200 generated files, decoded by 15 processes.
+ResNet-50 at 224 px, batch 256, from 51,200 generated files, decoded by 15 processes. Also how many
+images a second these processes decode when nothing trains, and nvJPEG on the GPU.
 """
 
+import tarfile
 import tempfile
+import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import tyro
 from PIL import Image
 from rich.console import Console
+from torchvision.io import ImageReadMode, decode_jpeg
 
 from deepbregman.benchmarking import BARE, Effort, bare_step, measure, training_step
 from deepbregman.commands.bench import keep_group
 from deepbregman.config import load_recipe, override
 from deepbregman.data import open_source
+from deepbregman.data.batches import StreamingBatches
+from deepbregman.data.images import Images
 from deepbregman.runs import provenance
 from deepbregman.training.devices import device_name
 from deepbregman.training.processes import launch
@@ -54,6 +62,45 @@ def write_photographs(folder: Path, count: int, distinct: int = 256) -> int:
     return sum(path.stat().st_size for path in pictures) // len(pictures)
 
 
+def write_shards(folder: Path, pictures: Path, per_shard: int) -> None:
+    """Write tar shards of the files of a folder."""
+    folder.mkdir(parents=True)
+    paths = sorted(pictures.glob("*.jpg"))
+    for number, start in enumerate(range(0, len(paths), per_shard)):
+        with tarfile.open(folder / f"{number:05d}.tar", "w", dereference=True) as shard:
+            for path in paths[start : start + per_shard]:
+                shard.add(path, path.name)
+
+
+def decode_in_workers(images: Images, batch_size: int, workers: int, batches: int) -> float:
+    """Return the images a second that worker processes bring to the device."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    stream = StreamingBatches(images, device, num_workers=workers)
+    order = torch.arange((batches + 3 * workers) * batch_size) % len(images)
+    passing = stream.iterate(order, batch_size)
+    for _ in range(3 * workers):  # until what was decoded ahead is used up
+        next(passing)
+    start = time.perf_counter()
+    for _ in passing:
+        pass
+    return batches * batch_size / (time.perf_counter() - start)
+
+
+def decode_on_device(pictures: Path, batch_size: int, batches: int) -> float:
+    """Return the images a second that the device decodes: on a GPU by nvJPEG, at their own size."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    paths = sorted(pictures.glob("*.jpg"))[:batch_size]
+    encoded = [torch.frombuffer(bytearray(p.read_bytes()), dtype=torch.uint8) for p in paths]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torchvision hands decoding over to another package
+        for turn in range(batches + 1):
+            if turn == 1:
+                start = time.perf_counter()
+            frames = decode_jpeg(encoded, ImageReadMode.RGB, device=device)
+        int(frames[-1].sum())  # waits for the device
+    return batches * len(encoded) / (time.perf_counter() - start)
+
+
 def streaming(tiny: bool = False, out: Path | None = None) -> dict[str, Any]:
     """Time the bare encoder and the streamed training step in turns.
 
@@ -78,13 +125,27 @@ def streaming(tiny: bool = False, out: Path | None = None) -> dict[str, Any]:
     effort = Effort(1, 2, 2) if tiny else Effort(4, 3, 30)
     with tempfile.TemporaryDirectory() as folder:
         mean_bytes = write_photographs(Path(folder) / "images", count)
-        images = open_source(str(Path(folder) / "images"), image_size=size).train.images
-        name = "K=100, streamed"
+        write_shards(Path(folder) / "shards", Path(folder) / "images", count // 8)
+        files, shards = (
+            open_source(str(Path(folder) / name), image_size=size).train.images
+            for name in ("images", "shards")
+        )
+        turns = 2 if tiny else 40
+        rates = {
+            "files by workers": decode_in_workers(files, batch_size, workers, turns),
+            "shards by workers": decode_in_workers(shards, batch_size, workers, turns),
+            "by the device": decode_on_device(Path(folder) / "images", batch_size, turns // 2),
+        }
+        for name, rate in rates.items():
+            console.print(f"decoding {name}: {rate:,.0f} images a second")
         arms = {
             BARE: lambda: bare_step(config, fabric),
-            name: lambda: training_step(config, images, fabric, Path(folder)),
+            "K=100, files": lambda: training_step(config, files, fabric, Path(folder)),
+            "K=100, shards": lambda: training_step(config, shards, fabric, Path(folder)),
         }
-        group = measure(config, arms, effort, fabric.device, console, {name: 3 * workers})
+        ahead = dict.fromkeys(list(arms)[1:], 3 * workers)
+        group = measure(config, arms, effort, fabric.device, console, ahead)
+    group["decoded_per_second"] = rates
     group["files"] = f"{count} JPEG files of {WIDTH}x{HEIGHT}, {mean_bytes} bytes on average"
     group["workers"] = workers
     record = {**provenance(device_name(fabric.device)), "scale": "streaming", "groups": []}

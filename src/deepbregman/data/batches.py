@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from deepbregman.data.frames import (
     UnreadableImage,
@@ -148,7 +148,8 @@ class _FrameDataset(Dataset[_Decoded]):
         self._fills_frame = images.fills_frame
 
     def __getitem__(self, indices: list[int]) -> _Decoded:
-        pixels = np.zeros((len(indices), self._side, self._side, 3), dtype=np.uint8)
+        frames = _allocate_frames(len(indices), self._side)
+        pixels = frames.numpy()
         sizes = np.zeros((len(indices), 2), dtype=np.int64)
         broken: dict[int, str] = {}
         with quiet_pillow():
@@ -160,7 +161,7 @@ class _FrameDataset(Dataset[_Decoded]):
         if len(broken) < len(indices):
             replace_unreadable(pixels, sizes, list(broken))
         return _Decoded(
-            torch.from_numpy(pixels),
+            frames,
             None if self._fills_frame else torch.from_numpy(sizes),
             [(indices[position], message) for position, message in broken.items()],
         )
@@ -170,6 +171,20 @@ class _FrameDataset(Dataset[_Decoded]):
             return self._stored[index]
         start = int(self._ends[index - 1]) if index else 0
         return Path(os.fsdecode(self._names[start : int(self._ends[index])].tobytes()))
+
+
+def _allocate_frames(count: int, side: int) -> Tensor:
+    """Make black frames, uint8 (N, side, side, 3).
+
+    A worker makes them in shared memory, as torch's own collating does. Elsewhere in its memory,
+    they would be copied there to be handed over.
+    """
+    shape = (count, side, side, 3)
+    if get_worker_info() is None:
+        return torch.zeros(shape, dtype=torch.uint8)
+    make: Any = torch.UntypedStorage._new_shared  # typed in no release
+    shared: torch.UntypedStorage = make(count * side * side * 3)  # of zeros
+    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
 
 def keep_batch(batch: Any) -> Any:
