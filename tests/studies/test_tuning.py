@@ -1,6 +1,7 @@
 """The search: by the command that a user types, and its workers by a cheap objective."""
 
 import csv
+import functools
 import gc
 import importlib.util
 import json
@@ -523,6 +524,23 @@ def test_three_workers_one_killed(tmp_path: Path) -> None:
 
 def _draw(trial: optuna.Trial) -> float:
     return trial.suggest_float("x", 0.0, 1.0)
+
+
+def test_no_database_stays_open(tmp_path: Path) -> None:
+    counts = {"connect": 0, "close": 0}
+
+    def count(kind: str, *others: Any) -> None:
+        counts[kind] += 1
+
+    listeners = [(sqlalchemy.Pool, kind, functools.partial(count, kind)) for kind in counts]
+    for listener in listeners:
+        sqlalchemy.event.listen(*listener)
+    try:
+        judge_all(_shared(f"sqlite:///{tmp_path}/shared.db"), 2, _draw)
+    finally:
+        for listener in listeners:
+            sqlalchemy.event.remove(*listener)
+    assert counts["connect"] == counts["close"] > 0
 
 
 def _begin(study: optuna.Study) -> optuna.Trial:

@@ -185,12 +185,15 @@ def open_storage(
     is_sqlite = url.startswith("sqlite")
     kind = url.partition("://")[0]  # the rest may hold a password
     engine: dict[str, Any] = {"pool_pre_ping": True}
+    if is_sqlite:
+        # To open a file costs little, and a pool would leave it open after the search.
+        engine = {"poolclass": sqlalchemy.NullPool, "connect_args": {"timeout": 60}}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             storage = RDBStorage(
                 url,
-                engine_kwargs=engine | ({"connect_args": {"timeout": 60}} if is_sqlite else {}),
+                engine_kwargs=engine,
                 heartbeat_interval=heartbeat,
                 grace_period=grace,
             )
