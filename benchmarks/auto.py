@@ -162,22 +162,25 @@ def _fields(config: Config) -> Row:
 def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     """Print the tables as Markdown: linear accuracy of auto, best, and the best of the grid.
 
+    Where classes differ in size, read the accuracy that is balanced over them.
+
     Args:
         tables: As ``measure`` writes them.
     """
-    print("| images | budget | `auto` | `best`, same time | best of the grid | which |")
-    print("|---|---|---|---|---|---|")
+    print("| images | budget | accuracy | `auto` | `best`, same time | best of the grid | which |")
+    print("|---|---|---|---|---|---|---|")
     for path in tables:
         rows = {row["arm"]: row for row in map(json.loads, path.read_text().splitlines())}
         grid = {n: r for n, r in rows.items() if n not in ("auto", "best") and "linear" in r}
-        top = max(grid, key=lambda name: grid[name]["linear"])
-        auto, best = rows["auto"], rows.get("best", {"linear": None})
-        words = "refused" if "refused" in best else "not measured"
-        words = words if best.get("linear") is None else f"{best['linear']:.1f}"
-        print(
-            f"| {auto['data']}, {auto['images']:,} | {auto['budget']} | {auto['linear']:.1f} | "
-            f"{words} | {grid[top]['linear']:.1f} | {top} |"
-        )
+        auto, best = rows["auto"], rows.get("best", {})
+        for metric, title in (("linear", "top-1"), ("balanced", "balanced")):
+            top = max(grid, key=lambda name: float(grid[name][metric]))  # noqa: B023  # used at once
+            words = "refused" if "refused" in best else "not measured"
+            words = f"{best[metric]:.1f}" if metric in best else words
+            print(
+                f"| {auto['data']}, {auto['images']:,} | {auto['budget']} | {title} | "
+                f"{auto[metric]:.1f} | {words} | {grid[top][metric]:.1f} | {top} |"
+            )
 
 
 if __name__ == "__main__":

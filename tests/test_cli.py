@@ -355,7 +355,7 @@ class TestErrors:
             "pretrain", *words, "--skip-unreadable", "--run", run, "--accelerator", "cpu"
         )
         assert code == 0
-        assert "left out 1 unreadable" in out
+        assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
     def test_unreadable_images_found_only_while_training_are_replaced_and_counted(
         self, command: Command, recipe: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
@@ -369,10 +369,13 @@ class TestErrors:
         code, _, err = command("pretrain", recipe, *options)
         assert (code, err) == (0, "")
         code, _, err = command("embed", run, "--out", photos.parent / "f.npz")
-        assert (code, err) == (0, f"note: left out 1 unreadable image of {photos}\n")
+        assert (code, err) == (
+            0,
+            f"note: left out 1 unreadable image (cats/broken.jpg) of {photos}\n",
+        )
         code, out, err = command("evaluate", run, "--protocol", "knn", "--accelerator", "cpu")
         assert (code, err) == (0, "")
-        assert "left out 1 unreadable image\n" in out
+        assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
         rows = json.loads((run / "result.json").read_text())["evaluations"]
         assert (rows[0]["num_train"], rows[0]["num_test"], rows[0]["num_replaced"]) == (33, 7, 0)
 
@@ -388,7 +391,7 @@ class TestErrors:
         words += ["cpu", "--set", "data.skip_unreadable=true", "data.image_size=8"]
         code, out, err = command(verb, *words, "training.batch_size=8")
         assert (code, err) == (0, "")
-        assert "left out 1 unreadable image\n" in out
+        assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
     def test_npz_without_its_keys(self, command: Command, recipe: Path, tmp_path: Path) -> None:
         np.savez(tmp_path / "odd.npz", pixels=np.zeros((2, 8, 8), np.uint8))

@@ -287,7 +287,7 @@ def test_any_words_after_pretrain(empty_folder: Path, first: str, rest: list[str
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("deepbregman.commands.pretrain._train", stub)
-        patch.setattr("deepbregman.commands.pretrain.suggest_next", lambda run: "evaluate")
+        patch.setattr("deepbregman.commands.pretrain.suggest_next", lambda run: ["evaluate"])
         code = called(["pretrain", first, *rest])
     assert all(isinstance(config, Config) for config in given_)
     assert not (given_ and code)

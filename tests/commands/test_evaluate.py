@@ -13,7 +13,12 @@ from rich.console import Console
 
 from deepbregman.evaluation.detection.average_precision import METRICS as AP
 from deepbregman.evaluation.features import SplitFeatures
-from deepbregman.reporting.screen import evaluation_table
+from deepbregman.reporting.screen import (
+    SearchHit,
+    describe_references,
+    evaluation_table,
+    search_table,
+)
 from deepbregman.runs import Run
 
 from ..conftest import Command
@@ -204,6 +209,28 @@ def test_the_table_has_a_line_for_a_variant_and_a_column_for_a_metric(
         ["linear", "a [b]", "90.00 ± 1.50", "99.00 ± 0.13", "3", "1,297 / 500"],
         ["linear", "c", "80.00", "", "1", "1,297 / 500"],
     ]
+
+
+def test_accuracies_come_with_what_to_compare_them_with() -> None:
+    rows = [
+        {"protocol": "knn", "metric": "top1", "details": {"k": 20}, "raw_pixels": 33.59},
+        {"protocol": "knn", "metric": "top1", "details": {"k": 20}, "raw_pixels": 33.59},
+        {"protocol": "linear", "metric": "top1", "details": {}, "raw_pixels": 41.4},
+        {"protocol": "linear", "metric": "top5", "details": {}, "raw_pixels": 96.1},
+    ]
+    assert describe_references([{**row, "chance": 16.41} for row in rows]) == (
+        "to compare, top-1: the most frequent class for all images 16.4 %; raw pixels instead of "
+        "features 33.6 % (knn, k=20), 41.4 % (linear)"
+    )
+    assert describe_references([{"protocol": "semi", "metric": "top1"}]) == ""
+
+
+@pytest.mark.parametrize("name", ["cat/1.jpg", "1.jpg"])
+def test_a_class_that_the_name_tells_has_no_column(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Console(width=80).print(search_table("query", {"cosine": [SearchHit(name, "cat", "0.9")]}))
+    assert ("class" in capsys.readouterr().out) == (name == "1.jpg")
 
 
 def test_nothing_is_cut_off_on_a_narrow_screen(capsys: pytest.CaptureFixture[str]) -> None:

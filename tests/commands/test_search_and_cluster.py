@@ -208,7 +208,8 @@ class TestSearch:
         assert code == 2
         assert "broken.png" in err
         code, out, err = command(*words, "--skip-unreadable", "-k", 29)
-        assert (code, err) == (0, f"note: left out 1 unreadable image of {tmp_path / 'some'}\n")
+        left_out = "left out 1 unreadable image (broken.png)"
+        assert (code, err) == (0, f"note: {left_out} of {tmp_path / 'some'}\n")
         assert "broken.png" not in out
 
     def test_nothing_stands_in_for_an_image_that_cannot_be_decoded(

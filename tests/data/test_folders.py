@@ -45,7 +45,7 @@ def test_flat_folder_with_odd_names(tmp_path: Path, save_picture: Save) -> None:
     assert source.name == tmp_path.name
     assert source.train.names == tuple(sorted(names))
     assert (source.train.labels, source.test, source.classes) == (None, None, None)
-    assert (list_folder(tmp_path).num_ignored, source.num_skipped) == (2, 0)
+    assert (list_folder(tmp_path).num_ignored, source.skipped) == (2, ())
     assert isinstance(source.train.images, FileImages)
     assert [path.name for path in source.train.images.paths] == sorted(names)
 
@@ -176,9 +176,11 @@ def test_unreadable_images_are_left_out_and_counted(damaged: Path) -> None:
     train, test = _names(source)
     assert test is not None
     assert train | test == {f"{label}/{i}.jpg" for label in "ab" for i in (0, 1, 3, 4)}
-    assert source.num_skipped == 4
-    assert source.skipped_notice == "left out 4 unreadable images"
-    assert replace(source, num_skipped=0).skipped_notice == ""
+    assert set(source.skipped) == {"a/empty.png", "b/text.jpg", "a/2.jpg", "b/2.jpg"}
+    named = ", ".join(source.skipped[:3])
+    assert source.skipped_notice == f"left out 4 unreadable images ({named}, ...)"
+    assert replace(source, skipped=("x.jpg",)).skipped_notice.endswith("1 unreadable image (x.jpg)")
+    assert replace(source, skipped=()).skipped_notice == ""
     assert all(name.startswith(label) for name, label in _label_of(source).items())
 
 
@@ -193,7 +195,7 @@ def test_large_folders_are_checked_by_their_headers(
         skip_unreadable=True,
         progress=lambda done, total: calls.append((done, total)),
     )
-    assert source.num_skipped == 2  # the truncated ones still have whole headers
+    assert len(source.skipped) == 2  # the truncated ones still have whole headers
     assert calls[-1] == (12, 12)
 
 
@@ -209,7 +211,7 @@ def test_files_of_a_large_folder_that_cannot_be_decoded_leave_their_split(
     for before, after in zip(_names(opened), _names(source), strict=True):
         assert before is not None
         assert after == before & good
-    assert source.num_skipped == 4
+    assert set(source.skipped) == {"a/empty.png", "b/text.jpg", "a/2.jpg", "b/2.jpg"}
     assert all(name.startswith(label) for name, label in _label_of(source).items())
     assert listings_module.without_unreadable(source) is source
 
@@ -256,4 +258,4 @@ def test_bomb_in_a_folder_is_named_without_a_warning(tmp_path: Path, save_pictur
     Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
     with pytest.raises(UserError, match=r"bomb\.png.*10000 x 10000 pixels"):
         open_source(str(tmp_path), image_size=32)
-    assert open_source(str(tmp_path), image_size=32, skip_unreadable=True).num_skipped == 1
+    assert len(open_source(str(tmp_path), image_size=32, skip_unreadable=True).skipped) == 1

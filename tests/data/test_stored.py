@@ -242,7 +242,7 @@ class TestTar:
         with pytest.raises(UserError, match=r"image 'all.tar/bad.png': cannot be read .*remove it"):
             open_source(path, image_size=8)
         source = open_source(path, image_size=8, skip_unreadable=True)
-        assert source.num_skipped == 1
+        assert source.skipped == ("all.tar/bad.png",)
         assert sum(map(len, source.splits.values())) == 4
         report = check_data(path, Path("data"), ignore_progress)
         assert "1 images cannot be read ('all.tar/bad.png')" in report.problems[0]

@@ -150,6 +150,9 @@ def test_of_too_many_images_a_sample_keeps_names_and_labels(
     with pytest.warns(Notice, match="100 images are too many for a page: a sample of 30"):
         found = exploring._sample({"train": train, "test": test}, 0)
     assert {name: len(part) for name, part in found.items()} == {"train": 24, "test": 6}
+    with pytest.warns(Notice):  # 23.7 and 6.3 images: none is lost by rounding
+        odd = exploring._sample({"train": train.select(torch.arange(75)), "test": test}, 0)
+    assert sum(map(len, odd.values())) == 30
     for split, pattern in (("train", "train:{}"), ("test", "{}.png")):
         part = found[split]
         assert part.labels is not None

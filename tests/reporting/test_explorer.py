@@ -205,6 +205,20 @@ class TestBrowser:
         assert (image.mean() < 80) == (scheme == "dark")
         assert len(np.unique(image)) > 30
 
+    def test_the_whole_map_stays_in_sight_in_another_window(
+        self, tab: "chromium.Tab", page: Path
+    ) -> None:
+        open_page(tab, page, 1400, "light")
+        size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        tab.call("Emulation.setDeviceMetricsOverride", **size)
+        tab.wait_for("explorer.view.width <= 500")
+        ends = tab.ask(
+            "(() => { const {view, points} = explorer; const x = [...points].filter((_, i) => "
+            "i % 2 === 0).map((p) => view.scale * p + view.x); "
+            "return [Math.min(...x), Math.max(...x), view.width]; })()"
+        )
+        assert 0 < ends[0] < ends[1] < ends[2]
+
     def test_a_click_shows_neighbours_by_both_measures(
         self, tab: "chromium.Tab", page: Path
     ) -> None:

@@ -60,7 +60,7 @@ def test_the_bar_fits_into_80_columns(clock: Clock) -> None:
     assert isinstance(stream, io.StringIO)
     (line,) = stream.getvalue().splitlines()
     # 1,980 steps of 5 seconds are left: 9,900 seconds.
-    for words in ("epoch 3/200", "2 h 45 min left", "loss 1.2345", "kNN 88.25 %"):
+    for words in ("epoch 3/200", "2 h 45 min left", "loss 1.2345", "kNN 88.2 %"):
         assert words in line
     assert len(line.rstrip()) <= 80
 

@@ -88,23 +88,23 @@ def test_a_slow_cpu_gets_a_small_encoder_and_ends_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speed", "given", "batch", "third"),
+    ("speed", "given", "batch", "share"),
     [
-        (0.1, {}, 32, True),  # 16,200 images in all: 506 steps of 32
-        (0.04, {}, 32, False),
-        (0.1, {"training.batch_size": 256}, 256, True),
-        (0.001, {}, 256, False),
+        (0.1, {}, 32, 0.496),  # 16,200 images in all: 8 epochs of 62 steps of 32
+        (0.04, {}, 32, 1.0),
+        (0.1, {"training.batch_size": 256}, 256, 0.1),  # 9 epochs of 7 steps
+        (0.001, {}, 256, 1.0),
     ],
 )
 def test_a_short_run_has_small_batches_and_a_low_rate(
-    speed: float, given: dict[str, Any], batch: int, third: bool
+    speed: float, given: dict[str, Any], batch: int, share: float
 ) -> None:
     found = plan(speed=speed, given=given)
     assert found.config.training.batch_size == batch
-    rate = batch / 512 / (3 if third else 1)
+    rate = batch / 512 * share
     assert found.config.optimiser.learning_rate == pytest.approx(rate, rel=5e-3)
     (why,) = [c.why for c in found.choices if c.field == "optimiser.learning_rate"]
-    assert ("a third for a short run" in why) == third
+    assert ("steps are few" in why) == (share < 1.0)
 
 
 def test_a_fast_cpu_gets_the_better_encoder_and_all_epochs() -> None:
@@ -172,5 +172,5 @@ def test_a_step_is_measured_in_proportion_to_the_batch(monkeypatch: pytest.Monke
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     small = {"encoder.name": "small", "encoder.projection_hidden": 16, "data.image_size": 8}
     config = override(load_recipe("auto"), {**small, "training.batch_size": 256})
-    # A step lasts one tick of the clock. On a CPU 64 of the 128 images of a process are measured.
-    assert measure_step(config, (8, 8), torch.device("cpu"), processes=2) == 2.0
+    # A step lasts one tick of the clock. On a CPU 16 of the 128 images of a process are measured.
+    assert measure_step(config, (8, 8), torch.device("cpu"), processes=2) == 8.0

@@ -252,7 +252,7 @@ def _measure(source: "Source", skip_unreadable: bool) -> Record:
     return {
         "images": {name: len(split) for name, split in source.splits.items()},
         "num_classes": None if source.classes is None else len(source.classes),
-        "num_skipped": source.num_skipped,
+        "num_skipped": len(source.skipped),
         "frame": list(images.frame),
         "mean": list(mean),
         "deviation": list(deviation),

@@ -145,13 +145,13 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         values = [places["no label" if label is None else label] for label in labels]
         return Column(title, np.array(values), names, has_none)
 
-    columns = []
-    if found.classes is not None:
-        columns.append(category("class", list(found.classes)))
+    columns = []  # the map is coloured by the first
     if found.given is not None:
         columns.append(category("predicted label", found.given.labels))
         if found.given.probabilities is not None:
             columns.append(Column("confidence", np.array(found.given.probabilities)))
+    if found.classes is not None:
+        columns.append(category("class", list(found.classes)))
     numbers = tuple(map(str, range(int(found.clusters.max()) + 1)))
     columns.append(Column("cluster", found.clusters, numbers))
     subnetworks = None

@@ -245,18 +245,21 @@ def resume(
 def show(run: Run, console: Console) -> None:
     """Name the run, and what to do next."""
     say(console, f"run: {run.path}")
-    say(console, f"next: deepbregman {suggest_next(run)}")
+    first, *others = suggest_next(run)
+    say(console, f"next: deepbregman {first}")
+    for command in others:
+        say(console, f"or:   deepbregman {command}")
 
 
-def suggest_next(run: Run) -> str:
-    """Return the command that fits the run's data: only data with labels can be judged by them."""
+def suggest_next(run: Run) -> list[str]:
+    """Return commands that fit the run's data: only data with labels can be judged by them."""
     from deepbregman.data.datasets import has_labels
 
     try:
         labelled = has_labels(run.config.data.source)
     except UserError:  # a source that is gone, or that only the program knows
         labelled = True
-    return f"evaluate {run.path}" if labelled else f"explore {run.path} --out map.html"
+    return [f"evaluate {run.path}"] * labelled + [f"explore {run.path} --out map.html"]
 
 
 def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
@@ -391,6 +394,7 @@ def _train(
         run_first_then_others,
         run_together,
     )
+    from deepbregman.training.weights import are_fetched
 
     fabric = launch(accelerator)
     if console is None or not fabric.is_global_zero:
@@ -408,6 +412,9 @@ def _train(
         plan, source = _choose_settings(config, wishes, fabric, console, parts)
         config = plan.config
         _show_plan(plan, console)
+    if not resuming and are_fetched(config):
+        words = "without a network, this gives up after up to a minute"
+        say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
     start = run_first_then_others(fabric, lambda: _try_parts(config, own, resuming))
     with explain_faults(config, folder), ExitStack() as held:
 
@@ -452,7 +459,7 @@ def _train(
         unused = _describe_unused(source, len(held_out), len(images), job)
         if unused:
             fix = explain_ignored(source.ignored)
-            say(console, f"not trained on: {', '.join(unused)}{fix}")
+            say(console, f"not trained on: {'; '.join(unused)}{fix}")
         for words in sharing:
             say(console, words)
 
@@ -578,7 +585,7 @@ def _describe_unused(
     counts = {
         "images of the test split": 0 if source.test is None else len(source.test),
         "held out for the monitor": num_held_out,
-        "in each epoch, drawn anew, that fill no batch": num_images - per_epoch,
+        "of each epoch, others each time, which fill no batch": num_images - per_epoch,
     }
     unused = [f"{count:,} {what}" for what, count in counts.items() if count]
     named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])

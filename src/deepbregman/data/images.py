@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from deepbregman.errors import UserError
+from deepbregman.terminal import count_words
 
 _SIZED, _HASHED = 2048, 256  # images of a fingerprint: of so many the size, of so many all bytes
 _HASHED_BYTES = 1 << 20  # of one file
@@ -346,8 +347,8 @@ class Source:
     unlabelled: Split | None = None
     """Images without labels to pretrain on as well, such as the 100,000 of STL-10."""
     classes: tuple[str, ...] | None = None
-    num_skipped: int = 0
-    """Unreadable images that were left out."""
+    skipped: tuple[str, ...] = ()
+    """Names of unreadable images that were left out."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Files that were passed over, since they are not images by their extension: of each kind."""
     imbalanced: bool = False
@@ -362,5 +363,7 @@ class Source:
     @property
     def skipped_notice(self) -> str:
         """A sentence for the user about images that were left out; empty where none was."""
-        images = "image" if self.num_skipped == 1 else "images"
-        return f"left out {self.num_skipped:,} unreadable {images}" if self.num_skipped else ""
+        if not self.skipped:
+            return ""
+        named = ", ".join(self.skipped[:3]) + ", ..." * (len(self.skipped) > 3)
+        return f"left out {count_words(len(self.skipped), 'unreadable image')} ({named})"

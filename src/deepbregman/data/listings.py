@@ -6,9 +6,10 @@ They are files of a listing, or lie in a store such as a table.
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,7 +96,7 @@ def open_listing(
         train,
         test,
         classes=listing.classes,
-        num_skipped=len(paths) - sum(kept),
+        skipped=_relative_names(folder, compress(paths, (not good for good in kept))),
         ignored=listing.ignored,
         imbalanced=listing.imbalanced,
     )
@@ -114,20 +115,21 @@ def open_stored(
     is decoded, and those that cannot be are left out.
     """
     parts = [part for part in (data.train, data.test) if part is not None]
-    splits = []
+    splits: list[Split] = []
+    skipped: tuple[str, ...] = ()
     for part in parts:
         images = frame_store(part.store, image_size, skip_unreadable)
         labels = None if part.labels is None else torch.from_numpy(part.labels)
         split = Split(images, labels, part.names)
         if skip_unreadable and len(split) <= FULL_DECODE_LIMIT:
-            split = _select_decodable(split, progress)
+            split, broken = _leave_out_undecodable(split, progress)
+            skipped += broken
         if len(split) == 0:
             name, count = part.store.name(0), len(part.store)
             raise UserError(f"none of the {count} images of {name!r} can be read")
         splits.append(split)
-    num_skipped = sum(len(part.store) for part in parts) - sum(map(len, splits))
     train, test = take_test(splits[0], splits[1] if splits[1:] else None)
-    return Source(data.name, train, test, classes=data.classes, num_skipped=num_skipped)
+    return Source(data.name, train, test, classes=data.classes, skipped=skipped)
 
 
 def take_test(
@@ -180,25 +182,34 @@ def without_unreadable(source: Source, progress: Progress | None = None) -> Sour
     to be left out, the source itself is returned.
     """
     num_images = sum(map(len, source.splits.values()))
-    if source.num_skipped + num_images <= FULL_DECODE_LIMIT:
+    if len(source.skipped) + num_images <= FULL_DECODE_LIMIT:
         return source
-    found = {name: _select_decodable(split, progress) for name, split in source.splits.items()}
-    num_skipped = num_images - sum(map(len, found.values()))
-    if num_skipped == 0:
+    found, skipped = {}, source.skipped
+    for name, split in source.splits.items():
+        found[name], broken = _leave_out_undecodable(split, progress)
+        skipped += broken
+    if len(skipped) == len(source.skipped):
         return source
     if len(found["train"]) == 0:
         raise UserError(f"data {source.name!r}: none of the training images can be read")
-    left: dict[str, Any] = {**found, "num_skipped": source.num_skipped + num_skipped}
+    left: dict[str, Any] = {**found, "skipped": skipped}
     return replace(source, **left)
 
 
-def _select_decodable(split: Split, progress: Progress | None) -> Split:
+def _leave_out_undecodable(
+    split: Split, progress: Progress | None
+) -> tuple[Split, tuple[str, ...]]:
+    """Return the images that can be decoded, and the names of the others."""
     images = split.images
     if not isinstance(images, FileImages):
-        return split
+        return split, ()
     sizes = map_files(lambda path: decode_frame(path, images.side).size, images.places, progress)
-    good = [i for i, size in enumerate(sizes) if not isinstance(size, UnreadableImage)]
-    return split if len(good) == len(split) else split.select(torch.tensor(good, dtype=torch.int64))
+    good = torch.tensor([not isinstance(size, UnreadableImage) for size in sizes], dtype=torch.bool)
+    if good.all():
+        return split, ()
+    broken = (~good).nonzero().flatten().tolist()
+    names = images.places if split.names is None else split.names
+    return split.select(good.nonzero().flatten()), tuple(str(names[i]) for i in broken)
 
 
 def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
@@ -297,6 +308,10 @@ def _make_split(folder: Path, files: Files, keep: list[bool], readable: _Readabl
     labels = None
     if files.labels is not None:
         labels = torch.tensor(files.labels, dtype=torch.int64)[torch.tensor(keep, dtype=torch.bool)]
-    prefix = len(str(folder / "x")) - 1  # a million calls of relative_to take longer than listing
-    names = tuple(path.as_posix()[prefix:] for path in paths)
+    names = _relative_names(folder, paths)
     return Split(FileImages(paths, readable.side, readable.fills_frame), labels, names)
+
+
+def _relative_names(folder: Path, paths: Iterable[Path]) -> tuple[str, ...]:
+    prefix = len(str(folder / "x")) - 1  # a million calls of relative_to take longer than listing
+    return tuple(path.as_posix()[prefix:] for path in paths)

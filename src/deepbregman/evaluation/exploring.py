@@ -144,11 +144,12 @@ def _sample(splits: dict[str, Split], seed: int) -> dict[str, Split]:
         Notice,
         stacklevel=4,
     )
-    sampled = {}
+    sampled, seen = {}, 0
     for name, part in splits.items():
+        seen += len(part)
+        share = seen * LARGEST // total - (seen - len(part)) * LARGEST // total
         generator = torch.Generator().manual_seed(derive_seed(seed, f"sample of {name}"))
-        order = torch.randperm(len(part), generator=generator)[: len(part) * LARGEST // total]
-        chosen = order.sort().values
+        chosen = torch.randperm(len(part), generator=generator)[:share].sort().values
         names = tuple(image_name(name, part, index) for index in chosen.tolist())
         sampled[name] = replace(part.select(chosen), names=names)
     return sampled

@@ -201,21 +201,39 @@
     top = Math.min(top, points[2 * i + 1]);
     bottom = Math.max(bottom, points[2 * i + 1]);
   }
+  let fitted = true; // until the user moves or zooms
   const fit = () => {
+    fitted = true;
     const spans = [view.width / (right - left || 1), view.height / (bottom - top || 1)];
     view.scale = 0.92 * Math.min(...spans);
     view.x = view.width / 2 - (view.scale * (left + right)) / 2;
     view.y = view.height / 2 - (view.scale * (top + bottom)) / 2;
+    placeLegend();
     draw();
+  };
+  const placeLegend = () => {
+    // In the corner where it covers the fewest images of the whole map.
+    const [width, height] = [legend.offsetWidth + 20, legend.offsetHeight + 20];
+    const covered = [0, 0, 0, 0];
+    for (let i = 0; i < count; i++) {
+      const [x, y] = [view.scale * points[2 * i] + view.x, view.scale * points[2 * i + 1] + view.y];
+      const atRight = x > view.width - width;
+      if (x >= width && !atRight) continue;
+      if (y > view.height - height) covered[atRight ? 1 : 0]++;
+      if (y < height) covered[atRight ? 3 : 2]++;
+    }
+    const corner = covered.indexOf(Math.min(...covered));
+    Object.assign(legend.style, { left: "auto", right: "auto", top: "auto", bottom: "auto" });
+    legend.style[corner % 2 ? "right" : "left"] = "10px";
+    legend.style[corner < 2 ? "bottom" : "top"] = "10px";
   };
   const resize = () => {
     const box = canvas.getBoundingClientRect();
     const density = window.devicePixelRatio || 1;
-    const first = !view.width;
     Object.assign(view, { width: box.width, height: box.height });
     canvas.width = Math.round(box.width * density);
     canvas.height = Math.round(box.height * density);
-    if (first) fit();
+    if (fitted) fit();
     else draw();
   };
 
@@ -258,7 +276,8 @@
   };
 
   // Drawing.
-  const MOST_PICTURES = 250;
+  const MOST_PICTURES = 800;
+  const SMALLEST_PICTURE = 18;
   let current = -1; // the image that was clicked
   let hovered = -1;
   let drawnSize = 0; // of pictures, 0 where dots are drawn
@@ -293,9 +312,8 @@
     within(x0, y0, x1, y1, (i) => {
       if (shown[i] && visible.length <= MOST_PICTURES) visible.push(i);
     });
-    drawnSize = visible.length <= MOST_PICTURES && view.width
-      ? Math.max(18, Math.min(72, 0.7 * Math.sqrt((view.width * view.height) / Math.max(visible.length, 1))))
-      : 0;
+    const room = 0.7 * Math.sqrt((view.width * view.height) / Math.max(visible.length, 1));
+    drawnSize = visible.length <= MOST_PICTURES && room >= SMALLEST_PICTURE ? Math.min(72, room) : 0;
     if (drawnSize) drawPictures(visible);
     else drawDots(x0, y0, x1, y1);
     const radius = drawnSize ? 0.75 * drawnSize : 8;
@@ -383,6 +401,7 @@
     view.x = px - ((px - view.x) * scale) / view.scale;
     view.y = py - ((py - view.y) * scale) / view.scale;
     view.scale = scale;
+    fitted = false;
     draw();
   };
   const place = (event) => {
@@ -420,6 +439,7 @@
     } else {
       view.x += px - before[0];
       view.y += py - before[1];
+      if (moved >= 5) fitted = false; // less is a click
       draw();
     }
     pressed.set(event.pointerId, [px, py]);
@@ -564,7 +584,10 @@
     subnetworks.numbers.forEach((number, i) => group.append(new Option(`subnetwork ${number}`, `subnetwork-${i}`)));
     menu.append(group);
   }
-  menu.addEventListener("change", () => colourBy(menu.value));
+  menu.addEventListener("change", () => {
+    colourBy(menu.value);
+    if (fitted) placeLegend();
+  });
   let waiting;
   find("filter").addEventListener("input", () => {
     clearTimeout(waiting);

@@ -68,6 +68,22 @@ def evaluation_table(rows: Sequence[Record], title: str) -> Table:
     return table
 
 
+def describe_references(rows: Sequence[Record]) -> str:
+    """Say what top-1 accuracies are to be read against; empty if that was not measured."""
+    known = [row for row in rows if row["metric"] == "top1" and row.get("raw_pixels") is not None]
+    if not known:
+        return ""
+    pixels = {}
+    for row in known:
+        k = row["details"].get("k")
+        pixels[row["protocol"] if k is None else f"{row['protocol']}, k={k}"] = row["raw_pixels"]
+    found = ", ".join(f"{value:.1f} % ({name})" for name, value in pixels.items())
+    return (
+        f"to compare, top-1: the most frequent class for all images {known[0]['chance']:.1f} %; "
+        f"raw pixels instead of features {found}"
+    )
+
+
 def _mean(row: Record) -> str:
     return format_spread(row["value"], row["deviation"])
 
@@ -98,8 +114,13 @@ def format_distance(value: float) -> str:
 
 
 def search_table(title: str, found: Mapping[str, Sequence[SearchHit]]) -> Table:
-    """Draw what was found for one query, a group of columns for each measure."""
-    labelled = any(hit.class_name is not None for hits in found.values() for hit in hits)
+    """Draw what was found for one query, a group of columns for each measure.
+
+    Classes get a column unless the names tell them, as of files in a folder for each class.
+    """
+    every = [hit for hits in found.values() for hit in hits]
+    labelled = any(hit.class_name is not None for hit in every)
+    labelled = labelled and not all(hit.name.startswith(f"{hit.class_name}/") for hit in every)
     table = Table(title=_words(title), title_justify="left")
     table.add_column("rank", justify="right")
     for measure in found:

@@ -19,7 +19,7 @@ SHOWN = (
     ("learning_rate", "lr", "{:.2e}"),
     ("active_subnetworks", "active", "{:.0f}"),
     ("effective_rank", "rank", "{:.1f}"),
-    ("knn", "kNN", "{:.2f} %"),
+    ("knn", "kNN", "{:.1f} %"),
     ("images_per_second", "images/s", "{:,.0f}"),
     ("views_per_second", "views/s", "{:,.0f}"),
 )

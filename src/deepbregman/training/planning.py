@@ -26,13 +26,13 @@ _EPOCHS = (200, 800)  # fewest and most that are wanted
 _LARGEST_BATCH, _SMALLEST_BATCH = 512, 16
 _STEPS_PER_EPOCH = 4  # at least, where the batch can be made small enough
 _BASE_BATCH, _BASE_RATE = 512, 1.0  # of the recipe best
-# Fewer steps are a short run: smaller batches make more of them, at a lower rate. Measured on a CPU
-# (results/auto): 2,000 images of CIFAR-10, 5 epochs, from 35.1 to 45.2 % linear.
-_SHORT_STEPS, _SHORT_BATCH, _SHORT_RATE = 1000, 32, 1 / 3
+# Fewer steps are a short run: smaller batches make more of them, at a lower rate. docs/log.md has
+# what was measured on a CPU.
+_SHORT_STEPS, _SHORT_BATCH, _LOWEST_SHARE = 1000, 32, 0.1
 _BANK, _FILLING = 4096, 0.05  # largest bank, and share of the run after which it must be full
 _WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
 _ENCODERS = ("resnet18", "small")
-_MEASURED_BATCH = 64  # on a CPU, where the time of a step is in proportion to its batch
+_MEASURED_BATCH = 16  # on a CPU, where the time of a step is in proportion to its batch
 _MEASURED_SECONDS = 2.0
 
 
@@ -213,13 +213,11 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
     share = f"{_WARMUP:.0%} of the epochs, at most {_LONGEST_WARMUP:g}"
     yield Choice("optimiser.warmup_epochs", warmup, share)
     rate, why = _BASE_RATE * batch / _BASE_BATCH, "in proportion to the batch"
+    why = f"{why}: {_BASE_RATE:g} for {_BASE_BATCH}"
     if steps < _SHORT_STEPS and not facts.on_gpu:
-        rate, why = _SHORT_RATE * rate, f"{why}, and a third for a short run"
-    yield Choice(
-        "optimiser.learning_rate",
-        float(f"{rate:.3g}"),
-        f"{why}: {_BASE_RATE:g} for {_BASE_BATCH}",
-    )
+        share = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
+        rate, why = share * rate, f"{why}; {share:.0%} of that, since {steps:,} steps are few"
+    yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
     every = max(1, epochs // 20)
     what = (
@@ -274,7 +272,7 @@ def measure_step(
     indices = torch.arange(batch, device=device)
     turns: list[float] = []
     began = time.perf_counter()
-    while len(turns) < 3 or time.perf_counter() - began < _MEASURED_SECONDS:
+    while len(turns) < 2 or time.perf_counter() - began < _MEASURED_SECONDS:
         started = time.perf_counter()
         for _ in range(config.training.accumulate):
             uniforms = draws.draw_uniforms(step.views, len(turns))

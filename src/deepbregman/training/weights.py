@@ -80,14 +80,18 @@ def _suggest_fix(problems: list[str]) -> str:
 def find_weights(config: Config) -> StartingWeights | None:
     """Find the weights that a configuration starts from; None of random ones."""
     name, wanted = config.encoder.name, config.encoder.weights
-    tagged = name.startswith(TIMM) and "." in name
-    if wanted == RANDOM or (wanted == AUTO and not tagged):
-        return None
-    if wanted in (AUTO, "timm"):
+    if are_fetched(config):
+        if wanted.startswith(TORCHVISION):
+            return _download(wanted, name, lambda: _from_torchvision(name, wanted))
         return _download(wanted, name, lambda: _from_timm(name.removeprefix(TIMM), config))
-    if wanted.startswith(TORCHVISION):
-        return _download(wanted, name, lambda: _from_torchvision(name, wanted))
-    return _from_path(Path(wanted))
+    return None if wanted in (RANDOM, AUTO) else _from_path(Path(wanted))
+
+
+def are_fetched(config: Config) -> bool:
+    """Whether a library fetches the weights by their name, from its cache or the network."""
+    name, wanted = config.encoder.name, config.encoder.weights
+    tagged = name.startswith(TIMM) and "." in name
+    return wanted == "timm" or wanted.startswith(TORCHVISION) or (wanted == AUTO and tagged)
 
 
 def describe_encoder(wanted: str) -> dict[str, Any]:
