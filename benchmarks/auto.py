@@ -174,7 +174,7 @@ def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
         grid = {n: r for n, r in rows.items() if n not in ("auto", "best") and "linear" in r}
         auto, best = rows["auto"], rows.get("best", {})
         for metric, title in (("linear", "top-1"), ("balanced", "balanced")):
-            top = max(grid, key=lambda name: float(grid[name][metric]))  # noqa: B023  # used at once
+            top = max(grid, key=lambda name: float(grid[name][metric]))
             words = "refused" if "refused" in best else "not measured"
             words = f"{best[metric]:.1f}" if metric in best else words
             print(

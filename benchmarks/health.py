@@ -1,21 +1,25 @@
 """Which diagnostics go with linear accuracy: rank correlations over recorded and over new runs.
 
     python benchmarks/health.py train --data digits --out results/health/digits.csv
+    python benchmarks/health.py train --data ham10000.npz --image-size 24 --images 800 ...
     python benchmarks/health.py collect --out results/health/cifar10.csv
     python benchmarks/health.py correlate results/health/*.csv
 
-``train`` trains 40 short, varied runs on a CPU. ``collect`` reads the runs of CIFAR-10 that are
+``train`` trains short, varied runs on a CPU. ``collect`` reads the runs of CIFAR-10 that are
 recorded in results/, which have the older diagnostics only.
 """
 
 import itertools
 import json
+import random
 import tempfile
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 import tyro
 from scipy.stats import spearmanr
 
@@ -30,10 +34,10 @@ NEW = ("rankme", "alpha_req", "lidar", "neighbour_stability")
 Row = dict[str, Any]
 
 
-def vary() -> Iterator[Row]:
-    """List 40 configurations: length, temperature, learning rate, and other methods."""
+def vary(lengths: tuple[int, ...]) -> Iterator[Row]:
+    """List configurations: length, temperature, learning rate, and other methods."""
     rates = (2e-4, 2e-3, 2e-2)
-    for epochs, temperature, rate in itertools.product((5, 10, 20, 40), (0.1, 0.2, 1.0), rates):
+    for epochs, temperature, rate in itertools.product(lengths, (0.1, 0.2, 1.0), rates):
         yield {
             "training.epochs": epochs,
             "objective.temperature": temperature,
@@ -41,28 +45,46 @@ def vary() -> Iterator[Row]:
             "optimiser.warmup_epochs": min(5.0, epochs / 5),
         }
     for method in ("barlow_twins", "vicreg", "simsiam", "wmse"):
-        yield {"objective.name": method, "training.epochs": 20}
+        yield {"objective.name": method, "training.epochs": min(20, max(lengths))}
 
 
-def train(data: str = "digits", image_size: int = 8, out: Path = Path("health.csv")) -> None:
+def train(
+    data: str = "digits",
+    image_size: int = 8,
+    images: int | None = None,
+    batch: int = 256,
+    epochs: tuple[int, ...] = (5, 10, 20, 40),
+    out: Path = Path("health.csv"),
+) -> None:
     """Train the runs one after the other, and write a row for each.
+
+    They come in a random order, so that a table that is not complete is a fair sample.
 
     Args:
         data: A labelled dataset.
         image_size: Side of the images in pixels.
+        images: Training images to draw from it; all by default.
+        batch: Images of a batch.
+        epochs: Lengths of the runs.
         out: The table; rows that are there are not trained again.
     """
     source = open_source(data, image_size=image_size)
+    if images is not None:
+        drawn = torch.randperm(len(source.train), generator=torch.Generator().manual_seed(0))
+        source = replace(source, train=source.train.select(drawn[:images].sort().values))
     quiet = {
         "data.source": data,
         "data.image_size": image_size,
+        "training.batch_size": batch,
         "training.knn_every": 0,
         "training.tensorboard": False,
         "training.save_seconds": 1e6,
     }
     rows = pd.read_csv(out).to_dict("records") if out.exists() else []
     done = {row["run"] for row in rows}
-    for changes in vary():
+    configurations = list(vary(epochs))
+    random.Random(0).shuffle(configurations)
+    for changes in configurations:
         name = " ".join(str(value) for value in changes.values())
         if name in done:
             continue
@@ -70,10 +92,16 @@ def train(data: str = "digits", image_size: int = 8, out: Path = Path("health.cs
             config = override(load_recipe("digits"), {**quiet, **changes})
             run = pretrain(config, run=Path(folder) / "run", source=source, accelerator="cpu")
             found = evaluate(
-                run.path, protocols=["linear"], epochs=0, source=source, accelerator="cpu"
+                run.path,
+                protocols=["linear"],
+                epochs=0,
+                source=source,
+                balanced=True,
+                accelerator="cpu",
             )
-            linear = next(row["value"] for row in found if row["metric"] == "top1")
-            rows.append({"run": name, "linear": linear, **describe(run)})
+            values = {row["metric"]: row["value"] for row in found}
+            judged = {"linear": values["top1"], "balanced": values["balanced"]}
+            rows.append({"run": name, **judged, **describe(run)})
         pd.DataFrame(rows).to_csv(out, index=False, float_format="%.5g")
         print(len(rows), rows[-1], flush=True)
 
@@ -126,13 +154,13 @@ def _old_row(name: str, linear: float, last: Row) -> Row:
 def correlate(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     """Print Spearman's rank correlation of each diagnostic with linear accuracy, as Markdown.
 
-    Over all runs, and over those of one length where there are at least 20 of them.
+    With balanced accuracy too, where the table has it. Over all runs, and over those of one length where there are at least 20 of them.
 
     Args:
         tables: As ``train`` and ``collect`` write them.
     """
-    print("| runs | diagnostic | rank correlation | p | n |")
-    print("|---|---|---|---|---|")
+    print("| runs | diagnostic | accuracy | rank correlation | p | n |")
+    print("|---|---|---|---|---|---|")
     for path in tables:
         frame = pd.read_csv(path)
         _print_rows(path.stem, frame, ("epoch", *OLD, *NEW))
@@ -142,12 +170,12 @@ def correlate(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
 
 
 def _print_rows(title: str, frame: pd.DataFrame, names: Iterable[str]) -> None:
-    for name in names:
-        if name in frame and frame[name].notna().sum() > 2:
-            both = frame[[name, "linear"]].dropna()
-            found = spearmanr(both[name], both["linear"])
+    for name, truth in itertools.product(names, ("linear", "balanced")):
+        if {name, truth} <= set(frame) and frame[[name, truth]].dropna().shape[0] > 2:
+            both = frame[[name, truth]].dropna()
+            found = spearmanr(both[name], both[truth])
             words = f"{found.statistic:+.2f} | {found.pvalue:.1g} | {len(both)}"
-            print(f"| {title} | {name} | {words} |")
+            print(f"| {title} | {name} | {truth} | {words} |")
 
 
 if __name__ == "__main__":
