@@ -154,7 +154,8 @@ def _old_row(name: str, linear: float, last: Row) -> Row:
 def correlate(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     """Print Spearman's rank correlation of each diagnostic with linear accuracy, as Markdown.
 
-    With balanced accuracy too, where the table has it. Over all runs, and over those of one length where there are at least 20 of them.
+    With balanced accuracy too, where the table has it. Over all runs, and over those of one length
+    where there are at least 20 of them.
 
     Args:
         tables: As ``train`` and ``collect`` write them.
