@@ -215,8 +215,8 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
     rate, why = _BASE_RATE * batch / _BASE_BATCH, "in proportion to the batch"
     why = f"{why}: {_BASE_RATE:g} for {_BASE_BATCH}"
     if steps < _SHORT_STEPS and not facts.on_gpu:
-        share = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
-        rate, why = share * rate, f"{why}; {share:.0%} of that, since {steps:,} steps are few"
+        part = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
+        rate, why = part * rate, f"{why}; {part:.0%} of that, since {steps:,} steps are few"
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
     every = max(1, epochs // 20)
