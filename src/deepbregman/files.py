@@ -206,6 +206,12 @@ def write_csv(path: Path, rows: Sequence[Record]) -> None:
         file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
 
 
+def create_csv(path: Path, rows: Sequence[Record]) -> None:
+    """Write records as CSV into a new file; see :func:`csv_text`."""
+    with create_file(path) as file:
+        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))
+
+
 def user_cache(kind: str) -> Path:
     """Return the folder of the user's cache for one kind of files; it need not exist.
 

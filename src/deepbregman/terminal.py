@@ -24,7 +24,7 @@ ReportProgress = Callable[[str, int, int], None]
 """Takes the name of the work, how much of it is done, and how much there is."""
 
 
-def ignore_progress(work: str, done: int, total: int) -> None:
+def ignore_progress(*_: object) -> None:
     """Take progress and do nothing."""
 
 

@@ -27,7 +27,7 @@ from deepbregman.evaluation.features import (
     crop_and_flip,
 )
 from deepbregman.evaluation.inputs import Evaluation, load_run, open_labelled
-from deepbregman.evaluation.knn import knn, knn_by_cosine, knn_by_divergence
+from deepbregman.evaluation.knn import knn, knn_by_cosine, knn_by_measure
 from deepbregman.evaluation.linear import fit_linear, linear_on_cached, linear_on_crops
 from deepbregman.evaluation.options import Options
 from deepbregman.method.bregman import divergence, soft_divergence
@@ -50,8 +50,8 @@ def of(
 def test_an_untrained_encoder_scores_less(short_run: Run, labelled: LabelledFeatures) -> None:
     """Loading is real: the run's weights do better than fresh ones of the same shape."""
     fresh = build_step(labelled.config).model.eval()
-    trained = knn_by_divergence(labelled, seed=0)[0]
-    untrained = knn_by_divergence(replace(labelled, model=fresh), seed=0)[0]
+    trained = knn_by_measure(labelled, "divergence")[0]
+    untrained = knn_by_measure(replace(labelled, model=fresh), "divergence")[0]
     assert trained.values["top1"] > untrained.values["top1"]
 
 
@@ -69,7 +69,7 @@ def test_knn_by_divergence_equals_a_loop(
     width = config.divergence.sigma if sigma is None else sigma
     bank = labelled.source.train.select(torch.arange(1297)[::21][:60])
     few = replace(of(labelled, train=bank), config=config, model=model)
-    (found,) = knn_by_divergence(few, seed=0)
+    (found,) = knn_by_measure(few, "divergence")
     assert few.train.features.scores is not None
     assert few.test.features.scores is not None
     form = (lambda p, q: soft_divergence(p, q, smoothing)) if smoothing else divergence
@@ -122,7 +122,7 @@ def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(
 def test_evaluation_leaves_the_networks_alone(few: LabelledFeatures) -> None:
     before = {name: value.clone() for name, value in few.model.state_dict().items()}
     knn_by_cosine(few)
-    knn_by_divergence(few, seed=0)
+    knn_by_measure(few, "divergence")
     linear_on_cached(few, seed=0)
     linear_on_crops(few, seed=0, epochs=1)
     assert all(torch.equal(value, before[name]) for name, value in few.model.state_dict().items())
@@ -408,7 +408,7 @@ def test_features_that_are_no_numbers_are_refused(labelled: LabelledFeatures) ->
     model = copy.deepcopy(labelled.model)
     next(model.divergence_network.parameters()).data.fill_(float("nan"))
     with pytest.raises(Diverged, match="not finite"):
-        knn_by_divergence(replace(labelled, model=model), seed=0)
+        knn_by_measure(replace(labelled, model=model), "divergence")
 
 
 def test_images_that_cannot_be_decoded_are_neither_learned_from_nor_judged(

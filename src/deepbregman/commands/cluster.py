@@ -11,7 +11,14 @@ from rich.console import Console
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import cluster_table, format_distance, metric_table
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ReportProgress, say
+from deepbregman.terminal import (
+    MaybeNumber,
+    MaybePath,
+    MaybeText,
+    ReportProgress,
+    ignore_progress,
+    say,
+)
 
 from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
@@ -77,7 +84,13 @@ def cluster(
         opened, data, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable
     )
     found = cluster_images(
-        dataset, clusters, by=by, seeds=seeds, split=split, out=out, progress=progress
+        dataset,
+        clusters,
+        by=by,
+        seeds=seeds,
+        split=split,
+        out=out,
+        progress=progress or ignore_progress,
     )
     sheets = []
     for method, groups in found.typical.items():

@@ -9,7 +9,14 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybeFloat, MaybePath, MaybeText, ReportProgress, say
+from deepbregman.terminal import (
+    MaybeFloat,
+    MaybePath,
+    MaybeText,
+    ReportProgress,
+    ignore_progress,
+    say,
+)
 
 from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
@@ -75,7 +82,7 @@ def duplicates(
         threshold=threshold,
         with_pixels=sheet is not None,
         out=None if out is None else Path(out),
-        progress=progress,
+        progress=progress or ignore_progress,
     )
     if sheet is None or not found.groups:
         return found

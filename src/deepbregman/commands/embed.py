@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deepbregman.files import create_file
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybeText, ReportProgress
+from deepbregman.terminal import MaybeText, ReportProgress, ignore_progress
 
 from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
@@ -64,7 +64,7 @@ def embed(
         split = getattr(dataset.source, name)
         if split is None:
             continue
-        features = dataset.features_of(split, name, progress).features
+        features = dataset.features_of(split, name, progress or ignore_progress).features
         parts = {
             "features": features.representation,
             "scores": features.scores,

@@ -9,7 +9,14 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.runs import Run, check_new_file
-from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, ReportProgress, say
+from deepbregman.terminal import (
+    MaybeNumber,
+    MaybePath,
+    MaybeText,
+    ReportProgress,
+    ignore_progress,
+    say,
+)
 
 from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
@@ -105,10 +112,10 @@ def explore(
         clusters=clusters,
         split=split,
         seed=seed,
-        progress=progress,
+        progress=progress or ignore_progress,
     )
     page = _describe(opened, found, data or opened.config.data.source)
-    pixels = read_pixels(found, progress)
+    pixels = read_pixels(found, progress or ignore_progress)
     if format == "parquet":
         write_parquet(out, page, pixels)
     else:

@@ -12,7 +12,7 @@ from rich.console import Console
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import label_tables
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
+from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
 
 from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
@@ -93,7 +93,7 @@ def label(
         with_pixels=sheet is not None,
         out=None if out is None else Path(out),
         seed=seed,
-        progress=progress,
+        progress=progress or ignore_progress,
     )
     if sheet is None or not found.suggestions:
         return found

@@ -15,7 +15,7 @@ from deepbregman.reporting.screen import (
     search_table,
 )
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, say
+from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
 
 from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 
@@ -96,10 +96,12 @@ def search(
         records=not queries,
     )
     if not queries:
-        rows = evaluate_search(dataset, k=k, by=by, seed=seed, progress=progress)
+        rows = evaluate_search(dataset, k=k, by=by, seed=seed, progress=progress or ignore_progress)
         return SearchResult([], rows)
     words = [str(query) for query in queries]
-    answers = search_images(dataset, words, k=k, by=by, split=split, seed=seed, progress=progress)
+    answers = search_images(
+        dataset, words, k=k, by=by, split=split, seed=seed, progress=progress or ignore_progress
+    )
     if out is not None:
         write_sheet(Path(out), answers)
     return SearchResult(answers, [], out)

@@ -15,6 +15,7 @@ from torch import Tensor
 from deepbregman.data.frames import Pixels, Sizes, decode_frames
 from deepbregman.data.images import ArrayImages, FileImages, Images, Progress, Source, Split
 from deepbregman.data.npz import NpzReader, open_npz
+from deepbregman.terminal import ignore_progress
 
 MAP_FROM_BYTES = 1 << 30
 """Images that take so much, stored without compression, stay in the file and are read by need."""
@@ -193,7 +194,7 @@ def write_archive(
     file: IO[bytes],
     *,
     skip_unreadable: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
 ) -> int:
     """Write a source with its images decoded, so that :func:`open_archive` opens it at once.
 
@@ -223,8 +224,7 @@ def write_archive(
                     sizes.append(fitted)
                     num_replaced += len(broken)
                     done += len(pixels)
-                    if progress is not None:
-                        progress(done, total)
+                    progress(done, total)
             true_sizes = np.concatenate(sizes)
             if not (true_sizes == np.array(images.frame)).all():
                 _write_array(archive, f"{name}_sizes", true_sizes)

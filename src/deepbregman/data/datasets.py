@@ -22,6 +22,7 @@ from deepbregman.data.folders import (
 from deepbregman.data.npz import open_npz
 from deepbregman.data.stored import HUB, find_format
 from deepbregman.errors import UserError, suggest
+from deepbregman.terminal import ignore_progress
 
 if TYPE_CHECKING:
     from deepbregman.data.images import Progress, Source
@@ -315,7 +316,7 @@ def open_source(
     image_size: int,
     download: bool = True,
     skip_unreadable: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
 ) -> Source:
     """Open a dataset by name or path, whichever way its images are stored.
 

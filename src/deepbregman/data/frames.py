@@ -21,6 +21,7 @@ from torch.nn import functional
 from deepbregman.data.folders import HAS_AVIF, HAS_HEIF
 from deepbregman.data.images import FileImages, ImagePlace, Images, Progress
 from deepbregman.errors import UserError
+from deepbregman.terminal import ignore_progress
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -161,7 +162,7 @@ def _decode_all(
 
 
 def map_files(
-    function: Callable[[Item], Result], items: Sequence[Item], progress: Progress | None = None
+    function: Callable[[Item], Result], items: Sequence[Item], progress: Progress = ignore_progress
 ) -> list[Result | UnreadableImage]:
     """Return for each item the result of ``function``, or the UnreadableImage that it raised."""
 
@@ -175,8 +176,7 @@ def map_files(
     with quiet_pillow(), ThreadPoolExecutor() as pool:
         for start in range(0, len(items), _CHUNK):
             results.extend(pool.map(attempt, items[start : start + _CHUNK]))
-            if progress is not None:
-                progress(len(results), len(items))
+            progress(len(results), len(items))
     return results
 
 

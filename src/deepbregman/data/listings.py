@@ -41,6 +41,7 @@ from deepbregman.data.splits import grouped_split, stratified_split
 from deepbregman.data.stored import StoredData
 from deepbregman.errors import UserError
 from deepbregman.files import replace_file, user_cache
+from deepbregman.terminal import ignore_progress
 
 TEST_FRACTION = 0.2
 """Share of labelled images that becomes the test split where there is none."""
@@ -66,7 +67,7 @@ def open_listing(
     name: str,
     image_size: int,
     skip_unreadable: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
 ) -> Source:
     """Check the files of a listing and make a source of them, in frames of 2.25 times the image.
 
@@ -107,7 +108,7 @@ def open_stored(
     *,
     image_size: int,
     skip_unreadable: bool = False,
-    progress: Progress | None = None,
+    progress: Progress = ignore_progress,
 ) -> Source:
     """Make a source of an indexed dataset.
 
@@ -175,7 +176,7 @@ def median_side(places: Sequence[ImagePlace]) -> int:
     return sides[len(sides) // 2]
 
 
-def without_unreadable(source: Source, progress: Progress | None = None) -> Source:
+def without_unreadable(source: Source, progress: Progress = ignore_progress) -> Source:
     """Leave out the files that cannot be decoded, of a dataset too large for that on opening.
 
     What is left keeps its split: an image that was trained on is not tested on. Where nothing is
@@ -196,9 +197,7 @@ def without_unreadable(source: Source, progress: Progress | None = None) -> Sour
     return replace(source, **left)
 
 
-def _leave_out_undecodable(
-    split: Split, progress: Progress | None
-) -> tuple[Split, tuple[str, ...]]:
+def _leave_out_undecodable(split: Split, progress: Progress) -> tuple[Split, tuple[str, ...]]:
     """Return the images that can be decoded, and the names of the others."""
     images = split.images
     if not isinstance(images, FileImages):
@@ -234,7 +233,7 @@ def _check_files(
     paths: list[Path],
     image_size: int,
     skip_unreadable: bool,
-    progress: Progress | None,
+    progress: Progress,
 ) -> _Readable:
     """Find which files can be read, and choose the frame.
 
@@ -246,7 +245,9 @@ def _check_files(
     sizes = _load_sizes(cache, len(paths))
     before = sizes.copy()
     unknown = np.flatnonzero(sizes[:, 0] == 0)
-    results = map_files(read_size, [paths[i] for i in unknown], None if decodes else progress)
+    results = map_files(
+        read_size, [paths[i] for i in unknown], ignore_progress if decodes else progress
+    )
     sizes[unknown] = collect_sizes(results, skip_unreadable)
     if not sizes.any():
         raise UserError(f"data.source {str(folder)!r}: none of its {len(paths)} images can be read")

@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.errors import UserError
-from deepbregman.files import create_file, csv_text
+from deepbregman.files import create_csv
 from deepbregman.method.bregman import learned_divergence
 from deepbregman.runs import Record
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
 from .classes import sum_classes
@@ -229,7 +229,7 @@ def cluster_images(
     seeds: int,
     split: str,
     out: Path | None,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
 ) -> Clustering:
     """Group images without labels; with labels, also measure how the groups agree with them.
 
@@ -245,8 +245,7 @@ def cluster_images(
         runs = []
         for seed in range(seeds):
             runs.append(_cluster_once(method, gallery.features, count, smoothing, seed))
-            if progress is not None:
-                progress(METHODS[method], seed + 1, seeds)
+            progress(METHODS[method], seed + 1, seeds)
         objectives = tuple(objective for _, objective in runs)
         best = runs[objectives.index(min(objectives))][0]
         sizes = torch.bincount(best, minlength=count).tolist()
@@ -309,11 +308,6 @@ def _cluster_once(
     return torch.from_numpy(kmeans.labels_).long(), float(kmeans.inertia_) / len(points)
 
 
-def check_cluster(evaluation: Evaluation) -> None:
-    """Open the data, so that data without labels are refused before any computation."""
-    _ = evaluation.labelled
-
-
 def cluster(evaluation: Evaluation) -> list[Record]:
     """Cluster the test images into as many groups as there are classes, and compare the two."""
     labelled = evaluation.labelled
@@ -364,5 +358,4 @@ def _write_clusters(
         known = {"class": opened.class_name(labels[index])} if labels else {}
         found = {method: column[index] for method, column in clusters.items()}
         rows.append({"image": name, **known, **found})
-    with create_file(path) as file:
-        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
+    create_csv(path, rows)

@@ -21,7 +21,7 @@ from deepbregman.training.randomness import derive_seed
 from .features import Features, LabelledFeatures, compute_features
 from .inputs import Evaluation
 from .knn import VOTE_TEMPERATURE, find_neighbours, vote
-from .linear import check_linear, fit_on_cached
+from .linear import fit_on_cached
 from .results import Measurement, accuracies, make_rows
 
 STRENGTHS: dict[str, tuple[float, float, float]] = {
@@ -79,11 +79,6 @@ def corrupt(name: str, strength: float, seed: int) -> Callable[[Tensor], Tensor]
     if name == "blur":
         return partial(blur, sigma=strength)
     return partial(lower_contrast, share=strength)
-
-
-def check_corruptions(evaluation: Evaluation) -> None:
-    """Refuse data that no linear classifier can be fitted to."""
-    check_linear(evaluation)
 
 
 def corruptions(evaluation: Evaluation) -> list[Record]:

@@ -1,7 +1,7 @@
 """Duplicates among images: those with the same content, and those with nearly the same features."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,12 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.data import ArrayImages, FileImages, ResidentBatches, join_images
+from deepbregman.data import ArrayImages, FileImages, Progress, ResidentBatches, join_images
 from deepbregman.data.images import content_size, group_identical
 from deepbregman.errors import UserError
-from deepbregman.files import create_file, csv_text
+from deepbregman.files import create_csv
 from deepbregman.runs import Record
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, ignore_progress
 
 from .features import compute_features
 from .gallery import Gallery, OpenedRun, Pixels, open_gallery
@@ -70,7 +70,7 @@ class Duplicates:
 
 
 def find_pairs(
-    representation: Tensor, threshold: float, progress: Callable[[int, int], None] | None = None
+    representation: Tensor, threshold: float, progress: Progress = ignore_progress
 ) -> Tensor:
     """Return the pairs (P, 2), int64 on the CPU, with at least a cosine; the lower index first."""
     points = functional.normalize(representation.float(), dim=1)
@@ -90,8 +90,7 @@ def find_pairs(
                 "longer"
             )
         pairs.append(found.cpu() + start)
-        if progress is not None:
-            progress(min(start + chunk, len(points)), len(points))
+        progress(min(start + chunk, len(points)), len(points))
     return torch.cat(pairs)
 
 
@@ -115,7 +114,7 @@ def find_duplicates(
     threshold: float | None,
     with_pixels: bool,
     out: Path | None,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
 ) -> Duplicates:
     """Find duplicates in all of a run's data; see :func:`deepbregman.duplicates`."""
     gallery = open_gallery(opened, "all", progress)
@@ -125,7 +124,7 @@ def find_duplicates(
     features = gallery.features.representation
     if threshold is None:
         threshold = choose_threshold(opened, gallery, features)
-    report = None if progress is None else partial(progress, "comparing images")
+    report = partial(progress, "comparing images")
     near = find_pairs(features, threshold, report)
     exact = [(group[0], other) for group in identical for other in group[1:]]
     pairs = torch.cat([near, torch.tensor(exact, dtype=torch.int64).view(-1, 2)])
@@ -201,5 +200,4 @@ def _write(path: Path, found: Duplicates) -> None:
                 row["class"] = copy.class_name
             rows.append(row)
     rows = rows or [{"group": "", "image": "", "copy": "", "cosine": ""}]
-    with create_file(path) as file:
-        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
+    create_csv(path, rows)

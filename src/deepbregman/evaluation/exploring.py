@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from deepbregman.data import Split
 from deepbregman.errors import Notice, UserError
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
 from .features import Features
@@ -92,7 +92,7 @@ def explore_images(
     clusters: int | None,
     split: str,
     seed: int,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
 ) -> Exploration:
     """Compute what the explorer shows; see :func:`deepbregman.explore`."""
     splits = _sample(opened.splits(split), seed)
@@ -116,11 +116,9 @@ def explore_images(
         for measure in MEASURES
         if measure == "cosine" or features.scores is not None
     }
-    if progress is not None:
-        progress("map", 0, 1)
+    progress("map", 0, 1)
     points, method = place_on_map(features.representation, ranked["cosine"], seed)
-    if progress is not None:
-        progress("map", 1, 1)
+    progress("map", 1, 1)
     return Exploration(
         gallery,
         names,
@@ -160,7 +158,7 @@ def rank_all(
     features: Features,
     smoothing: float,
     seed: int,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
 ) -> Ranked:
     """Find the images most like each image, as many as the map and the page need."""
     bank = features_for(features, measure)
@@ -174,8 +172,7 @@ def rank_all(
         last = (found.indices == own).to(torch.int8).sort(dim=1, stable=True).indices[:, :k]
         indices.append(found.indices.gather(1, last).cpu().int())
         values.append(found.similarities.gather(1, last).cpu())
-        if progress is not None:
-            progress(f"nearest by {measure}", start + len(queries), len(bank))
+        progress(f"nearest by {measure}", start + len(queries), len(bank))
     sign = 1.0 if measure == "cosine" else -1.0
     return Ranked(torch.cat(indices).numpy(), (sign * torch.cat(values) + 0.0).numpy())
 
@@ -308,13 +305,12 @@ def read_given(path: Path, names: Sequence[str]) -> Given:
     return Given([row["label"] or None if row else None for row in matched], probabilities)
 
 
-def read_pixels(found: Exploration, progress: ReportProgress | None = None) -> Iterator[Pixels]:
+def read_pixels(found: Exploration, progress: ReportProgress = ignore_progress) -> Iterator[Pixels]:
     """Decode all images in turn, a few at a time."""
-    report = None if progress is None else partial(progress, "thumbnails")
+    report = partial(progress, "thumbnails")
     count = len(found.names)
     for start in range(0, count, _DECODED):
         stop = min(start + _DECODED, count)
         decoded = found.gallery.pixels(range(start, stop))
         yield from (decoded[index] for index in range(start, stop))
-        if report is not None:
-            report(stop, count)
+        report(stop, count)

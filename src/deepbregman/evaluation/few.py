@@ -7,6 +7,7 @@ classifier, all on the same draws of labels.
 """
 
 from collections.abc import Callable
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -40,39 +41,28 @@ def nearest_distribution(
     return divergence_to(features_for(queries, "divergence"), means, smoothing).argmin(dim=1)
 
 
-def nearest_mean(measure: str) -> Rule:
-    """Return the rule that predicts the class of the mean of largest cosine."""
-
-    def predict(
-        known: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
-    ) -> Tensor:
-        del smoothing
-        rows = functional.normalize(features_for(known, measure).double(), dim=1)
-        means = functional.normalize(class_means(rows, labels, num_classes), dim=1)
-        asked = functional.normalize(features_for(queries, measure).double(), dim=1)
-        return (asked @ means.T).argmax(dim=1)
-
-    return predict
+def nearest_mean(
+    known: Features, labels: Tensor, queries: Features, num_classes: int, _: float, *, measure: str
+) -> Tensor:
+    """Predict the class of the mean of largest cosine."""
+    rows = functional.normalize(features_for(known, measure).double(), dim=1)
+    means = functional.normalize(class_means(rows, labels, num_classes), dim=1)
+    asked = functional.normalize(features_for(queries, measure).double(), dim=1)
+    return (asked @ means.T).argmax(dim=1)
 
 
-def nearest_image(measure: str) -> Rule:
-    """Return the rule that predicts the class of the nearest labelled image."""
-
-    def predict(
-        known: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
-    ) -> Tensor:
-        del num_classes
-        asked, bank = features_for(queries, measure), features_for(known, measure)
-        return labels[rank_bank(measure, asked, bank, 1, smoothing=smoothing).indices[:, 0]]
-
-    return predict
+def nearest_image(
+    known: Features, labels: Tensor, queries: Features, _: int, smoothing: float, *, measure: str
+) -> Tensor:
+    """Predict the class of the nearest labelled image."""
+    asked, bank = features_for(queries, measure), features_for(known, measure)
+    return labels[rank_bank(measure, asked, bank, 1, smoothing=smoothing).indices[:, 0]]
 
 
 def linear_rule(
-    known: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
+    known: Features, labels: Tensor, queries: Features, num_classes: int, _: float
 ) -> Tensor:
     """Predict by a linear classifier with one penalty."""
-    del smoothing
     asked = queries.representation
     # A GPU waits for the host at every step of so small a fit.
     device = asked.device if known.representation.numel() > _SMALL else torch.device("cpu")
@@ -83,10 +73,10 @@ def linear_rule(
 
 RULES: dict[str, Rule] = {
     "linear": linear_rule,
-    "nearest image, cosine": nearest_image("cosine"),
-    "nearest mean, cosine": nearest_mean("cosine"),
-    "nearest mean, cosine of embeddings": nearest_mean("embedding"),
-    "nearest image, divergence": nearest_image("divergence"),
+    "nearest image, cosine": partial(nearest_image, measure="cosine"),
+    "nearest mean, cosine": partial(nearest_mean, measure="cosine"),
+    "nearest mean, cosine of embeddings": partial(nearest_mean, measure="embedding"),
+    "nearest image, divergence": partial(nearest_image, measure="divergence"),
     "nearest distribution, divergence": nearest_distribution,
 }
 BY_DIVERGENCE = ("nearest image, divergence", "nearest distribution, divergence")

@@ -25,7 +25,7 @@ from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.devices import is_mixed
 from deepbregman.training.optimisers import learning_rate, split_by_decay
 from deepbregman.training.randomness import derive_seed, epoch_order, seed_dropout
@@ -98,7 +98,7 @@ def finetune(
     seed: int,
     indices: Tensor | None = None,
     mixed: bool = False,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
     title: str = "fine-tuning",
 ) -> None:
     """Train every weight of a network in place, on random views of labelled images.
@@ -155,8 +155,7 @@ def finetune(
                 loss.backward()  # type: ignore[no-untyped-call]  # torch's is untyped
                 optimiser.step()
                 total += loss.detach()
-                if progress is not None:
-                    progress(title, position + 1, budget.epochs * steps)
+                progress(title, position + 1, budget.epochs * steps)
             if not total.isfinite():
                 raise Diverged(
                     f"{title}: the loss is {total.item()}, training has diverged at learning rate "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from deepbregman.data import Batches, ResidentBatches, Source, Split
 from deepbregman.errors import UserError, suggest
 from deepbregman.runs import Record, Run
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, ignore_progress
 
 from .features import Features, SplitFeatures
 from .inputs import LoadedRun, load_run, open_readable
@@ -71,10 +71,10 @@ class OpenedRun(NamedTuple):
         return tuple(name for name in possible if name in by or not by)
 
     def features_of(
-        self, split: Split, name: str, progress: ReportProgress | None = None
+        self, split: Split, name: str, progress: ReportProgress = ignore_progress
     ) -> SplitFeatures:
         """Return the features of a split; they are read or computed when first used."""
-        report = None if progress is None else partial(progress, f"features of {name}")
+        report = partial(progress, f"features of {name}")
         loaded = self.loaded
         return SplitFeatures(
             loaded.model, loaded.config, split, loaded.device, report, loaded.cache, loaded.helpers
@@ -168,7 +168,9 @@ class Gallery:
         return pixels
 
 
-def open_gallery(opened: OpenedRun, split: str, progress: ReportProgress | None = None) -> Gallery:
+def open_gallery(
+    opened: OpenedRun, split: str, progress: ReportProgress = ignore_progress
+) -> Gallery:
     """Take the images of ``train``, ``test`` or ``all`` of the data."""
     splits = opened.splits(split).items()
     return Gallery({name: opened.features_of(part, name, progress) for name, part in splits})

@@ -32,6 +32,8 @@ NEIGHBOURS = (20, 200)
 VOTE_TEMPERATURE = 0.1
 MEASURES = ("cosine", "divergence")
 """Of a search; an evaluation also compares embeddings."""
+VARIANTS = {"cosine": "cosine", "embedding": "cosine of embeddings", "divergence": "divergence"}
+"""How rows name each measure."""
 LARGEST_BANK = 20_000
 LARGEST_QUERY = 2_000
 MONITOR_BYTES = 4 * 2**30
@@ -199,11 +201,6 @@ def likeness_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Tenso
     return likeness
 
 
-def check_knn(evaluation: Evaluation) -> None:
-    """Open the data, so that data without labels are refused before any computation."""
-    _ = evaluation.labelled
-
-
 def knn(evaluation: Evaluation) -> list[Record]:
     """Classify by weighted nearest neighbours: by cosine, and by the learned divergence of scores.
 
@@ -220,9 +217,9 @@ def knn(evaluation: Evaluation) -> list[Record]:
             [knn_by_cosine(labelled, evaluation.average_crops(seed)) for seed in seeds]
         )
     if labelled.model.divergence_network is not None:
-        rows += make_rows([knn_by_embedding(labelled)])
+        rows += make_rows([knn_by_measure(labelled, "embedding")])
         drawn = seeds[:1] if labelled.config.divergence.smoothing > 0 else seeds
-        rows += make_rows([knn_by_divergence(labelled, seed) for seed in drawn])
+        rows += make_rows([knn_by_measure(labelled, "divergence", seed) for seed in drawn])
     return rows
 
 
@@ -238,16 +235,10 @@ def knn_by_cosine(
     return _measure_votes(f"cosine of {averaged.crops} crops", found, labelled, details)
 
 
-def knn_by_divergence(labelled: LabelledFeatures, seed: int) -> list[Measurement]:
-    """Classify by the neighbours of the smallest learned divergence; the seed orders ties."""
-    found = find_neighbours(labelled, labelled.test.features, "divergence", max(NEIGHBOURS), seed)
-    return _measure_votes("divergence", found, labelled, {})
-
-
-def knn_by_embedding(labelled: LabelledFeatures) -> list[Measurement]:
-    """Classify by the cosine of embeddings, which the divergence is a function of."""
-    found = find_neighbours(labelled, labelled.test.features, "embedding", max(NEIGHBOURS))
-    return _measure_votes("cosine of embeddings", found, labelled, {})
+def knn_by_measure(labelled: LabelledFeatures, measure: str, seed: int = 0) -> list[Measurement]:
+    """Classify by the learned divergence, or by the cosine of embeddings; the seed orders ties."""
+    found = find_neighbours(labelled, labelled.test.features, measure, max(NEIGHBOURS), seed)
+    return _measure_votes(VARIANTS[measure], found, labelled, {})
 
 
 def find_neighbours(

@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.data import FileImages, ResidentBatches, open_files
+from deepbregman.data import FileImages, Progress, ResidentBatches, open_files
 from deepbregman.data.folders import quote_some
 from deepbregman.data.images import digest_content
 from deepbregman.data.labels import GivenLabel, check_counts
 from deepbregman.errors import UserError
-from deepbregman.files import create_file, csv_text
+from deepbregman.files import create_csv
 from deepbregman.runs import Record
 from deepbregman.statistics import wilson_interval
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, ignore_progress
 
 from .classes import class_means, divergence_to
 from .features import Features, compute_features
@@ -145,7 +145,7 @@ def predict_labels(
     smoothing: float = 0.0,
     kinds: Sequence[str] = KINDS,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = ignore_progress,
 ) -> Prediction:
     """Predict the labels of images from those of a few among them.
 
@@ -167,8 +167,7 @@ def predict_labels(
         parts = known.select(~here), targets[~here], known.select(here)
         for index, classifier in enumerate(tried):
             held_out[index, folds == fold] = classifier.logits(*parts, num_classes, smoothing).cpu()
-        if progress is not None:
-            progress(done, len(numbers))
+        progress(done, len(numbers))
     truth = targets.cpu()
     temperatures = [fit_temperature(logits, truth) for logits in held_out]
     correct = torch.stack([logits.argmax(dim=1) == truth for logits in held_out])  # (M, n)
@@ -338,7 +337,7 @@ def label_images(
     with_pixels: bool,
     out: Path | None,
     seed: int,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
 ) -> Labelling:
     """Label all images of a run's data from labels for a few; see :func:`deepbregman.label`."""
     allowed = opened.choose_measures(kinds, KINDS)
@@ -366,7 +365,7 @@ def label_images(
         smoothing=opened.loaded.config.divergence.smoothing,
         kinds=allowed,
         seed=seed,
-        progress=None if progress is None else partial(progress, "cross-validation"),
+        progress=partial(progress, "cross-validation"),
     )
     chosen = suggest_images(features.representation, found.probabilities, labels >= 0, suggest)
     probabilities, is_given = found.probabilities[: len(names)], labels[: len(names)] >= 0
@@ -500,5 +499,4 @@ def write_labels(path: Path, found: Labelling, suggested: Sequence[int]) -> None
         for kind, value in zip(found.classes, values[index], strict=True):
             row[f"probability of {kind}"] = f"{value:.4f}"
         rows.append(row)
-    with create_file(path) as file:
-        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
+    create_csv(path, rows)

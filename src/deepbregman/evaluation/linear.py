@@ -19,7 +19,7 @@ from torch.nn import functional
 from deepbregman.data import stratified_split
 from deepbregman.errors import UserError
 from deepbregman.runs import Record
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed, epoch_order
 
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip
@@ -377,7 +377,7 @@ def fit_on_cached(
 
 
 def linear_on_crops(
-    labelled: LabelledFeatures, seed: int, epochs: int, progress: ReportProgress | None = None
+    labelled: LabelledFeatures, seed: int, epochs: int, progress: ReportProgress = ignore_progress
 ) -> Measurement:
     """Train a classifier by SGD on features of random crops and flips of the training images.
 
@@ -408,8 +408,7 @@ def linear_on_crops(
                 h = encoder(views(batch.images, batch.sizes, uniforms)[0])
             yield h, labels[start : start + count], is_kept[start : start + count]
             start += count
-        if progress is not None:
-            progress(f"linear: crop and flip, seed {seed}", epoch + 1, epochs)
+        progress(f"linear: crop and flip, seed {seed}", epoch + 1, epochs)
 
     pairs = [(rate, decay) for decay in WEIGHT_DECAYS for rate in LEARNING_RATES]
     settings = [SgdSetting(*pair, kept_only) for kept_only in (True, False) for pair in pairs]

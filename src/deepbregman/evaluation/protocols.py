@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from deepbregman.runs import Record
 
-from .clustering import check_cluster, cluster
-from .corruptions import check_corruptions, corruptions
+from .clustering import cluster
+from .corruptions import corruptions
 from .detection.protocol import check_detect, detect
 from .few import check_few, few
 from .finetuning import (
@@ -18,11 +18,16 @@ from .finetuning import (
     transfer,
 )
 from .inputs import Evaluation
-from .knn import check_knn, knn
+from .knn import knn
 from .linear import check_linear, linear
 from .ood import check_ood, ood
 from .references import REFERRED, add_references
-from .retrieval import check_retrieval, retrieval
+from .retrieval import retrieval
+
+
+def check_labels(evaluation: Evaluation) -> None:
+    """Open the data, so that data without labels are refused before any computation."""
+    _ = evaluation.labelled
 
 
 class Protocol(NamedTuple):
@@ -30,22 +35,22 @@ class Protocol(NamedTuple):
 
     run: Callable[[Evaluation], list[Record]]
     """Returns rows as ``results.make_rows`` makes them."""
-    check: Callable[[Evaluation], None]
+    check: Callable[[Evaluation], None] = check_labels
     """Raises a UserError for options and data that the protocol cannot work with."""
 
 
 PROTOCOLS = {
-    "knn": Protocol(knn, check_knn),
+    "knn": Protocol(knn),
     "linear": Protocol(linear, check_linear),
     "semi": Protocol(semi, check_semi),
     "transfer": Protocol(transfer, check_transfer),
     "detect": Protocol(detect, check_detect),
     "supervised": Protocol(supervised, check_supervised),
-    "retrieval": Protocol(retrieval, check_retrieval),
-    "cluster": Protocol(cluster, check_cluster),
+    "retrieval": Protocol(retrieval),
+    "cluster": Protocol(cluster),
     "few": Protocol(few, check_few),
     "ood": Protocol(ood, check_ood),
-    "corruptions": Protocol(corruptions, check_corruptions),
+    "corruptions": Protocol(corruptions, check_linear),
 }
 
 

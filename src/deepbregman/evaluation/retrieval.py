@@ -1,7 +1,7 @@
 """Search by image: the nearest images of a run's data, and how well such searches find classes."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepbregman.data import FileImages, ResidentBatches, Split, open_files
+from deepbregman.data import FileImages, Progress, ResidentBatches, Split, open_files
 from deepbregman.data.datasets import expand_home
 from deepbregman.errors import UserError
 from deepbregman.runs import Record
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import epoch_order
 
 from .features import SplitFeatures, compute_features
@@ -28,12 +28,10 @@ from .gallery import (
     open_gallery,
 )
 from .inputs import Evaluation
-from .knn import MEASURES, features_for, likeness_to, rank_bank
+from .knn import MEASURES, VARIANTS, features_for, likeness_to, rank_bank
 from .results import Measurement, make_rows
 
 PRECISION_AT = 10
-NAMES = {"cosine": "cosine", "embedding": "cosine of embeddings", "divergence": "divergence"}
-"""The variant of each measure in the rows."""
 _ENTRIES = 2**24  # of a matrix of queries and bank at a time: 64 MiB of similarities
 
 
@@ -56,7 +54,7 @@ def ranking_quality(
     k: int = 10,
     smoothing: float = 0.0,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress = ignore_progress,
 ) -> RankingQuality:
     """Measure the rankings of the whole bank: an item is relevant if it has the query's label.
 
@@ -87,8 +85,7 @@ def ranking_quality(
         averages += average[answerable].sum().item()
         precisions += (found[:, k - 1].double() / k)[answerable].sum().item()
         num_queries += int(answerable.sum())
-        if progress is not None:
-            progress(min(start + chunk, len(queries)), len(queries))
+        progress(min(start + chunk, len(queries)), len(queries))
     return RankingQuality(averages / num_queries, precisions / num_queries, num_queries)
 
 
@@ -142,7 +139,7 @@ def search_images(
     by: Sequence[str] = (),
     split: str = "train",
     seed: int = 0,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
 ) -> list[Answer]:
     """Find the images most like each query; an image is never found for itself.
 
@@ -253,7 +250,7 @@ def evaluate_search(
     k: int,
     by: Sequence[str] = (),
     seed: int = 0,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
 ) -> list[Record]:
     """Search the training split for each test image, and measure how often its class is found.
 
@@ -285,7 +282,7 @@ def measure_retrieval(
     k: int,
     smoothing: float,
     seed: int,
-    progress: ReportProgress | None = None,
+    progress: ReportProgress = ignore_progress,
 ) -> list[Measurement]:
     """Search a bank for every query by each measure, and measure how often its class is found."""
     measured = []
@@ -299,12 +296,12 @@ def measure_retrieval(
             k=k,
             smoothing=smoothing,
             seed=seed,
-            progress=None if progress is None else partial(progress, f"search by {measure}"),
+            progress=partial(progress, f"search by {measure}"),
         )
         metrics = {"mAP": quality.mean_average_precision, f"precision@{k}": quality.precision}
         measured.append(
             Measurement(
-                NAMES[measure],
+                VARIANTS[measure],
                 {metric: 100.0 * value for metric, value in metrics.items()},
                 len(bank.labels),
                 len(queries.labels),
@@ -313,11 +310,6 @@ def measure_retrieval(
             )
         )
     return measured
-
-
-def check_retrieval(evaluation: Evaluation) -> None:
-    """Open the data, so that data without labels are refused before any computation."""
-    _ = evaluation.labelled
 
 
 def retrieval(evaluation: Evaluation) -> list[Record]:
