@@ -11,29 +11,110 @@ are what a step has beyond the passes.
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+import torch
 import tyro
 from lightning_fabric import Fabric
 from rich.console import Console
+from torch import Tensor, nn
 
 from deepbregman.benchmarking import (
     QUIET,
     Build,
     Effort,
+    Step,
     measure,
-    passes_step,
     random_images,
-    record_passes,
+    start_run,
     training_step,
 )
 from deepbregman.config import Config, load_recipe, override
+from deepbregman.data import Images
 from deepbregman.errors import UserError
 from deepbregman.files import Record, write_json
+from deepbregman.method.networks import Encoder
+from deepbregman.objectives import Group
 from deepbregman.runs import provenance
 from deepbregman.studies.catalogue.methods import STUDY
 from deepbregman.studies.definition import read_changes
-from deepbregman.training.devices import device_name
-from deepbregman.training.processes import launch
+from deepbregman.training.devices import device_name, is_mixed
+from deepbregman.training.optimisers import build_optimiser
+from deepbregman.training.processes import compile_step, launch
+
+
+class Pass(NamedTuple):
+    """One batch that goes through an encoder in a training step."""
+
+    encoder: Encoder
+    shape: torch.Size
+    learns: bool
+    """Whether it is followed by a backward pass: that of a teacher is not."""
+
+
+def record_passes(config: Config, images: Images, fabric: Fabric, folder: Path) -> list[Pass]:
+    """Take one step of a method, and list what went through its encoders."""
+    config = override(config, {"training.compile": "no"})
+    job = start_run(config, images, fabric, folder)
+    passes = []
+
+    def listen_to(encoder: Encoder) -> None:
+        normalise = encoder.normalise
+
+        def record(pixels: Tensor) -> Tensor:
+            passes.append(Pass(encoder, pixels.shape, torch.is_grad_enabled()))
+            return normalise(pixels)
+
+        encoder.__dict__["normalise"] = record  # hides the method
+
+    for module in job.step_module.modules():
+        if isinstance(module, Encoder):
+            listen_to(module)
+    job.advance(job.feed(0, 0))
+    for one in passes:
+        one.encoder.__dict__.pop("normalise", None)  # uncovers it
+    return passes
+
+
+class _Passes(nn.Module):
+    """Passes through encoders, and nothing else of a step."""
+
+    def __init__(self, passes: list[Pass]) -> None:
+        super().__init__()
+        self.trunks = nn.ModuleList(one.encoder.trunk for one in passes)
+        self.learns = [one.learns for one in passes]
+
+    def forward(self, batches: list[Tensor]) -> Tensor:
+        """Return a number whose gradient asks for every backward pass."""
+        total = torch.zeros((), device=batches[0].device)
+        for trunk, learns, batch in zip(self.trunks, self.learns, batches, strict=True):
+            with torch.set_grad_enabled(learns):
+                found = trunk(batch).float().square().mean()
+            total = total + found
+        return total
+
+
+def passes_step(passes: list[Pass], config: Config, fabric: Fabric) -> Step:
+    """Build the reference of a method: its encoders' passes and the optimiser, on fixed batches."""
+    device, network = fabric.device, _Passes(passes).train()
+    compile_step(network, config, fabric)
+    batches = [
+        torch.rand(one.shape, device=device).contiguous(memory_format=torch.channels_last)
+        for one in passes
+    ]
+    learning = nn.ModuleList(one.encoder.trunk for one in passes if one.learns)
+    trained = [(n, p) for n, p in learning.named_parameters() if p.requires_grad]
+    optimiser = build_optimiser(config.optimiser, [Group(trained)], device)
+    mixed = is_mixed(config, device)
+
+    def step() -> None:
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
+            total = network(batches)
+        total.backward()
+        optimiser.step()
+        optimiser.zero_grad()
+
+    return step
 
 
 def methods(

@@ -164,6 +164,7 @@ def test_views_are_as_large_as_those_of_other_libraries() -> None:
 
 def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path: Path) -> None:
     """SwAV has small views and no teacher; MoCo one view of the student and one of the teacher."""
+    methods = script("methods")
     images, fabric = benchmarking.random_images(16, 32), launch("cpu")
     small = {**benchmarking.QUIET, "encoder.name": "small", "training.batch_size": 8}
     expected = {
@@ -172,10 +173,10 @@ def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path: Path) -> Non
     }
     for recipe, shapes in expected.items():
         config = override(load_recipe(recipe), small)
-        passes = benchmarking.record_passes(config, images, fabric, tmp_path)
+        passes = methods.record_passes(config, images, fabric, tmp_path)
         assert [(tuple(one.shape), one.learns) for one in passes] == shapes
     weights = [next(one.encoder.parameters()) for one in passes]
     before = [weight.clone() for weight in weights]
-    benchmarking.passes_step(passes, config, fabric)()
+    methods.passes_step(passes, config, fabric)()
     assert not torch.equal(before[0], weights[0])
     assert torch.equal(before[1], weights[1])  # the teacher's

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from lightning_fabric import Fabric
 from rich.console import Console
-from torch import Tensor
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Images
 from deepbregman.files import Record
-from deepbregman.method.networks import Encoder
 from deepbregman.objectives import Group, build_run_encoder, build_views
 from deepbregman.terminal import say
 from deepbregman.training.devices import is_mixed
@@ -213,80 +211,6 @@ def bare_step(config: Config, fabric: Fabric) -> Step:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
             features = trunk(views)
         features.float().square().mean().backward()
-        optimiser.step()
-        optimiser.zero_grad()
-
-    return step
-
-
-class Pass(NamedTuple):
-    """One batch that goes through an encoder in a training step."""
-
-    encoder: Encoder
-    shape: torch.Size
-    learns: bool
-    """Whether it is followed by a backward pass: that of a teacher is not."""
-
-
-def record_passes(config: Config, images: Images, fabric: Fabric, folder: Path) -> list[Pass]:
-    """Take one step of a method, and list what went through its encoders."""
-    config = override(config, {"training.compile": "no"})
-    job = start_run(config, images, fabric, folder)
-    passes = []
-
-    def listen_to(encoder: Encoder) -> None:
-        normalise = encoder.normalise
-
-        def record(pixels: Tensor) -> Tensor:
-            passes.append(Pass(encoder, pixels.shape, torch.is_grad_enabled()))
-            return normalise(pixels)
-
-        encoder.__dict__["normalise"] = record  # hides the method
-
-    for module in job.step_module.modules():
-        if isinstance(module, Encoder):
-            listen_to(module)
-    job.advance(job.feed(0, 0))
-    for one in passes:
-        one.encoder.__dict__.pop("normalise", None)  # uncovers it
-    return passes
-
-
-class _Passes(torch.nn.Module):
-    """Passes through encoders, and nothing else of a step."""
-
-    def __init__(self, passes: list[Pass]) -> None:
-        super().__init__()
-        self.trunks = torch.nn.ModuleList(one.encoder.trunk for one in passes)
-        self.learns = [one.learns for one in passes]
-
-    def forward(self, batches: list[Tensor]) -> Tensor:
-        """Return a number whose gradient asks for every backward pass."""
-        total = torch.zeros((), device=batches[0].device)
-        for trunk, learns, batch in zip(self.trunks, self.learns, batches, strict=True):
-            with torch.set_grad_enabled(learns):
-                found = trunk(batch).float().square().mean()
-            total = total + found
-        return total
-
-
-def passes_step(passes: list[Pass], config: Config, fabric: Fabric) -> Step:
-    """Build the reference of a method: its encoders' passes and the optimiser, on fixed batches."""
-    device, network = fabric.device, _Passes(passes).train()
-    compile_step(network, config, fabric)
-    batches = [
-        torch.rand(one.shape, device=device).contiguous(memory_format=torch.channels_last)
-        for one in passes
-    ]
-    learning = torch.nn.ModuleList(one.encoder.trunk for one in passes if one.learns)
-    trained = [(n, p) for n, p in learning.named_parameters() if p.requires_grad]
-    optimiser = build_optimiser(config.optimiser, [Group(trained)], device)
-    mixed = is_mixed(config, device)
-
-    def step() -> None:
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=mixed):
-            total = network(batches)
-        total.backward()
         optimiser.step()
         optimiser.zero_grad()
 

@@ -22,8 +22,8 @@ from deepbregman.reporting.charts import (
     stack,
 )
 from deepbregman.reporting.records import RunGroup, RunRecord, group_runs, measures
-from deepbregman.reporting.tables import format_duration
 from deepbregman.runs import Record
+from deepbregman.terminal import format_duration
 
 MakeRun = Callable[..., Path]
 

@@ -20,7 +20,7 @@ from deepbregman.errors import UserError
 from deepbregman.files import check_shape
 from deepbregman.runs import Record, now, read_json
 from deepbregman.statistics import Summary, format_spread, summarise
-from deepbregman.terminal import ReportProgress, count_words
+from deepbregman.terminal import ReportProgress, count_words, format_duration
 
 from .charts import (
     FIGURE_KINDS,
@@ -65,7 +65,6 @@ from .tables import (
     Table,
     evaluation_tables,
     field_table,
-    format_duration,
     format_value,
     provenance_table,
     quickstart_tables,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from deepbregman.files import csv_text
 from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_signed, summarise
+from deepbregman.terminal import format_duration
 
 from .published import CAVEAT, published_beside
 from .records import (
@@ -22,16 +23,7 @@ from .records import (
 )
 
 ASCENDING = (
-    "top1",
-    "top5",
-    "balanced",
-    "AP",
-    "mAP",
-    "recall",
-    "precision",
-    "nmi",
-    "ari",
-    "purity",
+    *("top1", "top5", "balanced", "ap", "map", "recall", "precision", "nmi", "ari", "purity"),
     "auroc",
 )
 """Beginnings of the metrics of which more is better; of others none is called best."""
@@ -228,24 +220,11 @@ def cell_of(summary: Summary | None) -> Cell:
     return Cell(summary) if summary else Cell(text="—", note="not measured")
 
 
-def cell_of_reference(value: float | None) -> Cell:
-    """Return the cell of what a quantity is read against."""
-    return Cell() if value is None else Cell(text=f"{value:.2f}")
-
-
 def format_value(value: object) -> str:
     """Write any value of a record in a few words."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def format_duration(seconds: float) -> str:
-    """Write a time for people."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def titles(columns: Sequence[Measure]) -> list[str]:
@@ -300,7 +279,7 @@ def mark_best(cells: Sequence[Cell], num_seeds: Sequence[int]) -> list[Cell]:
 
 def is_ascending(metric: str) -> bool:
     """Tell whether more of a metric is known to be better."""
-    return metric.lower().startswith(tuple(word.lower() for word in ASCENDING))
+    return metric.lower().startswith(ASCENDING)
 
 
 def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Table]:
@@ -320,7 +299,7 @@ def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Tabl
         ]
         references = [reference_values(groups, measure) for measure in columns]
         below = [
-            Row(name, tuple(cell_of_reference(values.get(name)) for values in references))
+            Row(name, tuple(Cell(text=f"{v[name]:.2f}" if name in v else "") for v in references))
             for name in REFERENCES.values()
             if any(name in values for values in references)
         ]

@@ -258,8 +258,8 @@ def _load_custom(run: Run, saved: State, encoder: nn.Module | None) -> Model:
     loaded = build_run_encoder(run.config, trunk=encoder)
     head = build_head(loaded, run.config.encoder)
     state, origin = saved["objective"], str(run.last_checkpoint)
-    load_strictly(loaded, _select(state, "encoder."), origin)
-    own = _select(state, "projection.")
+    load_strictly(loaded, select_part(state, "encoder."), origin)
+    own = select_part(state, "projection.")
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
     if expected != {name: _shape(tensor) for name, tensor in own.items()}:
         return Model(loaded, nn.Sequential(), None)
@@ -272,13 +272,9 @@ def _load_custom(run: Run, saved: State, encoder: nn.Module | None) -> Model:
     return Model(loaded, head, term.network, term.sigma)
 
 
-def _select(state: State, prefix: str) -> State:
+def select_part(state: State, prefix: str) -> State:
     """Return the tensors of one part, under their names in it."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in state.items()
-        if name.startswith(prefix)
-    }
+    return {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
 
 
 def load_trained_encoder(
@@ -288,7 +284,7 @@ def load_trained_encoder(
     run = run if isinstance(run, Run) else Run.open(Path(run))
     loaded = build_run_encoder(run.config, trunk=encoder)
     saved = _load_last(run, ("objective",))["objective"]
-    load_strictly(loaded, _select(saved, "encoder."), str(run.last_checkpoint))
+    load_strictly(loaded, select_part(saved, "encoder."), str(run.last_checkpoint))
     loaded.to(memory_format=torch.channels_last)
     return loaded.to(device).eval()
 

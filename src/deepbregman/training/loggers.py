@@ -11,9 +11,9 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from deepbregman.config import Config, fields_of
@@ -215,7 +215,7 @@ class Loggers:
         self.folder: Path = run.path
         self.warn = warn
         self.loggers = [
-            BackgroundLogger(name, _bind(BACKENDS[name], run, config))
+            BackgroundLogger(name, partial(BACKENDS[name], run, config))
             for name in dict.fromkeys(config.training.logger)
         ]
 
@@ -239,26 +239,14 @@ class Loggers:
     def __enter__(self) -> "Loggers":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         deadline = time.monotonic() + PARTING_SECONDS
-        waiting: Sequence[BackgroundLogger] = self.loggers
-        for logger in waiting:
+        for logger in self.loggers:
             logger.end()
-        slow = [logger.name for logger in waiting if not logger.is_done(deadline)]
+        slow = [logger.name for logger in self.loggers if not logger.is_done(deadline)]
         self._drop_failed()
         for name in slow:
             self.warn(
                 f"the logger {name} has not written everything after {PARTING_SECONDS:.0f} s and "
                 f"is left behind; {self.folder / 'metrics.jsonl'} has all metrics"
             )
-
-
-def _bind(
-    make: Callable[[Run, Config], Backend], run: Run, config: Config
-) -> Callable[[], Backend]:
-    return lambda: make(run, config)

@@ -172,7 +172,7 @@ def _from_path(path: Path) -> StartingWeights:
 def _from_checkpoint(path: Path) -> StartingWeights:
     saved = checkpoints.load(path)
     checkpoints.require(saved, ("objective",), str(path))
-    state = _strip(saved["objective"], "encoder.")
+    state = checkpoints.select_part(saved["objective"], "encoder.")
     record = {"from": str(path), "epoch": saved.get("epoch")}
     return _of_encoder(state, str(path), record)
 
@@ -206,12 +206,7 @@ def _of_encoder(state: Weights, origin: str, record: Record) -> StartingWeights:
     pixels = None
     if all(isinstance(state.get(name), Tensor) for name in PIXELS):
         pixels = state["mean"].flatten(), state["deviation"].flatten()
-    return StartingWeights(_strip(state, "trunk."), origin, record, pixels)
-
-
-def _strip(state: Weights, prefix: str) -> Weights:
-    """Return the tensors whose names begin with a prefix, without it."""
-    return {n.removeprefix(prefix): tensor for n, tensor in state.items() if n.startswith(prefix)}
+    return StartingWeights(checkpoints.select_part(state, "trunk."), origin, record, pixels)
 
 
 @contextmanager

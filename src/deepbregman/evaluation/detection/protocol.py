@@ -29,7 +29,7 @@ from deepbregman.evaluation.options import Architecture, Trunk
 from deepbregman.evaluation.results import Measurement, make_rows
 from deepbregman.files import refuse_link
 from deepbregman.objectives import build_untrained_encoder
-from deepbregman.runs import Record, now, parse_json, replace_file, write_json
+from deepbregman.runs import Record, now, read_json, replace_file, write_json
 from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
@@ -156,14 +156,8 @@ def score_detector(
 
 def _read_result(path: Path, settings: Record) -> Record:
     """Read the result of a detector that was trained before, with the same settings."""
-    try:
-        result: Record = parse_json(path.read_text(encoding="utf-8"))
-        before = result["settings"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} cannot be read ({error}): remove the folder {path.parent} to start again"
-        ) from None
-    check_settings(before, settings, path)
+    result = read_json(path, {"settings": {}})
+    check_settings(result.get("settings") or {}, settings, path)
     return result
 
 
