@@ -9,6 +9,7 @@ import torch
 from deepbregman.data import ArrayImages, Split
 from deepbregman.errors import Notice, UserError
 from deepbregman.evaluation import exploring
+from deepbregman.evaluation.clustering import rank_members
 from deepbregman.evaluation.exploring import (
     Ranked,
     find_winners,
@@ -17,7 +18,6 @@ from deepbregman.evaluation.exploring import (
     read_given,
 )
 from deepbregman.evaluation.features import Features
-from deepbregman.evaluation.typical import rank_members
 from deepbregman.method.bregman import divergence, soft_divergence
 
 

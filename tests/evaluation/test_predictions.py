@@ -6,7 +6,7 @@ import torch
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
-from deepbregman.evaluation.predictions import NAME, KeptPredictions, pack, unpack
+from deepbregman.evaluation.results import PREDICTIONS, KeptPredictions, pack, unpack
 from deepbregman.runs import Run
 
 
@@ -33,7 +33,7 @@ def test_predictions_give_the_accuracy_of_the_row(short_run: Run, few_digits: st
 
 
 def test_damage_is_named(short_run: Run) -> None:
-    path = short_run.path / NAME
+    path = short_run.path / PREDICTIONS
     before = path.read_bytes() if path.is_file() else None
     try:
         path.write_text('{"x": {"epoch": 1, "labels": "AA", "predicted": {"knn, a": ["AA"]}}}')

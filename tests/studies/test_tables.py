@@ -13,7 +13,7 @@ from deepbregman.cli import main
 from deepbregman.commands.study import tables
 from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
-from deepbregman.evaluation.predictions import KeptPredictions
+from deepbregman.evaluation.results import KeptPredictions
 from deepbregman.reporting.page import read_study
 from deepbregman.runs import Run
 from deepbregman.studies import engine

@@ -25,8 +25,7 @@ from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
 if TYPE_CHECKING:
     from torch import nn
 
-    from deepbregman.evaluation.clustering import Clustering
-    from deepbregman.evaluation.typical import TypicalCluster
+    from deepbregman.evaluation.clustering import Clustering, TypicalCluster
 
 
 def cluster(

@@ -32,11 +32,10 @@ from deepbregman.training.randomness import derive_seed
 
 from .classes import sum_classes
 from .features import Features
-from .gallery import Gallery, OpenedRun, open_gallery
+from .gallery import Gallery, OpenedRun, Pixels, open_gallery
 from .inputs import Evaluation
 from .linear import FLOAT64_ELEMENTS
 from .results import Measurement, make_rows
-from .typical import TypicalCluster, find_typical
 
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
 """What to cluster by, and the variant's name in the rows."""
@@ -46,6 +45,10 @@ RESTARTS = 10
 """Starts, of which the best is kept."""
 MAX_ITERATIONS = 300
 """After which a start ends at the latest."""
+SHOWN = 10
+"""Images of a cluster in its picture."""
+MOST_CLUSTERS = 60
+"""In a picture, the largest first."""
 _ENTRIES = 2**22  # of a matrix of points and centroids at a time, 32 MiB in float64
 
 
@@ -204,6 +207,24 @@ class Partition(NamedTuple):
     """Of each seed: the mean squared distance, or the mean divergence, to the centroid."""
 
 
+class TypicalImage(NamedTuple):
+    """An image that is typical of its cluster."""
+
+    name: str
+    class_name: str | None
+    pixels: Pixels
+    distance: float
+    """One minus the cosine with the cluster's mean, or the divergence D(image || mean)."""
+
+
+class TypicalCluster(NamedTuple):
+    """A cluster and its most typical images, the most typical first."""
+
+    number: int
+    size: int
+    images: list[TypicalImage]
+
+
 @dataclass(frozen=True, eq=False)
 class Clustering:
     """What clustering a set of images gave."""
@@ -251,13 +272,9 @@ def cluster_images(
         sizes = torch.bincount(best, minlength=count).tolist()
         partitions[method] = Partition(best, tuple(sizes), objectives)
         if gallery.labels is not None:
-            variant = METHODS[method] + ("" if split == "all" else f", {split} split")
+            truth, replaced = gallery.labels.cpu(), gallery.num_replaced
             for of_seed, (found, _) in zip(measured, runs, strict=True):
-                values = _measure_agreement(gallery.labels.cpu(), found)
-                details = {"split": split, "clusters": count}
-                of_seed.append(
-                    Measurement(variant, values, 0, len(found), gallery.num_replaced, details)
-                )
+                of_seed.append(_measure(METHODS[method], split, truth, found, count, replaced))
     rows = opened.record(make_rows(measured), "cluster", 0)
     if out is None:
         return Clustering(gallery.names, partitions, rows)
@@ -323,20 +340,16 @@ def cluster(evaluation: Evaluation) -> list[Record]:
         of_seed = []
         for method, variant in methods.items():
             found, _ = _cluster_once(method, test.features, count, smoothing, seed)
-            values = _measure_agreement(truth, found)
-            details = {"split": "test", "clusters": count}
-            of_seed.append(
-                Measurement(
-                    f"{variant}, test split", values, 0, len(found), test.num_replaced, details
-                )
-            )
+            of_seed.append(_measure(variant, "test", truth, found, count, test.num_replaced))
         measured.append(of_seed)
         evaluation.progress("clusters", done, len(seeds))
     return make_rows(measured)
 
 
-def _measure_agreement(labels: Tensor, found: Tensor) -> dict[str, float]:
-    """Return how well clusters agree with classes, in per cent."""
+def _measure(
+    variant: str, split: str, labels: Tensor, found: Tensor, count: int, replaced: int
+) -> Measurement:
+    """Measure how well clusters agree with classes."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     metrics = {
@@ -344,18 +357,65 @@ def _measure_agreement(labels: Tensor, found: Tensor) -> dict[str, float]:
         "ARI": adjusted_rand_score,
         "purity": purity,
     }
-    return {name: 100.0 * float(metric(labels, found)) for name, metric in metrics.items()}
+    values = {name: 100.0 * float(metric(labels, found)) for name, metric in metrics.items()}
+    name = variant + ("" if split == "all" else f", {split} split")
+    details = {"split": split, "clusters": count}
+    return Measurement(name, values, 0, len(found), replaced, details)
+
+
+def rank_members(
+    method: str, features: Features, members: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Order the images of a cluster by their distance from its mean, and return both."""
+    if method == "divergence":
+        assert features.scores is not None
+        points = features.scores[members].double()
+        distances = learned_divergence(points, points.mean(dim=0, keepdim=True), smoothing)[:, 0]
+    else:
+        points = functional.normalize(features.representation[members].double(), dim=1)
+        distances = 1.0 - points @ functional.normalize(points.mean(dim=0), dim=0)
+    ordered = distances.sort(stable=True)
+    return members[ordered.indices], ordered.values
+
+
+def find_typical(
+    opened: OpenedRun, gallery: Gallery, method: str, assignment: Tensor
+) -> list[TypicalCluster]:
+    """Collect the most typical images of the largest clusters; empty clusters are left out."""
+    features, smoothing = gallery.features, opened.loaded.config.divergence.smoothing
+    assignment = assignment.to(features.representation.device)
+    sizes = torch.bincount(assignment)
+    largest = sizes.argsort(descending=True, stable=True)[:MOST_CLUSTERS].tolist()
+    ranked = {}
+    for number in largest:
+        members = (assignment == number).nonzero().flatten()
+        if len(members):
+            found, far = rank_members(method, features, members, smoothing)
+            ranked[number] = found[:SHOWN].tolist(), far[:SHOWN].tolist()
+    pixels = gallery.pixels([i for indices, _ in ranked.values() for i in indices])
+    names, classes = gallery.names, opened.name_classes(gallery)
+    return [
+        TypicalCluster(
+            number,
+            int(sizes[number]),
+            [
+                TypicalImage(names[i], classes[i], pixels[i], far)
+                for i, far in zip(*found, strict=True)
+            ],
+        )
+        for number, found in ranked.items()
+    ]
 
 
 def _write_clusters(
     path: Path, gallery: Gallery, opened: OpenedRun, parts: dict[str, Partition]
 ) -> None:
     """Write a line for each image: its name, its class where known, its cluster by each method."""
-    labels = None if gallery.labels is None else gallery.labels.tolist()
     clusters = {method: part.assignment.tolist() for method, part in parts.items()}
     rows: list[Record] = []
-    for index, name in enumerate(gallery.names):
-        known = {"class": opened.class_name(labels[index])} if labels else {}
+    for index, (name, known) in enumerate(
+        zip(gallery.names, opened.name_classes(gallery), strict=True)
+    ):
         found = {method: column[index] for method, column in clusters.items()}
-        rows.append({"image": name, **known, **found})
+        rows.append({"image": name, **({} if known is None else {"class": known}), **found})
     create_csv(path, rows)

@@ -137,8 +137,7 @@ def find_duplicates(
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
     pixels = gallery.pixels(shown) if with_pixels else {}
     content = {i: number for number, group in enumerate(identical) for i in group}
-    labels = None if gallery.labels is None else gallery.labels.tolist()
-    names = gallery.names
+    names, classes = gallery.names, opened.name_classes(gallery)
 
     def describe(group: Sequence[int]) -> list[Copy]:
         first = features[group[0]][None]
@@ -148,9 +147,8 @@ def find_duplicates(
         for index, cosine in zip(group, cosines, strict=True):
             kind = "exact" if content.get(index) in seen else "near" if copies else "first"
             seen |= {content[index]} if index in content else set()
-            known = None if labels is None else opened.class_name(labels[index])
             size = None if sizes is None else sizes[index]
-            copies.append(Copy(names[index], kind, cosine, size, known, pixels.get(index)))
+            copies.append(Copy(names[index], kind, cosine, size, classes[index], pixels.get(index)))
         return copies
 
     found = Duplicates([describe(group) for group in groups], threshold, len(features), out)

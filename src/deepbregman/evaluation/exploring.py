@@ -74,7 +74,7 @@ class Exploration(NamedTuple):
 
     gallery: Gallery
     names: tuple[str, ...]
-    classes: list[str] | None
+    classes: list[str | None] | None
     points: npt.NDArray[np.float32]
     """(N, 2)."""
     map_method: str
@@ -101,9 +101,7 @@ def explore_images(
     if len(names) < 3:
         raise UserError(f"data {opened.data!r} has {len(names)} images: a map needs 3 or more")
     given = None if labels is None else read_given(labels, names)
-    known = None
-    if gallery.labels is not None:
-        known = [opened.class_name(label) for label in gallery.labels.tolist()]
+    known = None if gallery.labels is None else opened.name_classes(gallery)
     count = clusters
     if count is None:
         count = min(CLUSTERS, len(names)) if known is None else len(set(known))

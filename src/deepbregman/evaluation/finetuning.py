@@ -35,8 +35,7 @@ from .finished import describe_part
 from .frozen import frozen
 from .inputs import Evaluation, class_name
 from .linear import check_linear, linear_on_cached
-from .predictions import pack
-from .results import Measurement, make_rows, top_k_accuracy
+from .results import Measurement, make_rows, pack, top_k_accuracy
 
 EPOCHS = 50
 """Of transfer and of supervised, on all labels."""

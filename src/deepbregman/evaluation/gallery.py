@@ -1,5 +1,6 @@
 """Images of a run's data with their features, names and labels: what one searches or clusters."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -10,13 +11,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from deepbregman.data import Batches, ResidentBatches, Source, Split
-from deepbregman.errors import UserError, suggest
+from deepbregman.data import Batches, ResidentBatches, Source, Split, without_unreadable
+from deepbregman.data.opening import open_data
+from deepbregman.errors import Notice, UserError, suggest
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import ReportProgress, ignore_progress
 
 from .features import Features, SplitFeatures
-from .inputs import LoadedRun, load_run, open_readable
+from .inputs import LoadedRun, load_run
 from .results import can_record, record_rows
 
 Pixels = npt.NDArray[np.uint8]
@@ -50,6 +52,12 @@ class OpenedRun(NamedTuple):
         """Name a class, by its number where it has no other name."""
         classes = self.source.classes
         return str(label) if classes is None else classes[label]
+
+    def name_classes(self, gallery: "Gallery") -> list[str | None]:
+        """Name the class of each image; None where there are no labels."""
+        if gallery.labels is None:
+            return [None] * sum(len(part.split) for part in gallery.parts.values())
+        return [self.class_name(label) for label in gallery.labels.tolist()]
 
     def choose_measures(self, by: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
         """Check the measures that are asked for; by default all that the run has.
@@ -106,7 +114,13 @@ def open_run(
     """
     loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
     records = records and can_record(loaded.run)
-    source = open_readable(loaded.config, data, stacklevel=4)
+    source = open_data(loaded.config, data)
+    if loaded.config.data.skip_unreadable:
+        # Images are shown or written by name, so that none may replace another.
+        source = without_unreadable(source)
+        if source.skipped_notice:
+            where = data or loaded.config.data.source
+            warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=3)
     changed = loaded.has_data_changed(source) if data is None else None
     return OpenedRun(loaded, source, data or loaded.config.data.source, records, changed)
 

@@ -27,8 +27,7 @@ from .feature_cache import FeatureCache
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures
 from .finished import FinishedParts
 from .options import Options
-from .predictions import pack, record_predictions, take_predictions
-from .results import can_record, record_rows
+from .results import can_record, pack, record_predictions, record_rows, take_predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,22 +131,6 @@ def load_run(
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
     return LoadedRun(run, model, config, epoch, device, data_fingerprint, tuple(helpers))
-
-
-def open_readable(config: Config, data: str | None = None, *, stacklevel: int = 3) -> Source:
-    """Open a dataset whose images are shown or written by name, so that none may replace another.
-
-    Args:
-        stacklevel: of the notice about unreadable images; 3 is the caller of the caller.
-    """
-    source = open_data(config, data)
-    if not config.data.skip_unreadable:
-        return source
-    source = without_unreadable(source)
-    if source.skipped_notice:
-        where = data or config.data.source
-        warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=stacklevel)
-    return source
 
 
 def open_labelled(config: Config, data: str | None = None) -> Source:

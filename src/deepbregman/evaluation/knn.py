@@ -22,8 +22,7 @@ from deepbregman.training.randomness import epoch_order
 
 from .features import AveragedFeatures, Features, LabelledFeatures, compute_features
 from .inputs import Evaluation
-from .predictions import pack
-from .results import Measurement, make_rows
+from .results import Measurement, make_rows, pack
 
 if TYPE_CHECKING:
     from deepbregman.training.loop import Monitor

@@ -25,8 +25,7 @@ from deepbregman.training.randomness import derive_seed, epoch_order
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip
 from .frozen import frozen
 from .inputs import Evaluation
-from .predictions import pack
-from .results import Measurement, make_rows, top_k_accuracy
+from .results import Measurement, make_rows, pack, top_k_accuracy
 
 CHOICE_SHARE = 0.1
 """Of the training set, held out to choose a linear classifier's settings on."""

@@ -188,19 +188,14 @@ def _answer_queries(
             answer[measure] = [pair for pair in pairs if pair[0] != place][:k]
     wanted = {index for answer in nearest for row in answer.values() for index, _ in row}
     pixels, names = gallery.pixels(sorted(wanted)), gallery.names
-    labels = None if gallery.labels is None else gallery.labels.tolist()
-
-    def image(index: int) -> Image:
-        known = None if labels is None else opened.class_name(labels[index])
-        return Image(names[index], known, pixels[index])
-
+    classes = opened.name_classes(gallery)
     answers = []
     for query, batches, rows in zip(queries, seen, nearest, strict=True):
         label = query.images.labels
         known = None if label is None else opened.class_name(int(label[0]))
         (shown,) = decode_images(batches, [0])
         hits = {
-            measure: tuple(Hit(image(index), value) for index, value in row)
+            measure: tuple(Hit(Image(names[i], classes[i], pixels[i]), value) for i, value in row)
             for measure, row in rows.items()
         }
         answers.append(Answer(Image(query.name, known, shown), hits))

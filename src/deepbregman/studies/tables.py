@@ -28,8 +28,8 @@ from deepbregman.config import Config, override
 from deepbregman.data import Source
 from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.options import Few, Ood, Options, Semi, Start
-from deepbregman.evaluation.predictions import KeptPredictions, Predictions
 from deepbregman.evaluation.protocols import run_protocols
+from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.evidence import save_difference_figure, save_tables
 from deepbregman.runs import Record, Run, is_run, now, provenance, read_json, write_json
