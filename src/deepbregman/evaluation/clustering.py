@@ -394,17 +394,12 @@ def find_typical(
             ranked[number] = found[:SHOWN].tolist(), far[:SHOWN].tolist()
     pixels = gallery.pixels([i for indices, _ in ranked.values() for i in indices])
     names, classes = gallery.names, opened.name_classes(gallery)
-    return [
-        TypicalCluster(
-            number,
-            int(sizes[number]),
-            [
-                TypicalImage(names[i], classes[i], pixels[i], far)
-                for i, far in zip(*found, strict=True)
-            ],
-        )
-        for number, found in ranked.items()
-    ]
+    clusters = []
+    for number, found in ranked.items():
+        pairs = zip(*found, strict=True)
+        images = [TypicalImage(names[i], classes[i], pixels[i], far) for i, far in pairs]
+        clusters.append(TypicalCluster(number, int(sizes[number]), images))
+    return clusters
 
 
 def _write_clusters(
