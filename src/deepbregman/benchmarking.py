@@ -56,7 +56,7 @@ class Arm:
     views_per_step: int
     """Images that pass the encoder in a step, every view counted."""
     first_step_seconds: float = 0.0
-    """From nothing to the end of the first step, compilation included."""
+    """Time to build the arm and take its first step, compilation included."""
     peak_bytes: int = 0
     """Device memory above what was in use before; 0 on a CPU."""
     lead_in: int = 0

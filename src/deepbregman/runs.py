@@ -261,7 +261,7 @@ class Run:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints lie."""
+        """Folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property

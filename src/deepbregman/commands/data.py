@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MEASURED_FILES = 10_000
 """Files that the mean and deviation are measured on; of arrays all images are."""
 IMAGE_SIZE = 32
-"""For a folder or an .npz file, where no other is asked for."""
+"""Image size for a folder or an .npz file, if no other is asked for."""
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
 
 
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
     record: Record
     """Counts, and mean and deviation of the channels."""
     file: Path
-    """Where the record is: ``ROOT/NAME.json``, or beside a folder or .npz file."""
+    """File of the record: ``ROOT/NAME.json``, or beside a folder or .npz file."""
 
 
 def list_datasets() -> list[Dataset]:

@@ -40,9 +40,9 @@ class Exported(NamedTuple):
     files: tuple[Path, ...]
     usage: str
     epoch: float
-    """That the encoder was saved at."""
+    """Epoch at which the encoder was saved."""
     epochs: int
-    """Of its pretraining, as configured."""
+    """Epochs of its pretraining, as configured."""
 
 
 def export(

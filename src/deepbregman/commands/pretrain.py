@@ -139,7 +139,7 @@ class Parts(NamedTuple):
     source: "Source | None" = None
     """The dataset, already open."""
     images: Any = None
-    """Of the user's program, not opened yet."""
+    """Images of the user's program, not opened yet."""
     callbacks: "Sequence[Callback]" = ()
 
     def open(self, config: Config) -> "Source":

@@ -37,9 +37,9 @@ class ObjectiveSettings(Section):
     """Whether the method returns targets of a teacher of its own."""
 
     name: str = ""
-    """Of the method."""
+    """Name of the method."""
     weight: NotNegative = 1.0
-    """Of the method's own loss in the total; lambda of the paper."""
+    """Weight of the method's own loss in the total; lambda of the paper."""
 
     def __init_subclass__(cls) -> None:
         """Enter a method in :data:`METHODS`; a class of the same name replaces its old self."""
@@ -91,9 +91,9 @@ class RelationSettings(MomentumSettings):
     groups = ("weak_views",)
     fewest_views = 1
     temperature: Positive = 0.1
-    """Of the student."""
+    """Temperature of the student."""
     target_temperature: Positive = 0.04
-    """Of the teacher: the lower, the sharper."""
+    """Temperature of the teacher; lower is sharper."""
     queue: Count = 4096
     """Past embeddings of the teacher that views relate to."""
 
@@ -105,6 +105,19 @@ class RelationSettings(MomentumSettings):
                 "sees: add them, such as with --weak-views.num-views 1"
             )
         _check_queue(self.queue, config)
+
+
+@dataclass(frozen=True)
+class MemorySettings(ObjectiveSettings):
+    """A method that compares a batch with a memory of every image."""
+
+    needs_indices = True
+    temperature: Positive = 0.07
+    """Temperature of the loss."""
+    negatives: Count = 4096
+    """Images of the memory that a batch is compared with, drawn at each step."""
+    momentum: Share = 0.5
+    """Share of its vector that the memory keeps when it sees an image."""
 
 
 STAGED = ("resnet18", "resnet34", "resnet50", "resnet101", "small")
@@ -135,7 +148,6 @@ class AMDIMSettings(ObjectiveSettings):
     """The whole of one view fits the parts of another, at two scales."""
 
     name: Literal["amdim"] = "amdim"
-    """Of the method."""
     clip: Positive = 20.0
     """c; a score s becomes c tanh(s / c)."""
     penalty: NotNegative = 0.04
@@ -151,7 +163,6 @@ class BarlowTwinsSettings(ObjectiveSettings):
     """The cross-correlation of the embeddings of two views, driven to the identity."""
 
     name: Literal["barlow_twins"] = "barlow_twins"
-    """Of the method."""
     off_diagonal: NotNegative = 0.0051
     """Weight of the correlations between different components; lambda of its paper."""
 
@@ -161,30 +172,22 @@ class BYOLSettings(MomentumSettings):
     """Each view predicts how the teacher embeds the other."""
 
     name: Literal["byol"] = "byol"
-    """Of the method."""
     predictor_hidden: Count = 4096
     """Width of the predictor's hidden layer."""
 
 
 @dataclass(frozen=True)
-class CMCSettings(ObjectiveSettings):
+class CMCSettings(MemorySettings):
     """The brightness of an image and its colours are two views of it."""
 
-    needs_indices = True
     fewest_views = 1
     name: Literal["cmc"] = "cmc"
-    """Of the method."""
     space: Literal["lab", "ycbcr"] = "lab"
-    """In which brightness and colours are split."""
+    """Colour space in which brightness and colours are split."""
     loss: Literal["nce", "softmax"] = "nce"
     """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
-    others (softmax), which stands higher learning rates."""
-    temperature: Positive = 0.07
-    """tau."""
+    others (softmax), which allows higher learning rates."""
     negatives: Count = 16384
-    """Images of the memories that a batch is compared with, drawn at each step."""
-    momentum: Share = 0.5
-    """Share of its vectors that the memory keeps when it sees an image."""
 
     def check_with(self, config: "Config") -> None:
         """Check that the encoder can be built twice."""
@@ -202,13 +205,12 @@ class CPCSettings(ObjectiveSettings):
 
     fewest_views = 1
     name: Literal["cpc"] = "cpc"
-    """Of the method."""
     patch: Annotated[float, Range(above=0.0, high=1.0)] = 0.25
     """Side of a patch as a share of the view's; patches overlap by half."""
     steps: Count = 3
     """Rows below that are predicted, after the one that overlaps."""
     directions: Annotated[int, Range(1, 4)] = 4
-    """In which images are read: from the top alone, or from further sides as well."""
+    """Directions in which images are read: from the top only, or from further sides."""
     layers: Count = 4
     """Blocks of a context network."""
     negatives: Count = 1024
@@ -241,7 +243,6 @@ class CustomSettings(ObjectiveSettings):
     fewest_views = 1
 
     name: Literal["custom"] = "custom"
-    """Of the method."""
     needs_labels: bool = False  # type: ignore[misc]  # here the user says what others know
     """Whether the method learns from labels."""
     needs_indices: bool = False  # type: ignore[misc]  # likewise
@@ -257,15 +258,14 @@ class DeepDivergenceSettings(ObjectiveSettings):
     needs_labels = True
     fewest_views = 1
     name: Literal["deep_divergence"] = "deep_divergence"
-    """Of the method."""
     form: Literal["max", "smooth", "moment"] = "moment"
-    """Of its divergence: Eq. 6 (max), the smooth form, or the distance of means (moment)."""
+    """Form of its divergence: Eq. 6 (max), the smooth form, or the distance of means (moment)."""
     loss: Literal["contrastive", "triplet"] = "contrastive"
     """On pairs of samples, or on triplets."""
     margin: Positive = 1.0
-    """By which samples of two classes are to be apart."""
+    """Distance that samples of different classes are to have."""
     num_subnetworks: Count = 100
-    """Of its divergence; those of the [divergence] table are others."""
+    """Number of its subnetworks; those of the [divergence] table are others."""
     hidden: Count = 32
     """Width of a subnetwork's hidden layer."""
 
@@ -280,7 +280,6 @@ class DIMSettings(ObjectiveSettings):
 
     fewest_views = 1
     name: Literal["dim"] = "dim"
-    """Of the method."""
     loss: Literal["jsd", "info_nce"] = "jsd"
     """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
 
@@ -296,15 +295,13 @@ class DINOSettings(MomentumSettings):
 
     groups = ("small_views",)
     name: Literal["dino"] = "dino"
-    """Of the method."""
     momentum: Share = 0.9995
-    """Share of its weights that the teacher keeps at a step, at the start of training."""
     prototypes: Count = 4096
     """K, the width of the last layer."""
     temperature: Positive = 0.1
-    """Of the student."""
+    """Temperature of the student."""
     target_temperature: Positive = 0.07
-    """Of the teacher: the lower, the sharper."""
+    """Temperature of the teacher; lower is sharper."""
     first_target_temperature: Positive = 0.04
     """The same at the start of training."""
     target_warmup: Share = 0.05
@@ -316,23 +313,16 @@ class DINOSettings(MomentumSettings):
 
 
 @dataclass(frozen=True)
-class InstDiscSettings(ObjectiveSettings):
+class InstDiscSettings(MemorySettings):
     """Every image is a class of its own, kept in a memory."""
 
-    needs_indices = True
     has_teacher = True  # the memory's vectors are targets
     fewest_views = 1
     name: Literal["instdisc"] = "instdisc"
-    """Of the method."""
     loss: Literal["nce", "softmax"] = "nce"
     """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
-    others (softmax), which stands higher learning rates."""
+    others (softmax), which allows higher learning rates."""
     temperature: Positive = 0.1
-    """tau."""
-    negatives: Count = 4096
-    """Images of the memory that a batch is compared with, drawn at each step."""
-    momentum: Share = 0.5
-    """Share of its vector that the memory keeps when it sees an image."""
     proximal: NotNegative = 0.0
     """Weight of the squared distance between an embedding and its vector in the memory."""
 
@@ -342,9 +332,8 @@ class MoCoSettings(MomentumSettings):
     """A contrastive loss to the teacher's keys; versions 2, 2+ and 3 are settings of it."""
 
     name: Literal["moco"] = "moco"
-    """Of the method."""
     temperature: Positive = 0.2
-    """tau."""
+    """Temperature of the loss."""
     queue: Whole = 32768
     """Keys of past batches that are the negatives; 0 takes the batch's keys instead."""
     symmetric: bool = True
@@ -363,9 +352,8 @@ class NNCLRSettings(ObjectiveSettings):
     """A contrastive loss whose positive is the nearest neighbour in a queue."""
 
     name: Literal["nnclr"] = "nnclr"
-    """Of the method."""
     temperature: Positive = 0.2
-    """tau."""
+    """Temperature of the loss."""
     predictor_hidden: Count = 4096
     """Width of the predictor's hidden layer."""
     queue: Count = 65536
@@ -377,23 +365,15 @@ class NNCLRSettings(ObjectiveSettings):
 
 
 @dataclass(frozen=True)
-class PIRLSettings(ObjectiveSettings):
+class PIRLSettings(MemorySettings):
     """An image and its jigsaw puzzle share an embedding; the second view becomes the puzzle."""
 
-    needs_indices = True
     has_teacher = True  # the memory's vectors are targets
     name: Literal["pirl"] = "pirl"
-    """Of the method."""
     grid: Annotated[int, Range(low=2)] = 3
     """Cells of the puzzle along each side; 2 for images of 32 px."""
     patch: Annotated[float, Range(above=0.0, high=1.0)] = 0.85
     """Side of a patch as a share of its cell, in which it lies at random."""
-    temperature: Positive = 0.07
-    """tau."""
-    negatives: Count = 4096
-    """Images of the memory that a batch is compared with, drawn at each step."""
-    momentum: Share = 0.5
-    """Share of its vector that the memory keeps when it sees an image."""
     puzzle_share: Share = 0.5
     """Weight of the puzzle's loss; the image's own has the rest."""
 
@@ -422,7 +402,6 @@ class ReSSLSettings(RelationSettings):
     """Each view relates to past images as the teacher says of a weak view."""
 
     name: Literal["ressl"] = "ressl"
-    """Of the method."""
 
 
 @dataclass(frozen=True)
@@ -430,11 +409,8 @@ class SCESettings(RelationSettings):
     """The relations of ReSSL with InfoNCE, in one soft target."""
 
     name: Literal["sce"] = "sce"
-    """Of the method."""
     final_momentum: Share = 0.99
-    """Share of its weights that the teacher keeps at the end."""
     target_temperature: Positive = 0.05
-    """Of the teacher: the lower, the sharper."""
     coefficient: Share = 0.5
     """Share of InfoNCE in the target; the rest are the relations."""
 
@@ -444,13 +420,12 @@ class SimCLRSettings(ObjectiveSettings):
     """A contrastive loss on the embeddings of two or more views."""
 
     name: Literal["simclr"] = "simclr"
-    """Of the method."""
     weight: NotNegative = 5.0
-    """Of the contrastive loss; lambda of the paper."""
+    """Weight of the contrastive loss; lambda of the paper."""
     loss: Literal["nt_xent", "nt_logistic"] = "nt_xent"
     """Which loss."""
     temperature: Positive = 0.1
-    """tau."""
+    """Temperature of the loss."""
     sets: Sets = "none"
     """What is compared of an image's views: each with each (none), the mean of one half with the
     mean of the other (halves), or each with the mean of all the others (rest)."""
@@ -461,7 +436,6 @@ class SimSiamSettings(ObjectiveSettings):
     """Each view predicts the embedding of the other, which gets no gradient."""
 
     name: Literal["simsiam"] = "simsiam"
-    """Of the method."""
     predictor_hidden: Count = 512
     """Width of the predictor's hidden layer."""
 
@@ -471,7 +445,6 @@ class SSLHSICSettings(MomentumSettings):
     """Embeddings depend on which image it is, and little on each other."""
 
     name: Literal["ssl_hsic"] = "ssl_hsic"
-    """Of the method."""
     gamma: NotNegative = 3.0
     """Weight of the self-dependence."""
     kernel_scale: Positive = 3.0
@@ -488,9 +461,8 @@ class SupConSettings(ObjectiveSettings):
 
     needs_labels = True
     name: Literal["supcon"] = "supcon"
-    """Of the method."""
     temperature: Positive = 0.1
-    """tau."""
+    """Temperature of the loss."""
 
 
 @dataclass(frozen=True)
@@ -500,7 +472,6 @@ class SupervisedSettings(ObjectiveSettings):
     needs_labels = True
     fewest_views = 1
     name: Literal["supervised"] = "supervised"
-    """Of the method."""
     label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
     """Share of the label that is spread over all classes."""
 
@@ -515,15 +486,14 @@ class SwAVSettings(ObjectiveSettings):
 
     groups = ("small_views",)
     name: Literal["swav"] = "swav"
-    """Of the method."""
     prototypes: Count = 3000
     """K, the number of prototypes."""
     temperature: Positive = 0.1
-    """Of the predictions."""
+    """Temperature of the predictions."""
     assignment_temperature: Positive = 0.05
-    """Of the assignments; epsilon of the paper."""
+    """Temperature of the assignments; epsilon of the paper."""
     assignment_rounds: Count = 3
-    """Of evening out how often each prototype is assigned (Sinkhorn)."""
+    """Rounds of Sinkhorn, which makes all prototypes equally frequent."""
     queue: Whole = 3840
     """Embeddings of past batches that are assigned with the batch, for batches smaller than the
     number of prototypes; 0 has none."""
@@ -543,7 +513,6 @@ class VICRegSettings(ObjectiveSettings):
     """Variance, invariance and covariance of the embeddings."""
 
     name: Literal["vicreg"] = "vicreg"
-    """Of the method."""
     invariance: NotNegative = 25.0
     """Weight of the squared distance of two views."""
     variance: NotNegative = 25.0
@@ -557,7 +526,6 @@ class WMSESettings(ObjectiveSettings):
     """The distance of two views after whitening."""
 
     name: Literal["wmse"] = "wmse"
-    """Of the method."""
     whitening_batch: Annotated[int, Range(low=2)] = 128
     """Images that are whitened together; twice encoder.embedding is a good value."""
     rounds: Count = 1

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin, get_
 from deepbregman.errors import UserError, abbreviate, suggest
 
 LARGEST = 1e30
-"""Of any number: float32 ends at 3e38, and numbers get multiplied."""
+"""Largest accepted number: float32 ends at 3e38, and numbers are multiplied."""
 
 
 @dataclass(frozen=True)

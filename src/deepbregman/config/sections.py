@@ -260,7 +260,7 @@ class TeacherSettings(Section):
     momentum: Share = 0.99
     """Share of its weights that the teacher keeps at each step; 0 copies the student."""
     schedule: Literal["constant", "cosine"] = "constant"
-    """Of the momentum: cosine rises to 1 at the end of training."""
+    """Schedule of the momentum; cosine rises to 1 at the end of training."""
 
 
 @dataclass(frozen=True)
@@ -276,15 +276,15 @@ class OptimiserSettings(Section):
     """Of muon's convolutions, at its highest: the share by which a step turns the weights. It
     follows the same schedule."""
     betas: Annotated[tuple[float, float], Range(0.0, 0.99999)] = (0.5, 0.999)
-    """Of adam and adamw."""
+    """Coefficients of adam and adamw."""
     momentum: Annotated[float, Range(0.0, 0.99999)] = 0.9
-    """Of sgd, lars and muon."""
+    """Momentum of sgd, lars and muon."""
     weight_decay: NotNegative = 1e-4
     """L2 penalty (decoupled in adamw)."""
     decay_all: bool = True
     """Decay biases and normalisation parameters as well; lars never adapts to them."""
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    """Of the learning rate."""
+    """Schedule of the learning rate."""
     warmup_epochs: NotNegative = 0.0
     """Epochs over which the learning rate rises from 0."""
     milestones: tuple[Count, ...] = ()
@@ -342,7 +342,7 @@ class Config:
     """Everything a pretraining run depends on."""
 
     seed: Whole = 0
-    """Of initial weights, order and transformation."""
+    """Seed of initial weights, order and transformations."""
     data: DataSettings = DataSettings()
     views: ViewSettings = ViewSettings()
     weak_views: WeakViewSettings | None = None

@@ -43,7 +43,7 @@ class Dataset:
     image_size: int
     """Side of the training images that is usual for it."""
     size: str
-    """Of the archives."""
+    """Size of the archives."""
     layout: str
     """The unpacked files under the root."""
     terms: str

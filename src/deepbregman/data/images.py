@@ -133,7 +133,7 @@ class StoredImages(Sequence[StoredImage]):
 
 
 ImagePlace = Path | StoredImage
-"""Where an image lies that is decoded when asked for."""
+"""Location of an image that is decoded when asked for."""
 
 
 def read_content(place: ImagePlace, most: int = -1) -> bytes:
@@ -171,7 +171,7 @@ class FileImages:
 
     @property
     def places(self) -> Sequence[ImagePlace]:
-        """Where each image lies, whichever way."""
+        """Location of each image."""
         return self.paths
 
     @property

@@ -48,7 +48,7 @@ TEST_FRACTION = 0.2
 FULL_DECODE_LIMIT = 20_000
 """Up to so many files each is decoded on opening; beyond, only its header is read."""
 CACHED_FROM = 1000
-"""From so many files on, what was found on opening is kept for the next time."""
+"""With this number of files or more, their sizes are kept in the user's cache."""
 _SAMPLE = 256  # images of a store that are looked at
 _FRAME_MARGIN = 2.25
 """Frames are this much larger than the training images, so that random crops keep detail, and so

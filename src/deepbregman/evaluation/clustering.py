@@ -48,7 +48,7 @@ MAX_ITERATIONS = 300
 SHOWN = 10
 """Images of a cluster in its picture."""
 MOST_CLUSTERS = 60
-"""In a picture, the largest first."""
+"""Clusters in a picture, the largest first."""
 _ENTRIES = 2**22  # of a matrix of points and centroids at a time, 32 MiB in float64
 
 
@@ -204,7 +204,7 @@ class Partition(NamedTuple):
     sizes: tuple[int, ...]
     """Images in each cluster of that seed."""
     objectives: tuple[float, ...]
-    """Of each seed: the mean squared distance, or the mean divergence, to the centroid."""
+    """For each seed, the mean squared distance or the mean divergence to the centroid."""
 
 
 class TypicalImage(NamedTuple):
@@ -231,13 +231,13 @@ class Clustering:
 
     names: tuple[str, ...]
     partitions: dict[str, Partition]
-    """By ``features`` and ``divergence``."""
+    """The clusters by ``features`` and by ``divergence``."""
     rows: list[Record]
     """Agreement with the labels; empty where there are none."""
     table: Path | None = None
     """The file that was written."""
     typical: dict[str, list[TypicalCluster]] = field(default_factory=dict)
-    """For each method the images that are most typical of each cluster, where a file is written."""
+    """For each method, the most typical images of each cluster; empty if no file is written."""
     sheets: tuple[Path, ...] = ()
     """The pictures that were drawn of them."""
 
@@ -395,8 +395,8 @@ def find_typical(
     pixels = gallery.pixels([i for indices, _ in ranked.values() for i in indices])
     names, classes = gallery.names, opened.name_classes(gallery)
     clusters = []
-    for number, found in ranked.items():
-        pairs = zip(*found, strict=True)
+    for number, members_and_distances in ranked.items():
+        pairs = zip(*members_and_distances, strict=True)
         images = [TypicalImage(names[i], classes[i], pixels[i], far) for i, far in pairs]
         clusters.append(TypicalCluster(number, int(sizes[number]), images))
     return clusters

@@ -26,13 +26,13 @@ from .gallery import Gallery, OpenedRun, Pixels, open_gallery
 SAMPLE = 200
 """Images of which slightly changed copies are made to find the threshold."""
 FOUND_SHARE = 0.75
-"""Of such copies that the threshold would find."""
+"""Share of these copies that the threshold finds."""
 CUT = 0.03
 """Share of the side that is cut off each edge of a copy."""
 QUALITY = 70
-"""Of the copy as a JPEG file."""
+"""JPEG quality of a copy."""
 MOST_PAIRS = 50
-"""For each image, on average; with more the threshold tells nothing apart."""
+"""Largest number of pairs for each image, on average; with more, the threshold is too low."""
 SHOWN_GROUPS, SHOWN_IMAGES = 50, 20
 """Groups of a contact sheet, and images of each."""
 _ENTRIES = 2**24  # of a matrix of images by images at a time
@@ -45,12 +45,12 @@ class Copy(NamedTuple):
     kind: str
     """``first`` of its group, ``exact`` copy of one before it, or ``near``."""
     cosine: float
-    """With the first of the group."""
+    """Cosine with the first image of the group."""
     num_bytes: int | None
-    """Of its file."""
+    """Size of its file."""
     class_name: str | None
     pixels: Pixels | None
-    """Where they were asked for."""
+    """Only if pixels were asked for."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,10 +32,10 @@ HIGHEST = 24
 MOST_SUBNETWORKS = 256
 """Listed, those first that win most often."""
 SCORE_BYTES = 8_000_000
-"""Of the scores that images can be coloured by."""
+"""Memory for the scores that images can be coloured by."""
 MAP_NEIGHBOURS = 15
 CLUSTERS = 12
-"""Where there are no classes to count."""
+"""Number of clusters if there are no classes."""
 _QUERIES = 2048  # at a time
 _DECODED = 512
 
@@ -80,7 +80,7 @@ class Exploration(NamedTuple):
     map_method: str
     clusters: npt.NDArray[np.int64]
     ranked: dict[str, Ranked]
-    """By ``cosine`` and, where the run has it, ``divergence``."""
+    """Neighbours by ``cosine`` and, if the run has it, by ``divergence``."""
     winners: Winners | None
     given: Given | None
 

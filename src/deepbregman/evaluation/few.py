@@ -26,7 +26,7 @@ from .linear import fit_linear
 from .results import Measurement, accuracies, make_rows
 
 PENALTY = 1e-2
-"""Of the linear classifier. There are too few labels to choose one."""
+"""Penalty of the linear classifier; there are too few labels to choose one."""
 _SMALL = 2**18  # features
 
 Rule = Callable[[Features, Tensor, Features, int, float], Tensor]

@@ -38,12 +38,12 @@ from .linear import check_linear, linear_on_cached
 from .results import Measurement, make_rows, pack, top_k_accuracy
 
 EPOCHS = 50
-"""Of transfer and of supervised, on all labels."""
+"""Epochs of the protocols transfer and supervised."""
 FEW_LABELS = 0.05
 """Below this share of the labels, the few images are trained on for more epochs."""
 FEW_LABELS_EPOCHS, MANY_LABELS_EPOCHS = 60, 30
 CHOICE_SHARE = 0.2
-"""Of the labelled images, held out to choose a learning rate on."""
+"""Share of the labelled images that is held out to choose a learning rate."""
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,6 @@ class _Subset(NamedTuple):
     split: Split
     name: str
     epochs: int
-    """To train on it."""
 
 
 def _select_labelled(evaluation: Evaluation, seed: int) -> list[_Subset]:

@@ -40,7 +40,7 @@ class LoadedRun:
     epoch: float
     device: torch.device
     data_fingerprint: str | None = None
-    """Of the images that they were pretrained on, where it is known."""
+    """Fingerprint of the images of pretraining, if it is known."""
     helpers: tuple[torch.device, ...] = ()
     """Further devices that share the images when features are computed."""
 
@@ -184,13 +184,13 @@ class Evaluation:
     source: Source | None = None
     """The dataset, if it is open already."""
     encoder: nn.Module | None = None
-    """Of the structure of the run's, where that was the user's own."""
+    """A module of the run's structure, if the run trained an encoder of the user's own."""
     console: Console = field(default_factory=lambda: Console(quiet=True))
     progress: ReportProgress = ignore_progress
     devices: int | str = 1
     """How many compute features, or ``all``."""
     _averaged: AveragedFeatures | None = field(default=None, init=False)
-    """Those computed last; more would fill the memory with a large dataset."""
+    """The last ones computed; keeping more would fill the memory."""
     _data_changed: bool | None = field(default=None, init=False)
     """Whether the run's own dataset has changed since pretraining."""
 

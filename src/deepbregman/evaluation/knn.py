@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 NEIGHBOURS = (20, 200)
 VOTE_TEMPERATURE = 0.1
 MEASURES = ("cosine", "divergence")
-"""Of a search; an evaluation also compares embeddings."""
+"""Measures of a search; an evaluation also compares embeddings."""
 VARIANTS = {"cosine": "cosine", "embedding": "cosine of embeddings", "divergence": "divergence"}
 """How rows name each measure."""
 LARGEST_BANK = 20_000
 LARGEST_QUERY = 2_000
 MONITOR_BYTES = 4 * 2**30
-"""Of the frames of the monitor's bank, which has fewer images where they are large."""
+"""Memory for the monitor's bank; the bank has fewer images if they are large."""
 MONITOR_NEIGHBOURS = 20
 SEEN_SHARE = 0.1
 

@@ -43,7 +43,7 @@ NEIGHBOURS = (1, 5, 20)
 PENALTIES = (1e-1, 1e-2, 1e-3)
 FOLDS = 10
 MANY_LABELS = 500
-"""From so many on, half the folds judge well enough."""
+"""With this number of labels or more, half the folds are enough."""
 RESAMPLES = 1000
 _ENTRIES = 2**24  # of a matrix of images and classes at a time
 
@@ -296,7 +296,7 @@ class Suggestion(NamedTuple):
     name: str
     guess: str
     probability: float
-    """Of the guess."""
+    """Probability of the guess."""
     pixels: Pixels | None
     """(H, W, 3), where they were asked for."""
 

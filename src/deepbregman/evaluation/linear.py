@@ -28,7 +28,7 @@ from .inputs import Evaluation
 from .results import Measurement, make_rows, pack, top_k_accuracy
 
 CHOICE_SHARE = 0.1
-"""Of the training set, held out to choose a linear classifier's settings on."""
+"""Share of the training images that is held out to choose settings."""
 EPOCHS = 50
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 WEIGHT_DECAYS = (1e-3, 1e-4, 1e-5)
@@ -247,7 +247,7 @@ class SgdSetting(NamedTuple):
     """How one classifier is trained."""
 
     learning_rate: float
-    """Of the first epoch; a cosine over the epochs takes it towards 0."""
+    """At the first epoch; it falls along a cosine to 0."""
     weight_decay: float
     """On the weights, not on the bias."""
     kept_only: bool = False

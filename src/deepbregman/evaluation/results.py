@@ -192,7 +192,7 @@ class Predictions(NamedTuple):
 
     labels: Classes
     predicted: list[Classes]
-    """For each seed of the evaluation."""
+    """One array for each seed of the evaluation."""
     classes: tuple[str, ...]
     """Names, where they are known."""
 

@@ -94,7 +94,7 @@ class Image(NamedTuple):
 
     name: str
     class_name: str | None
-    """Where its class is known."""
+    """None if the class is not known."""
     pixels: Pixels
     """(H, W, 3)."""
 
@@ -113,7 +113,7 @@ class Answer:
 
     query: Image
     hits: dict[str, tuple[Hit, ...]]
-    """For each measure the nearest images, the nearest first."""
+    """For each measure, the nearest images in order."""
 
 
 class SearchResult(NamedTuple):

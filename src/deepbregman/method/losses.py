@@ -363,7 +363,7 @@ def list_comparisons(views: Tensor, sets: Sets) -> list[tuple[Tensor, Tensor]]:
 
 
 ContrastiveLoss = Callable[..., Tensor]
-"""Of two or more views (N, d) and ``temperature=``."""
+"""Takes two or more views (N, d) and ``temperature=``."""
 CONTRASTIVE_LOSSES: dict[str, ContrastiveLoss] = {"nt_xent": nt_xent, "nt_logistic": nt_logistic}
 
 

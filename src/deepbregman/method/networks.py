@@ -22,7 +22,7 @@ LARGEST_THUMBNAIL = 64
 STEMS = ("auto", "thumbnail", "standard")
 
 Norm = Literal["output", "standard", "hidden", "none"]
-"""Where a subnetwork is batch-normalised."""
+"""Which part of a subnetwork is batch-normalised."""
 
 TIMM = "timm:"
 """What the name of an architecture of timm begins with."""

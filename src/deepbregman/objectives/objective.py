@@ -91,7 +91,7 @@ class Objective(nn.Module):
     mixed = False
     """Whether networks run in bfloat16 where that is safe; the builder sets it."""
     momentum = 0.99
-    """Of the method's teacher, if it has one: a teacher's copy of prototypes follows at it."""
+    """Momentum of the method's teacher; its copy of prototypes follows with the same."""
 
     teaches_same_views = False
     """Whether target m of the method's own teacher is of the student's view m."""

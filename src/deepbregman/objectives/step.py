@@ -61,7 +61,7 @@ class Step(nn.Module):
         )
         self.gather = gather
         self.weights = {**objective.weights, **({} if divergence is None else divergence.weights)}
-        """Of each loss term in the total, by name."""
+        """Weight of each loss term in the total, by name."""
         # A compiled step that reads the names from the dictionary is tied to its values.
         self.term_names = tuple(self.weights)
         factors = torch.tensor(list(self.weights.values()))

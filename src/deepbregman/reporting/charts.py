@@ -38,16 +38,16 @@ PALETTE: tuple[str, ...] = (
 """Okabe and Ito's colours, for every kind of colour vision, without white and black."""
 GREY = PALETTE[-1]
 DASHES: tuple[list[int], ...] = ([1, 0], [6, 3], [2, 2])
-"""Of arms that have a colour for the second and the third time."""
+"""Line patterns: an arm whose colour repeats takes the next one."""
 PLAIN = "~r"
 """Format of an axis: 20 and 0.001; a logarithmic one would say 2e+1 by itself."""
 WIDTH = 460
-"""Of a chart in a file, in pixels before scaling; on the page it is as wide as its place."""
+"""Width of a chart in a file, in pixels before scaling; on the page it fills its container."""
 FIGURE_KINDS = ("svg", "png", "pdf")
 """Files of a figure: for the web, for slides, for papers."""
 PNG_SCALE = 2.0
 MAX_POINTS = 2500
-"""Of a chart; longer curves are thinned, so that a page of long runs stays small."""
+"""Largest number of points of a chart; longer curves are thinned, so that the page stays small."""
 FEW_EPOCHS = 12
 """Up to so many, every value is marked; a line through one would not be seen at all."""
 MEAN_OF_RUNS = "mean of runs"

@@ -131,9 +131,18 @@ def _name(quantity: Record) -> str:
     return f"{words}, {METRICS[quantity['metric']]}"
 
 
+def _arm_table(
+    title: str, corner: str, columns: Sequence[str], rows: Iterable[Row], caption: str
+) -> Table:
+    return Table(slug(title), title, corner, tuple(columns), tuple(rows), caption)
+
+
+def _used_arms(results: Record, rows: Sequence[Record]) -> list[str]:
+    return [arm for arm in results["arms"] if any(arm in row["arms"] for row in rows)]
+
+
 def _value_table(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
-    arms = [arm for arm in results["arms"] if any(arm in quantity["arms"] for quantity in found)]
-    printed = _list_published(found)
+    arms, printed = _used_arms(results, found), _list_published(found)
     rows = []
     for quantity in found:
         cells = [cell_of(quantity["arms"].get(arm)) for arm in arms]
@@ -150,19 +159,13 @@ def _value_table(results: Record, data: str, group: str, found: Sequence[Record]
     if printed:
         where = "; ".join(f"{method}: {conditions}" for method, conditions in printed)
         caption += f". Published: {where}. {CAVEAT}"
-    title = f"{data}: {group}"
-    return Table(slug(title), title, "quantity", tuple(columns), tuple(rows), caption)
+    return _arm_table(f"{data}: {group}", "quantity", columns, rows, caption)
 
 
 def _list_published(found: Iterable[Record]) -> list[tuple[str, str]]:
     """List method and conditions of every published value of these quantities."""
-    return list(
-        dict.fromkeys(
-            (entry.method, entry.conditions)
-            for quantity in found
-            for entry in published_for(_measure(quantity))
-        )
-    )
+    entries = [entry for quantity in found for entry in published_for(_measure(quantity))]
+    return list(dict.fromkeys((entry.method, entry.conditions) for entry in entries))
 
 
 def _measure(quantity: Record) -> Measure:
@@ -175,35 +178,24 @@ def _count(found: Iterable[Record]) -> str:
     return f"n = {'-'.join(map(str, counts))}; {', '.join(f'{n:,}' for n in tests)} test images"
 
 
-def best_interval(difference: Record) -> Summary:
+def best_interval(difference: Record | None) -> Summary | None:
     """Return a paired summary whose interval counts test images, where that is known."""
+    if difference is None:
+        return None
     interval = difference.get("over_images") or difference["interval"]
     kept = {key: difference[key] for key in ("mean", "deviation", "n")}
     return {**kept, "interval": interval}
 
 
 def _difference_table(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
-    pairs = [
-        (arm, other)
-        for arm, other in results["pairs"]
-        if any(_find(quantity, arm, other) for quantity in found)
+    differences = [{(d["arm"], d["against"]): d for d in q["differences"]} for q in found]
+    pairs = [pair for pair in map(tuple, results["pairs"]) if any(pair in d for d in differences)]
+    rows = [
+        Row(_name(quantity), tuple(cell_of(best_interval(known.get(pair))) for pair in pairs))
+        for quantity, known in zip(found, differences, strict=True)
     ]
-    rows = []
-    for quantity in found:
-        cells = []
-        for arm, other in pairs:
-            difference = _find(quantity, arm, other)
-            cells.append(cell_of(None if difference is None else best_interval(difference)))
-        rows.append(Row(_name(quantity), tuple(cells)))
-    title = f"{data}: {group}, differences"
-    columns = tuple(f"{arm} - {other}" for arm, other in pairs)
-    return Table(slug(title), title, "quantity", columns, tuple(rows), INTERVALS)
-
-
-def _find(quantity: Record, arm: str, other: str) -> Record | None:
-    return next(
-        (d for d in quantity["differences"] if (d["arm"], d["against"]) == (arm, other)), None
-    )
+    columns = [f"{arm} - {other}" for arm, other in pairs]
+    return _arm_table(f"{data}: {group}, differences", "quantity", columns, rows, INTERVALS)
 
 
 def is_compared(row: Record) -> bool:
@@ -217,24 +209,21 @@ def is_compared(row: Record) -> bool:
 
 
 def _measure_table(results: Record, data: str, found: Sequence[Record]) -> Table:
-    arms = [arm for arm in results["arms"] if any(arm in row["arms"] for row in found)]
+    arms = _used_arms(results, found)
     rows = [
         Row(
             f"{row['protocol']}, {METRICS[row['metric']]}: {row['variant']} - {row['against']}",
-            tuple(
-                cell_of(best_interval(row["arms"][arm]) if arm in row["arms"] else None)
-                for arm in arms
-            ),
+            tuple(cell_of(best_interval(row["arms"].get(arm))) for arm in arms),
         )
         for row in found
     ]
-    title = f"{data}: by the divergence itself, differences"
     caption = f"A measure by the divergence minus another one of the same run. {INTERVALS}"
-    return Table(slug(title), title, "quantity", tuple(arms), tuple(rows), caption)
+    title = f"{data}: by the divergence itself, differences"
+    return _arm_table(title, "quantity", arms, rows, caption)
 
 
 def _class_table(results: Record, data: str, classes: Sequence[Record]) -> Table:
-    arms = [arm for arm in results["arms"] if any(arm in row["arms"] for row in classes)]
+    arms = _used_arms(results, classes)
     rows = [
         Row(
             f"{row['class']} ({row['num_test']:,})",
@@ -243,8 +232,7 @@ def _class_table(results: Record, data: str, classes: Sequence[Record]) -> Table
         for row in classes
     ]
     caption = f"Share of each class's test images that is right, linear, cached features. {SEEDS}"
-    title = f"{data}: by class"
-    return Table(slug(title), title, "class (test images)", tuple(arms), tuple(rows), caption)
+    return _arm_table(f"{data}: by class", "class (test images)", arms, rows, caption)
 
 
 def _cost_table(runs: Sequence[Record]) -> Table:
@@ -301,6 +289,7 @@ def difference_figure(results: Record, prefix: str = "") -> Figure | None:
             where = f"{quantity['trained_on']} to {where}"
         for difference in quantity["differences"]:
             summary = best_interval(difference)
+            assert summary is not None
             low, high = summary["interval"] or (summary["mean"], summary["mean"])
             point: Record = {"measure": f"{where}: {title}", "value": round_digits(summary["mean"])}
             point |= {"low": round_digits(low), "high": round_digits(high)}

@@ -24,12 +24,12 @@ from .charts import (
 from .screen import bare_speed, read_speed, speed_title
 
 TEN_COLOURS = (*PALETTE[:6], "#000000", "#a6761d", "#7570b3", GREY)
-"""For ten classes; more repeat."""
+"""Colours of up to ten classes; more classes repeat them."""
 SHAPES = ("circle", "triangle-up", "square", "diamond", "triangle-down", "cross")
-"""Of classes, where colours have another meaning."""
+"""Shapes of classes in figures where colours mean something else."""
 VIRIDIS = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")
 ZERO = "#c9c9c9"
-"""Where a divergence is exactly zero over a region."""
+"""Colour of regions where a divergence is exactly zero."""
 LEVELS = 16
 """Steps of colour of a map, whose edges are its contours."""
 

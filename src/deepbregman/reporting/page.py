@@ -109,7 +109,7 @@ class Comparison:
     fields: Table | None
     unequal: list[str]
     incomparable: str
-    """In what the headlines of the cards differ, so that they cannot be compared."""
+    """How the headlines of the cards differ, so that they cannot be compared; empty if they can."""
     provenance: Table
 
     @property

@@ -112,7 +112,7 @@ class RunGroup:
     name: str
     runs: tuple[RunRecord, ...]
     place: int = 0
-    """Of its colour."""
+    """Position of its colour in the palette."""
 
     @property
     def config(self) -> Config:

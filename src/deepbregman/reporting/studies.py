@@ -47,7 +47,7 @@ COSTS: dict[str, str] = {
 }
 """Costs of an arm that tables show."""
 SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
-"""Of series that several studies have; the others take what is left."""
+"""Colours of series that several studies have; other series take the remaining colours."""
 LONG_NAME = 26
 """Letters of a series of which two do not fit side by side in half of a page."""
 LOG_RATIO = 20.0
@@ -447,7 +447,7 @@ class Dimension(NamedTuple):
 
     field: str
     bounds: tuple[float, float] | None
-    """Of an interval; None of a choice."""
+    """Ends of an interval; None for a choice."""
     choices: list[str]
     is_log: bool
 

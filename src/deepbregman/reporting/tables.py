@@ -28,7 +28,7 @@ ASCENDING = (
 )
 """Beginnings of the metrics of which more is better; of others none is called best."""
 LEAST_SEEDS = 3
-"""With fewer, a deviation is luck and no arm is called best."""
+"""With fewer seeds, no arm is called best."""
 QUICKSTART = ("linear", "few_labels", "few_labels_deviation", "few_labels_draws", "knn")
 """Fields of a line of the quickstart's comparison."""
 REFERENCE_CAPTION = (
@@ -64,7 +64,7 @@ class Cell(NamedTuple):
     of_runs: int = 0
     """How many runs there are, where not all of them were measured."""
     is_published: bool = False
-    """Whether somebody else printed it."""
+    """Whether it is a published value of somebody else."""
 
     @property
     def mean(self) -> str:
@@ -103,7 +103,7 @@ class Row(NamedTuple):
     name: str
     cells: tuple[Cell, ...]
     place: int | None = None
-    """Of the arm's colour; None for rows that are not arms."""
+    """Position of the arm's colour in the palette; None for rows that are not arms."""
     is_published: bool = False
     note: str = ""
     marks: tuple[str, ...] = ()

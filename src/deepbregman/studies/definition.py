@@ -33,7 +33,7 @@ class Arm:
     """One configuration of a study: what it changes, and its place in the figure."""
 
     name: str
-    """Of its folders and on the command line."""
+    """Name of its folders, and on the command line."""
     changes: Changes
     x: float | str
     """Its place on the axis: a number, or words."""
@@ -56,7 +56,7 @@ class Published:
     """x, as text -> accuracy in per cent."""
     data: str
     source: str
-    """Where it was printed, and under which conditions."""
+    """Where it was published, and under which conditions."""
     beside: tuple[str, ...] = (OURS,)
     """Series in whose table rows it stands: of the same method, or compared with it."""
     metric: str = "linear, cached features"

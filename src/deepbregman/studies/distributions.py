@@ -55,13 +55,13 @@ class Rings:
     ring_noise: float = 0.05
     """Deviation of a mean from its ring, in each coordinate."""
     variance: float = 0.1
-    """Of the Gaussians, in each coordinate."""
+    """Variance of the Gaussians, in each coordinate."""
     num_points: int = 50
     num_train: int = 500
     num_test: int = 200
     widths: tuple[int, ...] = (64, 32)
     num_features: int = 2
-    """Of the moment form."""
+    """Features of the moment form."""
     num_subnetworks: int = 10
     subnetwork_hidden: int = 8
     margin: float = 1.0

@@ -32,9 +32,9 @@ from .results import begin_study, write_rows
 
 CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))
 DEVIATION = (0.3, 0.65)
-"""Of every class, along the two axes: longer than wide, so that Euclidean distance misleads."""
+"""Deviation of each class along the two axes; they differ, so that Euclidean distance misleads."""
 BORDER = 0.8
-"""Of the plane that is drawn, beyond the outermost sample."""
+"""Width of the border around the outermost samples."""
 LEAST = 0.25
 """Least coordinate of the shifted plane."""
 Divergence = Callable[[Tensor, Tensor], Tensor]

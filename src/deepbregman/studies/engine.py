@@ -299,7 +299,7 @@ class TrialQueue(ABC):
     folder: Path
     trials: Sequence[Trial]
     waiting: Sequence[Trial]
-    """Those that were not done when they were last counted; at first all."""
+    """Trials that were not done at the last count."""
 
     @abstractmethod
     def name_trial(self, trial: Trial) -> str:

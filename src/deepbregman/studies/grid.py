@@ -66,7 +66,7 @@ class Grid(TrialQueue):
     definition: Record
     """What ``study.json`` holds."""
     cells: list[Cell]
-    """To do now."""
+    """What is to be trained by this command."""
 
     def __post_init__(self) -> None:
         self.trials = list({cell.trial.name: cell.trial for cell in self.cells}.values())

@@ -38,7 +38,7 @@ SHAPE = {
     **{"provenance": {}, "changes": {}, "base": str, "data": str, "recipe": str, "judge": str},
     **{"epochs": int, "seeds": int, "linear_epochs": int, "only": [str], "recipes": [str]},
 }
-"""Of ``study.json``."""
+"""Shape of ``study.json``."""
 FIXED = ("recipes", "values", "judge", "linear_epochs")
 """Options that cannot change once a folder has begun; seeds and arms may be added."""
 

@@ -52,7 +52,7 @@ PROTOCOLS: tuple[ProtocolName, ...] = (
 ENCODER = "resnet18"
 LARGEST_SIDE = 128
 FILE = "tables.json"
-"""In the folder of the study: what was asked for last, and where it began."""
+"""File in the folder of the study with its first provenance and its last options."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Part(NamedTuple):
     """What a run is measured by: a protocol, and the datasets besides its own."""
 
     name: str
-    """Such as ``linear`` or ``transfer-ham10000``."""
+    """Name, such as ``linear`` or ``transfer-ham10000``."""
     protocol: ProtocolName
     others: tuple[str, ...] = ()
     from_scratch: bool = False
@@ -116,7 +116,7 @@ class TableCell:
     seed: int
     config: Config
     parts: tuple[Part, ...]
-    """To measure now."""
+    """What is to be measured by this command."""
 
     @property
     def name(self) -> str:

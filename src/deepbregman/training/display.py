@@ -27,7 +27,7 @@ IN_BAR = ("total", "knn")
 LINE_SECONDS = 60.0
 """Without a terminal, a line tells the time left at least this often."""
 MEASURED_SECONDS = 20.0
-"""Of training, before a run is called long."""
+"""Time of training after which the total time is estimated."""
 LONG_SECONDS = 6 * 3600.0
 """A run that takes longer gets a hint how to shorten it."""
 

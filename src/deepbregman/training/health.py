@@ -30,17 +30,17 @@ NEIGHBOURS = 10
 BATCH_SIZE = 256
 
 COLLAPSED_SHARE = 1 / 3
-"""Of the best effective rank of the run; below it, the rank has collapsed."""
+"""The rank has collapsed below this share of the run's best effective rank."""
 UNSETTLED = 0.5
 """Share of neighbours that stay; below it, they still change too much."""
 SETTLED = 0.8
-"""From this share on, neighbours hardly change."""
+"""With this share or more of unchanged neighbours, training has settled."""
 LITTLE_CHANGE = 0.02
 """Relative change of a diagnostic that counts as none."""
 WATCHED = ("rankme", "effective_rank", "uniformity")
 """Diagnostics that go with linear accuracy (docs/health.md), and so must not change any more."""
 HIGH_RATE = 0.5
-"""Of the highest learning rate so far; below it, everything settles because the rate falls."""
+"""Below this share of the highest learning rate, everything settles because the rate falls."""
 
 
 class Health:
@@ -65,7 +65,7 @@ class Health:
             for _ in range(math.ceil(NUM_VIEWS / views.num_views))
         ]
         self.neighbours: Tensor | None = None
-        """Of the last measurement, (N, k)."""
+        """Neighbours (N, k) of the last measurement."""
 
     def measure(self, encoder: nn.Module) -> dict[str, float]:
         """Measure the encoder, in evaluation mode, and remember the neighbours it finds.

@@ -48,7 +48,7 @@ class Facts(NamedTuple):
     """What settings are chosen by."""
 
     num_images: int
-    """To pretrain on."""
+    """Number of images to pretrain on."""
     side: int
     """Median of the images' shorter sides."""
     num_classes: int
@@ -56,7 +56,7 @@ class Facts(NamedTuple):
     on_gpu: bool
     processes: int
     cpus: int
-    """That each process has."""
+    """CPUs of each process."""
     budget: float | None
     """Seconds that the user grants."""
 
@@ -73,7 +73,7 @@ class Plan:
     config: Config
     choices: tuple[Choice, ...]
     seconds: float
-    """That pretraining is estimated to take."""
+    """Estimated time of pretraining."""
 
 
 Measure = Callable[[Config], float]

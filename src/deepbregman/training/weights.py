@@ -39,9 +39,9 @@ class StartingWeights:
 
     trunk: Weights
     origin: str
-    """For people."""
+    """Where they come from, for messages."""
     record: Record
-    """For the provenance."""
+    """Where they come from, for the provenance."""
     pixels: tuple[Tensor, Tensor] | None = None
     """Mean and deviation (3,) of the pixels that the trunk was trained with, where known."""
 

@@ -157,7 +157,7 @@ class _Matched(NamedTuple):
     object: npt.NDArray[np.int64]
     difficult: npt.NDArray[np.bool_]
     num_objects: int
-    """That are not difficult."""
+    """Objects that are not difficult."""
 
 
 def _match(truth: Sequence[Objects], found: Sequence[PredictedBoxes], label: int) -> _Matched:
