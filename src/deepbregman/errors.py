@@ -96,16 +96,12 @@ def _mask_options(options: str) -> str:
     for piece in options.split("&"):
         parts = [part.partition("=") for part in piece.split(";")]
         if parts[0][1]:
-            is_hidden = any(equals and is_secret_option(name) for name, equals, _ in parts)
+            names = [unquote(name).lower() for name, equals, _ in parts if equals]
+            is_hidden = any(word in name for name in names for word in _SECRET_OPTIONS)
             masked.append(f"{parts[0][0]}=***" if is_hidden else piece)
         else:
             masked.append("***" if is_hidden and piece else piece)
     return "&".join(masked)
-
-
-def is_secret_option(name: str) -> bool:
-    """Whether an option of an address, by its name, holds a secret."""
-    return any(word in unquote(name).lower() for word in _SECRET_OPTIONS)
 
 
 def make_printable(text: str) -> str:

@@ -158,7 +158,7 @@ def test_rows_files_and_what_is_said(
     with pytest.raises(UserError, match=r"result\.json was made with other.*batch_size was 2, is"):
         detect(run, data=devkit, options=replace(TINY, batch_size=3))
     (folder / "result.json").write_text('{"scores": {}')
-    with pytest.raises(UserError, match=r"result\.json cannot be read .*start again"):
+    with pytest.raises(UserError, match=r"result\.json cannot be used .*restore it or remove"):
         detect(run, data=devkit, options=TINY)
 
 

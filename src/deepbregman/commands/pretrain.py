@@ -117,7 +117,8 @@ def pretrain(
         given["data.source"] = str(data)
     elif data is not None:
         given["data.source"], images = "custom", data
-    given = {**_changes_of(own), **given}
+    if own is not None:
+        given = {**own.as_changes(), **given}
     config = override(config, given)
     wishes = _find_wishes(recipe, given, budget)
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
@@ -160,10 +161,6 @@ def _collect_own(
     from deepbregman.objectives import OwnParts
 
     return OwnParts(encoder, augment, objective)
-
-
-def _changes_of(own: "OwnParts | None") -> dict[str, Any]:
-    return {} if own is None else own.as_changes()
 
 
 class Wishes(NamedTuple):

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import (
-    SearchHit,
     format_distance,
     metric_table,
     search_table,
@@ -115,10 +114,7 @@ def show(result: "SearchResult", console: Console) -> None:
         console.print(metric_table(result.rows, f"searching {row['data']}: {sizes}"))
     for answer in result.answers:
         found = {
-            measure: [
-                SearchHit(image.name, image.class_name, format_distance(value))
-                for image, value in hits
-            ]
+            measure: [(image.name, image.class_name, value) for image, value in hits]
             for measure, hits in answer.hits.items()
         }
         known = answer.query.class_name

@@ -80,7 +80,7 @@ def open_voc(root: Path | str) -> Voc:
     root = expand_home(Path(root))
     devkit = find_devkit(root)
     parts = (*TRAINING, TEST)
-    lists = {part: _split_file(devkit, *part) for part in parts}
+    lists = {(y, s): devkit / y / "ImageSets" / "Main" / f"{s}.txt" for y, s in parts}
     here = [part for part in parts if lists[part].is_file()]
     found = tuple(" ".join(part) for part in here)
     if TEST not in here or len(here) < 2:
@@ -112,10 +112,6 @@ def find_devkit(root: Path) -> Path:
     """
     inside = root / "VOCdevkit"
     return root if not inside.is_dir() and any(root.glob("VOC20??")) else inside
-
-
-def _split_file(devkit: Path, year: str, split: str) -> Path:
-    return devkit / year / "ImageSets" / "Main" / f"{split}.txt"
 
 
 def _read_names(path: Path) -> list[str]:

@@ -35,7 +35,7 @@ from deepbregman.terminal import ReportProgress, ignore_progress
 from .classes import class_means, divergence_to
 from .features import Features, compute_features
 from .gallery import Gallery, OpenedRun, Pixels, join_features, open_gallery
-from .knn import VOTE_TEMPERATURE, cosine_neighbours
+from .knn import VOTE_TEMPERATURE, cosine_neighbours, features_for
 from .linear import standardisation
 
 KINDS = ("knn", "linear", "divergence")
@@ -67,22 +67,17 @@ class Classifier(NamedTuple):
         self, train: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
     ) -> Tensor:
         """Learn from labelled features and return the logits (Q, C) of others, float64."""
-        if self.kind == "knn":
-            return _vote_logits(train, labels, queries, num_classes, int(self.setting))
         if self.kind == "linear":
             return _linear_logits(train, labels, queries, self.setting)
-        return _divergence_logits(train, labels, queries, num_classes, smoothing)
-
-
-def _vote_logits(
-    train: Features, labels: Tensor, queries: Features, num_classes: int, k: int
-) -> Tensor:
-    found = cosine_neighbours(queries.representation, train.representation, k)
-    nearest = found.similarities[:, :1]
-    weights = ((found.similarities - nearest) / VOTE_TEMPERATURE).exp().double()  # (Q, k)
-    totals = weights.new_zeros(len(weights), num_classes)
-    totals.scatter_add_(1, labels[found.indices], weights)
-    return (totals + 1.0 / num_classes).log()  # one vote of weight 1 is shared by all classes
+        if self.kind == "divergence":
+            scores, known = (features_for(part, "divergence") for part in (queries, train))
+            return -divergence_to(scores, class_means(known, labels, num_classes), smoothing)
+        found = cosine_neighbours(queries.representation, train.representation, int(self.setting))
+        nearest = found.similarities[:, :1]
+        weights = ((found.similarities - nearest) / VOTE_TEMPERATURE).exp().double()  # (Q, k)
+        totals = weights.new_zeros(len(weights), num_classes)
+        totals.scatter_add_(1, labels[found.indices], weights)
+        return (totals + 1.0 / num_classes).log()  # one vote of weight 1 is shared by all classes
 
 
 def _linear_logits(train: Features, labels: Tensor, queries: Features, l2: float) -> Tensor:
@@ -96,15 +91,6 @@ def _linear_logits(train: Features, labels: Tensor, queries: Features, l2: float
     design = (queries.representation.cpu().double() - mean) / deviation
     logits = torch.from_numpy(fit.decision_function(design.numpy()))
     return logits if logits.ndim == 2 else torch.stack([-logits / 2, logits / 2], dim=1)
-
-
-def _divergence_logits(
-    train: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
-) -> Tensor:
-    assert train.scores is not None
-    assert queries.scores is not None
-    means = class_means(train.scores, labels, num_classes)
-    return -divergence_to(queries.scores, means, smoothing)
 
 
 class Judged(NamedTuple):

@@ -129,6 +129,11 @@ def dash(place: int) -> list[int]:
     return DASHES[place // len(PALETTE) % len(DASHES)]
 
 
+def as_sentence(words: str) -> str:
+    """Begin with a capital, and leave the rest as it is."""
+    return words[:1].upper() + words[1:]
+
+
 def slug(words: str) -> str:
     """Make the name of a file out of words."""
     return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "unnamed"
@@ -258,7 +263,8 @@ def curve_figures(
     frame = metric_frame(groups)
     known = {*MONITORS, *DIAGNOSTICS, *NO_CURVES}
     found = [name for name in frame.columns if name not in known]
-    terms = {n: TERMS.get(n, (_as_title(n), "unweighted mean of the epoch")) for n in found}
+    usual = "unweighted mean of the epoch"
+    terms = {n: TERMS.get(n, (as_sentence(n.replace("_", " ")), usual)) for n in found}
     for name in found:  # a term of weight 0 is recorded as 0, and is no curve
         never = frame.groupby(["arm", "run"])[name].transform(lambda values: not values.any())
         frame.loc[never, name] = float("nan")
@@ -278,11 +284,6 @@ def _describe_monitor(groups: Sequence[RunGroup]) -> str:
     if not seen:
         return HELD_OUT
     return SEEN if len(seen) == len(groups) else f"{HELD_OUT}; of {', '.join(seen)}: {SEEN}"
-
-
-def _as_title(name: str) -> str:
-    words = name.replace("_", " ")
-    return words[:1].upper() + words[1:]
 
 
 def _curve(

@@ -19,12 +19,13 @@ from deepbregman import __version__
 from deepbregman.errors import UserError
 from deepbregman.files import check_shape
 from deepbregman.runs import Record, now, read_json
-from deepbregman.statistics import Summary, format_spread, summarise
+from deepbregman.statistics import format_spread, summarise
 from deepbregman.terminal import ReportProgress, count_words, format_duration
 
 from .charts import (
     FIGURE_KINDS,
     Figure,
+    as_sentence,
     colour,
     curve_figures,
     dash,
@@ -48,7 +49,6 @@ from .records import (
 from .studies import (
     GRID,
     SEARCH,
-    as_sentence,
     count_trials,
     describe_budget,
     describe_diverged,
@@ -437,7 +437,9 @@ def make_card(group: RunGroup) -> Card:
     monitored = [[row["knn"] for row in r.metrics if is_finite(row.get("knn"))] for r in group.runs]
     last = [values[-1] for values in monitored if values]
     if last:
-        facts.append(("kNN monitor, last", f"{_spread(summarise(last))} %"))
+        found = summarise(last)
+        spread = format_spread(found["mean"], found["deviation"])
+        facts.append(("kNN monitor, last", f"{spread} %"))
     health = [f"{run.health}" for run in group.runs if run.health is not None]
     facts += [("health", words) for words in dict.fromkeys(health)]
     stopped = [run.stopped for run in group.runs if run.stopped is not None]
@@ -471,10 +473,6 @@ def _describe_test_sets(cards: Sequence[Card]) -> str:
 
 def _name_by_arm(cards: Sequence[Card], part: str) -> str:
     return "; ".join(f"{card.group.name}: {getattr(card, part)}" for card in cards)
-
-
-def _spread(summary: Summary) -> str:
-    return format_spread(summary["mean"], summary["deviation"])
 
 
 # The page.

@@ -1,7 +1,6 @@
 """Records to tables on the terminal."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from rich.console import Group
 from rich.markup import escape
@@ -17,14 +16,6 @@ METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
 STUDY_METRICS = (*studies.COMPARED, "knn, divergence, k=20")
 """Metrics of a study's table."""
-
-
-class SearchHit(NamedTuple):
-    """An image that a search found."""
-
-    name: str
-    class_name: str | None
-    value: str
 
 
 def _table(title: str, *columns: str) -> Table:
@@ -113,14 +104,17 @@ def format_distance(value: float) -> str:
     return f"{value:.2e}" if 0.0 < value < 1e-3 else f"{value:.4f}"
 
 
-def search_table(title: str, found: Mapping[str, Sequence[SearchHit]]) -> Table:
+def search_table(title: str, found: Mapping[str, Sequence[tuple[str, str | None, float]]]) -> Table:
     """Draw what was found for one query, a group of columns for each measure.
 
     Classes get a column unless the names tell them, as of files in a folder for each class.
+
+    Args:
+        found: for each measure the name, the class if known, and the value of the images.
     """
     every = [hit for hits in found.values() for hit in hits]
-    labelled = any(hit.class_name is not None for hit in every)
-    labelled = labelled and not all(hit.name.startswith(f"{hit.class_name}/") for hit in every)
+    labelled = any(known is not None for _, known, _ in every)
+    labelled = labelled and not all(name.startswith(f"{known}/") for name, known, _ in every)
     table = Table(title=_words(title), title_justify="left")
     table.add_column("rank", justify="right")
     for measure in found:
@@ -130,9 +124,9 @@ def search_table(title: str, found: Mapping[str, Sequence[SearchHit]]) -> Table:
         table.add_column("image", overflow="fold")
     for rank, hits in enumerate(zip(*found.values(), strict=True), start=1):
         cells = [str(rank)]
-        for hit in hits:
-            known = [_words(hit.class_name or "")] if labelled else []
-            cells += [hit.value, *known, _words(hit.name)]
+        for name, known, value in hits:
+            classes = [_words(known or "")] if labelled else []
+            cells += [format_distance(value), *classes, _words(name)]
         table.add_row(*cells)
     return table
 

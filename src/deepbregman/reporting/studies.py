@@ -15,6 +15,7 @@ from .charts import (
     WIDTH,
     Figure,
     arm_colour,
+    as_sentence,
     chart_of,
     dot_chart,
     mean_point,
@@ -130,11 +131,6 @@ def format_seeds(counts: Iterable[int]) -> str:
     """Write the number of seeds: ``n = 3``, or ``n = 2-3`` where arms differ; empty for none."""
     found = sorted(set(counts))
     return f"n = {'-'.join(map(str, dict.fromkeys((found[0], found[-1]))))}" if found else ""
-
-
-def as_sentence(words: str) -> str:
-    """Begin with a capital, and leave the rest as it is."""
-    return words[:1].upper() + words[1:]
 
 
 # Charts of a grid.

@@ -26,7 +26,7 @@ ASCENDING = (
     *("top1", "top5", "balanced", "ap", "map", "recall", "precision", "nmi", "ari", "purity"),
     "auroc",
 )
-"""Beginnings of the metrics of which more is better; of others none is called best."""
+"""Beginnings of the metrics, in small letters, of which more is better."""
 LEAST_SEEDS = 3
 """With fewer seeds, no arm is called best."""
 QUICKSTART = ("linear", "few_labels", "few_labels_deviation", "few_labels_draws", "knn")
@@ -277,11 +277,6 @@ def mark_best(cells: Sequence[Cell], num_seeds: Sequence[int]) -> list[Cell]:
     return [cell._replace(is_best=is_best and i == best) for i, cell in enumerate(cells)]
 
 
-def is_ascending(metric: str) -> bool:
-    """Tell whether more of a metric is known to be better."""
-    return metric.lower().startswith(ASCENDING)
-
-
 def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Table]:
     """Make a table for each source of data: arms in rows, quantities in columns."""
     tables = []
@@ -292,7 +287,8 @@ def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Tabl
         by_column = []
         for measure in columns:
             cells = [summarise_measure(group, measure) for group in groups]
-            by_column.append(mark_best(cells, num_seeds) if is_ascending(measure.metric) else cells)
+            more_is_better = measure.metric.lower().startswith(ASCENDING)
+            by_column.append(mark_best(cells, num_seeds) if more_is_better else cells)
         rows = [
             Row(group.name, tuple(cells), group.place, note=group.size)
             for group, cells in zip(groups, zip(*by_column, strict=True), strict=True)

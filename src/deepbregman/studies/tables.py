@@ -361,7 +361,10 @@ def _interval_over_images(
         return None
     changes, labels = [], None
     for seed in sorted(mine.keys() & other.keys()):
-        pair = [_predictions_of(rows[seed]) for rows in (mine, other)]
+        pair: list[Predictions | None] = [
+            row["kept"].find(row["data"], f"{row['protocol']}, {row['variant']}")
+            for row in (mine[seed], other[seed])
+        ]
         if pair[0] is None or pair[1] is None or not np.array_equal(pair[0].labels, pair[1].labels):
             return None
         labels = pair[0].labels
@@ -374,11 +377,6 @@ def _interval_over_images(
     if labels is None:
         return None
     return interval_over_images(changes, labels.tolist() if metric == "balanced" else None)
-
-
-def _predictions_of(row: Record) -> Predictions | None:
-    kept: KeptPredictions = row["kept"]
-    return kept.find(row["data"], f"{row['protocol']}, {row['variant']}")
 
 
 def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepbregman.config import Config
 from deepbregman.data import Images
-from deepbregman.data.batches import Batch, open_batches
+from deepbregman.data.batches import open_batches
 from deepbregman.method.views import centre_view
 from deepbregman.objectives.own import AnyViews
 from deepbregman.runs import Record
@@ -100,13 +100,12 @@ class Health:
 
     def _embed_views(self, encoder: nn.Module, order: Tensor) -> Tensor:
         """Embed (M, n, d) random views of some images."""
-        batches = list(self.batches.iterate(order, len(order)))
-        return torch.cat([self._embed_draw(encoder, batches[0], draw) for draw in self.uniforms])
-
-    def _embed_draw(self, encoder: nn.Module, batch: Batch, uniforms: Tensor) -> Tensor:
-        shown = self.views(batch.images, batch.sizes, uniforms.to(self.device))
-        h = _on_host(encoder(shown.flatten(0, 1)))
-        return h.view(*shown.shape[:2], -1)
+        batch = next(self.batches.iterate(order, len(order)))
+        embedded = []
+        for uniforms in self.uniforms:
+            shown = self.views(batch.images, batch.sizes, uniforms.to(self.device))
+            embedded.append(_on_host(encoder(shown.flatten(0, 1))).view(*shown.shape[:2], -1))
+        return torch.cat(embedded)
 
 
 def _on_host(h: Tensor) -> Tensor:

@@ -104,7 +104,9 @@ def make_plan(
     """
     plan = _Choices(config, given)
     plan.take(size, _choose_batch(facts))
-    wanted = given.get("training.epochs", _wanted_epochs(facts))
+    fewest, most = _EPOCHS
+    enough = min(most, max(fewest, _IMAGES_SEEN // facts.num_images))
+    wanted = given.get("training.epochs", enough)
     too_slow: list[str] = []
     for name in _ENCODERS:
         tried = plan.config
@@ -175,11 +177,6 @@ def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
     else:
         why = "no larger than the dataset"
     return Choice("divergence.num_subnetworks", size, why)
-
-
-def _wanted_epochs(facts: Facts) -> int:
-    fewest, most = _EPOCHS
-    return min(most, max(fewest, _IMAGES_SEEN // facts.num_images))
 
 
 def _choose_epochs(facts: Facts, wanted: int, seconds: float) -> Choice:

@@ -107,7 +107,9 @@ def score_detector(
     settings = _describe_detector(evaluation, architecture, trunk, seed)
     if (folder / "result.json").is_file():
         evaluation.say(f"{name}: finished before, see {folder}")
-        return _read_result(folder / "result.json", settings)
+        before = read_json(folder / "result.json", {"settings": {}})
+        check_settings(before.get("settings") or {}, settings, folder / "result.json")
+        return before
     folder.mkdir(parents=True, exist_ok=True)
     detector, num_loaded = assemble_detector(evaluation, architecture, trunk, seed)
     num_tensors = len(evaluation.loaded.model.encoder.trunk.state_dict())
@@ -151,13 +153,6 @@ def score_detector(
         _write_weights(folder / "detector.safetensors", detector)
     write_json(folder / "result.json", result)
     (folder / "last.pt").unlink(missing_ok=True)
-    return result
-
-
-def _read_result(path: Path, settings: Record) -> Record:
-    """Read the result of a detector that was trained before, with the same settings."""
-    result = read_json(path, {"settings": {}})
-    check_settings(result.get("settings") or {}, settings, path)
     return result
 
 
