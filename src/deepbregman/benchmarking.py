@@ -147,7 +147,6 @@ def time_arms(arms: list[Arm], device: torch.device, effort: Effort) -> list[Rec
 
 
 def _wait(device: torch.device) -> None:
-    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

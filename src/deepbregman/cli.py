@@ -67,7 +67,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _dispatch(words: list[str]) -> None:
-    """Do what the words ask for."""
     if not words or words[0] in ("-h", "--help"):
         _print_overview()
     elif words[0] == "--version":
@@ -155,7 +154,6 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
 
 
 def _print_overview() -> None:
-    """Print the verbs, a line each."""
     console = Console()
     console.print(f"usage: {PROGRAM} VERB ... [--debug]\n", highlight=False)
     console.print("Self-supervised visual representations with deep Bregman divergences.\n")

@@ -91,7 +91,6 @@ def _write_beside(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
 
 
 def _finish(file: IO[bytes]) -> None:
-    """Bring a file to disk and close it."""
     file.flush()
     os.fsync(file.fileno())
     file.close()

@@ -187,7 +187,6 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
 
 
 def _environments(devices: int, nodes: int) -> list[dict[str, str]]:
-    """Make the environment of each process of this machine."""
     shared = {"WORLD_SIZE": str(devices * nodes), "LOCAL_WORLD_SIZE": str(devices)}
     if nodes == 1:
         with socket.socket() as free:

@@ -164,7 +164,7 @@ def _collect_own(
 
 
 class Wishes(NamedTuple):
-    """What the recipe ``auto`` must keep to."""
+    """What the user asks of the recipe ``auto``."""
 
     given: Mapping[str, Any]
     """Fields that the user has given."""
@@ -175,7 +175,7 @@ class Wishes(NamedTuple):
 def _find_wishes(
     recipe: str | Config, given: Mapping[str, Any], budget: str | None
 ) -> Wishes | None:
-    """Return what to keep to if the recipe is ``auto``, else None."""
+    """Return the user's constraints if the recipe is ``auto``, else None."""
     if recipe != AUTO:
         if budget is not None:
             raise UserError(
@@ -298,7 +298,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
 
 
 def _explain_new_settings(fields: list[str], words: list[str]) -> str:
-    """Say how to train on from a run with other settings than it has."""
+    """Explain how to continue from the weights of a run with other settings."""
     values = _pair_options(words)
     run = values.get("--resume") or "RUN"
     asked = shlex.join(word for field in fields for word in (field, values[field] or "..."))
@@ -311,7 +311,7 @@ def _explain_new_settings(fields: list[str], words: list[str]) -> str:
 
 
 def _pair_options(words: list[str]) -> dict[str, str]:
-    """Return the value of each option; empty of one without."""
+    """Return the value of each option; empty for an option without a value."""
     found = {}
     for place, word in enumerate(words):
         option, has_value, value = word.partition("=")
@@ -562,7 +562,7 @@ def _settings_to_continue(folder: Path, config: Config, wishes: Wishes | None) -
 
 
 def _find_surprises(config: Config) -> Iterator[str]:
-    """Yield what a user may not expect of the settings."""
+    """Yield warnings about settings that are rarely meant."""
     warmup, epochs = config.optimiser.warmup_epochs, config.training.epochs
     if warmup >= epochs:
         yield (

@@ -153,7 +153,6 @@ class Section:
         cls.table = table or words
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for name, hint in _hints(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
             value, where = getattr(self, name), f"{self.table}.{name}"
             if isinstance(value, list):  # as TOML has it, and JSON

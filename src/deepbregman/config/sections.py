@@ -84,7 +84,6 @@ class ViewSettings(Section, table="views"):
     relative_size then count."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and the hue, whose circle ends at one half."""
         super().__post_init__()
         if self.jitter[3] > 0.5:
             raise UserError(f"{self.table}.jitter is {self.jitter!r}: its hue must be 0.5 or less")
@@ -151,7 +150,6 @@ class EncoderSettings(Section):
     """Width of the embedding z."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and that a stem is chosen only where there is a choice."""
         super().__post_init__()
         if self.stem != "auto" and self.name.startswith(("timm:", "custom")):
             raise UserError(
@@ -231,7 +229,6 @@ class DivergenceSettings(Section):
     """Epochs over which the weight rises from 0."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and that InfoNCE has its negatives."""
         super().__post_init__()
         if self.info_nce > 0.0 and self.source != "bank":
             raise UserError(
@@ -293,7 +290,6 @@ class OptimiserSettings(Section):
     """Factor at each milestone."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and that milestones and schedule agree."""
         super().__post_init__()
         if bool(self.milestones) != (self.schedule == "step"):
             raise UserError(
@@ -355,7 +351,6 @@ class Config:
     training: TrainingSettings = TrainingSettings()
 
     def __post_init__(self) -> None:
-        """Check what spans sections."""
         if not has_type(self.seed, int) or not 0 <= self.seed < 2**32:
             raise UserError(
                 f"seed is {abbreviate(self.seed)}: it must be a whole number from 0 to 2^32 - 1"

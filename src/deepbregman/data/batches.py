@@ -364,5 +364,4 @@ def open_batches(
 
 
 def _free_memory(device: torch.device) -> int:
-    """Return the free bytes of the device."""
     return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()

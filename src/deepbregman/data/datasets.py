@@ -72,7 +72,7 @@ class Dataset:
 
     @contextmanager
     def explain_failure(self) -> Iterator[None]:
-        """Say in an error of the block which dataset it is about, and how to get it."""
+        """Add to an error of the block which dataset it is, and how to get it."""
         try:
             yield
         except UserError as error:

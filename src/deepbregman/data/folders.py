@@ -192,7 +192,7 @@ def _read_uniform_tree(folder: Path) -> Tree:
 
 
 def _has_splits(folder: Path, tree: Tree) -> bool:
-    """Tell whether the folder is split into train and test, and refuse what is half so."""
+    """Whether the folder is split into train and test; refuse a mixture."""
     if "train" not in tree.groups:
         return False
     others = sorted(set(tree.groups) - {"train", "test", "val"})
@@ -392,7 +392,6 @@ def _read_lesions(folder: Path, train: Files) -> list[int] | None:
 
 
 def _read_rows(table: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the rows of a table with the number of their line."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")

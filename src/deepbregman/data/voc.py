@@ -115,7 +115,6 @@ def find_devkit(root: Path) -> Path:
 
 
 def _read_names(path: Path) -> list[str]:
-    """Read a list of images, one name per line."""
     try:
         names = path.read_text(encoding="utf-8").split("\n")
         names = [name.strip() for name in names if name.strip()]

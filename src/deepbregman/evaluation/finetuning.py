@@ -320,8 +320,6 @@ def transfer(evaluation: Evaluation) -> list[Record]:
 
 
 class _Subset(NamedTuple):
-    """A labelled part of the training split."""
-
     split: Split
     name: str
     epochs: int

@@ -428,8 +428,6 @@ def match_images(
 
 
 class _Finder:
-    """Finds images of a gallery by name or by content."""
-
     def __init__(self, gallery: Gallery) -> None:
         self._names = {name: index for index, name in enumerate(gallery.names)}
         last = [name.rpartition("/")[2] for name in gallery.names]

@@ -50,7 +50,6 @@ class Semi(Section):
     random weights."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and that some labels are asked for."""
         if isinstance(self.labelled_list, str):
             object.__setattr__(self, "labelled_list", Path(self.labelled_list))
         super().__post_init__()
@@ -77,7 +76,6 @@ class Tuning(Section):
     """Images in a step; fewer if there are fewer labelled images."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and that there is a rate."""
         super().__post_init__()
         if not self.learning_rate:
             raise UserError("tuning.learning_rate is empty: give one rate, or several to choose of")
@@ -117,7 +115,6 @@ class Detect(Section):
     """Keep the fine-tuned detector as detector.safetensors."""
 
     def __post_init__(self) -> None:
-        """Check every value, and what spans several."""
         super().__post_init__()
         for name in ("architectures", "arms"):
             given = getattr(self, name)
@@ -140,7 +137,6 @@ class Few(Section):
     """Draws of the labelled images; a seed's value is their mean."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and that there is a number."""
         super().__post_init__()
         if not self.labels_per_class:
             raise UserError("few.labels_per_class is empty: give a number of labels, such as 5")
@@ -160,7 +156,6 @@ class Ood(Section):
     """The distance of an image from the training images is that of its neighbour of this rank."""
 
     def __post_init__(self) -> None:
-        """Check the fields, and that there are images."""
         super().__post_init__()
         if not self.against or len(set(self.against)) < len(self.against):
             raise UserError(
@@ -189,7 +184,6 @@ class Options(Section):
     ood: Ood = Ood()
 
     def __post_init__(self) -> None:
-        """Check the fields, and those whose rule an annotation cannot hold."""
         if self.epochs is not None and not (has_type(self.epochs, int) and self.epochs >= 0):
             raise UserError(f"epochs is {self.epochs!r}: it must be 0 or more")
         super().__post_init__()

@@ -202,7 +202,6 @@ _DETECTRON2_NAMES = (
 
 
 def _detectron2_name(name: str) -> str:
-    """Translate a tensor's name from torchvision's to detectron2's."""
     for pattern, replacement in _DETECTRON2_NAMES:
         name = pattern.sub(replacement, name)
     return name

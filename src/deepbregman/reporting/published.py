@@ -20,7 +20,7 @@ _OURS = re.compile(r" of \d+ crops|, \d+ px$")
 """Variants that no publication here has: averaged over crops, or at another image size."""
 CAVEAT = (
     "Published figures are transcribed: other code, epochs and choices than the runs here, perhaps "
-    "another encoder, mostly one run and no deviation. They are a mark on the wall, not an arm."
+    "another encoder, mostly one run and no deviation. They are for orientation, not an arm."
 )
 
 

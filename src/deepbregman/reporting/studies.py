@@ -317,7 +317,6 @@ def _pair_figure(results: Record, key: str) -> Figure | None:
 
 
 def _places(results: Record) -> dict[str, int]:
-    """Return the place of every arm's colour."""
     return {arm["arm"]: place for place, arm in enumerate(results["arms"])}
 
 

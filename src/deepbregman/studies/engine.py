@@ -184,8 +184,6 @@ def _open_run(folder: Path, config: Config) -> Run | None:
 
 
 class _Report(Callback):
-    """Passes the results of the kNN monitor on."""
-
     def __init__(self, watch: Watch) -> None:
         self.watch = watch
 

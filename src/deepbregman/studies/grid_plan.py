@@ -117,7 +117,6 @@ def default_folder(study: Study, options: StudyOptions) -> Path:
 
 
 def _check_kind(study: Study, options: StudyOptions) -> None:
-    """Refuse options of another kind of study."""
     if options.trials is not None:
         raise UserError(f"study {study.name} is a grid and takes no --trials; see --seeds")
     if study.recipes and options.recipe is not None:

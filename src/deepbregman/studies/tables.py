@@ -322,7 +322,6 @@ def _summarise_quantity(
 
 
 def _compare(mine: dict[int, Record], other: dict[int, Record], metric: str) -> Record | None:
-    """Compare two sets of rows seed by seed; None without a common seed."""
     first, second = ({seed: r["value"] for seed, r in rows.items()} for rows in (mine, other))
     pair = summarise_pairs(first, second)
     if pair is None:

@@ -156,10 +156,10 @@ def plan_tables(options: TableOptions) -> TablePlan:
         sizes, epochs = options.image_size, options.epochs
         given: dict[str, Any] = {
             "data.source": data,
-            "data.image_size": _of(sizes, place) or min(LARGEST_SIDE, typical_side(data)),
+            "data.image_size": _pick(sizes, place) or min(LARGEST_SIDE, typical_side(data)),
         }
         if epochs:
-            given["training.epochs"] = _of(epochs, place)
+            given["training.epochs"] = _pick(epochs, place)
         for name, arm in zip(arms, options.arms, strict=True):
             configs[name, data] = build_arm(arm, {**given, **changes})
     cells = []
@@ -266,8 +266,8 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"{folder} exists and holds no tables: choose another folder with --out")
 
 
-def _of(numbers: Sequence[int], place: int) -> int | None:
-    """Return the number of a dataset, of one for all or one for each; None where none is given."""
+def _pick(numbers: Sequence[int], place: int) -> int | None:
+    """Return the number for a dataset: one for all or one for each; None if none is given."""
     if not numbers:
         return None
     return numbers[0] if len(numbers) == 1 else numbers[place]

@@ -134,7 +134,6 @@ def require(state: State, parts: Iterable[str], origin: str) -> None:
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    """Return the shape of a tensor, None of anything else."""
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 

@@ -147,7 +147,6 @@ class Pretraining:
                 views(batch.images, batch.sizes)
 
     def _open_folder(self, resume: bool, found: FoundCheckpoint | None) -> None:
-        """Create the run folder, or continue the run in it."""
         if self.fabric.is_global_zero:
             record = provenance(device_name(self.fabric.device))
             record |= {"processes": self.fabric.world_size, **self.start_record}
@@ -220,13 +219,13 @@ class Pretraining:
         return self.run
 
     def _tell(self, event: str, *details: object) -> None:
-        """Tell every callback of an event that is process 0's business."""
+        """Call every callback, in process 0 only."""
         if self.fabric.is_global_zero:
             for callback in self.callbacks:
                 getattr(callback, event)(*details)
 
     def _config_of_loggers(self) -> Config:
-        """Return the configuration, whose loggers are process 0's."""
+        """Return the configuration; only process 0 has loggers."""
         if self.fabric.is_global_zero:
             return self.config
         return override(self.config, {"training.logger": []})

@@ -209,7 +209,6 @@ TINY = 1e-12
 
 
 def _group_by_shape(weights: Iterable[Tensor]) -> list[list[int]]:
-    """Return the places of the weights of each shape."""
     places: dict[torch.Size, list[int]] = {}
     for place, weight in enumerate(weights):
         places.setdefault(weight.shape, []).append(place)
