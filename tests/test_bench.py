@@ -12,7 +12,7 @@ from PIL import Image
 from rich.console import Console
 
 from deepbregman import benchmarking
-from deepbregman.benchmarking import BARE, Arm, Effort, configure, prepare_arm, time_arms
+from deepbregman.benchmarking import BARE, Effort, TimedArm, configure, prepare_arm, time_arms
 from deepbregman.commands.bench import bench
 from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
@@ -51,7 +51,9 @@ def test_arms_take_turns_and_the_median_counts(clock: Clock) -> None:
         calls.append("b")
         clock.now += 0.002
 
-    first, second = time_arms([Arm("a", slow, 100), Arm("b", quick, 100)], CPU, Effort(0, 5, 1))
+    first, second = time_arms(
+        [TimedArm("a", slow, 100), TimedArm("b", quick, 100)], CPU, Effort(0, 5, 1)
+    )
     assert calls == ["a", "b"] * 5
     assert first["milliseconds"] == pytest.approx(10)  # the turn of 210 ms does not count
     assert first["views_per_second"] == pytest.approx(10_000)
@@ -69,7 +71,7 @@ def test_lead_in_steps_are_taken_but_not_timed(clock: Clock) -> None:
         else:
             clock.now += 0.01
 
-    (timing,) = time_arms([Arm("a", step, 1, lead_in=3)], CPU, Effort(0, 1, 3))
+    (timing,) = time_arms([TimedArm("a", step, 1, lead_in=3)], CPU, Effort(0, 1, 3))
     assert timing["milliseconds"] == pytest.approx(10)
 
 

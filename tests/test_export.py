@@ -385,7 +385,7 @@ class TestDetectron2:
         config = override(short_config, {"encoder.name": "resnet50"})
         encoder = build_step(config).objective.encoder
         with pytest.raises(UserError, match=r"thumbnail stem.* --encoder.stem standard"):
-            formats.to_detectron2(formats.Source(encoder, config, {}))
+            formats.to_detectron2(formats.TrainedEncoder(encoder, config, {}))
 
     def test_only_detectron2_reads_it(self, tmp_path: Path) -> None:
         (tmp_path / "e.pth").touch()
@@ -526,7 +526,7 @@ class TestCommand:
         out = tmp_path / ("e.pth" if format == "torchvision" else "e.safetensors")
         first: list[dict[str, bytes]] = []
 
-        def make_slowly(source: formats.Source) -> formats.Content:
+        def make_slowly(source: formats.TrainedEncoder) -> formats.Content:
             """Be overtaken by another export."""
             monkeypatch.setitem(formats.MAKERS, format, make)
             export(run, out, format=format)

@@ -48,7 +48,7 @@ class Effort(NamedTuple):
 
 
 @dataclass
-class Arm:
+class TimedArm:
     """A step that is ready to be timed."""
 
     name: str
@@ -98,7 +98,7 @@ def measure(
 
 def prepare_arm(
     name: str, views_per_step: int, build: Build, device: torch.device, warmup: int
-) -> Arm:
+) -> TimedArm:
     """Build an arm, take its first step and warm it up."""
     on_gpu = device.type == "cuda"
     before = torch.cuda.memory_allocated(device) if on_gpu else 0
@@ -113,10 +113,10 @@ def prepare_arm(
         step()
     _wait(device)
     peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else 0
-    return Arm(name, step, views_per_step, first, peak)
+    return TimedArm(name, step, views_per_step, first, peak)
 
 
-def time_arms(arms: list[Arm], device: torch.device, effort: Effort) -> list[Record]:
+def time_arms(arms: list[TimedArm], device: torch.device, effort: Effort) -> list[Record]:
     """Time arms in turns, so that a slow moment of the machine hits all of them."""
     seconds: dict[str, list[float]] = {arm.name: [] for arm in arms}
     for _ in range(effort.turns):

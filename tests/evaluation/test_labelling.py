@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 
 from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.labelling import (
-    Classifier,
+    Candidate,
     expect_accuracy,
     fit_temperature,
     predict_labels,
@@ -50,7 +50,7 @@ class TestClassifiers:
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 2])
 
     def test_neighbours_vote_by_their_cosine(self) -> None:
-        found = Classifier("knn", 3).logits(self.train, self.labels, self.queries, 3, 0.5)
+        found = Candidate("knn", 3).logits(self.train, self.labels, self.queries, 3, 0.5)
         for query, logits in zip(self.queries.representation, found, strict=True):
             cosines = torch.cosine_similarity(query[None].double(), self.train.representation)
             best = cosines.topk(3)
@@ -60,7 +60,7 @@ class TestClassifiers:
             assert logits.softmax(0) == pytest.approx(votes / votes.sum(), abs=1e-5)
 
     def test_a_class_is_the_distribution_of_its_images(self) -> None:
-        found = Classifier("divergence").logits(self.train, self.labels, self.queries, 3, 0.5)
+        found = Candidate("divergence").logits(self.train, self.labels, self.queries, 3, 0.5)
         assert self.train.scores is not None
         assert self.queries.scores is not None
         for kind in range(3):

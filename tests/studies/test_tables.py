@@ -22,8 +22,8 @@ from deepbregman.studies.tables_plan import (
     ARMS,
     TableOptions,
     build_arm,
-    list_parts,
     pair_arms,
+    plan_parts,
     plan_tables,
 )
 
@@ -68,19 +68,19 @@ def test_arms_are_recipes_with_the_divergence_taken_away_by_name() -> None:
 
 def test_parts_of_a_run() -> None:
     options = TableOptions(data=("a.npz", "b.npz"))
-    first = [part.name for part in list_parts(options, "simclr", "a.npz", is_reference=True)]
+    first = [part.name for part in plan_parts(options, "simclr", "a.npz", is_reference=True)]
     assert first == [
         *("knn", "linear", "semi", "supervised", "transfer-b", "retrieval", "cluster", "few"),
         *("ood", "corruptions"),
     ]
-    other = list_parts(options, "best", "b.npz", is_reference=False)
+    other = plan_parts(options, "best", "b.npz", is_reference=False)
     assert "supervised" not in [part.name for part in other]
     assert next(part for part in other if part.name == "ood").others == ("noise", "a.npz")
     chosen = TableOptions(data=("a.npz", "b.npz"), only=("best/*/transfer-*", "*/b/knn"))
-    assert [p.name for p in list_parts(chosen, "best", "b.npz", is_reference=False)] == [
+    assert [p.name for p in plan_parts(chosen, "best", "b.npz", is_reference=False)] == [
         *("knn", "transfer-a"),
     ]
-    assert list_parts(chosen, "simclr", "a.npz", is_reference=True) == ()
+    assert plan_parts(chosen, "simclr", "a.npz", is_reference=True) == ()
 
 
 @pytest.mark.parametrize(

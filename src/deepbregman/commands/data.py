@@ -19,7 +19,7 @@ from .parameters import PythonOnly
 
 if TYPE_CHECKING:
     from deepbregman.data import Source
-    from deepbregman.data.checking import Report
+    from deepbregman.data.checking import CheckReport
 
 MEASURED_FILES = 10_000
 """Files that the mean and deviation are measured on; of arrays all images are."""
@@ -47,7 +47,7 @@ def list_datasets() -> list[Dataset]:
 
 def check(
     name: Name, root: Path = Path("data"), progress: PythonOnly[ReportProgress | None] = None
-) -> "Report":
+) -> "CheckReport":
     """Check whether a dataset is complete; if not, print what is missing and how to get it.
 
     The exit code is 0 for a complete dataset and 2 otherwise. The command compares the numbers of
@@ -162,7 +162,7 @@ def show_list_datasets(datasets: list[Dataset], console: Console) -> None:
     say(console, "\ndeepbregman data check NAME shows where a dataset belongs and how to get it.")
 
 
-def show_check(report: "Report", console: Console) -> None:
+def show_check(report: "CheckReport", console: Console) -> None:
     """Print what was found; problems are an error."""
     _print_rows(console, report.rows)
     report.require_complete()

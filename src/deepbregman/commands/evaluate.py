@@ -12,7 +12,7 @@ from deepbregman.reporting.screen import describe_references, evaluation_table
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import MaybeNumber, MaybeText, ReportProgress, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, check_data
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, check_dataset
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,7 +111,7 @@ def evaluate(
     )
     opened = run if isinstance(run, Run) else Run.open(Path(run))
     if source is None and set(protocols) != {"detect"}:  # which has its own layout
-        check_data(opened.config, None if "detect" in protocols else data)
+        check_dataset(opened.config, None if "detect" in protocols else data)
     from deepbregman.evaluation.inputs import Evaluation
     from deepbregman.evaluation.protocols import run_protocols
 

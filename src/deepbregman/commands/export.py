@@ -78,9 +78,9 @@ def export(
     _check(out, sidecar, format)
     run = run if isinstance(run, Run) else Run.open(Path(run))
 
-    from deepbregman.exporting.formats import MAKERS, open_source
+    from deepbregman.exporting.formats import MAKERS, load_to_export
 
-    source = open_source(run, format, encoder)
+    source = load_to_export(run, format, encoder)
     content = MAKERS[format](source)
     files = _write(out, sidecar, content)
     epochs = source.config.training.epochs

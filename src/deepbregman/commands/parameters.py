@@ -31,11 +31,11 @@ def open_folder(run: "RunFolder", data: str | Path | None = None) -> "Run":
     from deepbregman.runs import Run
 
     opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_data(opened.config, data)
+    check_dataset(opened.config, data)
     return opened
 
 
-def check_data(config: Config, data: str | Path | None = None) -> None:
+def check_dataset(config: Config, data: str | Path | None = None) -> None:
     """Refuse a wrong dataset before torch is loaded, which takes seconds.
 
     Args:

@@ -38,7 +38,7 @@ from deepbregman.terminal import (
     say,
 )
 
-from .parameters import Accelerator, PythonOnly, check_data
+from .parameters import Accelerator, PythonOnly, check_dataset
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -126,7 +126,7 @@ def pretrain(
     if not is_run(folder):
         Run.check_free(folder)
     if source is None and images is None:
-        check_data(config)
+        check_dataset(config)
     if must_start_processes(devices, nodes):
         _start_processes(devices or 1, nodes or 1, folder, ["--run", str(folder)])
     parts = Parts(own, source, images, tuple(callbacks))
@@ -231,7 +231,7 @@ def resume(
             "that: leave the argument out; for other images, start a new run"
         )
     if source is None and data is None:
-        check_data(config)
+        check_dataset(config)
     if must_start_processes(devices, nodes):
         _start_processes(devices or 1, nodes or 1, folder, [])
     own = _collect_own(encoder, augment, objective)

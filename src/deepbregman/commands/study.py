@@ -18,7 +18,7 @@ from deepbregman.studies.search_plan import check_search, search_of_study
 from deepbregman.studies.tables_plan import TableOptions, plan_tables
 from deepbregman.terminal import MaybeText, say
 
-from .parameters import Accelerator, PythonOnly, check_data
+from .parameters import Accelerator, PythonOnly, check_dataset
 
 
 def study(
@@ -152,7 +152,7 @@ def tsne(
     check_new_folder(out)
     opened = [Run.open(Path(run)) for run in runs]
     if opened:
-        check_data(opened[0].config, data)
+        check_dataset(opened[0].config, data)
     from deepbregman.studies.tsne import run_tsne
 
     return run_tsne(

@@ -23,7 +23,7 @@ _LARGEST_FRAME = 512  # a file is decoded whole whatever its frame; this bounds 
 
 
 @dataclass
-class Report:
+class CheckReport:
     """What was found of a dataset, and what is wrong with it."""
 
     name: str
@@ -57,7 +57,7 @@ class Report:
         )
 
 
-def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
+def check_data(name: str, root: Path, progress: ReportProgress) -> CheckReport:
     """Look at a dataset by name, a folder of images or an ``.npz`` file.
 
     Counts and labels are compared with what was published for datasets of image files, checksums
@@ -66,13 +66,13 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
     dataset, path = find_source(name, with_boxes=True)
     root = expand_home(root)
     if dataset is None:
-        report = Report(name, root)
+        report = CheckReport(name, root)
         if (stored := find_format(path)) is not None:
             _check_stored(stored.index(path), report, progress)
             return report
         (_check_folder if path.is_dir() else _check_archive)(path, report, progress)
         return report
-    report = Report(name, root, [("what", dataset.title), ("terms", dataset.terms)])
+    report = CheckReport(name, root, [("what", dataset.title), ("terms", dataset.terms)])
     if dataset.list_files is not None:
         try:
             _check_listing(dataset, dataset.list_files(dataset.find(root)), report)
@@ -88,7 +88,7 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> Report:
     return report
 
 
-def _check_folder(folder: Path, report: Report, progress: ReportProgress) -> None:
+def _check_folder(folder: Path, report: CheckReport, progress: ReportProgress) -> None:
     """Count the images of each class of a folder, and decode every one of them."""
     listing = list_folder(folder)
     splits = listing.splits
@@ -99,7 +99,7 @@ def _check_folder(folder: Path, report: Report, progress: ReportProgress) -> Non
     _decode_all([path for files in splits.values() for path in files.paths], report, progress)
 
 
-def _check_stored(data: StoredData, report: Report, progress: ReportProgress) -> None:
+def _check_stored(data: StoredData, report: CheckReport, progress: ReportProgress) -> None:
     """Count the images of each class of a table or of shards, and decode every one of them."""
     splits = {"train": data.train} | ({} if data.test is None else {"test": data.test})
     places: list[ImagePlace] = []
@@ -111,7 +111,9 @@ def _check_stored(data: StoredData, report: Report, progress: ReportProgress) ->
     _decode_all(places, report, progress)
 
 
-def _decode_all(places: Sequence[ImagePlace], report: Report, progress: ReportProgress) -> None:
+def _decode_all(
+    places: Sequence[ImagePlace], report: CheckReport, progress: ReportProgress
+) -> None:
     sizes = map_files(_decode_and_measure, places, partial(progress, "decoding"))
     pairs = list(zip(places, sizes, strict=True))
     broken = [str(place) for place, size in pairs if isinstance(size, UnreadableImage)]
@@ -131,7 +133,7 @@ def _decode_and_measure(path: ImagePlace) -> tuple[int, int]:
     return read_size(path)
 
 
-def _check_archive(path: Path, report: Report, progress: ReportProgress) -> None:
+def _check_archive(path: Path, report: CheckReport, progress: ReportProgress) -> None:
     """Verify the checksums of an ``.npz`` file, and count the images of each class."""
     progress("verifying checksums", 0, 1)
     verify_checksums(path)
@@ -156,7 +158,7 @@ def _count_classes(
     num_images: int,
     labels: list[int] | None,
     classes: tuple[str, ...] | None,
-    report: Report,
+    report: CheckReport,
 ) -> None:
     """Note the images of a split, of each class where there are few and of the extremes else."""
     if labels is None:
@@ -171,7 +173,7 @@ def _count_classes(
         report.rows.append((f"  {label if classes is None else classes[label]}", f"{count:,}"))
 
 
-def _check_listing(dataset: Dataset, listing: Listing, report: Report) -> None:
+def _check_listing(dataset: Dataset, listing: Listing, report: CheckReport) -> None:
     report.rows.append(("folder", str(listing.folder)))
     num_classes = len(set(listing.train.labels or ()))
     report.rows.append(("classes", f"{num_classes:,}"))
@@ -184,7 +186,7 @@ def _check_listing(dataset: Dataset, listing: Listing, report: Report) -> None:
             report.count(name, 0 if files is None else len(files.paths), dataset.counts[name])
 
 
-def _check_voc(dataset: Dataset, root: Path, report: Report) -> None:
+def _check_voc(dataset: Dataset, root: Path, report: CheckReport) -> None:
     for part, expected in dataset.counts.items():
         year, image_set = part.split()
         folder = find_devkit(root) / f"VOC{year}"
@@ -205,7 +207,7 @@ def _check_voc(dataset: Dataset, root: Path, report: Report) -> None:
 
 
 def _check_checksums(
-    files: Mapping[str, str], report: Report, progress: ReportProgress, *, required: bool
+    files: Mapping[str, str], report: CheckReport, progress: ReportProgress, *, required: bool
 ) -> None:
     """Compare MD5 sums, which guard against damage, not against malice."""
     absent = [report.root / name for name in files if not (report.root / name).is_file()]

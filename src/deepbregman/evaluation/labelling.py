@@ -48,7 +48,7 @@ RESAMPLES = 1000
 _ENTRIES = 2**24  # of a matrix of images and classes at a time
 
 
-class Classifier(NamedTuple):
+class Candidate(NamedTuple):
     """A kind of classifier with its setting: k of knn, the penalty of linear."""
 
     kind: str
@@ -96,7 +96,7 @@ def _linear_logits(train: Features, labels: Tensor, queries: Features, l2: float
 class Judged(NamedTuple):
     """A classifier and how it did on labelled images that it had not learned from."""
 
-    classifier: Classifier
+    classifier: Candidate
     accuracy: float
     """In per cent."""
     log_loss: float
@@ -192,13 +192,13 @@ def _draw_folds(labels: Tensor, seed: int) -> Tensor:
     return folds
 
 
-def _list_classifiers(kinds: Sequence[str], num_train: int) -> list[Classifier]:
+def _list_classifiers(kinds: Sequence[str], num_train: int) -> list[Candidate]:
     settings: dict[str, Sequence[float]] = {
         "knn": [k for k in NEIGHBOURS if k <= num_train],
         "linear": PENALTIES,
         "divergence": (0.0,),
     }
-    return [Classifier(kind, setting) for kind in kinds for setting in settings[kind]]
+    return [Candidate(kind, setting) for kind in kinds for setting in settings[kind]]
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:

@@ -24,7 +24,7 @@ VERSION = 1
 """Version of the record that goes with the weights."""
 
 
-class Source(NamedTuple):
+class TrainedEncoder(NamedTuple):
     """A trained encoder in evaluation mode on the CPU, its configuration and its record."""
 
     encoder: Encoder
@@ -42,7 +42,7 @@ class Content(NamedTuple):
     """What the file itself cannot hold; None when the file holds everything."""
 
 
-def open_source(run: Run, format_name: str, encoder: nn.Module | None = None) -> Source:
+def load_to_export(run: Run, format_name: str, encoder: nn.Module | None = None) -> TrainedEncoder:
     """Load a run's encoder and describe it."""
     model, config, epoch, _ = load_trained(run, encoder=encoder)
     mean, deviation = pixel_statistics(model.encoder)
@@ -60,7 +60,7 @@ def open_source(run: Run, format_name: str, encoder: nn.Module | None = None) ->
         "config": to_toml(config),
         "provenance": run.provenance(),
     }
-    return Source(model.encoder, config, record)
+    return TrainedEncoder(model.encoder, config, record)
 
 
 def pixel_statistics(encoder: Encoder) -> tuple[list[float], list[float]]:
@@ -79,7 +79,7 @@ def _serialise(content: object) -> bytes:
     return buffer.getvalue()
 
 
-def _require_resnet(source: Source, names: tuple[str, ...], format_name: str) -> ResNet:
+def _require_resnet(source: TrainedEncoder, names: tuple[str, ...], format_name: str) -> ResNet:
     """Return the trunk of a ResNet of one of these names, or refuse any other encoder."""
     name, trunk = source.config.encoder.name, source.encoder.trunk
     if name in names and isinstance(trunk, ResNet):
@@ -98,7 +98,7 @@ def _require_resnet(source: Source, names: tuple[str, ...], format_name: str) ->
 # safetensors: the whole encoder and its configuration, for this library.
 
 
-def to_safetensors(source: Source) -> Content:
+def to_safetensors(source: TrainedEncoder) -> Content:
     """Write the whole encoder, its configuration beside the tensors, for this library."""
     metadata = {"format": "pt", "deepbregman": json.dumps(source.record)}
     data = safetensors.torch.save(_copy_tensors(source.encoder.state_dict()), metadata)
@@ -121,7 +121,7 @@ THUMBNAIL_STEM = (
 LOAD = 'model.load_state_dict(torch.load("FILE", weights_only=True))\n'
 
 
-def to_torchvision(source: Source) -> Content:
+def to_torchvision(source: TrainedEncoder) -> Content:
     """Write the trunk of a ResNet as torchvision's network without its classifier."""
     trunk = _require_resnet(source, RESNETS, "torchvision")
     usage = (
@@ -135,7 +135,7 @@ def to_torchvision(source: Source) -> Content:
     return Content(data, usage, {**source.record, "stem": trunk.stem})
 
 
-def to_timm(source: Source) -> Content:
+def to_timm(source: TrainedEncoder) -> Content:
     """Write the trunk as timm's network with ``num_classes=0``; ResNets have the same names."""
     trunk, name = source.encoder.trunk, source.config.encoder.name
     image_size = source.config.data.image_size
@@ -180,7 +180,7 @@ def _stem_code(trunk: ResNet) -> str:
     return THUMBNAIL_STEM if trunk.stem == "thumbnail" else ""
 
 
-def _describe_pixels(source: Source) -> str:
+def _describe_pixels(source: TrainedEncoder) -> str:
     mean, deviation = pixel_statistics(source.encoder)
     return (
         f"# images: RGB, {source.config.data.image_size} px, in [0, 1], minus "
@@ -207,7 +207,7 @@ def _detectron2_name(name: str) -> str:
     return name
 
 
-def to_detectron2(source: Source) -> Content:
+def to_detectron2(source: TrainedEncoder) -> Content:
     """Write a ResNet-50 or 101 with the standard stem as detectron2's backbone.
 
     Counts of batches are left out: the frozen batch normalisation there has none.
@@ -255,7 +255,7 @@ ONNX_TOLERANCE = 1e-4
 """Largest accepted difference, as a share of the largest feature (or of 1)."""
 
 
-def to_onnx(source: Source) -> Content:
+def to_onnx(source: TrainedEncoder) -> Content:
     """Export the graph, check it, and compare it with the encoder it came from."""
     import onnx
 
@@ -352,7 +352,7 @@ def compare_onnx(graph: bytes, encoder: Encoder, size: int) -> float:
     return largest
 
 
-MAKERS: dict[str, Callable[[Source], Content]] = {
+MAKERS: dict[str, Callable[[TrainedEncoder], Content]] = {
     "torchvision": to_torchvision,
     "timm": to_timm,
     "safetensors": to_safetensors,

@@ -24,7 +24,7 @@ CAVEAT = (
 )
 
 
-class Published(NamedTuple):
+class PublishedValue(NamedTuple):
     """One printed value, and what it was printed for."""
 
     method: str
@@ -49,11 +49,11 @@ class PublishedRow(NamedTuple):
 
 
 @cache
-def load_published() -> tuple[Published, ...]:
+def load_published() -> tuple[PublishedValue, ...]:
     """Return every value, table by table."""
     text = (importlib.resources.files(__package__) / "published.toml").read_text(encoding="utf-8")
     return tuple(
-        Published(
+        PublishedValue(
             row["method"],
             value,
             column["data"],
@@ -70,7 +70,7 @@ def load_published() -> tuple[Published, ...]:
     )
 
 
-def published_for(measure: Measure, num_subnetworks: Collection[int] = ()) -> list[Published]:
+def published_for(measure: Measure, num_subnetworks: Collection[int] = ()) -> list[PublishedValue]:
     """Return what was printed for the same quantity.
 
     Args:

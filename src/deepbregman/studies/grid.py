@@ -34,7 +34,7 @@ from .results import write_results
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """An arm with a seed; arms with the same configuration share a trial."""
 
     arm: Arm
@@ -42,16 +42,18 @@ class Cell:
     trial: Trial
 
 
-def plan_cells(arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Path) -> list[Cell]:
+def plan_cells(
+    arms: Iterable[Arm], base: Config, seeds: Iterable[int], runs: Path
+) -> list[GridCell]:
     """List the cells seed by seed, so that an unfinished study still compares all arms."""
-    cells: list[Cell] = []
+    cells: list[GridCell] = []
     trials: dict[str, Trial] = {}
     for seed in seeds:
         for arm in arms:
             config = override(base, {**arm.changes, "seed": seed})
             name = f"{re.sub(r'[^A-Za-z0-9._-]', '_', arm.name)}-seed{seed}"
             trial = trials.setdefault(repr(config), Trial(runs / name, config))
-            cells.append(Cell(arm, seed, trial))
+            cells.append(GridCell(arm, seed, trial))
     return cells
 
 
@@ -65,7 +67,7 @@ class Grid(TrialQueue):
     how: EvaluationPlan
     definition: Record
     """What ``study.json`` holds."""
-    cells: list[Cell]
+    cells: list[GridCell]
     """What is to be trained by this command."""
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ class Grid(TrialQueue):
             return write_results(self.folder, self.definition, rows, costs)
 
 
-def measure_costs(cells: Iterable[Cell]) -> dict[str, Record]:
+def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
     """Collect the cost of training each arm, from its settings and its runs.
 
     ``samples_per_step`` counts views, over all batches of an optimiser step; ``seconds`` is the

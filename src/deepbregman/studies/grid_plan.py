@@ -61,7 +61,7 @@ class GridPlan:
 def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     """Check all that can be checked before torch is loaded and an image is read."""
     _check_kind(study, options)
-    folder = options.out or default_folder(study, options)
+    folder = options.out or study_folder(study, options)
     before = _read_definition(folder, study)
     settings = _merge_options(study, options, before)
     bases = _build_bases(study, options, settings, before, folder)
@@ -106,7 +106,7 @@ def usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
     return tuple(arm for arm in arms if arm.only_if is None or fields[arm.only_if])
 
 
-def default_folder(study: Study, options: StudyOptions) -> Path:
+def study_folder(study: Study, options: StudyOptions) -> Path:
     """Name the folder by study, recipe and data, so that the same command continues the study."""
     recipes = list(options.recipes or study.recipes)
     names = name_arms(recipes) if recipes else [Path(options.recipe or study.recipe).stem]

@@ -166,7 +166,7 @@ def plan_tables(options: TableOptions) -> TablePlan:
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for data in options.data:
             for name in arms:
-                parts = list_parts(options, name, data, is_reference=name == arms[0])
+                parts = plan_parts(options, name, data, is_reference=name == arms[0])
                 if parts:
                     config = override(configs[name, data], {"seed": seed})
                     cells.append(TableCell(name, data, seed, config, parts))
@@ -194,7 +194,7 @@ def build_arm(arm: str, given: Mapping[str, Any]) -> Config:
     return override(config, {**own, **changes, **given})
 
 
-def list_parts(
+def plan_parts(
     options: TableOptions, arm: str, data: str, *, is_reference: bool
 ) -> tuple[Part, ...]:
     """List what a run is to measure."""
