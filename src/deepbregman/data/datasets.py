@@ -294,7 +294,9 @@ def typical_side(spec: str, root: Path = Path("data")) -> int:
 
     Of files, the headers of a sample are read.
     """
-    from deepbregman.data.images import StoredImage
+    import numpy as np
+
+    from deepbregman.data.images import StoredImages
     from deepbregman.data.listings import median_side
 
     dataset, path = find_source(spec)
@@ -302,7 +304,7 @@ def typical_side(spec: str, root: Path = Path("data")) -> int:
         return dataset.image_size
     if (stored := find_format(path)) is not None:
         store = stored.index(path).train.store
-        return median_side([StoredImage(store, i) for i in range(len(store))])
+        return median_side(StoredImages(store, np.arange(len(store))))
     if not path.is_dir():
         with open_npz(path) as reader, reader.open("train_images") as (_, header):
             return int(min(header.shape[1:3], default=1))

@@ -14,21 +14,15 @@ import tyro
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data.datasets import check_source, typical_side
 from deepbregman.errors import UserError, suggest
-from deepbregman.evaluation.options import NOISE, ProtocolName
+from deepbregman.evaluation.options import NOISE, PROTOCOL_NAMES, ProtocolName
 from deepbregman.files import check_can_be_folder, list_names
 from deepbregman.terminal import MaybeNumber
 
 from .definition import read_changes
 
 ARMS = (
-    "simclr",
-    "paper-without",
-    "paper",
-    "best-control",
-    "best",
-    "moco-v2plus",
-    "byol",
-    "barlow-twins",
+    *("simclr", "paper-without", "paper", "best-control", "best"),
+    *("moco-v2plus", "byol", "barlow-twins"),
 )
 """Arms of the tables, the reference first."""
 WITHOUT, CONTROL = "-without", "-control"
@@ -37,18 +31,8 @@ CHANGED: Mapping[str, Mapping[str, Any]] = {
     CONTROL: {"divergence.weight": 0.0, "divergence.info_nce": 1.0},
 }
 """Endings of the names of arms, and what they change in the recipe that the name begins with."""
-PROTOCOLS: tuple[ProtocolName, ...] = (
-    "knn",
-    "linear",
-    "semi",
-    "supervised",
-    "transfer",
-    "retrieval",
-    "cluster",
-    "few",
-    "ood",
-    "corruptions",
-)
+PROTOCOLS = tuple(name for name in PROTOCOL_NAMES if name != "detect")
+"""Detection has images of its own."""
 ENCODER = "resnet18"
 LARGEST_SIDE = 128
 FILE = "tables.json"
