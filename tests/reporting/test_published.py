@@ -25,7 +25,7 @@ PAPER = (
 
 def test_values_that_everybody_quotes() -> None:
     known = {
-        (e.table, e.method, e.data, e.variant, e.metric, e.num_subnetworks): e.value
+        (e.label, e.method, e.data, e.variant, e.metric, e.num_subnetworks): e.value
         for e in load_published()
     }
     baseline, kappa = "table:lineareval:smalldatasets", "table:lineareval:k"
@@ -46,7 +46,7 @@ def test_every_value_stands_in_the_table_that_is_named() -> None:
     """Read the tables anew, row by row, and compare the numbers in their order."""
     text = PAPER.read_text(encoding="utf-8")
     tables = re.findall(r"\\begin\{table\*?\}.*?\\end\{table\*?\}", text, flags=re.DOTALL)
-    labels = list(dict.fromkeys(entry.table for entry in load_published()))
+    labels = list(dict.fromkeys(entry.label for entry in load_published()))
     assert len(labels) == 5
     for label in labels:
         (table,) = [part for part in tables if f"\\label{{{label}}}" in part]
@@ -58,7 +58,7 @@ def test_every_value_stands_in_the_table_that_is_named() -> None:
                 rows.append([float(number) for number in numbers])
         ours: dict[str, list[float]] = {}
         for entry in load_published():
-            if entry.table == label:
+            if entry.label == label:
                 ours.setdefault(entry.method, []).append(entry.value)
         assert list(ours.values()) == rows, label
 

@@ -180,40 +180,33 @@ def predict(
     return logits
 
 
-class Extractor(NamedTuple):
-    """What is put under a classifier, a copy of its own."""
-
-    module: nn.Module
-    num_features: int
+Start = Callable[[LabelledFeatures, int], tuple[nn.Module, int]]
+"""Makes the network that training starts from, given a seed; returns it with its width."""
 
 
-Start = Callable[[LabelledFeatures, int], Extractor]
-"""The network that training starts from, given a seed."""
-
-
-def from_encoder(labelled: LabelledFeatures, seed: int) -> Extractor:
+def from_encoder(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, int]:
     """Start from the run's encoder."""
     del seed  # nothing is drawn
     encoder = copy.deepcopy(labelled.model.encoder)
-    return Extractor(encoder, encoder.num_features)
+    return encoder, encoder.num_features
 
 
-def from_projection(labelled: LabelledFeatures, seed: int) -> Extractor:
+def from_projection(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, int]:
     """Start from the encoder and the projection's first layer, as SimCLR-v2 does.
 
     That is all up to the projection's first activation: Linear, batch norm, ReLU.
     """
     encoder, _ = from_encoder(labelled, seed)
     layer, width = first_layer(labelled.model)
-    return Extractor(nn.Sequential(encoder, copy.deepcopy(layer)), width)
+    return nn.Sequential(encoder, copy.deepcopy(layer)), width
 
 
-def from_scratch(labelled: LabelledFeatures, seed: int) -> Extractor:
+def from_scratch(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, int]:
     """Start from random weights of the same architecture: what pretraining is compared with."""
     encoder = build_untrained_encoder(
         labelled.model.encoder, labelled.config, *labelled.pixel_statistics, seed
     )
-    return Extractor(encoder, encoder.num_features)
+    return encoder, encoder.num_features
 
 
 def first_layer(model: Model) -> tuple[nn.Sequential, int]:

@@ -32,12 +32,12 @@ class PublishedValue(NamedTuple):
     data: str
     protocol: str
     metric: str
-    variant: str | None
-    """One of the parts of a variant's name, such as ``1 % labels``; None is any."""
-    num_subnetworks: int | None
-    table: str
-    """The label of the table in the paper's source."""
+    label: str
+    """Label of the table in the paper's source."""
     conditions: str
+    variant: str | None = None
+    """One of the parts of a variant's name, such as ``1 % labels``; None is any."""
+    num_subnetworks: int | None = None
 
 
 class PublishedRow(NamedTuple):
@@ -52,22 +52,13 @@ class PublishedRow(NamedTuple):
 def load_published() -> tuple[PublishedValue, ...]:
     """Return every value, table by table."""
     text = (importlib.resources.files(__package__) / "published.toml").read_text(encoding="utf-8")
-    return tuple(
-        PublishedValue(
-            row["method"],
-            value,
-            column["data"],
-            table["protocol"],
-            column.get("metric") or table["metric"],
-            column.get("variant"),
-            column.get("num_subnetworks"),
-            table["label"],
-            table["conditions"],
-        )
-        for table in tomllib.loads(text)["tables"]
-        for row in table["rows"]
-        for column, value in zip(table["columns"], row["values"], strict=True)
-    )
+    found = []
+    for table in tomllib.loads(text)["tables"]:
+        shared = {name: table.get(name) for name in ("protocol", "metric", "label", "conditions")}
+        for row in table["rows"]:
+            for column, value in zip(table["columns"], row["values"], strict=True):
+                found.append(PublishedValue(row["method"], value, **{**shared, **column}))
+    return tuple(found)
 
 
 def published_for(measure: Measure, num_subnetworks: Collection[int] = ()) -> list[PublishedValue]:
@@ -101,7 +92,7 @@ def published_beside(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> 
         for entry in published_for(measure, counts):
             count = entry.num_subnetworks
             method = entry.method if count is None else f"{entry.method}, κ = {count}"
-            where = f"the paper's {entry.table} ({entry.conditions})"
+            where = f"the paper's {entry.label} ({entry.conditions})"
             found.setdefault((method, where), {})[index] = entry.value
     return [
         PublishedRow(method, where, tuple(values.get(index) for index in range(len(columns))))
