@@ -1,1 +1,1 @@
-"""Compositions of runs and evaluations: quickstart, and later searches and ablations."""
+"""Studies and searches: their plans, the engine that runs them, and their results."""
