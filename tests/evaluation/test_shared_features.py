@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from deepbregman.evaluation.predictions import pack
 from PIL import Image
 
 from deepbregman.config import Config, load_recipe, override
@@ -20,7 +21,6 @@ from deepbregman.evaluation import features
 from deepbregman.evaluation.features import LabelledFeatures, SplitFeatures
 from deepbregman.evaluation.frozen import InOrder, SharedBatches, map_batches
 from deepbregman.evaluation.inputs import load_run
-from deepbregman.evaluation.predictions import pack
 from deepbregman.method.networks import Model
 from deepbregman.objectives import build_step
 from deepbregman.runs import Run
