@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import functools
 import inspect
 import json
 import math
@@ -166,12 +167,13 @@ def test_toml_round_trip(config: Config) -> None:
 def test_every_field_has_a_sentence_under_it() -> None:
     ours = [cls for cls in METHODS.values() if cls.__module__.startswith("deepbregman.")]
     assert len(ours) > 20
+    read = functools.cache(inspect.getsource)  # which parses the whole file
     for cls in {*SECTIONS.values(), *ours}:
         bases = [base for base in cls.__mro__ if issubclass(base, Section) and base is not Section]
         for field in dataclasses.fields(cls):
             # A field that is declared again may leave the sentence to its base.
             words = rf'\n    {field.name}: (?:(?!\n    \w).)*?\n    """([^"]*)\."""'
-            found = [re.search(words, inspect.getsource(base), re.DOTALL) for base in bases]
+            found = [re.search(words, read(base), re.DOTALL) for base in bases]
             assert any(found), (cls, field.name)
 
 
