@@ -48,7 +48,7 @@ FIELDS = [
 ]
 NAMES = [
     *("auto", "authors", "best", "cifar10-fast", "digits", "paper", "paper-imagenet", "simclr"),
-    *("best-imagenet", "simclr-imagenet"),
+    *("best-imagenet", "cifar10-summit", "simclr-imagenet"),
     *("byol", "dino", "moco-v2", "moco-v2plus", "moco-v3", "nnclr", "ressl", "sce"),
     *("simsiam", "swav"),
     *("amdim", "barlow-twins", "cmc", "cpc", "deep-divergence", "dim", "instdisc", "pirl"),
@@ -316,6 +316,7 @@ MEASURED = {
     "simclr": "studies/comparison-cifar10/runs/simclr-seed0",
     "best": "studies/comparison-teacher/runs/best-seed0",
     "cifar10-fast": "cifar10-race-50/seed0",
+    "cifar10-summit": "cifar10-summit",
 }
 
 
@@ -393,6 +394,19 @@ def test_the_header_of_the_race_is_the_record() -> None:
     for line in (folder / "wall.csv").read_text().splitlines()[1:]:
         minutes, seconds = divmod(round(float(line.split(",")[1])), 60)
         assert f"{minutes} min {seconds} s" in recipes()["cifar10-fast"]
+
+
+def test_the_header_of_the_long_run_is_the_record() -> None:
+    record = json.loads((RESULTS / "cifar10-summit" / "result.json").read_text())
+    found = {
+        row["variant"]: row["value"] for row in record["evaluations"] if row["metric"] == "top1"
+    }
+    linear, few, many = (
+        f"{found[variant]:.2f}" for variant in ("cached features", "cosine, k=20", "cosine, k=200")
+    )
+    assert f"{linear} linear, {few} kNN (k = 20), {many} (k = 200)" in _expected("cifar10-summit")
+    minutes, seconds = divmod(round(record["pretrain"]["seconds"]), 60)
+    assert f"{minutes} min {seconds} s" in recipes()["cifar10-summit"]
 
 
 def test_every_committed_run_can_be_opened() -> None:

@@ -12,7 +12,10 @@ from rich.table import Table
 
 from deepbregman import config
 
-FIRST = ("auto", "best", "cifar10-fast", "digits", "simclr", "paper", "paper-imagenet", "authors")
+FIRST = (
+    *("auto", "best", "cifar10-fast", "cifar10-summit", "digits", "simclr"),
+    *("paper", "paper-imagenet", "authors"),
+)
 """Listed before the methods of others."""
 
 
