@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": FOUNDATION | {"method", "objectives", "data", "training"},
     "reporting": FOUNDATION,
     "exporting": FOUNDATION | {"method", "objectives", "data", "training"},
-    "commands/parameters": {"config", "files", "runs", "data"},
+    "commands/parameters": {"config", "files", "runs", "data", "evaluation"},
     # The main job: studies train their arms by it.
     "commands/pretrain": FOUNDATION
     | {"commands/parameters", "method", "objectives", "data", "training", "evaluation"},

@@ -20,7 +20,7 @@ from deepbregman.terminal import (
     say,
 )
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,15 +75,11 @@ def cluster(
             check_new_file(_sheet_beside(out, method), ".png")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
-    opened = open_folder(run, data)
+    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable, records=True)
     from deepbregman.evaluation.clustering import cluster_images
-    from deepbregman.evaluation.gallery import open_run
 
-    dataset = open_run(
-        opened, data, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable
-    )
     found = cluster_images(
-        dataset,
+        images,
         clusters,
         by=by,
         seeds=seeds,

@@ -18,7 +18,7 @@ from deepbregman.terminal import (
     say,
 )
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,20 +65,11 @@ def duplicates(
             check_new_file(Path(path), suffix)
     if threshold is not None and not 0.0 < threshold <= 1.0:
         raise UserError(f"threshold is {threshold}: a cosine must be above 0 and at most 1")
-    opened = open_folder(run, data)
+    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.duplicates import find_duplicates
-    from deepbregman.evaluation.gallery import open_run
 
     found = find_duplicates(
-        open_run(
-            opened,
-            data,
-            accelerator,
-            encoder,
-            devices=devices,
-            skip_unreadable=skip_unreadable,
-            records=False,
-        ),
+        images,
         threshold=threshold,
         with_pixels=sheet is not None,
         out=None if out is None else Path(out),

@@ -10,7 +10,7 @@ from deepbregman.files import create_file
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeText, ReportProgress, ignore_progress
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,26 +45,15 @@ def embed(
     """
     out = Path(out)
     check_new_file(out, ".npz")
-    opened = open_folder(run, data)
+    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable)
     import numpy as np
 
-    from deepbregman.evaluation.gallery import open_run
-
-    dataset = open_run(
-        opened,
-        data,
-        accelerator,
-        encoder,
-        devices=devices,
-        skip_unreadable=skip_unreadable,
-        records=False,
-    )
     arrays: dict[str, Any] = {}
     for name in ("train", "test", "unlabelled"):
-        split = getattr(dataset.source, name)
+        split = getattr(images.source, name)
         if split is None:
             continue
-        features = dataset.features_of(split, name, progress or ignore_progress).features
+        features = images.features_of(split, name, progress or ignore_progress).features
         parts = {
             "features": features.representation,
             "scores": features.scores,

@@ -14,7 +14,7 @@ from deepbregman.reporting.screen import label_tables
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,23 +70,14 @@ def label(
             check_new_file(Path(path), suffix)
     if suggest < 0:
         raise UserError(f"suggest is {suggest}: it must be 0 or more")
-    opened = open_folder(run, data)
     from deepbregman.data.labels import read_labels
 
     given = read_labels(labels)
-    from deepbregman.evaluation.gallery import open_run
+    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.labelling import label_images
 
     found = label_images(
-        open_run(
-            opened,
-            data,
-            accelerator,
-            encoder,
-            devices=devices,
-            skip_unreadable=skip_unreadable,
-            records=False,
-        ),
+        images,
         given,
         kinds=by,
         suggest=suggest,

@@ -1,7 +1,7 @@
-"""Types and a check that several verbs share."""
+"""Types of parameters, and the opening of a run, that several verbs share."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar
 
 import tyro
 
@@ -15,6 +15,7 @@ PythonOnly = Annotated[T, PYTHON_ONLY]
 The type may be a string, so that its module need not be imported: ``PythonOnly["nn.Module"]``.
 """
 if TYPE_CHECKING:
+    from deepbregman.evaluation.gallery import OpenedRun
     from deepbregman.runs import Run
 
     Accelerator = str  # programs choose by text of their own; pick_device checks it
@@ -33,6 +34,36 @@ def open_folder(run: "RunFolder", data: str | Path | None = None) -> "Run":
     opened = run if isinstance(run, Run) else Run.open(Path(run))
     check_dataset(opened.config, data)
     return opened
+
+
+def open_images(
+    run: "RunFolder",
+    data: str | None,
+    accelerator: str,
+    devices: int | str,
+    encoder: Any,
+    skip_unreadable: bool,
+    *,
+    records: bool = False,
+) -> "OpenedRun":
+    """Check the folder and the dataset, then load torch, the run's networks and its images.
+
+    Args:
+        encoder: a module of the run's structure, or None; its type would load torch.
+        records: whether results are to be recorded, if the run's folder can be written to.
+    """
+    opened = open_folder(run, data)
+    from deepbregman.evaluation.gallery import open_run
+
+    return open_run(
+        opened,
+        data,
+        accelerator,
+        encoder,
+        devices=devices,
+        skip_unreadable=skip_unreadable,
+        records=records,
+    )
 
 
 def check_dataset(config: Config, data: str | Path | None = None) -> None:

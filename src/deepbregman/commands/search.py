@@ -16,7 +16,7 @@ from deepbregman.reporting.screen import (
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -81,25 +81,17 @@ def search(
             "no --query: --out and --split are for queries; without one the test split searches "
             "the training split, and only numbers come of it"
         )
-    opened = open_folder(run, data)
-    from deepbregman.evaluation.gallery import open_run
+    images = open_images(
+        run, data, accelerator, devices, encoder, skip_unreadable, records=not queries
+    )
     from deepbregman.evaluation.retrieval import SearchResult, evaluate_search, search_images
 
-    dataset = open_run(
-        opened,
-        data,
-        accelerator,
-        encoder,
-        devices=devices,
-        skip_unreadable=skip_unreadable,
-        records=not queries,
-    )
     if not queries:
-        rows = evaluate_search(dataset, k=k, by=by, seed=seed, progress=progress or ignore_progress)
+        rows = evaluate_search(images, k=k, by=by, seed=seed, progress=progress or ignore_progress)
         return SearchResult([], rows)
     words = [str(query) for query in queries]
     answers = search_images(
-        dataset, words, k=k, by=by, split=split, seed=seed, progress=progress or ignore_progress
+        images, words, k=k, by=by, split=split, seed=seed, progress=progress or ignore_progress
     )
     if out is not None:
         write_sheet(Path(out), answers)
