@@ -374,7 +374,6 @@ def _train(
     wishes: Wishes | None = None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
-    from deepbregman.data.folders import explain_ignored
     from deepbregman.data.opening import (
         images_to_pretrain_on,
         labels_to_pretrain_on,
@@ -441,23 +440,7 @@ def _train(
             run_together(fabric, hold)
         for note in (*job.notes, *_find_surprises(config)):
             say(console, note, "yellow")
-        say(
-            console,
-            f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on "
-            f"{len(images):,} images of {config.data.source} at {config.data.image_size} px: "
-            f"{count_words(config.training.epochs, 'epoch')} of "
-            f"{count_words(job.steps_per_epoch, 'step')}, batch "
-            f"{config.training.batch_size}, "
-            f"{'resident on' if job.batches.resident else 'streamed to'} {fabric.device}; run "
-            f"{folder}",
-        )
-        if start is not None:
-            say(console, f"the encoder starts from the weights of {start}; its heads are new")
-        unused = _describe_unused(source, len(held_out), len(images), job)
-        if unused:
-            fix = explain_ignored(source.ignored)
-            say(console, f"not trained on: {'; '.join(unused)}{fix}")
-        for words in sharing:
+        for words in (*_describe_job(job, source, len(held_out), start, resuming), *sharing):
             say(console, words)
 
         def build_monitor() -> "Monitor | None":
@@ -572,11 +555,23 @@ def _find_surprises(config: Config) -> Iterator[str]:
         )
 
 
-def _describe_unused(
-    source: "Source", num_held_out: int, num_images: int, job: "Pretraining"
-) -> list[str]:
-    """Describe the images and files that no step of an epoch sees."""
-    settings = job.config.training
+def _describe_job(
+    job: "Pretraining", source: "Source", num_held_out: int, start: str | None, resuming: bool
+) -> Iterator[str]:
+    """Describe what is trained, the weights that it starts from, and what is not trained on."""
+    from deepbregman.data.folders import explain_ignored
+
+    config, settings, num_images = job.config, job.config.training, job.batches.num_images
+    yield (
+        f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {num_images:,} "
+        f"images of {config.data.source} at {config.data.image_size} px: "
+        f"{count_words(settings.epochs, 'epoch')} of {count_words(job.steps_per_epoch, 'step')}, "
+        f"batch {settings.batch_size}, "
+        f"{'resident on' if job.batches.resident else 'streamed to'} {job.fabric.device}; run "
+        f"{job.run.path}"
+    )
+    if start is not None:
+        yield f"the encoder starts from the weights of {start}; its heads are new"
     per_epoch = job.steps_per_epoch * settings.batch_size * settings.accumulate
     kinds = sorted(source.ignored.items(), key=lambda kind: (-kind[1], kind[0]))
     counts = {
@@ -586,8 +581,10 @@ def _describe_unused(
     }
     unused = [f"{count:,} {what}" for what, count in counts.items() if count]
     named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])
-    ignored = sum(source.ignored.values())
-    return unused + ([f"{count_words(ignored, 'other file')} ({named})"] if ignored else [])
+    if ignored := sum(source.ignored.values()):
+        unused.append(f"{count_words(ignored, 'other file')} ({named})")
+    if unused:
+        yield f"not trained on: {'; '.join(unused)}{explain_ignored(source.ignored)}"
 
 
 def _try_parts(config: Config, own: "OwnParts", resuming: bool) -> str | None:
