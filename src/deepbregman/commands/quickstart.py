@@ -117,18 +117,16 @@ def _compute_features(run: Run, config: Config) -> dict[str, tuple[Labelled, Lab
         "pretrained encoder": load_trained(run, device)[0],
     }
 
-    def features_of(split: "Split | None", kind: str) -> Labelled:
-        assert split is not None
-        assert split.labels is not None
+    def features_of(split: "Split", kind: str) -> Labelled:
         assert isinstance(split.images, ArrayImages)
         if kind == "raw pixels":
-            return split.images.pixels[:, 0].flatten(1).float() / 255.0, split.labels
+            return split.images.pixels[:, 0].flatten(1).float() / 255.0, split.known_labels
         batches = batch_images(split.images, config, device)
         features = compute_features(models[kind], batches, config.data.image_size)
-        return features.representation, split.labels
+        return features.representation, split.known_labels
 
     return {
-        kind: (features_of(source.train, kind), features_of(source.test, kind))
+        kind: (features_of(source.train, kind), features_of(source.known_test, kind))
         for kind in ("raw pixels", *models)
     }
 

@@ -328,6 +328,12 @@ class Split:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def known_labels(self) -> Tensor:
+        """The labels, where the caller knows that there are any."""
+        assert self.labels is not None
+        return self.labels
+
     def select(self, indices: Tensor) -> "Split":
         """Return the images at ``indices``, int64 (M,), with their labels and names."""
         return Split(
@@ -353,6 +359,12 @@ class Source:
     """Files that were passed over, since they are not images by their extension: of each kind."""
     imbalanced: bool = False
     """Whether classes differ so much in size that accuracy is to be balanced over them as well."""
+
+    @property
+    def known_test(self) -> Split:
+        """The test split, where the caller knows that there is one."""
+        assert self.test is not None
+        return self.test
 
     @property
     def splits(self) -> dict[str, Split]:

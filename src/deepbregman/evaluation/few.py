@@ -95,8 +95,7 @@ def draw_labels(labels: Tensor, count: int, seed: int) -> Tensor:
 def check_few(evaluation: Evaluation) -> None:
     """Refuse to draw more images of a class than it has."""
     source, most = evaluation.labelled.source, max(evaluation.options.few.labels_per_class)
-    assert source.train.labels is not None  # require_labelled has made sure
-    present, counts = torch.unique(source.train.labels, return_counts=True)
+    present, counts = torch.unique(source.train.known_labels, return_counts=True)
     if int(counts.min()) < most:
         name = class_name(source, int(present[int(counts.argmin())]))
         raise UserError(

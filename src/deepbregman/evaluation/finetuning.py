@@ -342,8 +342,7 @@ def _check_choice(evaluation: Evaluation, split: Split) -> None:
     rates = evaluation.options.tuning.learning_rate
     if len(rates) == 1:
         return
-    assert split.labels is not None
-    present, counts = torch.unique(split.labels, return_counts=True)
+    present, counts = torch.unique(split.known_labels, return_counts=True)
     if int(counts.min()) < 2:
         name = class_name(evaluation.labelled.source, int(present[int(counts.argmin())]))
         raise UserError(
@@ -434,8 +433,7 @@ def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
     Returns:
         Indices into the training split, int64 and ascending.
     """
-    labels = source.train.labels
-    assert labels is not None
+    labels = source.train.known_labels
     if share == 1:
         return torch.arange(len(labels))
     present, counts = torch.unique(labels, return_counts=True)
@@ -492,8 +490,7 @@ def read_labelled(source: Source, file: Path) -> Tensor:
             f"as {quote_some(twice)}; write them with their folders"
         )
     chosen = torch.tensor(sorted({places[0] for places in found.values()}), dtype=torch.int64)
-    labels = source.train.labels
-    assert labels is not None
+    labels = source.train.known_labels
     absent = sorted(set(labels.tolist()) - set(labels[chosen].tolist()))
     if absent:
         names = ", ".join(class_name(source, label) for label in absent[:5])

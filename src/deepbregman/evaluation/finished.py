@@ -27,7 +27,6 @@ def describe_part(
     labelled: LabelledFeatures, images: Split, variant: str, seed: int, options: Record
 ) -> Record:
     """Collect everything that the numbers of a part depend on."""
-    assert labelled.source.test is not None  # require_labelled has made sure
     settings = {
         "variant": variant,
         "seed": seed,
@@ -35,7 +34,7 @@ def describe_part(
         "config": digest(to_toml(labelled.config).encode()),
         "data": labelled.source.name,
         "labelled": digest_split(images),
-        "test": digest_split(labelled.source.test),
+        "test": digest_split(labelled.source.known_test),
         "pixels": labelled.pixel_statistics,
         "num_classes": labelled.num_classes,
         "balanced": labelled.balanced,
@@ -49,8 +48,7 @@ def describe_part(
 
 def digest_split(split: Split) -> str:
     """Tell splits apart by their labels and images."""
-    assert split.labels is not None
-    return digest(split.labels.numpy().tobytes(), digest_images(split.images).encode())
+    return digest(split.known_labels.numpy().tobytes(), digest_images(split.images).encode())
 
 
 @dataclass(frozen=True)

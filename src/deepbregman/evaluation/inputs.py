@@ -162,9 +162,7 @@ def class_name(source: Source, label: int) -> str:
 
 
 def _warn_of_one_class(source: Source, name: str) -> None:
-    assert source.test is not None
-    assert source.test.labels is not None
-    tested = torch.unique(source.test.labels).tolist()
+    tested = torch.unique(source.known_test.known_labels).tolist()
     if len(tested) == 1:
         warnings.warn(
             f"every test image of {name!r} has the class {class_name(source, tested[0])}: a "

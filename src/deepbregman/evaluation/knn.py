@@ -299,8 +299,7 @@ def knn_monitor(train: Split, config: Config, device: torch.device) -> "Monitor 
         if len(split) > largest:
             _, kept = stratified_split(split.labels, len(split), largest / len(split), config.seed)
             split = split.select(kept)
-        assert split.labels is not None
-        sides.append((batch_images(split.images, config, device), split.labels.to(device)))
+        sides.append((batch_images(split.images, config, device), split.known_labels.to(device)))
     (bank_batches, bank_labels), (query_batches, query_labels) = sides
     neighbours = min(MONITOR_NEIGHBOURS, len(bank_labels))
 

@@ -318,8 +318,7 @@ def fit_linear_sgd(
 
 def check_linear(evaluation: Evaluation) -> None:
     """Refuse data too small to hold out a part for the choice of a penalty."""
-    labels = evaluation.labelled.source.train.labels
-    assert labels is not None  # require_labelled has made sure
+    labels = evaluation.labelled.source.train.known_labels
     _, held_out = stratified_split(labels, len(labels), CHOICE_SHARE, evaluation.options.seed)
     if len(held_out) == 0:
         data = evaluation.options.data or evaluation.loaded.config.data.source

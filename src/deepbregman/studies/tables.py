@@ -132,8 +132,7 @@ class TableEvaluation(EvaluationPlan):
 
     def options_for(self, parts: Sequence[Part], config: Config, source: Source) -> Options:
         """Return the options that parts on one dataset are measured with."""
-        assert source.train.labels is not None  # open_labelled has made sure
-        smallest = int(torch.unique(source.train.labels, return_counts=True)[1].min())
+        smallest = int(torch.unique(source.train.known_labels, return_counts=True)[1].min())
         shares = [share for share in Semi.labels if share * smallest >= 1] or [1.0]
         counts = [count for count in Few.labels_per_class if count <= smallest] or [1]
         first = parts[0]
@@ -215,8 +214,7 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
 
 def is_imbalanced(source: Source) -> bool:
     """Whether the largest class of the training images has over ten times those of the smallest."""
-    assert source.train.labels is not None
-    counts = torch.unique(source.train.labels, return_counts=True)[1]
+    counts = torch.unique(source.train.known_labels, return_counts=True)[1]
     return bool(counts.max() > 10 * counts.min())
 
 

@@ -72,8 +72,7 @@ def run_tsne(
     device = pick_device(accelerator)
     source = open_labelled(opened[0].config, data)
     chosen = _subset(source, images)
-    labels = chosen.labels
-    assert labels is not None  # open_labelled has made sure
+    labels = chosen.known_labels
     begin_study(out, seeds)
     record = provenance(device_name(device))
     classes = list(source.classes or map(str, range(1 + int(labels.max()))))
@@ -113,10 +112,8 @@ def run_tsne(
 
 def _subset(source: Source, images: int) -> Split:
     """Take at most so many test images, each class by its share."""
-    test = source.test
-    assert test is not None
-    assert test.labels is not None
-    least = 2 * len(torch.unique(test.labels))
+    test = source.known_test
+    least = 2 * len(torch.unique(test.known_labels))
     if images < least:
         raise UserError(f"--images {images}: there must be 2 of each class, so {least} or more")
     if len(test) <= images:
@@ -136,12 +133,10 @@ def _measure(
         compute_features(model, batch_images(split.images, config, device), size).representation
         for split in (chosen, source.train)
     ]
-    assert chosen.labels is not None
-    assert source.train.labels is not None
-    k = min(NEIGHBOURS, len(source.train))
-    accuracy = knn_accuracy(parts[0], chosen.labels, parts[1], source.train.labels.to(device), k=k)
+    known, k = source.train.known_labels.to(device), min(NEIGHBOURS, len(source.train))
+    accuracy = knn_accuracy(parts[0], chosen.known_labels, parts[1], known, k=k)
     features = torch.nn.functional.normalize(parts[0].double(), dim=1).cpu().numpy()
-    labels = chosen.labels.numpy()
+    labels = chosen.known_labels.numpy()
     widths = silhouette_samples(features, labels, metric="cosine")
     by_class = {classes[i]: float(widths[labels == i].mean()) for i in np.unique(labels)}
     return Measured(features, float(widths.mean()), by_class, accuracy)
