@@ -100,7 +100,7 @@ class Health:
 
     def _embed_views(self, encoder: nn.Module, order: Tensor) -> Tensor:
         """Embed (M, n, d) random views of some images."""
-        batch = next(self.batches.iterate(order, len(order)))
+        (batch,) = self.batches.iterate(order, len(order))
         embedded = []
         for uniforms in self.uniforms:
             shown = self.views(batch.images, batch.sizes, uniforms.to(self.device))
