@@ -120,7 +120,7 @@ def pretrain(
     if own is not None:
         given = {**own.as_changes(), **given}
     config = override(config, given)
-    wishes = _find_wishes(recipe, given, budget)
+    request = _read_request(recipe, given, budget)
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = default_folder(name) if run is None else Path(run)
     if not is_run(folder):
@@ -130,7 +130,7 @@ def pretrain(
     if must_start_processes(devices, nodes):
         _start_processes(devices or 1, nodes or 1, folder, ["--run", str(folder)])
     parts = Parts(own, source, images, tuple(callbacks))
-    return _train(config, folder, False, accelerator, console, parts, wishes)
+    return _train(config, folder, False, accelerator, console, parts, request)
 
 
 class Parts(NamedTuple):
@@ -163,7 +163,7 @@ def _collect_own(
     return OwnParts(encoder, augment, objective)
 
 
-class Wishes(NamedTuple):
+class AutoRequest(NamedTuple):
     """What the user asks of the recipe ``auto``."""
 
     given: Mapping[str, Any]
@@ -172,9 +172,9 @@ class Wishes(NamedTuple):
     """Seconds."""
 
 
-def _find_wishes(
+def _read_request(
     recipe: str | Config, given: Mapping[str, Any], budget: str | None
-) -> Wishes | None:
+) -> AutoRequest | None:
     """Return the user's constraints if the recipe is ``auto``, else None."""
     if recipe != AUTO:
         if budget is not None:
@@ -188,7 +188,7 @@ def _find_wishes(
             "the recipe auto needs images: name a folder, an .npz file or a dataset, such as "
             "`deepbregman pretrain my_photos`"
         )
-    return Wishes(given, None if budget is None else parse_duration(budget, "budget"))
+    return AutoRequest(given, None if budget is None else parse_duration(budget, "budget"))
 
 
 def resume(
@@ -371,7 +371,7 @@ def _train(
     accelerator: str,
     console: Console | None,
     parts: Parts,
-    wishes: Wishes | None = None,
+    request: AutoRequest | None = None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
     from deepbregman.data.opening import (
@@ -397,15 +397,15 @@ def _train(
         console = Console(quiet=True)
     folder = broadcast(fabric, folder)  # a default one is named by the clock
     if not resuming and broadcast(fabric, is_run(folder)):
-        config = run_together(fabric, lambda: _settings_to_continue(folder, config, wishes))
-        resuming, wishes = True, None
+        config = run_together(fabric, lambda: _settings_to_continue(folder, config, request))
+        resuming, request = True, None
         if broadcast(fabric, is_complete(Run(folder))):
             say(console, f"run {folder} is complete: {config.training.epochs} epochs are trained")
             return Run(folder)
     own = parts.own or OwnParts()
     source = parts.source
-    if wishes is not None:
-        plan, source = _choose_settings(config, wishes, fabric, console, parts)
+    if request is not None:
+        plan, source = _choose_settings(config, request, fabric, console, parts)
         config = plan.config
         _show_plan(plan, console)
     if not resuming and are_fetched(config):
@@ -458,7 +458,7 @@ def _train(
 
 def _choose_settings(
     config: Config,
-    wishes: Wishes,
+    request: AutoRequest,
     fabric: "Fabric",
     console: Console,
     parts: Parts,
@@ -474,7 +474,7 @@ def _choose_settings(
     from deepbregman.training.weights import describe_encoder
 
     # An encoder that starts from a run has the structure of that run's.
-    given = {**describe_encoder(config.encoder.weights), **wishes.given}
+    given = {**describe_encoder(config.encoder.weights), **request.given}
     config, on_gpu = override(config, given), fabric.device.type != "cpu"
     with console.status(f"looking at {escape(config.data.source)} ..."):
         side = run_together(
@@ -498,7 +498,7 @@ def _choose_settings(
             on_gpu,
             fabric.world_size,
             count_cpus(fabric.world_size),
-            wishes.budget,
+            request.budget,
         )
 
         def measure(tried: Config) -> float:
@@ -524,7 +524,7 @@ def _show_plan(plan: "Plan", console: Console) -> None:
     say(console, f"estimated time: {format_duration(plan.seconds)}")
 
 
-def _settings_to_continue(folder: Path, config: Config, wishes: Wishes | None) -> Config:
+def _settings_to_continue(folder: Path, config: Config, request: AutoRequest | None) -> Config:
     """Return the settings of a run that is there; refuse to go on with other ones.
 
     Of ``auto``, only what the user has given counts: the rest was chosen when the run began.
@@ -533,8 +533,8 @@ def _settings_to_continue(folder: Path, config: Config, wishes: Wishes | None) -
     opened.check_links()
     there = opened.config
     differing = differing_fields(there, config)
-    if wishes is not None:
-        differing = {field: pair for field, pair in differing.items() if field in wishes.given}
+    if request is not None:
+        differing = {field: pair for field, pair in differing.items() if field in request.given}
     if differing:
         words = [f"{field} is {a!r} there and {b!r} here" for field, (a, b) in differing.items()]
         raise UserError(
