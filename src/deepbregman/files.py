@@ -135,7 +135,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
-    """Remove temporary files of killed processes from a folder in which no process writes now.
+    """Remove temporary files of killed processes; no process may be writing in the folder.
 
     Args:
         of: the files whose temporaries to remove; all when None.
@@ -179,7 +179,7 @@ def check_can_be_folder(path: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before any work, a folder in which no file can be made."""
+    """Refuse, before any work, a folder that cannot be written to."""
     try:
         with _write_beside(folder / "trial"):
             pass

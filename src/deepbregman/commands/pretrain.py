@@ -134,7 +134,7 @@ def pretrain(
 
 
 class Parts(NamedTuple):
-    """What a run is given beside its configuration."""
+    """What a run is given in addition to its configuration."""
 
     own: "OwnParts | None"
     source: "Source | None" = None

@@ -175,7 +175,7 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
 
 
 def _most_classes(num_images: int) -> int:
-    """Return how many classes so many images could have; more are taken for a mistake."""
+    """Return the largest plausible number of classes; more are taken for a mistake."""
     return max(1000, 10 * num_images)
 
 

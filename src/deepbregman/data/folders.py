@@ -328,7 +328,7 @@ def list_tiny_imagenet(folder: Path) -> Listing:
 
 
 def _read_annotations(table: Path, wnids: list[str]) -> Iterator[tuple[int, str, int]]:
-    """Yield the lines of a table: name, class and four sides of a box, apart by tabs."""
+    """Yield the lines of a table, separated by tabs: name, class and four sides of a box."""
     labels = {wnid: label for label, wnid in enumerate(wnids)}
     for number, line in enumerate(_read_lines(table), start=1):
         name, _, rest = line.partition("\t")

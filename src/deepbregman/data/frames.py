@@ -246,7 +246,7 @@ def _open_encoded(place: ImagePlace) -> Image.Image:
 
 @contextmanager
 def _open_image(path: ImagePlace) -> Iterator[Image.Image]:
-    """Open an image for the body, and turn whatever fails in there into UnreadableImage."""
+    """Open an image for a ``with`` block; any error in the block becomes UnreadableImage."""
     try:
         with _open_encoded(path) as image:
             if image.width * image.height > _MAX_PIXELS:

@@ -294,7 +294,7 @@ def fingerprint(images: Images) -> str:
 
 
 def spread_places(count: int, most: int) -> list[int]:
-    """Return at most so many places, evenly spread over all."""
+    """Return at most ``most`` positions, evenly spread over ``count``."""
     return [i * count // min(count, most) for i in range(min(count, most))]
 
 
@@ -345,7 +345,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A dataset: a training split and whatever else came with it."""
+    """A dataset: a training split, and other splits if there are any."""
 
     name: str
     train: Split

@@ -182,7 +182,7 @@ def make_split(values: Any, labels: Any, image_size: int, what: str) -> Split:
 
 
 def _read_labels(store: DatasetStore) -> list[Any] | None:
-    """Return the labels of a dataset, without decoding its images where it keeps them apart."""
+    """Return the labels of a dataset, without decoding images if it has a list of labels."""
     for attribute in ("targets", "labels"):  # as the datasets of torchvision do
         found = getattr(store.dataset, attribute, None)
         if found is not None and not callable(found) and len(found) == len(store):

@@ -83,7 +83,7 @@ BY_DIVERGENCE = ("nearest image, divergence", "nearest distribution, divergence"
 
 
 def draw_labels(labels: Tensor, count: int, seed: int) -> Tensor:
-    """Draw so many images of each class at random: their indices, class by class, on the CPU."""
+    """Draw ``count`` random images of each class: their indices, class by class, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     drawn = []
     for label in torch.unique(labels.cpu()).tolist():

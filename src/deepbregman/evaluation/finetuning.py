@@ -219,7 +219,7 @@ def first_layer(model: Model) -> tuple[nn.Sequential, int]:
 
 
 def check_training(evaluation: Evaluation) -> None:
-    """Refuse an encoder of which no untrained copy can be built."""
+    """Refuse an encoder that cannot be copied with new random weights."""
     loaded = evaluation.loaded
     mean, deviation, seed = (0.0,) * 3, (1.0,) * 3, evaluation.options.seed
     build_untrained_encoder(loaded.model.encoder, loaded.config, mean, deviation, seed)

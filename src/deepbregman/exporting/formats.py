@@ -327,7 +327,7 @@ def _trace_onnx(encoder: Encoder, size: int) -> bytes:
 
 
 def compare_onnx(graph: bytes, encoder: Encoder, size: int) -> float:
-    """Run a graph beside its encoder and refuse one that gives other features.
+    """Compare a graph with its encoder; refuse a graph that gives other features.
 
     Returns:
         The largest absolute difference of a feature.

@@ -269,7 +269,7 @@ def info_nce(
 def bank_share_loss(
     z: Tensor, target: Tensor, negatives: Tensor, *, temperature: Number = 0.2
 ) -> Tensor:
-    """Negative logarithm of the share that the negatives have beside an image's own target.
+    """Negative logarithm of the negatives' share, compared with an image's own target.
 
     The third term of SCE (Denize et al. 2023), which they call the ceiling: without it the
     relations to the negatives would be matched, however much the own target outweighs them all.

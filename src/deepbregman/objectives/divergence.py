@@ -243,7 +243,7 @@ def _score(network: nn.Module, embeddings: Tensor) -> Tensor:
 def _pair_with_targets(
     student: Tensor, teacher: Tensor, same_views: bool
 ) -> list[tuple[Tensor, Tensor]]:
-    """Pair each view with each target, but for the target of the view itself."""
+    """Pair each view with each target, except the target of the view itself."""
     return [
         (view, target)
         for a, view in enumerate(student)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ViewGroups(NamedTuple, Generic[T]):
-    """One thing for each group of views, such as the views themselves: (M, n, 3, S, S) each."""
+    """One value for each group of views, such as the views themselves, (M, n, 3, S, S)."""
 
     main: T
     weak: T | None = None  # for a teacher
@@ -170,7 +170,7 @@ class Objective(nn.Module):
         return {}
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Return the context in which networks run, and losses do not."""
+        """Return the precision context for networks; losses run outside it."""
         kind = self.encoder.mean.device.type
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.mixed)
 

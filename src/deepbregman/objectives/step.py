@@ -146,7 +146,7 @@ class Step(nn.Module):
             self.factors[place].fill_(term.weight_at(step, steps_per_epoch))
 
     def after_step(self, progress: float) -> None:
-        """Update what no gradient moves: the method's own, then the teacher beside it."""
+        """Update what has no gradient: parts of the method, then the teacher."""
         self.objective.after_step(progress)
         momentum = self.objective.momentum
         if self.teacher is not None and self.teacher_settings is not None:

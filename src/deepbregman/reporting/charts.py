@@ -219,7 +219,7 @@ def for_file(spec: Record) -> Record:
 
 
 def stack(figures: Sequence[Figure], title: str, notes: Sequence[str], columns: int) -> Record:
-    """Put charts together into one specification, so many beside each other."""
+    """Put charts together into one specification, in rows of ``columns``."""
     parts = []
     for figure in figures:
         part = for_file(figure.spec)

@@ -101,7 +101,7 @@ def published_beside(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> 
 
 
 def is_dataset(data: str, name: str) -> bool:
-    """Tell whether images are a dataset: by its name, or as a file of it, such as cifar10.npz."""
+    """Whether data is a dataset: by its name, or as a file of it, such as cifar10.npz."""
     return PurePath(data).stem.lower() == name
 
 

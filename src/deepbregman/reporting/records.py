@@ -32,7 +32,7 @@ def is_finite(value: Any) -> bool:
 
 
 def refuse_links(folder: Path, names: Iterable[str]) -> None:
-    """Refuse a folder in which one of its own files is a link: it may lead to anybody's file."""
+    """Refuse a folder that contains a link in place of a file: it may lead to any file."""
     for name in names:
         if (folder / name).is_symlink():
             raise UserError(
@@ -161,7 +161,7 @@ def group_runs(runs: Iterable[RunRecord]) -> list[RunGroup]:
 
 
 def name_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Name runs of one name by as much of the end of their path as tells them apart."""
+    """Name runs of the same name by enough of the end of their path to be unique."""
     names = [run.name for run in runs]
     named = []
     for run in runs:

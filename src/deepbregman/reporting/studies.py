@@ -103,7 +103,7 @@ def describe_budget(results: Record) -> str:
 
 
 def describe_diverged(results: Record) -> str:
-    """Name the arms of which seeds diverged; means leave these out. Empty if none did."""
+    """Name the arms with diverged seeds, which means leave out; empty if there are none."""
     found = []
     for arm in results["arms"]:
         if arm.get("num_diverged"):

@@ -146,7 +146,7 @@ def become_worker() -> None:
 def run_trial(
     trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None = None
 ) -> Record:
-    """Train and evaluate a trial, from wherever it stands.
+    """Train and evaluate a trial; continue it if it has begun.
 
     Args:
         watch: called with the kNN accuracy; an exception that it raises ends the trial.

@@ -171,7 +171,7 @@ class TableQueue(TrialQueue):
         return f"{cell.arm} on {stem(cell.data)}, seed {cell.seed}"
 
     def save(self) -> Record:
-        """Write the results of all runs that are there, whatever was asked for now."""
+        """Write the results of all runs in the folder, also those of earlier commands."""
         with lock(self.folder, "results"):
             results = collect_results(self.folder)
             write_json(self.folder / "results.json", results)

@@ -111,7 +111,7 @@ def run_tsne(
 
 
 def _subset(source: Source, images: int) -> Split:
-    """Take at most so many test images, each class by its share."""
+    """Take at most ``images`` test images, stratified by class."""
     test = source.known_test
     least = 2 * len(torch.unique(test.known_labels))
     if images < least:

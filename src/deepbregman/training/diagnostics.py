@@ -30,7 +30,7 @@ def alignment(z1: Tensor, z2: Tensor) -> Tensor:
 
 
 def uniformity(z: Tensor) -> Tensor:
-    """Log of the mean Gaussian potential of all pairs of ``z`` (N, d) on the sphere (ibid.)."""
+    """Log of the mean Gaussian potential of all pairs of ``z`` (N, d) on the sphere (as above)."""
     z = F.normalize(z, dim=1)
     squared = (2.0 - 2.0 * z @ z.T).clamp_min(0.0)  # (N, N)
     others = ~torch.eye(len(z), dtype=torch.bool, device=z.device)

@@ -79,7 +79,7 @@ class Display:
         self.progress.stop()
 
     def step(self, step: int) -> None:
-        """Show that so many steps are done."""
+        """Show the number of steps that are done."""
         epoch = min(self.epochs, step // self.steps_per_epoch + 1)
         left = self._estimate_left(step)
         words = "" if left is None else f"{format_duration(left)} left"

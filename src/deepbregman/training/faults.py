@@ -161,7 +161,7 @@ class Guard:
         return True
 
     def check(self, step: int) -> None:
-        """Stop a run that has diverged after so many steps; the host waits for the device."""
+        """Stop a run that has diverged by ``step``; the host waits for the device."""
         if step == self._sound_at:
             return
         finite = self._first + int(self._finite)
@@ -177,7 +177,7 @@ class Guard:
         self._sound_at = step
 
     def end_epoch(self, steps: int) -> int:
-        """Return how many steps of an epoch were not skipped, and start to count anew."""
+        """Return how many steps of an epoch were not skipped, and reset the count."""
         counted = steps - self.skipped_in_epoch
         if counted == 0:
             raise self._make_error("no batch of the epoch had a finite loss")

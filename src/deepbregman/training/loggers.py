@@ -61,7 +61,7 @@ class CsvTable:
         self.rows = {row["epoch"]: row for row in run.metrics()}
 
     def write(self, record: Record) -> None:
-        """Write the table anew: an epoch may have metrics that the ones before have not."""
+        """Write the whole table again: an epoch may have metrics that earlier ones do not have."""
         self.rows[record["epoch"]] = record
         with replace_file(self.path) as file:
             file.write(csv_text(list(self.rows.values())).encode())

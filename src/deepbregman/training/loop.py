@@ -276,7 +276,7 @@ class Pretraining:
         return outputs
 
     def _collect_samples(self, batch: Batch, draw: int) -> Samples:
-        """Collect what the method needs of the images beside views, and no more."""
+        """Collect what the method needs of the images in addition to views."""
         labels = None
         if self.labels is not None and batch.indices is not None:
             labels = self.labels.index_select(0, batch.indices)

@@ -260,7 +260,7 @@ def split_by_decay(
 
 
 def merge_groups(config: OptimiserSettings, groups: Iterable[Group]) -> list[dict[str, Any]]:
-    """Turn a method's groups into as few of the optimiser as will do: each is a launch."""
+    """Merge a method's groups into as few as possible: each costs a kernel launch."""
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
     for group in groups:
         decay = config.weight_decay if group.decayed else 0.0
@@ -272,7 +272,7 @@ def merge_groups(config: OptimiserSettings, groups: Iterable[Group]) -> list[dic
 
 
 def _split_convolutions(config: OptimiserSettings, group: dict[str, Any]) -> list[dict[str, Any]]:
-    """Set the convolutions of a group apart, with a rate of their own."""
+    """Put the convolutions of a group into a group with its own learning rate."""
     relative = config.convolution_rate / config.learning_rate
     parts = []
     for is_convolution in (False, True):

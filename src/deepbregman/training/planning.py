@@ -148,7 +148,7 @@ class _Choices:
             self.made.append(choice)
 
     def drop(self, field: str) -> None:
-        """Forget a choice that is made anew."""
+        """Forget a choice that will be made again."""
         self.made = [choice for choice in self.made if choice.field != field]
 
 
@@ -226,7 +226,7 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
 def _fit_into_memory(
     config: Config, given: Mapping[str, Any], processes: int, measure: Measure
 ) -> tuple[Config, float]:
-    """Measure a configuration, with half the batch wherever the memory is too small."""
+    """Measure a configuration; halve the batch until it fits in memory."""
     while True:
         try:
             return config, measure(config)

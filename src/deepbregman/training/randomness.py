@@ -32,7 +32,7 @@ def epoch_order(num_images: int, seed: int, epoch: int) -> Tensor:
 
 
 def shard_order(shards: Tensor, batch_size: int, seed: int, epoch: int) -> Tensor:
-    """Return an order (N,) that reads shards in turn, for images that lie in large files.
+    """Return an order (N,) that reads shards in turn, for images in large files.
 
     The shards are shuffled and laid end to end. A batch takes equal parts from up to eight places
     in this line (lanes), each of which moves on through its own shards; within a lane, an image is
@@ -145,7 +145,7 @@ class Share:
         return ViewGroups(main, share(views.weak, "weak_views"), share(views.small, "small_views"))
 
     def draw_for(self, objective: Objective, draw: int) -> Tensor | None:
-        """Draw what a method needs beside its views: for the joint batch, alike in all processes.
+        """Draw what a method needs in addition to views, the same in all processes.
 
         A method without such a need gets None.
         """
