@@ -14,7 +14,6 @@ from rich.console import Console
 from deepbregman.evaluation.detection.average_precision import METRICS as AP
 from deepbregman.evaluation.features import SplitFeatures
 from deepbregman.reporting.screen import (
-    SearchHit,
     describe_references,
     evaluation_table,
     search_table,
@@ -229,7 +228,7 @@ def test_accuracies_come_with_what_to_compare_them_with() -> None:
 def test_a_class_that_the_name_tells_has_no_column(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Console(width=80).print(search_table("query", {"cosine": [SearchHit(name, "cat", "0.9")]}))
+    Console(width=80).print(search_table("query", {"cosine": [(name, "cat", 0.9)]}))
     assert ("class" in capsys.readouterr().out) == (name == "1.jpg")
 
 

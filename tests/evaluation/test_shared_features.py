@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from deepbregman.evaluation.predictions import pack
 from PIL import Image
 
 from deepbregman.config import Config, load_recipe, override
@@ -21,6 +20,7 @@ from deepbregman.evaluation import features
 from deepbregman.evaluation.features import LabelledFeatures, SplitFeatures
 from deepbregman.evaluation.frozen import InOrder, SharedBatches, map_batches
 from deepbregman.evaluation.inputs import load_run
+from deepbregman.evaluation.results import pack
 from deepbregman.method.networks import Model
 from deepbregman.objectives import build_step
 from deepbregman.runs import Run
