@@ -8,14 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deepbregman.method import bregman as bregman_module
 from deepbregman.method.bregman import (
     KERNELS,
     bregman,
+    cosine_scores,
     divergence,
     itakura_saito,
     kl,
+    learned_divergence,
     log_sum_exp,
     moment_divergence,
+    prepare_targets,
     similarity,
     soft_divergence,
     squared_euclidean,
@@ -255,3 +259,29 @@ class TestSimilarity:
     def test_unknown_kernel_is_named(self) -> None:
         with pytest.raises(ValueError, match="'cubic' is not one of gaussian"):
             similarity(torch.zeros(1), "cubic")
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize(("rows", "count", "rank"), [(7, 5, 3), (600, 540, 8), (600, 540, 540)])
+def test_prepared_targets_give_the_same_divergence(
+    rows: int, count: int, rank: int, smoothing: float
+) -> None:
+    """Scores of any rank, and first arguments outside the space of the second."""
+    weight = normal(rank, count)
+    diverge = prepare_targets(q := normal(rows, rank, seed=1) @ weight, smoothing)
+    inside, sets = normal(4, rank, seed=2) @ weight, normal(4, 2, rank, seed=3) @ weight
+    for p in (inside, sets, normal(4, count, seed=4)):
+        assert torch.allclose(diverge(p), learned_divergence(p, q, smoothing), atol=1e-9, rtol=1e-9)
+
+
+def test_prepared_targets_compare_as_many_numbers_as_the_rank_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The slow way is not taken: the scores of a bank have the rank of its vectors."""
+    z, bank = normal(600, 8).float(), normal(540, 8, seed=1).float()
+    q = cosine_scores(z, bank).double()
+    basis = bregman_module._find_basis(q)
+    assert basis is not None
+    assert basis.shape == (540, 8)
+    monkeypatch.setattr(bregman_module, "learned_divergence", None)
+    assert prepare_targets(q, 0.2)(q[:3]).argmin(dim=1).tolist() == [0, 1, 2]

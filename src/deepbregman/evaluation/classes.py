@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.method.bregman import learned_divergence
+from deepbregman.method.bregman import prepare_targets
 
 _ENTRIES = 2**24  # scores at a time: 128 MiB in float64
 
@@ -43,5 +43,5 @@ def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Te
         smoothing: temperature of the smooth form; 0 is the hard form.
     """
     parts = torch.split(scores, max(1, _ENTRIES // scores.shape[1]))
-    targets = distributions.double()
-    return torch.cat([learned_divergence(part.double(), targets, smoothing) for part in parts])
+    diverge = prepare_targets(distributions.double(), smoothing)
+    return torch.cat([diverge(part.double()) for part in parts])

@@ -15,7 +15,7 @@ from deepbregman.config import Config
 from deepbregman.data import Split, stratified_split
 from deepbregman.data.opening import batch_images, split_for_monitor
 from deepbregman.errors import Diverged
-from deepbregman.method.bregman import learned_divergence, similarity
+from deepbregman.method.bregman import prepare_targets, similarity
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record
 from deepbregman.training.randomness import epoch_order
@@ -192,10 +192,11 @@ def likeness_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Tenso
     """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
     if measure != "divergence":
         return cosine_to(bank)
-    exact = bank.double()  # float32 would rank nearly equal images at random
+    # float32 would rank nearly equal images at random.
+    diverge = prepare_targets(bank.double(), smoothing)
 
     def likeness(queries: Tensor) -> Tensor:
-        return -learned_divergence(queries.double(), exact, smoothing).float()
+        return -diverge(queries.double()).float()
 
     return likeness
 

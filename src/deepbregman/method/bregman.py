@@ -115,6 +115,68 @@ def learned_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) ->
     return soft_divergence(p, q, smoothing)
 
 
+def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Tensor], Tensor]:
+    """Return the function from p to D(p, q), to compare the same q with many p.
+
+    It is :func:`learned_divergence` up to rounding. Of the smooth form, what depends on q alone is
+    computed once. The K scores of a bank of vectors are made of the d numbers of an embedding, so
+    they have rank d; then only d numbers of each row are compared instead of K.
+
+    Args:
+        q: (M, K) scores, or (M, S, K) sets.
+        smoothing: T of the smooth form; None or 0 takes the hard one (Eq. 6).
+
+    Returns:
+        A function from p, (N, K) or (N, S, K), to (N, M).
+    """
+    if smoothing is None or is_hard(smoothing):
+        return lambda p: divergence(p, q)
+    require_positive("smoothing", smoothing)
+    scaled = of_distribution(q) / smoothing
+    basis = _find_basis(scaled)  # (K, r)
+    log_q = F.log_softmax(scaled, dim=1)
+    shares = log_q.exp()
+    negentropy = (shares * log_q).sum(dim=1)  # (M,)
+    if basis is not None:
+        shares = shares @ basis  # (M, r)
+
+    def diverge(p: Tensor) -> Tensor:
+        logits = of_distribution(p).to(scaled.dtype) / smoothing
+        reduced = logits
+        if basis is not None:
+            reduced = logits @ basis  # (N, r)
+            if not _is_close(reduced @ basis.T, logits):  # scores of other subnetworks than q's
+                return learned_divergence(p, q, smoothing)
+        cross = reduced @ shares.T - logits.logsumexp(dim=1, keepdim=True)  # (N, M)
+        return (smoothing * (negentropy - cross)).clamp_min(0.0)
+
+    return diverge
+
+
+_SAMPLE = 512
+"""Rows that show the rank of scores."""
+_ROUNDING = 1e-6
+
+
+def _find_basis(scores: Tensor) -> Tensor | None:
+    """Return an orthonormal basis (K, r) of the space of scores (M, K); None if it saves little."""
+    num_rows, num_scores = scores.shape
+    if num_rows < _SAMPLE or num_scores < _SAMPLE:
+        return None
+    places = torch.linspace(0, num_rows - 1, _SAMPLE, device=scores.device).long()
+    sample = scores[places]
+    squares, rotation = torch.linalg.eigh(sample @ sample.T)  # far faster than the SVD
+    kept = squares > _ROUNDING**2 * squares[-1]
+    if int(kept.sum()) > _SAMPLE // 2:
+        return None
+    basis = sample.T @ (rotation[:, kept] / squares[kept].sqrt())
+    return basis if _is_close(scores @ basis @ basis.T, scores) else None
+
+
+def _is_close(found: Tensor, scores: Tensor) -> bool:
+    return bool((found - scores).abs().max() <= _ROUNDING * scores.abs().max())
+
+
 def paired_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> Tensor:
     """Divergence of each row of p to the same row of q: the diagonal of the matrix, and no more.
 
