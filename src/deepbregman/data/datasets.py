@@ -19,8 +19,9 @@ from deepbregman.data.folders import (
     list_isic,
     list_tiny_imagenet,
 )
+from deepbregman.data.formats import find_format
 from deepbregman.data.npz import open_npz
-from deepbregman.data.stored import HUB, find_format
+from deepbregman.data.stored import HUB
 from deepbregman.errors import UserError, suggest
 from deepbregman.terminal import ignore_progress
 

@@ -1,18 +1,17 @@
-"""Datasets that are not one file an image: tar shards, Parquet tables, Hugging Face datasets.
+"""What tar shards, Parquet tables and Hugging Face datasets share: their index, splits and labels.
 
-This module finds out which of them a path is, and indexes it. Needs no torch.
+``formats.py`` finds out which of them a path is. Needs no torch.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from deepbregman.data.folders import has_image, quote_some
+from deepbregman.data.folders import quote_some
 from deepbregman.errors import UserError
 
 HUB = "hf:"
@@ -44,21 +43,6 @@ class StoredData(NamedTuple):
     train: StoredSplit
     test: StoredSplit | None
     classes: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
-class Format:
-    """A way in which many images are stored together."""
-
-    title: str
-    matches: Callable[[Path], bool]
-    index: Callable[[Path], StoredData]
-    """Reads where the images are, and their labels; decodes none."""
-
-
-def find_format(path: Path) -> Format | None:
-    """Return the format of a dataset, or None of a folder of images, an .npz file and others."""
-    return next((kind for kind in FORMATS if kind.matches(path)), None)
 
 
 def list_parts(path: Path, suffix: str) -> list[Path]:
@@ -128,45 +112,3 @@ def number_labels(
         for labels in splits
     ]
     return arrays, classes
-
-
-def _holds(path: Path, suffix: str) -> bool:
-    if path.suffix.lower() == suffix:
-        return True
-    return path.is_dir() and bool(list_parts(path, suffix)) and not has_image(path)
-
-
-def _index_tar(path: Path) -> StoredData:
-    from deepbregman.data.shards import index_shards
-
-    return index_shards(path)
-
-
-def _index_parquet(path: Path) -> StoredData:
-    from deepbregman.data.parquet import index_parquet
-
-    return index_parquet(path)
-
-
-def _index_hugging_face(path: Path) -> StoredData:
-    from deepbregman.data.hugging_face import index_dataset
-
-    return index_dataset(path)
-
-
-def _is_hugging_face(path: Path) -> bool:
-    if path.as_posix().startswith(HUB):
-        return True
-    landmarks: Iterable[Sequence[str]] = (
-        ("dataset_dict.json",),
-        ("dataset_info.json", "state.json"),
-    )
-    return any(all((path / name).is_file() for name in names) for names in landmarks)
-
-
-FORMATS = (
-    Format("a Hugging Face dataset", _is_hugging_face, _index_hugging_face),
-    Format("tar shards", lambda path: _holds(path, ".tar"), _index_tar),
-    Format("Parquet tables", lambda path: _holds(path, ".parquet"), _index_parquet),
-)
-"""In the order in which they are tried."""
