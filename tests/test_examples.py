@@ -1,6 +1,7 @@
 """The scripts and batch files of ``examples/``."""
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -19,6 +20,7 @@ from deepbregman.runs import Run
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
 BATCH_FILES = sorted(EXAMPLES.glob("*.sbatch"))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
@@ -26,6 +28,25 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_a_script_compiles_and_is_listed(path: Path) -> None:
     compile(path.read_text(), path.name, "exec")
+    assert f"({path.name})" in (EXAMPLES / "README.md").read_text()
+
+
+def read_cells(path: Path) -> list[str]:
+    """The code of a notebook, a text for each cell."""
+    cells = json.loads(path.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_compiles_is_listed_and_holds_no_output(path: Path) -> None:
+    notebook = json.loads(path.read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
+    for cell in notebook["cells"]:
+        assert not cell.get("outputs")
+        assert cell.get("execution_count") is None
+    for code in read_cells(path):
+        compile(code, path.name, "exec")
     assert f"({path.name})" in (EXAMPLES / "README.md").read_text()
 
 
@@ -102,6 +123,21 @@ def photos(tmp_path: Path) -> list[Path]:
     for path in paths:
         Image.fromarray(random.integers(0, 256, (12, 10, 3), dtype=np.uint8)).save(path)
     return paths
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("features", r"has the same digit in (9\d|100)\.\d % of cases"),
+        ("divergence", r"D\(p, q\) = 3 - 1 = 2\.0"),
+        ("photos", r"map\.html 120 images, placed by"),
+    ],
+)
+def test_a_notebook_runs_from_top_to_bottom(name: str, words: str, tmp_path: Path) -> None:
+    script = tmp_path / f"{name}.py"
+    script.write_text("\n\n".join(read_cells(EXAMPLES / f"{name}.ipynb")))
+    assert re.search(words, run_script(str(script)))
 
 
 @pytest.mark.slow

@@ -259,6 +259,20 @@ def test_a_process_that_is_lost_is_explained(words: str) -> None:
     assert explained[1] == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Failed to find C compiler. Please specify via CC environment variable.",
+        "No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')",
+    ],
+)
+def test_a_machine_without_a_compiler_is_explained(words: str) -> None:
+    explained = explain_error(RuntimeError(f"backend='inductor' raised:\n{words}"))
+    assert explained is not None
+    assert explained[1] == 2
+    assert "--training.compile no" in explained[0]
+
+
 def test_processes_that_cannot_meet_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

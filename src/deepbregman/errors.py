@@ -16,6 +16,7 @@ _NO_ROOM = dict.fromkeys(
 _SECRET_OPTIONS = ("pass", "pwd", "secret", "token", "key", "credential", "odbc_connect")
 """Parts of the names of an address's options that hold secrets."""
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_NO_COMPILER = ("failed to find c compiler", "no working c++ compiler found")
 _NO_CONNECTION = ("DistNetworkError", "DistStoreError")
 _CONNECTION_LOST = (
     *("connection closed by peer", "connection reset by peer", "nccl communicator was aborted"),
@@ -146,6 +147,11 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
             "lost another process of the run, whose own error, if it had one, says why; what the "
             "run has saved is whole: continue it with --resume"
         ), 1
+    if any(words in str(error).lower() for words in _NO_COMPILER):
+        return (
+            "torch compiles the training step and finds no C compiler: install gcc and g++, name "
+            "one in the environment variables CC and CXX, or train with --training.compile no"
+        ), 2
     if type(error).__name__ in _NO_CONNECTION:  # torch's, which need not be imported for this
         address, port = (os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT"))
         return (
