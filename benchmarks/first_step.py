@@ -43,6 +43,7 @@ def take_steps(arm: str, stored: Path | None, tiny: bool) -> dict[str, Any]:
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.warm_pool()
+        AsyncCompile.wakeup()
     from deepbregman.benchmarking import QUIET, random_images, start_run
     from deepbregman.config import load_recipe, override
     from deepbregman.training.processes import launch
