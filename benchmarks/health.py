@@ -1,7 +1,7 @@
 """Which diagnostics go with linear accuracy: rank correlations over recorded and over new runs.
 
     python benchmarks/health.py train --data digits --out results/health/digits.csv
-    python benchmarks/health.py train --data ham10000.npz --image-size 24 --images 800 ...
+    python benchmarks/health.py train --data ham10000.npz --image-size 16 --per-class 90 ...
     python benchmarks/health.py collect --out results/health/cifar10.csv
     python benchmarks/health.py correlate results/health/*.csv
 
@@ -51,7 +51,7 @@ def vary(lengths: tuple[int, ...]) -> Iterator[Row]:
 def train(
     data: str = "digits",
     image_size: int = 8,
-    images: int | None = None,
+    per_class: int | None = None,
     batch: int = 256,
     epochs: tuple[int, ...] = (5, 10, 20, 40),
     out: Path = Path("health.csv"),
@@ -63,15 +63,19 @@ def train(
     Args:
         data: A labelled dataset.
         image_size: Side of the images in pixels.
-        images: Training images to draw from it; all by default.
+        per_class: Training images to draw of each class, as many as there are at most, so that a
+            classifier cannot do well by guessing the largest class; all images by default.
         batch: Images of a batch.
         epochs: Lengths of the runs.
         out: The table; rows that are there are not trained again.
     """
     source = open_source(data, image_size=image_size)
-    if images is not None:
-        drawn = torch.randperm(len(source.train), generator=torch.Generator().manual_seed(0))
-        source = replace(source, train=source.train.select(drawn[:images].sort().values))
+    if per_class is not None:
+        assert source.train.labels is not None
+        order = torch.randperm(len(source.train), generator=torch.Generator().manual_seed(0))
+        labels = source.train.labels[order]
+        drawn = [order[labels == label][:per_class] for label in labels.unique()]
+        source = replace(source, train=source.train.select(torch.cat(drawn).sort().values))
     quiet = {
         "data.source": data,
         "data.image_size": image_size,

@@ -2,16 +2,22 @@
 
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
 from deepbregman.data.images import ArrayImages, FileImages, group_identical
 from deepbregman.errors import UserError
 from deepbregman.evaluation import duplicates
-from deepbregman.evaluation.duplicates import connect, find_pairs
+from deepbregman.evaluation.duplicates import compare_pixels, connect, find_pairs
+from deepbregman.evaluation.gallery import Gallery
 
 
 @given(st.integers(2, 12), st.integers(1, 40), st.integers(0, 99))
@@ -62,3 +68,39 @@ def test_arrays_with_the_same_pixels() -> None:
     pixels[3, :, 1] = 9
     sizes = torch.tensor([[1, 2], [1, 2], [2, 2], [1, 2]])
     assert group_identical(ArrayImages(pixels, sizes)) == [[0, 3]]
+
+
+def test_pixels_tell_copies_from_other_pictures_with_the_same_background() -> None:
+    """Correlations of thumbnails, by numpy; a mirrored copy counts as a copy."""
+    random = np.random.default_rng(0)
+
+    def picture() -> Image.Image:
+        pixels = np.full((64, 96, 3), (20, 60, 200), dtype=np.uint8)  # a blue sky
+        x, y = random.integers(8, 40, 2)
+        pixels[x : x + 16, y : y + 24] = random.integers(0, 256, 3)
+        return Image.fromarray(pixels)
+
+    first, other = picture(), picture()
+    images = {
+        2: first,
+        5: first.resize((48, 32), Image.Resampling.BICUBIC),
+        7: first.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+        9: other,
+    }
+    pixels = {index: np.array(image) for index, image in images.items()}
+    gallery = SimpleNamespace(pixels=lambda chosen: {i: pixels[i] for i in chosen})
+    pairs = torch.tensor([[2, 5], [2, 7], [2, 9], [5, 9]])
+    found = compare_pixels(cast("Gallery", gallery), pairs)
+
+    def row(image: Image.Image) -> npt.NDArray[np.float64]:
+        small = np.array(image.resize((16, 16), Image.Resampling.BOX), dtype=np.float64)
+        centred = (small - small.mean(axis=(0, 1))).ravel()
+        return centred / np.linalg.norm(centred)
+
+    for (one, two), value in zip(pairs.tolist(), found.tolist(), strict=True):
+        mirrored = images[two].transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        expected = max(row(images[one]) @ row(images[two]), row(images[one]) @ row(mirrored))
+        assert value == pytest.approx(expected, abs=0.02)  # thumbnails are mirrored, not images
+    assert found[:2].min() > 0.95
+    assert found[2:].max() < 0.7
+    assert compare_pixels(cast("Gallery", gallery), pairs[:0]).shape == (0,)

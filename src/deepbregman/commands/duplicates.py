@@ -43,15 +43,16 @@ def duplicates(
 ) -> "Duplicates":
     """Find exact copies and near-duplicates among all images, in groups.
 
-    Two images are in one group if they have the same content, if the cosine of their features
-    reaches the threshold, or if a chain of such images connects them. Nothing is deleted.
+    Two images are in one group if they have the same content, if they are near-duplicates, or if
+    a chain of such images connects them. Nothing is deleted.
 
     Args:
         run: Folder of the run.
         data: A dataset instead of the run's own.
-        threshold: Cosine from which two images are near-duplicates, at most 1. By default it is
-            measured: three of four images reach it with their own copy after cropping its edges and
-            compressing it again.
+        threshold: Cosine of features from which two images are near-duplicates, at most 1. By
+            default it is measured: three of four images reach it with their own copy after cropping
+            its edges and compressing it again; then the pixels of two images must be as much alike
+            as those of such copies, too.
         out: CSV file for the groups; it must not exist.
         sheet: PNG file with the largest groups; it must not exist.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.

@@ -31,11 +31,16 @@ CUT = 0.03
 """Share of the side that is cut off each edge of a copy."""
 QUALITY = 70
 """JPEG quality of a copy."""
+ALIKE_SHARE = 0.95
+"""Share of such copies whose pixels count as alike."""
+THUMBNAIL = 16
+"""Side of the thumbnails whose pixels are compared."""
 MOST_PAIRS = 50
 """Largest number of pairs for each image, on average; with more, the threshold is too low."""
 SHOWN_GROUPS, SHOWN_IMAGES = 50, 20
 """Groups of a contact sheet, and images of each."""
 _ENTRIES = 2**24  # of a matrix of images by images at a time
+_DECODED = 512  # images at a time
 
 
 class Copy(NamedTuple):
@@ -122,10 +127,13 @@ def find_duplicates(
     everything = images[0] if len(images) == 1 else join_images(*images)
     identical = group_identical(everything)
     features = gallery.features.representation
+    alike = None
     if threshold is None:
-        threshold = choose_threshold(opened, gallery, features)
+        threshold, alike = choose_thresholds(opened, gallery, features)
     report = partial(progress, "comparing images")
     near = find_pairs(features, threshold, report)
+    if alike is not None:
+        near = near[compare_pixels(gallery, near) >= alike]
     exact = [(group[0], other) for group in identical for other in group[1:]]
     pairs = torch.cat([near, torch.tensor(exact, dtype=torch.int64).view(-1, 2)])
     groups = connect(pairs, len(features))
@@ -157,13 +165,14 @@ def find_duplicates(
     return found
 
 
-def choose_threshold(opened: OpenedRun, gallery: Gallery, features: Tensor) -> float:
-    """Return the cosine that most images have with a slightly changed copy of their own.
+def choose_thresholds(opened: OpenedRun, gallery: Gallery, features: Tensor) -> tuple[float, float]:
+    """Return what most images reach with a slightly changed copy: of features, and of pixels.
 
     A copy has lost its edges and was compressed anew, as photographs are when they are passed on.
     """
     chosen = np.unique(np.linspace(0, len(features) - 1, SAMPLE).round().astype(int)).tolist()
-    copies = [_change(image) for image in gallery.pixels(chosen).values()]
+    originals = list(gallery.pixels(chosen).values())
+    copies = [_change(image) for image in originals]
     height = max(copy.shape[0] for copy in copies)
     width = max(copy.shape[1] for copy in copies)
     frames = torch.zeros(len(copies), 3, height, width, dtype=torch.uint8)
@@ -174,7 +183,33 @@ def choose_threshold(opened: OpenedRun, gallery: Gallery, features: Tensor) -> f
     batches = ResidentBatches(ArrayImages(frames, sizes), loaded.device)
     seen = compute_features(loaded.model, batches, loaded.config.data.image_size)
     cosines = functional.cosine_similarity(seen.representation, features[chosen])
-    return float(cosines.double().quantile(1.0 - FOUND_SHARE))
+    pixels = (shrink(originals) * shrink(copies)).sum(dim=1)
+    found, alike = cosines.double().cpu(), pixels.double()
+    return float(found.quantile(1.0 - FOUND_SHARE)), float(alike.quantile(1.0 - ALIKE_SHARE))
+
+
+def compare_pixels(gallery: Gallery, pairs: Tensor) -> Tensor:
+    """Return the correlation (P,) of the thumbnails of pairs (P, 2), as they are or mirrored.
+
+    A weak encoder takes other pictures with the same background for copies; their pixels differ.
+    """
+    involved = pairs.unique()
+    if len(involved) == 0:
+        return torch.zeros(0)
+    parts = [gallery.pixels(some.tolist()) for some in involved.split(_DECODED)]
+    thumbnails = torch.cat([shrink(list(part.values())) for part in parts])
+    first, second = thumbnails[torch.searchsorted(involved, pairs)].unbind(dim=1)
+    side = (3, THUMBNAIL, THUMBNAIL)
+    mirrored = second.unflatten(1, side).flip(3).flatten(1)
+    return torch.maximum((first * second).sum(dim=1), (first * mirrored).sum(dim=1))
+
+
+def shrink(images: Sequence[Pixels]) -> Tensor:
+    """Return thumbnails of images (H, W, 3) as rows, each colour centred, of unit length."""
+    size = (THUMBNAIL, THUMBNAIL)
+    small = [np.array(Image.fromarray(i).resize(size, Image.Resampling.BOX)) for i in images]
+    rows = torch.from_numpy(np.stack(small)).float().permute(0, 3, 1, 2)  # (n, 3, t, t)
+    return functional.normalize((rows - rows.mean(dim=(2, 3), keepdim=True)).flatten(1), dim=1)
 
 
 def _change(image: Pixels) -> Pixels:
