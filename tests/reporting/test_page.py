@@ -176,6 +176,8 @@ def test_what_accuracies_are_read_against_is_drawn_and_written(
     page = Page(written.page)
     assert "most frequent class 10.50" in page.words
     assert "raw pixels 84.25" in page.words
+    assert page.words.index("raw pixels 84.25 %") < page.words.index("Evaluations on")  # the card
+    assert "leads every other arm" not in page.words  # there is none
     (spec,) = page.specs()
     (layer,) = [layer for layer in spec["layer"] if "strokeDash" in layer["encoding"]]
     drawn = {point["reference"]: point["value"] for point in layer["data"]["values"]}

@@ -43,6 +43,7 @@ from .records import (
     group_runs,
     is_finite,
     measures,
+    reference_values,
     refuse_links,
     unequal_budget,
 )
@@ -458,6 +459,8 @@ def make_card(group: RunGroup) -> Card:
     main = next(iter([*linear, *own]), None)
     if main is None:
         return Card(group, facts, None, "", "", states)
+    compared = reference_values([group], main).items()
+    facts[:0] = [(name, f"{value:.2f} %") for name, value in compared]
     return Card(group, facts, summarise_measure(group, main), main.title, main.test_set, states)
 
 
