@@ -217,10 +217,10 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
     every = max(1, epochs // 20)
-    what = (
-        f"labels of {facts.num_classes} classes: kNN" if facts.num_classes else "a line of progress"
-    )
-    yield Choice("training.knn_every", every, f"{what} about 20 times; labels do not train")
+    why = "a line of progress about 20 times"
+    if facts.num_classes:
+        why = f"labels of {facts.num_classes} classes: kNN about 20 times; labels do not train"
+    yield Choice("training.knn_every", every, why)
 
 
 def _fit_into_memory(
