@@ -193,14 +193,13 @@ def compare_pixels(gallery: Gallery, pairs: Tensor) -> Tensor:
 
     A weak encoder takes other pictures with the same background for copies; their pixels differ.
     """
-    involved = pairs.unique()
+    involved = torch.unique(pairs)
     if len(involved) == 0:
         return torch.zeros(0)
     parts = [gallery.pixels(some.tolist()) for some in involved.split(_DECODED)]
     thumbnails = torch.cat([shrink(list(part.values())) for part in parts])
     first, second = thumbnails[torch.searchsorted(involved, pairs)].unbind(dim=1)
-    side = (3, THUMBNAIL, THUMBNAIL)
-    mirrored = second.unflatten(1, side).flip(3).flatten(1)
+    mirrored = second.reshape(-1, 3, THUMBNAIL, THUMBNAIL).flip(3).flatten(1)
     return torch.maximum((first * second).sum(dim=1), (first * mirrored).sum(dim=1))
 
 
