@@ -71,6 +71,6 @@ def test_the_same_sheet_is_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", ["x" * 500, "写真/ネコ.png", "a\nb", "\udcff.png", ""])
 def test_any_name_fits(words: str) -> None:
     fitted = sheets._shorten(words)
-    assert sheets._font(sheets.TEXT).getlength(fitted) <= CELL
+    assert sheets._font().getlength(fitted) <= CELL
     assert words[-3:] in fitted or not words.isascii() or "\n" in words
     sheets.draw_sheet([Panel(tile(0), (Strip("by", (tile(1, None, (words,)),)),))])

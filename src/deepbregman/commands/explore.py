@@ -18,7 +18,7 @@ from deepbregman.terminal import (
     say,
 )
 
-from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_folder
+from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,9 +88,8 @@ def explore(
         raise UserError(
             f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
         )
-    opened = open_folder(run, data)
+    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.exploring import explore_images, read_pixels
-    from deepbregman.evaluation.gallery import open_run
     from deepbregman.reporting.explorer import (
         draw_sheets,
         thumbnail_side,
@@ -99,22 +98,14 @@ def explore(
     )
 
     found = explore_images(
-        open_run(
-            opened,
-            data,
-            accelerator,
-            encoder,
-            devices=devices,
-            skip_unreadable=skip_unreadable,
-            records=False,
-        ),
+        images,
         labels=None if labels is None else Path(labels),
         clusters=clusters,
         split=split,
         seed=seed,
         progress=progress or ignore_progress,
     )
-    page = _describe(opened, found, data or opened.config.data.source)
+    page = _describe(images.loaded.run, found, images.data)
     pixels = read_pixels(found, progress or ignore_progress)
     if format == "parquet":
         write_parquet(out, page, pixels)

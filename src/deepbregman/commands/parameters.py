@@ -27,15 +27,6 @@ else:
     RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 
 
-def open_folder(run: "RunFolder", data: str | Path | None = None) -> "Run":
-    """Open the folder of a run, and refuse a wrong dataset."""
-    from deepbregman.runs import Run
-
-    opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_dataset(opened.config, data)
-    return opened
-
-
 def open_images(
     run: "RunFolder",
     data: str | None,
@@ -52,7 +43,10 @@ def open_images(
         encoder: a module of the run's structure, or None; its type would load torch.
         records: whether results are to be recorded, if the run's folder can be written to.
     """
-    opened = open_folder(run, data)
+    from deepbregman.runs import Run
+
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
+    check_dataset(opened.config, data)
     from deepbregman.evaluation.gallery import open_run
 
     return open_run(

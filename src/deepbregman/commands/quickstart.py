@@ -62,7 +62,7 @@ def show(run: Run, console: Console) -> None:
     """Print the table, and where the figure and the run are."""
     from deepbregman.reporting.screen import quickstart_table
 
-    console.print(quickstart_table(run.result()["quickstart"], "Accuracy on 500 test digits, %"))
+    console.print(quickstart_table(run.result()["quickstart"]))
     say(console, f"figure: {_figure(run)}")
     say(console, f"run:    {run.path}")
 

@@ -39,16 +39,15 @@ class DatasetStore:
 
     shards: npt.NDArray[np.int64] | None = None
 
-    def __init__(self, dataset: Any, name: str = "") -> None:
+    def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
-        self._name = name or type(dataset).__name__
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def name(self, index: int) -> str:
         """Name an image by its place."""
-        return f"{self._name}[{index}]"
+        return f"{type(self.dataset).__name__}[{index}]"
 
     def read(self, index: int) -> Image.Image:
         """Return an image, decoded; one thread at a time, which few datasets are made for more."""

@@ -87,11 +87,11 @@ def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
 def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top: int) -> None:
     left = MARGIN
     if panel.query is not None:
-        draw.text((MARGIN, top), "query", font=_font(TEXT), fill=INK)
+        draw.text((MARGIN, top), "query", font=_font(), fill=INK)
         _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING, _tile_height([panel.query]))
         left += CELL + 3 * GAP
     for strip in panel.strips:
-        draw.text((left, top), strip.title, font=_font(TEXT), fill=INK)
+        draw.text((left, top), strip.title, font=_font(), fill=INK)
         top += HEADING
         row_height = _tile_height(strip.tiles)
         for start in range(0, len(strip.tiles), COLUMNS):
@@ -108,19 +108,19 @@ def _draw_tile(
     inner = (left + FRAME, top + FRAME)
     sheet.paste(_thumbnail(tile.pixels), inner)
     below = top + CELL + 4
-    draw.text((left, below), _shorten(tile.title), font=_font(TEXT), fill=INK)
-    draw.text((left + CELL, below), tile.value, font=_font(TEXT), fill=INK, anchor="ra")
+    draw.text((left, below), _shorten(tile.title), font=_font(), fill=INK)
+    draw.text((left + CELL, below), tile.value, font=_font(), fill=INK, anchor="ra")
     for line in tile.lines:
         below += LINE
-        draw.text((left, below), _shorten(line), font=_font(TEXT), fill=FAINT)
+        draw.text((left, below), _shorten(line), font=_font(), fill=FAINT)
 
 
 def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
     left = MARGIN
     for colour, words in ((SAME, "the query's class"), (OTHER, "another class")):
         draw.rectangle((left, top + 2, left + 11, top + 13), fill=colour)
-        draw.text((left + 18, top), words, font=_font(TEXT), fill=INK)
-        left += 18 + round(_font(TEXT).getlength(words)) + 2 * GAP
+        draw.text((left + 18, top), words, font=_font(), fill=INK)
+        left += 18 + round(_font().getlength(words)) + 2 * GAP
 
 
 def _panel_height(panel: Panel) -> int:
@@ -151,7 +151,7 @@ def _thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
 
 def _shorten(words: str) -> str:
     """Shorten words from the left until they fit a tile; the end of a path matters most."""
-    font = _font(TEXT)
+    font = _font()
     words = " ".join(words.encode(errors="replace").decode().split())
     if font.getlength(words) <= CELL:
         return words
@@ -161,8 +161,8 @@ def _shorten(words: str) -> str:
 
 
 @cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def _font() -> ImageFont.FreeTypeFont:
     """Return the font that Pillow carries, which is the same on every machine."""
-    font = ImageFont.load_default(size)
+    font = ImageFont.load_default(TEXT)
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
     return font
