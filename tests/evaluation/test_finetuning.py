@@ -202,7 +202,7 @@ class TestStarts:
         assert hidden.shape[1] == 32  # of short_config
 
     def test_from_scratch_is_random_and_seeded(self, few: LabelledFeatures, images: Tensor) -> None:
-        first, again, other = (from_scratch(few, seed).module for seed in (0, 0, 1))
+        first, again, other = (from_scratch(few, seed)[0] for seed in (0, 0, 1))
         assert torch.equal(first(images), again(images))
         assert not torch.equal(first(images), other(images))
         weights, trained = first.state_dict(), few.model.encoder.state_dict()

@@ -70,7 +70,7 @@ def test_parts_of_a_run() -> None:
     options = TableOptions(data=("a.npz", "b.npz"))
     first = [part.name for part in plan_parts(options, "simclr", "a.npz", is_reference=True)]
     assert first == [
-        *("knn", "linear", "semi", "supervised", "transfer-b", "retrieval", "cluster", "few"),
+        *("knn", "linear", "semi", "transfer-b", "supervised", "retrieval", "cluster", "few"),
         *("ood", "corruptions"),
     ]
     other = plan_parts(options, "best", "b.npz", is_reference=False)
