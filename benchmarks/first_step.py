@@ -27,6 +27,7 @@ ARMS = {
     "pool": "the whole step; the compiler's processes start before anything else",
     "regions": "the whole step; each kind of residual block is compiled once",
     "blocks": "residual blocks, views and the rest one by one",
+    "unseen": "the step without its views, which run uncompiled",
     "default": "the whole step, without CUDA graphs",
     "untuned": "the whole step, and no kernel is tried in several versions",
 }
@@ -69,6 +70,9 @@ def take_steps(arm: str, stored: Path | None, tiny: bool) -> dict[str, Any]:
             for block in blocks:
                 block.compile()
             step.views.main.compile()
+        elif arm == "unseen":
+            views = step.views.main
+            views.forward = torch.compiler.disable(views.forward)
         elif arm == "default":
             step.compile()
         feed = job.feed(0, 0)
@@ -170,7 +174,7 @@ def first_step(
 
     Args:
         tiny: A small encoder, to try it out on a CPU.
-        arms: Ways to compile: eager, whole, pool, regions, blocks, default, untuned.
+        arms: Ways to compile: eager, whole, pool, regions, blocks, unseen, default, untuned.
         out: JSON file to write.
         limit: Seconds that a process may take.
         child: Take the steps of this arm in this process.
