@@ -100,6 +100,26 @@ def test_several_devices_find_what_one_finds(
     assert together.num_replaced == 0
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("resident", ["yes", "no"])
+def test_threads_of_gpus_find_what_one_finds(
+    resident: str, files: FileImages, model: Model, config: Config
+) -> None:
+    """With one GPU, two threads share it; with more, each has its own."""
+    config = override(config, {"data.resident": resident})
+    first, last = torch.device("cuda"), torch.device("cuda", torch.cuda.device_count() - 1)
+    model = copy.deepcopy(model).to(first)
+    alone = SplitFeatures(model, config, Split(files), first)
+    together = SplitFeatures(model, config, Split(files), first, helpers=(last,))
+    for one, shared in zip(alone.features, together.features, strict=True):
+        assert one is not None
+        assert shared is not None
+        assert shared.device == one.device
+        assert torch.equal(one, shared)
+    assert torch.equal(alone.average_crops(3, 0), together.average_crops(3, 0))
+
+
 def test_every_device_has_a_thread_a_part_of_the_images_and_a_network(
     model: Model, config: Config
 ) -> None:
