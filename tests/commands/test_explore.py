@@ -49,8 +49,8 @@ def test_digits_with_labels_for_a_few(
     data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
     assert data["names"] == [f"train:{i}" for i in range(200)] + [f"test:{i}" for i in range(100)]
     titles = [column["title"] for column in data["columns"]]
-    assert titles == ["class", "predicted label", "confidence", "cluster", "winning subnetwork"]
-    classes = [data["columns"][0]["categories"][i] for i in read(text, "column-0", "<u2")]
+    assert titles == ["predicted label", "confidence", "class", "cluster", "winning subnetwork"]
+    classes = [data["columns"][2]["categories"][i] for i in read(text, "column-2", "<u2")]
     assert classes[:200] == [str(label) for label in truth]
     # The nearest by both measures are what a search finds.
     for number, measure in enumerate(("cosine", "divergence")):

@@ -227,7 +227,7 @@ class TestSearch:
         (some / "damaged.png").write_bytes((some / "red-1.png").read_bytes()[:60])
         words = ("--data", some, "--skip-unreadable")
         out = tmp_path / "features.npz"
-        said = f"note: left out 1 unreadable image of {some}\n"
+        said = f"note: left out 1 unreadable image (damaged.png) of {some}\n"
         code, _, err = command("embed", plain.path, *words, "--out", out)
         assert (code, err) == (0, said)
         code, _, err = command("cluster", plain.path, *words, "--clusters", 2)
@@ -236,12 +236,12 @@ class TestSearch:
             names = {name for key in arrays if key.endswith("_names") for name in arrays[key]}
             assert len(names) == 30
             assert "damaged.png" not in names
-        with pytest.warns(Notice, match="left out 1 unreadable image of") as told:
+        with pytest.warns(Notice, match=r"left out 1 unreadable image \(damaged.png\) of") as told:
             found = search(
                 plain, ["red-1.png"], data=str(some), k=29, accelerator="cpu", skip_unreadable=True
             )
         assert "damaged.png" not in {hit.image.name for hit in found.answers[0].hits["cosine"]}
-        with pytest.warns(Notice, match="left out 1 unreadable image of") as again:
+        with pytest.warns(Notice, match=r"left out 1 unreadable image \(damaged.png\) of") as again:
             embed(plain, tmp_path / "again.npz", data=str(some), skip_unreadable=True)
         assert [warning.filename for warning in (*told, *again)] == [__file__, __file__]
 

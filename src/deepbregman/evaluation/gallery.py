@@ -120,7 +120,7 @@ def open_run(
         source = without_unreadable(source)
         if source.skipped_notice:
             where = data or loaded.config.data.source
-            warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=3)
+            warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=4)
     changed = loaded.has_data_changed(source) if data is None else None
     return OpenedRun(loaded, source, data or loaded.config.data.source, records, changed)
 

@@ -69,7 +69,7 @@ class LoadedRun:
                 f"data {self.config.data.source!r} has changed since {self.run.path} was "
                 "pretrained: names, sizes or contents of its images differ",
                 Notice,
-                stacklevel=4,
+                stacklevel=5,
             )
         return changed
 
