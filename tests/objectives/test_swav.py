@@ -46,7 +46,7 @@ def by_hand(objective: SwAV, main: Tensor, small: Tensor | None, past: Tensor | 
         for b, view in enumerate(others):
             if b != a:
                 log_p = (view / 0.1).log_softmax(dim=1)
-                losses += [-float((target[i] * log_p[i]).sum()) for i in range(len(own))]
+                losses += [-(target[i] * log_p[i]).sum().item() for i in range(len(own))]
     return sum(losses) / len(losses)
 
 
