@@ -414,7 +414,8 @@ def test_a_queued_trial_is_handed_to_one_worker(
 
     def find_slowly(*arguments: Any, **options: Any) -> Any:
         found = find(*arguments, **options)
-        time.sleep(0.3)
+        if found.state == TrialState.WAITING:
+            time.sleep(0.5)
         return found
 
     monkeypatch.setattr(TrialModel, "find_or_raise_by_id", find_slowly)
