@@ -10,8 +10,9 @@ from torch import Tensor
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
+from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features, LabelledFeatures
-from deepbregman.evaluation.few import RULES, draw_labels, measure_draw
+from deepbregman.evaluation.few import RULES, Task, draw_labels, measure_draw
 from deepbregman.evaluation.options import Few
 from deepbregman.runs import Run
 
@@ -24,6 +25,11 @@ def draw(*shape: int, seed: int) -> Tensor:
 
 KNOWN = Features(draw(6, 5, seed=0), draw(6, 4, seed=1), draw(6, 3, seed=2))
 QUERIES = Features(draw(9, 5, seed=3), draw(9, 4, seed=4), draw(9, 3, seed=5))
+
+
+def ask(rule: str, smoothing: float, known: Features = KNOWN, labels: Tensor = LABELS) -> Tensor:
+    bank = FeatureBank.draw(KNOWN.representation)
+    return RULES[rule](Task(known, labels, QUERIES, 3, smoothing, bank))
 
 
 def cosine(a: list[float], b: list[float]) -> float:
@@ -59,7 +65,7 @@ def classes(part: Tensor | None) -> list[list[list[float]]]:
 def test_the_nearest_distribution_equals_a_loop(
     form: Callable[[list[float], list[float]], float], smoothing: float
 ) -> None:
-    found = RULES["nearest distribution, divergence"](KNOWN, LABELS, QUERIES, 3, smoothing)
+    found = ask("nearest distribution, divergence", smoothing)
     assert QUERIES.scores is not None
     for query, predicted in zip(QUERIES.scores.double().tolist(), found.tolist(), strict=True):
         distances = [form(query, mean(rows)) for rows in classes(KNOWN.scores)]
@@ -71,7 +77,7 @@ def test_the_nearest_distribution_equals_a_loop(
     ("name", "part"), [("cosine", "representation"), ("cosine of embeddings", "embedding")]
 )
 def test_the_nearest_mean_equals_a_loop(name: str, part: str) -> None:
-    found = RULES[f"nearest mean, {name}"](KNOWN, LABELS, QUERIES, 3, 0.0)
+    found = ask(f"nearest mean, {name}", 0.0)
     means = [mean([unit(row) for row in rows]) for rows in classes(getattr(KNOWN, part))]
     for query, predicted in zip(getattr(QUERIES, part).tolist(), found.tolist(), strict=True):
         likeness = [cosine(query, centre) for centre in means]
@@ -79,17 +85,70 @@ def test_the_nearest_mean_equals_a_loop(name: str, part: str) -> None:
 
 
 def test_the_nearest_image_equals_a_loop() -> None:
-    found = RULES["nearest image, divergence"](KNOWN, LABELS, QUERIES, 3, 0.5)
+    found = ask("nearest image, divergence", 0.5)
     assert QUERIES.scores is not None
     for query, predicted in zip(QUERIES.scores.tolist(), found.tolist(), strict=True):
         nearest = [min(soft(query, row) for row in rows) for rows in classes(KNOWN.scores)]
         assert predicted == nearest.index(min(nearest))
 
 
+def distribution(row: list[float], bank: list[list[float]], centre: list[float]) -> list[float]:
+    """The softmax of the cosines with the rows of a bank, all centred."""
+    moved = [x - c for x, c in zip(row, centre, strict=True)]
+    others = [[x - c for x, c in zip(other, centre, strict=True)] for other in bank]
+    shares = [math.exp(cosine(moved, other)) for other in others]
+    return [share / sum(shares) for share in shares]
+
+
+def test_the_nearest_class_over_a_bank_equals_a_loop() -> None:
+    found = ask("nearest class, divergence over a bank", 0.0)
+    bank = KNOWN.representation.double().tolist()
+    centre = mean(bank)
+    mixtures = [
+        mean([distribution(row, bank, centre) for row in rows])
+        for rows in classes(KNOWN.representation)
+    ]
+    for query, predicted in zip(QUERIES.representation.tolist(), found.tolist(), strict=True):
+        mine = distribution(query, bank, centre)
+        away = [
+            sum(b * math.log(b / a) for a, b in zip(mixture, mine, strict=True))
+            for mixture in mixtures
+        ]
+        assert predicted == away.index(min(away))
+    assert len(set(found.tolist())) > 1
+
+
+def test_the_centred_mean_equals_a_loop() -> None:
+    found = ask("nearest mean, cosine of centred features", 0.0)
+    centre = mean(KNOWN.representation.double().tolist())
+
+    def move(row: list[float]) -> list[float]:
+        return [x - c for x, c in zip(row, centre, strict=True)]
+
+    means = [mean([unit(move(row)) for row in rows]) for rows in classes(KNOWN.representation)]
+    for query, predicted in zip(QUERIES.representation.tolist(), found.tolist(), strict=True):
+        likeness = [cosine(move(query), one) for one in means]
+        assert predicted == likeness.index(max(likeness))
+
+
+def test_a_mixture_is_the_centre_of_its_images() -> None:
+    """No other distribution has a smaller sum of divergences to the images of a class."""
+    bank = FeatureBank.draw(KNOWN.representation)
+    shares = bank.log_shares(QUERIES.representation).exp()
+
+    def total(target: Tensor) -> float:
+        return float((shares * (shares / target).log()).sum())
+
+    mixture = shares.mean(dim=0)
+    for seed in range(20):
+        other = (mixture.log() + 0.1 * draw(len(mixture), seed=seed).double()).softmax(dim=0)
+        assert total(mixture) < total(other)
+
+
 def test_with_one_label_a_distribution_is_its_image() -> None:
     one = KNOWN.select(torch.tensor([0, 2, 5]))
     by_image, by_set = (
-        RULES[f"nearest {what}, divergence"](one, torch.arange(3), QUERIES, 3, 0.5)
+        ask(f"nearest {what}, divergence", 0.5, one, torch.arange(3))
         for what in ("image", "distribution")
     )
     assert torch.equal(by_image, by_set)

@@ -7,7 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from torch import Tensor
 
+from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.labelling import (
     Candidate,
@@ -49,8 +51,12 @@ class TestClassifiers:
     queries = Features(draw(6, 5, seed=2), draw(6, 4, seed=3))
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 2])
 
+    def ask(self, candidate: Candidate) -> Tensor:
+        bank = FeatureBank.draw(self.queries.representation)
+        return candidate.logits(self.train, self.labels, self.queries, 3, 0.5, bank)
+
     def test_neighbours_vote_by_their_cosine(self) -> None:
-        found = Candidate("knn", 3).logits(self.train, self.labels, self.queries, 3, 0.5)
+        found = self.ask(Candidate("knn", 3))
         for query, logits in zip(self.queries.representation, found, strict=True):
             cosines = torch.cosine_similarity(query[None].double(), self.train.representation)
             best = cosines.topk(3)
@@ -60,7 +66,7 @@ class TestClassifiers:
             assert logits.softmax(0) == pytest.approx(votes / votes.sum(), abs=1e-5)
 
     def test_a_class_is_the_distribution_of_its_images(self) -> None:
-        found = Candidate("divergence").logits(self.train, self.labels, self.queries, 3, 0.5)
+        found = self.ask(Candidate("divergence"))
         assert self.train.scores is not None
         assert self.queries.scores is not None
         for kind in range(3):
@@ -124,7 +130,7 @@ def test_the_kind_that_fits_is_chosen(informative: str) -> None:
 def test_noise_is_expected_to_be_labelled_by_chance() -> None:
     labels = torch.arange(120) % 3
     found = predict_labels(Features(draw(120, 8), None), some_known(labels, 60), num_classes=3)
-    assert {one.classifier.kind for one in found.judged} == {"knn", "linear"}
+    assert {one.classifier.kind for one in found.judged} == {"knn", "linear", "bank"}
     assert found.expected.low < 100 / 3 < found.expected.high
     assert found.probabilities[60:].max(dim=1).values.mean() < 0.5
 

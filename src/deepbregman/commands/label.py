@@ -31,7 +31,7 @@ def label(
     labels: Labels,
     *,
     data: MaybeText = None,
-    by: Sequence[Literal["knn", "linear", "divergence"]] = (),
+    by: Sequence[Literal["knn", "linear", "divergence", "bank"]] = (),
     suggest: int = 20,
     out: MaybePath = None,
     sheet: MaybePath = None,
@@ -54,7 +54,8 @@ def label(
             class; at least 2 images of each class. In Python also a mapping from image to label.
         data: A dataset instead of the run's own.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
-            the nearest class by D(image || class). By default all that the run has.
+            the nearest class by D(image || class), where the run has a divergence. bank: the
+            nearest class by the divergence over a bank of the images. By default all.
         suggest: Number of images to list that are most useful to label next.
         out: CSV file for the label and the probabilities of each image; it must not exist.
         sheet: PNG file with the images to label next; it must not exist.

@@ -4,12 +4,16 @@ The scores of an empirical distribution are the mean of its samples' scores, so 
 stands for the class itself, and ``D(image || class)`` compares a point with a distribution.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.method.bregman import prepare_targets
+from deepbregman.training.randomness import epoch_order
 
+BANK_SIZE = 1024
 _ENTRIES = 2**24  # scores at a time: 128 MiB in float64
 
 
@@ -45,3 +49,42 @@ def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Te
     parts = torch.split(scores, max(1, _ENTRIES // scores.shape[1]))
     diverge = prepare_targets(distributions.double(), smoothing)
     return torch.cat([diverge(part.double()) for part in parts])
+
+
+class FeatureBank(NamedTuple):
+    """Some images without labels, whose features are the subnetworks of a divergence.
+
+    The scores of an image are the cosines of its feature with theirs, all centred. In the smooth
+    form at T = 1 an image is a distribution over the bank, and ``D(a || b)`` is the
+    Kullback-Leibler divergence of a's from b's.
+    """
+
+    mean: Tensor
+    """(d,), of the features of the bank."""
+    rows: Tensor
+    """(K, d) float64, centred, of unit norm."""
+
+    @classmethod
+    def draw(cls, features: Tensor, size: int = BANK_SIZE, seed: int = 0) -> "FeatureBank":
+        """Draw images from features (N, d); all where they are few."""
+        order = epoch_order(len(features), seed, 0)[:size].to(features.device)
+        drawn = features[order].double()
+        mean = drawn.mean(dim=0)
+        return cls(mean, functional.normalize(drawn - mean, dim=1))
+
+    def log_shares(self, features: Tensor) -> Tensor:
+        """Return the logarithm of the distribution of each image over the bank, (N, K)."""
+        centred = functional.normalize(features.double() - self.mean, dim=1)
+        return functional.log_softmax(centred @ self.rows.T, dim=1)
+
+    def class_logits(
+        self, known: Tensor, labels: Tensor, queries: Tensor, num_classes: int
+    ) -> Tensor:
+        """Return ``-D(class || image)`` of features (Q, C), up to a number for each image.
+
+        A class is the mixture of its images' distributions. No other point has a smaller sum of
+        divergences to them, so it is their centre.
+        """
+        mixtures = class_means(self.log_shares(known).exp(), labels, num_classes).log()  # (C, K)
+        parts = torch.split(queries, max(1, _ENTRIES // len(self.rows)))
+        return torch.cat([self.log_shares(part).exp() @ mixtures.T for part in parts])

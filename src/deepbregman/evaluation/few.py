@@ -2,13 +2,15 @@
 
 With a functional divergence the labelled images of a class are one empirical distribution, and an
 image belongs to the class at the smallest ``D(image || distribution)``. Beside it stand the same
-rule with single images in place of the distribution, the mean of features by cosine, and a linear
-classifier, all on the same draws of labels.
+rule with single images in place of the distribution, the nearest class by the divergence over a
+bank of features, the mean of features by cosine, centred and not, and a linear classifier, all on
+the same draws of labels.
 """
 
 from collections.abc import Callable
 from functools import partial
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from deepbregman.errors import UserError
 from deepbregman.runs import Record
 from deepbregman.training.randomness import derive_seed
 
-from .classes import class_means, divergence_to
+from .classes import FeatureBank, class_means, divergence_to
 from .features import Features, LabelledFeatures
 from .inputs import Evaluation, class_name
 from .knn import features_for, rank_bank
@@ -29,45 +31,64 @@ PENALTY = 1e-2
 """Penalty of the linear classifier; there are too few labels to choose one."""
 _SMALL = 2**18  # features
 
-Rule = Callable[[Features, Tensor, Features, int, float], Tensor]
-"""Labelled features, their labels, other features, number of classes, smoothing -> predictions."""
+
+class Task(NamedTuple):
+    """One draw of labels, and what to classify by it."""
+
+    known: Features
+    labels: Tensor
+    """(n,), from 0 to C - 1, of the known images."""
+    queries: Features
+    num_classes: int
+    smoothing: float
+    """Of the learned divergence."""
+    bank: FeatureBank
 
 
-def nearest_distribution(
-    known: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
-) -> Tensor:
+Rule = Callable[[Task], Tensor]
+"""Predicts the classes (Q,) of the queries."""
+
+
+def nearest_distribution(task: Task) -> Tensor:
     """Predict the class whose labelled images, as one distribution, are at the smallest D."""
-    means = class_means(features_for(known, "divergence"), labels, num_classes)
-    return divergence_to(features_for(queries, "divergence"), means, smoothing).argmin(dim=1)
+    known = features_for(task.known, "divergence")
+    means = class_means(known, task.labels, task.num_classes)
+    queries = features_for(task.queries, "divergence")
+    return divergence_to(queries, means, task.smoothing).argmin(dim=1)
 
 
-def nearest_mean(
-    known: Features, labels: Tensor, queries: Features, num_classes: int, _: float, *, measure: str
-) -> Tensor:
+def nearest_over_bank(task: Task) -> Tensor:
+    """Predict the class of the smallest divergence over the bank of features."""
+    known, queries = task.known.representation, task.queries.representation
+    return task.bank.class_logits(known, task.labels, queries, task.num_classes).argmax(dim=1)
+
+
+def nearest_mean(task: Task, *, measure: str, centred: bool = False) -> Tensor:
     """Predict the class of the mean of largest cosine."""
-    rows = functional.normalize(features_for(known, measure).double(), dim=1)
-    means = functional.normalize(class_means(rows, labels, num_classes), dim=1)
-    asked = functional.normalize(features_for(queries, measure).double(), dim=1)
+    shift = task.bank.mean if centred else 0.0
+    known, asked = (
+        functional.normalize(features_for(part, measure).double() - shift, dim=1)
+        for part in (task.known, task.queries)
+    )
+    means = functional.normalize(class_means(known, task.labels, task.num_classes), dim=1)
     return (asked @ means.T).argmax(dim=1)
 
 
-def nearest_image(
-    known: Features, labels: Tensor, queries: Features, _: int, smoothing: float, *, measure: str
-) -> Tensor:
+def nearest_image(task: Task, *, measure: str) -> Tensor:
     """Predict the class of the nearest labelled image."""
-    asked, bank = features_for(queries, measure), features_for(known, measure)
-    return labels[rank_bank(measure, asked, bank, 1, smoothing=smoothing).indices[:, 0]]
+    asked, bank = (features_for(part, measure) for part in (task.queries, task.known))
+    nearest = rank_bank(measure, asked, bank, 1, smoothing=task.smoothing).indices[:, 0]
+    return task.labels[nearest]
 
 
-def linear_rule(
-    known: Features, labels: Tensor, queries: Features, num_classes: int, _: float
-) -> Tensor:
+def linear_rule(task: Task) -> Tensor:
     """Predict by a linear classifier with one penalty."""
-    asked = queries.representation
+    asked, rows = task.queries.representation, task.known.representation
     # A GPU waits for the host at every step of so small a fit.
-    device = asked.device if known.representation.numel() > _SMALL else torch.device("cpu")
-    rows = known.representation.to(device)
-    fit = fit_linear(rows, labels, num_classes=num_classes, l2=PENALTY, one_scale=True)
+    device = asked.device if rows.numel() > _SMALL else torch.device("cpu")
+    fit = fit_linear(
+        rows.to(device), task.labels, num_classes=task.num_classes, l2=PENALTY, one_scale=True
+    )
     return fit.predict(asked.to(device)).argmax(dim=1).to(asked.device)
 
 
@@ -75,6 +96,10 @@ RULES: dict[str, Rule] = {
     "linear": linear_rule,
     "nearest image, cosine": partial(nearest_image, measure="cosine"),
     "nearest mean, cosine": partial(nearest_mean, measure="cosine"),
+    "nearest mean, cosine of centred features": partial(
+        nearest_mean, measure="cosine", centred=True
+    ),
+    "nearest class, divergence over a bank": nearest_over_bank,
     "nearest mean, cosine of embeddings": partial(nearest_mean, measure="embedding"),
     "nearest image, divergence": partial(nearest_image, measure="divergence"),
     "nearest distribution, divergence": nearest_distribution,
@@ -133,11 +158,13 @@ def measure_draw(labelled: LabelledFeatures, count: int, seed: int) -> dict[str,
     present, labels = torch.unique(train.labels[rows], return_inverse=True)
     known = train.features.select(rows)
     smoothing = labelled.config.divergence.smoothing
+    bank = FeatureBank.draw(train.features.representation)
+    task = Task(known, labels, test.features, len(present), smoothing, bank)
     found = {}
     for name, rule in RULES.items():
         if name in BY_DIVERGENCE and known.scores is None:
             continue
-        predicted = present[rule(known, labels, test.features, len(present), smoothing)]
+        predicted = present[rule(task)]
         found[name] = accuracies(test.labels, predicted=predicted, balanced=labelled.balanced)
     return found
 

@@ -1,10 +1,11 @@
 """Labels for all images from labels for a few: the classifier, its accuracy, what to label next.
 
-Three kinds of classifiers compete by cross-validation on the labelled images: nearest neighbours by
-cosine, a linear classifier, and the nearest class by the learned divergence ``D(image || class)``,
-where a class is the empirical distribution of its labelled images. The accuracy of the best of
-several is too good to be true of other images, so it is corrected by the bootstrap of Tsamardinos
-et al. (2018): choose on a resample, judge on what the resample left out.
+Four kinds of classifiers compete by cross-validation on the labelled images: nearest neighbours by
+cosine, a linear classifier, the nearest class by the learned divergence ``D(image || class)``,
+where a class is the empirical distribution of its labelled images, and the nearest class by the
+divergence over a bank of all images. The accuracy of the best of several is too good to be true of
+other images, so it is corrected by the bootstrap of Tsamardinos et al. (2018): choose on a
+resample, judge on what the resample left out.
 """
 
 import math
@@ -32,13 +33,13 @@ from deepbregman.runs import Record
 from deepbregman.statistics import wilson_interval
 from deepbregman.terminal import ReportProgress, ignore_progress
 
-from .classes import class_means, divergence_to
+from .classes import FeatureBank, class_means, divergence_to
 from .features import Features, compute_features
 from .gallery import Gallery, OpenedRun, Pixels, join_features, open_gallery
 from .knn import VOTE_TEMPERATURE, cosine_neighbours, features_for
 from .linear import standardisation
 
-KINDS = ("knn", "linear", "divergence")
+KINDS = ("knn", "linear", "divergence", "bank")
 NEIGHBOURS = (1, 5, 20)
 PENALTIES = (1e-1, 1e-2, 1e-3)
 FOLDS = 10
@@ -61,12 +62,22 @@ class Candidate(NamedTuple):
             return f"{self.setting:g} nearest by cosine"
         if self.kind == "linear":
             return f"linear, penalty {self.setting:g}"
-        return "nearest class by divergence"
+        over = " over a bank of images" if self.kind == "bank" else ""
+        return f"nearest class by divergence{over}"
 
     def logits(
-        self, train: Features, labels: Tensor, queries: Features, num_classes: int, smoothing: float
+        self,
+        train: Features,
+        labels: Tensor,
+        queries: Features,
+        num_classes: int,
+        smoothing: float,
+        bank: FeatureBank,
     ) -> Tensor:
         """Learn from labelled features and return the logits (Q, C) of others, float64."""
+        if self.kind == "bank":
+            known, asked = train.representation, queries.representation
+            return bank.class_logits(known, labels, asked, num_classes)
         if self.kind == "linear":
             return _linear_logits(train, labels, queries, self.setting)
         if self.kind == "divergence":
@@ -140,6 +151,7 @@ def predict_labels(
         kinds: which of ``KINDS`` may compete.
     """
     labels = labels.to(features.representation.device)
+    bank = FeatureBank.draw(features.representation, seed=seed)
     places = (labels >= 0).nonzero().flatten()
     known, targets = features.select(places), labels[places]
     folds = _draw_folds(targets.cpu(), seed)
@@ -152,7 +164,8 @@ def predict_labels(
         here = (folds == fold).to(places.device)
         parts = known.select(~here), targets[~here], known.select(here)
         for index, classifier in enumerate(tried):
-            held_out[index, folds == fold] = classifier.logits(*parts, num_classes, smoothing).cpu()
+            logits = classifier.logits(*parts, num_classes, smoothing, bank)
+            held_out[index, folds == fold] = logits.cpu()
         progress(done, len(numbers))
     truth = targets.cpu()
     temperatures = [fit_temperature(logits, truth) for logits in held_out]
@@ -169,7 +182,7 @@ def predict_labels(
     ]
     judged.sort(key=lambda one: (-one.accuracy, one.log_loss))
     best = judged[0]
-    logits = best.classifier.logits(known, targets, features, num_classes, smoothing).cpu()
+    logits = best.classifier.logits(known, targets, features, num_classes, smoothing, bank).cpu()
     probabilities = (logits / best.temperature).softmax(dim=1)
     probabilities[places.cpu()] = functional.one_hot(truth, num_classes).double()
     share = expect_accuracy(correct, losses, seed)
@@ -197,6 +210,7 @@ def _list_classifiers(kinds: Sequence[str], num_train: int) -> list[Candidate]:
         "knn": [k for k in NEIGHBOURS if k <= num_train],
         "linear": PENALTIES,
         "divergence": (0.0,),
+        "bank": (0.0,),
     }
     return [Candidate(kind, setting) for kind in kinds for setting in settings[kind]]
 
