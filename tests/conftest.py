@@ -211,11 +211,16 @@ def drawn_once() -> "Tensor":
 
 
 @pytest.fixture
-def cheap_weights(drawn_once: "Tensor", monkeypatch: pytest.MonkeyPatch) -> None:
+def cheap_weights(
+    request: pytest.FixtureRequest, drawn_once: "Tensor", monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Take the weights of large networks from numbers that are drawn once, as the seed says.
 
     To draw tens of millions for each ResNet and each detector takes longer than all else there.
+    Slow tests, which ask what is learnt, have the true weights.
     """
+    if request.node.get_closest_marker("slow"):
+        return
     import torch
 
     def fill(tensor: "Tensor", *arguments: Any, **options: Any) -> "Tensor":
