@@ -212,11 +212,8 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
     if wanted == "yes" or (wanted == "auto" and on_gpu):
         # A study trains many configurations in one process and compiles a graph for each. Beyond
         # the limit torch would silently take slow steps.
-        limits: Any = torch._dynamo.config
-        renamed = hasattr(limits, "recompile_limit")  # torch 2.7 did
-        setattr(limits, "recompile_limit" if renamed else "cache_size_limit", 256)
-        every = "accumulated_recompile_limit" if renamed else "accumulated_cache_size_limit"
-        setattr(limits, every, 2048)
+        torch._dynamo.config.recompile_limit = 256
+        torch._dynamo.config.accumulated_recompile_limit = 2048
         # Subnetworks and losses stay in float32 to be exact.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         graphs = on_gpu and fabric.world_size == 1
