@@ -172,6 +172,8 @@ def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     for path in tables:
         rows = {row["arm"]: row for row in map(json.loads, path.read_text().splitlines())}
         grid = {n: r for n, r in rows.items() if n not in ("auto", "best") and "linear" in r}
+        if not grid:  # stopped before its first arm
+            continue
         auto, best = rows["auto"], rows.get("best", {})
         for metric, title in (("linear", "top-1"), ("balanced", "balanced")):
             top = max(grid, key=lambda name: float(grid[name][metric]))
