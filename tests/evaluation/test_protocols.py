@@ -317,13 +317,13 @@ class TestCrops:
         self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         computed = []
-        compute = LabelledFeatures.averaged
+        compute = LabelledFeatures.average_crops
 
         def counted(self: LabelledFeatures, crops: int, seed: int, *rest: Any) -> AveragedFeatures:
             computed.append((crops, seed))
             return compute(self, crops, seed, *rest)
 
-        monkeypatch.setattr(LabelledFeatures, "averaged", counted)
+        monkeypatch.setattr(LabelledFeatures, "average_crops", counted)
         options = {"data": few_digits, "epochs": 0, "crops": 2, "accelerator": "cpu"}
         alone = [evaluate(short_run, seed=seed, **options) for seed in (3, 4)]
         assert computed == [(2, 3), (2, 4)]
