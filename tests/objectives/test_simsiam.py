@@ -33,7 +33,8 @@ def test_the_loss_is_the_papers(num_views: int) -> None:
         for b in range(num_views):
             if a != b:
                 losses += [
-                    -float(p[a, i] @ z[b, i] / (p[a, i].norm() * z[b, i].norm())) for i in range(4)
+                    -(p[a, i] @ z[b, i] / (p[a, i].norm() * z[b, i].norm())).item()
+                    for i in range(4)
                 ]
     found = objective(ViewGroups(views), gather_alone, Samples())
     assert found.terms["prediction"].item() == pytest.approx(sum(losses) / len(losses), abs=1e-12)
