@@ -57,9 +57,8 @@ def few_labels(
     kept = encoder.with_suffix(".features")
     if not kept.exists():
         source = open_source(data, image_size=32)
-        assert source.test is not None
         network = load_encoder(encoder, device)
-        parts = {"test": (source.test, test), "train": (source.train, train)}
+        parts = {"test": (source.known_test, test), "train": (source.train, train)}
         random, found = np.random.default_rng(0), {}
         for name, (split, count) in parts.items():
             chosen = np.sort(random.permutation(len(split))[:count])
@@ -88,12 +87,11 @@ def embed_some(
     split: Split, places: Tensor, network: torch.nn.Module, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the features and the labels of some images of a split."""
-    assert split.labels is not None
     assert isinstance(split.images, ArrayImages)
     pixels = split.images.pixels[places]
     with torch.no_grad():
         parts = [network(part.to(device)) for part in pixels.split(100)]
-    return torch.cat(parts).cpu(), split.labels[places]
+    return torch.cat(parts).cpu(), split.known_labels[places]
 
 
 def measure(

@@ -4,7 +4,6 @@
 
 Every arm is a new process. Cold: the caches of the compiler are empty. Warm: they are those of the
 cold process. Stored: they are empty again, and filled from one file that the cold process wrote.
-About four minutes on an H200.
 """
 
 import json

@@ -8,7 +8,6 @@ system holds in memory after the first pass, in a new random order at every turn
 
 import json
 import statistics
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import torch
 import tyro
-from streaming import HEIGHT, WIDTH, write_photographs
+from streaming import HEIGHT, WIDTH, write_photographs, write_shards
 
 from deepbregman.data import StreamingBatches, open_source
 from deepbregman.data.images import FileImages
@@ -25,20 +24,6 @@ from deepbregman.runs import provenance
 from deepbregman.training.devices import device_name
 
 BATCH = 128
-
-
-def write_shards(photographs: Path, folder: Path, shard: int) -> None:
-    """Put the files into tar archives of so many each."""
-    folder.mkdir()
-    paths = sorted(photographs.iterdir())
-    for start in range(0, len(paths), shard):
-        with tarfile.open(folder / f"train-{start // shard:05d}.tar", "w") as archive:
-            for path in paths[start : start + shard]:
-                # Hard links would be stored as links; each image is to be there in full.
-                info = archive.gettarinfo(path)
-                info.type, info.size = tarfile.REGTYPE, path.stat().st_size
-                with path.open("rb") as file:
-                    archive.addfile(info, file)
 
 
 def shards(
@@ -63,7 +48,7 @@ def shards(
     with tempfile.TemporaryDirectory() as folder:
         files, archives = Path(folder) / "files", Path(folder) / "shards"
         mean_bytes = write_photographs(files, count)
-        write_shards(files, archives, shard)
+        write_shards(archives, files, shard)
         feeds = {}
         for name, path in (("folder", files), ("tar shards", archives)):
             images = open_source(str(path), image_size=size).train.images

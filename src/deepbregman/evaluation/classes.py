@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.method.bregman import prepare_targets
+from deepbregman.method.bregman import cosine_scores, prepare_targets
 from deepbregman.training.randomness import epoch_order
 
 BANK_SIZE = 1024
@@ -62,7 +62,7 @@ class FeatureBank(NamedTuple):
     mean: Tensor
     """(d,), of the features of the bank."""
     rows: Tensor
-    """(K, d) float64, centred, of unit norm."""
+    """(K, d) float64, centred."""
 
     @classmethod
     def draw(cls, features: Tensor, size: int = BANK_SIZE, seed: int = 0) -> "FeatureBank":
@@ -70,12 +70,12 @@ class FeatureBank(NamedTuple):
         order = epoch_order(len(features), seed, 0)[:size].to(features.device)
         drawn = features[order].double()
         mean = drawn.mean(dim=0)
-        return cls(mean, functional.normalize(drawn - mean, dim=1))
+        return cls(mean, drawn - mean)
 
     def log_shares(self, features: Tensor) -> Tensor:
         """Return the logarithm of the distribution of each image over the bank, (N, K)."""
-        centred = functional.normalize(features.double() - self.mean, dim=1)
-        return functional.log_softmax(centred @ self.rows.T, dim=1)
+        scores = cosine_scores(features.double() - self.mean, self.rows)
+        return functional.log_softmax(scores, dim=1)
 
     def class_logits(
         self, known: Tensor, labels: Tensor, queries: Tensor, num_classes: int
