@@ -77,6 +77,7 @@ def test_to_the_end(
         ]
         assert row["metrics"][MAIN_METRIC] == judged["value"]
         assert judged["num_test"] == 100
+        assert judged.get("raw_pixels") is None  # the same for every run, so not measured in each
         assert not run.checkpoints.exists()  # deleted once judged
     if name == "subnetwork":  # digits' subnetworks are normalised at the output already
         assert sorted(run.name for run in (out / "runs").iterdir()) == [

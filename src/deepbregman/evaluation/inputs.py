@@ -187,6 +187,8 @@ class Evaluation:
     progress: ReportProgress = ignore_progress
     devices: int | str = 1
     """How many compute features, or ``all``."""
+    references: bool = True
+    """Also measure raw pixels and guessing. Studies do not: their runs share one dataset."""
     _averaged: AveragedFeatures | None = field(default=None, init=False)
     """The last ones computed; keeping more would fill the memory."""
     _data_changed: bool | None = field(default=None, init=False)

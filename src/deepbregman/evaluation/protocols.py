@@ -73,7 +73,7 @@ def run_protocols(evaluation: Evaluation) -> list[Record]:
     rows: list[Record] = []
     for name, protocol in chosen.items():
         found = protocol.run(evaluation)
-        if name in REFERRED:
+        if name in REFERRED and evaluation.references:
             found = add_references(found, name, evaluation)
         rows += evaluation.record(found, name)
     return rows

@@ -109,7 +109,8 @@ class EvaluationPlan:
             epochs=self.linear_epochs,
         )
         splits = self.splits(source, config)
-        rows = run_protocols(Evaluation(run, options, self.accelerator, splits))
+        evaluation = Evaluation(run, options, self.accelerator, splits, references=False)
+        rows = run_protocols(evaluation)
         return name_top1(rows)
 
 
