@@ -3,6 +3,7 @@
 import json
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,24 @@ def test_tips_on_lower_precision_are_not_the_users_business() -> None:
     speaker = logging.getLogger("lightning_fabric.utilities.rank_zero")
     assert speaker.isEnabledFor(logging.WARNING)
     assert not speaker.isEnabledFor(logging.INFO)
+
+
+def test_runs_of_other_batches_are_compiled_for_their_own_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A study trains many recipes in one process; torch would take sizes that vary as unknown."""
+    compiled: list[list[Any]] = []
+
+    def keep_sizes(graph: Any, inputs: Sequence[Any], **_: Any) -> Any:
+        compiled.append([size for part in inputs for size in getattr(part, "shape", [part])])
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", keep_sizes)
+    config = override(load_recipe("digits"), {"training.compile": "yes"})
+    for batch in (4, 6):
+        step = torch.nn.Linear(2, 2)
+        compile_step(step, config, launch("cpu"))
+        step(torch.zeros(batch, 2))
+    assert len(compiled) == 2
+    assert all(type(size) is int for sizes in compiled for size in sizes)
+    torch.compiler.reset()

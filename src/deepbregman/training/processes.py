@@ -217,7 +217,9 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
         # Subnetworks and losses stay in float32 to be exact.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
         graphs = on_gpu and fabric.world_size == 1
-        step.compile(mode="reduce-overhead" if graphs else "default")
+        # A batch has one size in a run. Torch would take a size that differs from the last run's
+        # as unknown, and make slower kernels.
+        step.compile(mode="reduce-overhead" if graphs else "default", dynamic=False)
 
 
 def gather_views(mine: Tensor) -> Tensor:
