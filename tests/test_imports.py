@@ -33,7 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "commands/pretrain": FOUNDATION
     | {"commands/parameters", "method", "objectives", "data", "training", "evaluation"},
     "studies": FOUNDATION
-    | {"method", "objectives", "data", "training", "evaluation", "reporting", "commands/pretrain"},
+    | {"method", "objectives", "data", "training", "evaluation", "reporting", "exporting"}
+    | {"commands/pretrain"},
     "benchmarking": FOUNDATION | {"method", "objectives", "data", "training"},
     "commands": FOUNDATION
     | {

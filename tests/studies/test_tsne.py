@@ -11,6 +11,7 @@ from sklearn.metrics import silhouette_score
 
 from deepbregman.cli import main
 from deepbregman.commands.embed import embed
+from deepbregman.commands.export import export
 from deepbregman.runs import Run
 
 
@@ -37,6 +38,22 @@ def test_two_runs_side_by_side(tmp_path: Path, short_run: Run) -> None:
     assert (out / "tsne.svg").is_file()
 
 
+def test_an_exported_encoder_comes_to_the_numbers_of_its_run(
+    tmp_path: Path, short_run: Run
+) -> None:
+    file, out = tmp_path / "encoder.safetensors", tmp_path / "maps"
+    export(short_run.path, format="safetensors", out=file)
+    command = ["study", "tsne", "--runs", str(file), str(short_run.path), "--images", "100"]
+    main([*command, "--seeds", "1", "--out", str(out)])
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    mine, other = (
+        {row["metric"]: row["mean"] for row in rows if row["arm"] == arm}
+        for arm in ("encoder", short_run.path.name)
+    )
+    assert mine == pytest.approx(other)
+    assert len(mine) == 14
+
+
 @pytest.mark.slow
 def test_the_silhouette_is_of_the_features(tmp_path: Path, short_run: Run) -> None:
     out = tmp_path / "maps"
@@ -57,6 +74,7 @@ def test_the_silhouette_is_of_the_features(tmp_path: Path, short_run: Run) -> No
     [
         (["--runs", "nowhere"], "is not a run folder"),
         (["--runs", "RUN", "RUN"], "named twice"),
+        (["--runs", __file__], "neither .safetensors nor .pth"),
         (["--runs", "RUN", "--images", "3"], "2 of each class"),
         (["--runs", "RUN", "--data", "nothing"], "no such folder"),
     ],

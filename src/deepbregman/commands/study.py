@@ -141,7 +141,7 @@ def tsne(
     """How well do the features of runs separate classes? Draws t-SNE maps, with numbers under each.
 
     Args:
-        runs: Folders of one or more runs.
+        runs: Folders of one or more runs, or encoders that `deepbregman export` wrote from them.
         data: A labelled dataset instead of that of the first run.
         images: Largest number of test images; each class keeps its share.
         seeds: Number of seeds of t-SNE and k-means.
@@ -150,9 +150,9 @@ def tsne(
         console: Where to print; nothing is printed when None.
     """
     check_new_folder(out)
-    opened = [Run.open(Path(run)) for run in runs]
-    if opened:
-        check_dataset(opened[0].config, data)
+    folders = [Run.open(run) for run in map(Path, runs) if not run.is_file()]
+    if folders and folders[0].path == Path(runs[0]):
+        check_dataset(folders[0].config, data)
     from deepbregman.studies.tsne import run_tsne
 
     return run_tsne(

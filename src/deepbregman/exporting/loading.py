@@ -1,12 +1,13 @@
 """Loading an encoder: from a run, or from a file that was exported from one."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import safetensors
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import from_toml
+from deepbregman.config import Config, from_toml
 from deepbregman.errors import UserError, first_line
 from deepbregman.files import Record, parse_json
 from deepbregman.method.networks import Encoder
@@ -35,6 +36,27 @@ def load_encoder(
     path = Path(run)
     if not path.is_file():
         return load_trained_encoder(path, device, encoder)
+    return read_export(path).build(device, encoder)
+
+
+class Export(NamedTuple):
+    """What a file holds that was exported from a run."""
+
+    path: Path
+    config: Config
+    """The run's."""
+    state: State
+
+    def build(self, device: torch.device | str, encoder: nn.Module | None = None) -> Encoder:
+        """Build the encoder; see :func:`load_encoder`."""
+        loaded = build_run_encoder(self.config, trunk=encoder)
+        load_strictly(loaded, self.state, str(self.path))
+        loaded.to(memory_format=torch.channels_last)
+        return loaded.to(device).eval()
+
+
+def read_export(path: Path) -> Export:
+    """Read a file that :func:`export` wrote; see :func:`load_encoder` for the formats."""
     readers = {".safetensors": _read_safetensors, ".pth": _read_state_dict}
     if path.suffix not in readers:
         raise UserError(
@@ -47,10 +69,7 @@ def load_encoder(
             f"{path} has export version {record.get('version')}, this version reads {VERSION}: "
             "export it again from its run"
         )
-    loaded = build_run_encoder(from_toml(record["config"], str(path)), trunk=encoder)
-    load_strictly(loaded, state, str(path))
-    loaded.to(memory_format=torch.channels_last)
-    return loaded.to(device).eval()
+    return Export(path, from_toml(record["config"], str(path)), state)
 
 
 def _read_safetensors(path: Path) -> tuple[State, Record]:

@@ -1,4 +1,4 @@
-"""The study ``tsne``: maps of the features of several runs, with numbers under each.
+"""The study ``tsne``: maps of the features of several encoders, with numbers under each.
 
 The paper shows two such maps and concludes "better separation". A map is not a measurement, so each
 comes with measurements of the features: silhouette (cosine), agreement of k-means with the classes,
@@ -19,6 +19,8 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_accuracy
+from deepbregman.exporting.loading import Export, read_export
+from deepbregman.method.networks import Model
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
 from deepbregman.runs import Run, provenance, replace_file, write_csv
@@ -60,12 +62,12 @@ def run_tsne(
     accelerator: str = "auto",
     console: Console | None = None,
 ) -> StudyResult:
-    """Map the features of runs side by side, on the same test images."""
+    """Map the features of runs, or of encoders exported from them, on the same test images."""
     console = console or Console(quiet=True)
-    opened = [Run.open(Path(run)) for run in runs]
+    opened = [open_trained(Path(run)) for run in runs]
     if not opened:
         raise UserError("--runs names no run: give the folders of one or more")
-    names = [run.path.resolve().name for run in opened]
+    names = [name_encoder(run) for run in opened]
     names = [n if names.count(n) == 1 else str(r.path) for n, r in zip(names, opened, strict=True)]
     if len(set(names)) < len(names):
         raise UserError(f"--runs {' '.join(names)}: a run is named twice")
@@ -110,6 +112,24 @@ def run_tsne(
     return write_rows(out, "tsne", settings, record, values, NOTES)
 
 
+def open_trained(path: Path) -> Run | Export:
+    """Open the folder of a run, or a file that was exported from one."""
+    return read_export(path) if path.is_file() else Run.open(path)
+
+
+def name_encoder(trained: Run | Export) -> str:
+    """Name an encoder by its folder, or by its file."""
+    path = trained.path.resolve()
+    return path.name if isinstance(trained, Run) else path.stem
+
+
+def load_model(trained: Run | Export, device: torch.device) -> Model:
+    """Load the networks of a run, or an exported encoder, which has no projection."""
+    if isinstance(trained, Run):
+        return load_trained(trained, device).model
+    return Model(trained.build(device), torch.nn.Sequential(), None)
+
+
 def _subset(source: Source, images: int) -> Split:
     """Take at most ``images`` test images, stratified by class."""
     test = source.known_test
@@ -123,11 +143,11 @@ def _subset(source: Source, images: int) -> Split:
 
 
 def _measure(
-    run: Run, source: Source, chosen: Split, classes: list[str], device: torch.device
+    trained: Run | Export, source: Source, chosen: Split, classes: list[str], device: torch.device
 ) -> Measured:
     from sklearn.metrics import silhouette_samples
 
-    model, config, *_ = load_trained(run, device)
+    model, config = load_model(trained, device), trained.config
     size = config.data.image_size
     parts = [
         compute_features(model, batch_images(split.images, config, device), size).representation
