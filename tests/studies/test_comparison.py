@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from deepbregman.cli import main
 from deepbregman.config import Config, fields_of, load_recipe, override, to_toml
 from deepbregman.errors import UserError
+from deepbregman.evaluation.results import Predictions, pack, unpack
 from deepbregman.runs import write_json
+from deepbregman.statistics import format_signed, interval_over_images
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import find_study
 from deepbregman.studies.catalogue.comparison import STUDY
@@ -312,6 +315,39 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
     assert chosen["byol"] == chosen["byol+divergence"] == pytest.approx(3 * own["byol"])
     again = open_grid(study, StudyOptions(out=out))
     assert [cell.trial.config for cell in again.cells] == [c.trial.config for c in opened.cells]
+
+    # Of 4 images byol alone has 2 right, with the divergence 3: the same two and one more.
+    labels = torch.tensor([0, 1, 2, 3])
+    found = {"byol": [0, 1, 0, 0], "byol+divergence": [0, 1, 2, 0]}
+    rows = [
+        {
+            **{"arm": arm.name, "series": arm.series, "x": arm.x, "seed": 0, "run": arm.name},
+            **{"state": "done", "metrics": {MAIN_METRIC: 75.0 if "+" in arm.name else 50.0}},
+        }
+        for arm in opened.study.arms
+    ]
+
+    def find(arm: str, seed: int, metric: str) -> Predictions | None:
+        if arm not in found:
+            return None
+        predicted = torch.tensor(found[arm])
+        return Predictions(unpack(pack(labels)), [unpack(pack(predicted))], ())
+
+    costs = {"byol": {"learning_rate": 0.25, "encoder": "resnet18"}}
+    results = write_results(out, opened.definition, rows, costs, find)
+    arms = {arm["arm"]: arm for arm in results["arms"]}
+    assert arms["byol"]["against"] is None
+    assert arms["byol+divergence"]["against"] == "byol"
+    difference = arms["byol+divergence"]["difference"][MAIN_METRIC]
+    assert difference["mean"] == 25.0
+    assert difference["interval"] is None  # one seed
+    images = interval_over_images([[0.0, 0.0, 100.0, 0.0]])
+    assert difference["over_images"] == pytest.approx(images)
+    assert arms["simclr+divergence"]["difference"][MAIN_METRIC]["over_images"] is None
+    lines = (out / "tables.md").read_text().splitlines()
+    bounds = ", ".join(map(format_signed, images))
+    assert f"| byol | 0.25 | 50.00 | 75.00 | +25.00 [{bounds}] | — | — | — |" in lines
+    assert "| simclr |  | 50.00 | 75.00 | +25.00 | — | — | — |" in lines
 
     with pytest.raises(UserError, match="recipe vicreg has no result there"):
         plan_study(

@@ -16,6 +16,7 @@ from deepbregman.studies.definition import (
     Study,
     StudyOptions,
     join_changes,
+    list_by_value,
     read_changes,
     read_value,
 )
@@ -86,12 +87,19 @@ def test_what_the_paper_printed() -> None:
 
 def test_published_values_belong_to_an_arm_or_a_number() -> None:
     for study in GRIDS.values():
-        places = {str(arm.x) for arm in study.arms}
-        numeric = all(isinstance(arm.x, int | float) for arm in study.arms)
+        places = {str(arm.x) for arm in study.arms} | {*study.recipes}
+        numeric = study.arms and all(isinstance(arm.x, int | float) for arm in study.arms)
         for part in study.published:
             assert part.source
             for x in part.values:
                 assert numeric or x in places, (study.name, x)
+
+
+def test_recipes_of_one_value_are_named_once_and_many_are_the_others() -> None:
+    assert list_by_value({"a": "1", "b": "2"}) == "1 in a, 2 in b"
+    assert list_by_value({"a": "1", "b": "2", "c": "1"}) == "1 in a and c, 2 in b"
+    many = dict.fromkeys("abcde", "24 px")
+    assert list_by_value({**many, "f": "32 px"}) == "32 px in f, 24 px in the others"
 
 
 def test_arms_that_come_to_the_same_share_a_run() -> None:

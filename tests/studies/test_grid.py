@@ -61,7 +61,11 @@ ARMS = {
     ],
 )
 def test_to_the_end(
-    name: str, tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tiny: list[str],
+    out: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     main(["study", name, "--out", str(out), "--only", *ARMS[name], *tiny])
     results = read(out)
@@ -95,6 +99,28 @@ def test_to_the_end(
     header, *lines = (out / "results.csv").read_text().splitlines()
     assert header.startswith("arm,series,x,seed,state,run,")
     assert len(lines) == len(names)
+    written = {path: path.read_bytes() for path in (out / "results.csv", out / "tables.md")}
+    assert f"| {names[0]} |" in (out / "tables.md").read_text()
+    for path in (*written, out / f"{name}.png"):
+        path.unlink()
+    monkeypatch.setattr(engine, "pretrain", None)  # nothing is trained, and no image is opened
+    monkeypatch.setattr(engine, "open_labelled", None)
+    main(["study", name, "--out", str(out), "--no-train"])
+    assert {path: path.read_bytes() for path in written} == written
+    assert (out / f"{name}.png").is_file()
+
+
+def test_without_runs_nothing_is_written(
+    tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", "kappa", "--out", str(out), "--no-train"])
+    assert "holds no study" in capsys.readouterr().err
+    open_grid(kappa.STUDY, StudyOptions(recipe="digits", data="digits", out=out))
+    with pytest.raises(SystemExit):
+        main(["study", "kappa", "--out", str(out), "--no-train"])
+    assert "holds no finished run" in capsys.readouterr().err
+    assert not (out / "results.json").exists()
 
 
 def test_other_encoders_by_value_and_more_seeds_later(
@@ -480,6 +506,7 @@ def test_what_is_lost_is_paired_by_seed() -> None:
     assert change == {
         **{"mean": -5.5, "deviation": pytest.approx(0.5**0.5), "n": 2},
         "interval": pytest.approx([-5.5 - half, -5.5 + half], rel=1e-9),
+        "over_images": None,  # no predictions are kept
     }
 
 

@@ -6,12 +6,22 @@ from typing import Any
 
 from deepbregman.files import replace_file, write_csv
 from deepbregman.runs import Record
-from deepbregman.statistics import Summary, format_difference
+from deepbregman.statistics import format_difference
 
 from .charts import Figure, arm_colour, dot_chart, round_digits, save_chart, slug, specify
 from .published import CAVEAT, published_for
 from .records import Measure
-from .tables import Cell, Row, Table, cell_of, mark_best, to_csv, to_latex, to_markdown
+from .tables import (
+    Cell,
+    Row,
+    Table,
+    best_interval,
+    cell_of,
+    mark_best,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "accuracy": ("knn", "linear", "semi", "supervised"),
@@ -176,15 +186,6 @@ def _count(found: Iterable[Record]) -> str:
     counts = sorted({summary["n"] for quantity in found for summary in quantity["arms"].values()})
     tests = sorted({quantity["num_test"] for quantity in found})
     return f"n = {'-'.join(map(str, counts))}; {', '.join(f'{n:,}' for n in tests)} test images"
-
-
-def best_interval(difference: Record | None) -> Summary | None:
-    """Return a paired summary whose interval counts test images, where that is known."""
-    if difference is None:
-        return None
-    interval = difference.get("over_images") or difference["interval"]
-    kept = {key: difference[key] for key in ("mean", "deviation", "n")}
-    return {**kept, "interval": interval}
 
 
 def _difference_table(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:

@@ -175,6 +175,8 @@ def study_table(results: Record) -> Group:
     budget = studies.describe_budget(results)
     words = f"{arms.title} {studies.describe_conditions(results)}"
     arms = arms._replace(title=words + f"; {budget}" * bool(budget))
+    if results["study"]["figure"] == "groups":  # one line for each method tells all
+        return Group(draw_table(arms))
     shown = (*STUDY_METRICS, *studies.COSTS.values(), "seconds")
     return Group(*(draw_table(table, shown) for table in (arms, *others)))
 

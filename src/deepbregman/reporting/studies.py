@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from deepbregman.files import replace_file
 from deepbregman.runs import Record
 from deepbregman.statistics import format_difference
 
@@ -28,9 +29,9 @@ from .charts import (
     stack,
     tooltip,
 )
-from .published import published_series, series_of_metric, series_title, series_value
+from .published import CAVEAT, published_series, series_of_metric, series_title, series_value
 from .records import is_finite
-from .tables import Cell, Row, Table, cell_of, format_value
+from .tables import Cell, Row, Table, best_interval, cell_of, format_value, to_markdown
 
 COMPARED: dict[str, str] = {
     "linear, cached features": "linear classifier",
@@ -39,6 +40,8 @@ COMPARED: dict[str, str] = {
     "knn, cosine, k=20": "kNN, k = 20",
 }
 """Metrics in which recipes are compared in figures; ``results.json`` compares all."""
+GROUPED = ("linear, cached features", "knn, cosine, k=200")
+"""Metrics of figures and tables of methods; 200 neighbours are what others publish."""
 COSTS: dict[str, str] = {
     "epochs": "epochs",
     "views_per_image": "views per image",
@@ -47,6 +50,12 @@ COSTS: dict[str, str] = {
     "steps": "steps",
 }
 """Costs of an arm that tables show."""
+INTERVAL = (
+    "95 % interval of the mean, over seeds and test images where predictions are kept (of one seed "
+    "over test images alone), else over seeds, by Student's t, for these test images"
+)
+MANY_RECIPES = 4
+"""More recipes than these are not named one by one."""
 SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
 """Colours of series that several studies have; other series take the remaining colours."""
 LONG_NAME = 26
@@ -63,7 +72,10 @@ def is_grid(record: Record) -> bool:
     return "arms" in record and "study" in record
 
 
-_SUMMARY = {"mean": float, "deviation": float, "n": int, "interval": [float]}
+_SUMMARY = {
+    **{"mean": float, "deviation": float, "n": int, "interval": [float]},
+    "over_images": [float],
+}
 _ARM = {
     **{"arm": str, "series": str, "against": str, "num_diverged": int},
     **{"metrics": {...: _SUMMARY}, "difference": {...: _SUMMARY}},
@@ -88,11 +100,18 @@ SEARCH = {"space": [str], "importance": {...: float}, "trials": [_TRIAL]}
 # Words about a study.
 
 
+def is_of_methods(results: Record) -> bool:
+    """Whether the arms are methods, alone and with the divergence."""
+    return bool(results["study"].get("with_divergence"))
+
+
 def reference_name(results: Record) -> str | None:
     """Name what the arms are compared with; None if nothing is compared."""
     names = {arm["against"] for arm in results["arms"] if arm.get("difference")}
     if not names:
         return None
+    if is_of_methods(results):
+        return "the method alone"
     return str(names.pop()) if len(names) == 1 else "the first of its series"
 
 
@@ -124,7 +143,9 @@ def describe_conditions(results: Record) -> str:
     """Describe recipe, dataset, epochs, and the images of the evaluation."""
     split = "test" if results["judge"] == "test" else "held-out training"
     epochs, data = format_epochs(results), Path(results["data"]).name
-    return f"{results['recipe']} on {data}, {epochs} epochs, {split} images, top-1 %"
+    recipe, number = results["recipe"], len(results["study"].get("recipes") or ())
+    recipe = f"{number} recipes" if number > MANY_RECIPES else recipe
+    return f"{recipe} on {data}, {epochs} epochs, {split} images, top-1 %"
 
 
 def format_seeds(counts: Iterable[int]) -> str:
@@ -138,8 +159,13 @@ def format_seeds(counts: Iterable[int]) -> str:
 
 def study_figures(results: Record, key: str) -> list[Figure]:
     """Draw a study of arms and seeds: accuracies, and differences to a reference."""
-    draw_arms = _pair_figure if results["study"]["figure"] == "pairs" else _arm_figure
-    drawn = [draw_arms(results, key), _difference_figure(results, key)]
+    kind = results["study"]["figure"]
+    drawn: list[Figure | None] = []
+    if kind == "groups":
+        drawn += [_group_figure(results, key, metric) for metric in GROUPED]
+    else:
+        drawn.append((_pair_figure if kind == "pairs" else _arm_figure)(results, key))
+    drawn.append(_difference_figure(results, key))
     return [figure for figure in drawn if figure is not None]
 
 
@@ -147,7 +173,7 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     """Write a study's figure; the ending of a path names the format."""
     figures = study_figures(results, "study")
     if results["study"]["figure"] != "pairs":
-        figures = figures[:1]
+        figures = [figure for figure in figures if not figure.key.endswith("-differences")]
     if not figures:
         return  # every seed of every arm diverged
     seeds = len({row["seed"] for row in results["cells"] if "seed" in row})
@@ -208,6 +234,33 @@ def _series_colour(points: Sequence[Record]) -> Any:
         title=None, orient="bottom", labelLimit=300, symbolOpacity=1, columns=columns
     )
     return alt.Color("arm:N", scale=scale, legend=legend)
+
+
+def _group_figure(results: Record, key: str, metric: str) -> Figure | None:
+    """Draw all series of a word in one line, the words by the first series; None for no value."""
+    found = [arm for arm in results["arms"] if metric in arm["metrics"]]
+    if not found:
+        return None
+    points = [
+        {**mean_point("", arm["series"], arm["metrics"][metric]), "name": arm["arm"], "x": arm["x"]}
+        for arm in found
+    ]
+    series = list(dict.fromkeys(point["arm"] for point in points))
+    places = {(point["x"], point["arm"]): point["value"] for point in points}
+    points.sort(key=lambda point: -places.get((point["x"], series[0]), 0.0))
+    words = {str(point["x"]) for point in points}
+    printed = [
+        {"x": x, "value": value, "method": f"published: {p['series']}", "where": p["source"]}
+        for p in series_of_metric(published_series(results), metric)
+        for x, value in p["values"].items()
+        if x in words
+    ]
+    seeds = format_seeds(point["n"] for point in points)
+    caption = f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(printed)
+    chart = dot_chart(points, "x", _series_colour(points), _TOOLTIP, arms=series, printed=printed)
+    title = f"{COMPARED.get(metric, metric)}, %"
+    spec = specify(chart, title, caption)
+    return Figure(f"{key}-{slug(metric)}", title, caption, spec)
 
 
 def _line_chart(
@@ -331,7 +384,7 @@ def _difference_figure(results: Record, key: str) -> Figure | None:
     points: list[Record] = []
     for metric, name in shown.items():
         for arm in results["arms"]:
-            summary = (arm.get("difference") or {}).get(metric)
+            summary = best_interval((arm.get("difference") or {}).get(metric))
             if summary is not None:
                 low, high = summary["interval"] or (summary["mean"], summary["mean"])
                 point = {"measure": name, "arm": arm["arm"], "value": round_digits(summary["mean"])}
@@ -364,13 +417,82 @@ def _difference_figure(results: Record, key: str) -> Figure | None:
 
 
 def study_tables(results: Record, key: str) -> list[Table]:
-    """Make the tables of a study of arms and seeds: metrics, differences, costs."""
+    """Make the tables of a study of arms and seeds: metrics, differences, costs.
+
+    Methods and learning rates have a table of their own before these, with a line for each method.
+    """
     tables = [_arm_table(results, key)]
+    if results["study"]["figure"] == "groups":
+        draw = _method_table if is_of_methods(results) else _series_table
+        tables.insert(0, draw(results, key))
     if reference_name(results) is not None:
         tables.append(_difference_table(results, key))
     if results["study"]["figure"] == "pairs":
         tables.append(_cost_table(results, key))
     return tables
+
+
+def save_study_tables(path: Path, results: Record) -> None:
+    """Write the tables of a study as Markdown, with its conditions."""
+    words = [f"# {results['study']['title']}", f"{describe_conditions(results)}."]
+    for note in (describe_budget(results), describe_diverged(results)):
+        words += [as_sentence(note) + "."] if note else []
+    words += [to_markdown(table) for table in study_tables(results, "")]
+    with replace_file(path) as file:
+        file.write(("\n\n".join(words) + "\n").encode())
+
+
+def _method_table(results: Record, key: str) -> Table:
+    """Make a line for each method: alone, with the divergence, their difference, and published."""
+    arms = {(arm["x"], arm["series"]): arm for arm in results["arms"]}
+    alone = {x: arm for (x, series), arm in arms.items() if not arm["against"]}
+    carried = {x: arm for (x, series), arm in arms.items() if arm["against"]}
+    printed = published_series(results)
+    rows = []
+    for x, arm in alone.items():
+        other = carried.get(x, {"metrics": {}, "difference": {}})
+        cells = [Cell(text=format_value((arm.get("cost") or {}).get("learning_rate")))]
+        for metric in GROUPED:
+            cells += [cell_of(part["metrics"].get(metric)) for part in (arm, other)]
+            cells.append(cell_of(best_interval(other["difference"].get(metric))))
+        cells += [
+            Cell(text=series_value(part, arm), note=part["source"], is_published=True)
+            for part in printed
+        ]
+        marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
+        rows.append(Row(str(x), tuple(cells), marks=tuple(marks)))
+    columns = ["learning rate"]
+    for metric in GROUPED:
+        name = COMPARED[metric]
+        columns += [name, f"{name}, with the divergence", f"{name}, difference"]
+    columns += [series_title(part, results["metric"]) for part in printed]
+    seeds = format_seeds(arm["metrics"][m]["n"] for arm in results["arms"] for m in arm["metrics"])
+    caption = (
+        f"Top-1, per cent; {describe_conditions(results)}; {seeds}. Difference: the {INTERVAL}"
+    )
+    where = "; ".join(f"{part['series']}: {part['source']}" for part in printed)
+    caption += f". Published: {where}. {CAVEAT}" * bool(printed)
+    title = results["study"]["title"]
+    return Table(f"{key}-methods", title, "method", tuple(columns), tuple(rows), caption)
+
+
+def _series_table(results: Record, key: str) -> Table:
+    """Make a line for each word of the axis, a column for each series, and the best setting."""
+    series = list(dict.fromkeys(arm["series"] for arm in results["arms"]))
+    metric, rows = results["metric"], []
+    for x in dict.fromkeys(arm["x"] for arm in results["arms"]):
+        mine = {arm["series"]: arm for arm in results["arms"] if arm["x"] == x}
+        cells = [cell_of(mine[s]["metrics"].get(metric) if s in mine else None) for s in series]
+        known = [arm for arm in mine.values() if metric in arm["metrics"]]
+        best = max(known, key=lambda arm: float(arm["metrics"][metric]["mean"]), default=None)
+        rate = None if best is None else (best.get("cost") or {}).get("learning_rate")
+        rows.append(Row(str(x), (*cells, Cell(text=format_value(rate)))))
+    seeds = format_seeds(arm["metrics"][metric]["n"] for arm in results["arms"] if arm["metrics"])
+    caption = f"{COMPARED.get(metric, metric)}; {describe_conditions(results)}; {seeds}"
+    columns = (*series, "best learning rate")
+    return Table(
+        f"{key}-series", results["study"]["title"], "method", columns, tuple(rows), caption
+    )
 
 
 def _arm_table(results: Record, key: str) -> Table:
@@ -405,13 +527,12 @@ def _difference_table(results: Record, key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in arms for name in arm["difference"]))
     rows = []
     for arm in arms:
-        cells = [cell_of(arm["difference"].get(name)) for name in columns]
+        cells = [cell_of(best_interval(arm["difference"].get(name))) for name in columns]
         note = f"to {arm['against']}, {_count_seeds(cells)}"
         rows.append(Row(arm["arm"], tuple(cells), note=note))
     caption = (
-        "Points of top-1; mean ± sample deviation of the differences seed by seed, with "
-        "the 95 % interval of the mean by Student's t with n - 1 degrees of freedom: "
-        "over seeds, for these test images"
+        "Points of top-1; mean ± sample deviation of the differences seed by seed, and the "
+        f"{INTERVAL}"
     )
     title = f"Difference to {reference_name(results)}"
     return Table(f"{key}-differences", title, "arm", tuple(columns), tuple(rows), caption)

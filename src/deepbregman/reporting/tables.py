@@ -220,6 +220,15 @@ def cell_of(summary: Summary | None) -> Cell:
     return Cell(summary) if summary else Cell(text="—", note="not measured")
 
 
+def best_interval(difference: Summary | None) -> Summary | None:
+    """Return a paired summary whose interval counts test images, where that is known."""
+    if difference is None:
+        return None
+    interval = difference.get("over_images") or difference["interval"]
+    kept = {key: difference[key] for key in ("mean", "deviation", "n")}
+    return {**kept, "interval": interval}
+
+
 def format_value(value: object) -> str:
     """Write any value of a record in a few words."""
     if value is None:

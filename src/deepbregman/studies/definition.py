@@ -22,6 +22,8 @@ CARRIED = "+divergence"
 """Ends the name of an arm that is a recipe with the divergence."""
 HOLDOUT = 0.1
 """Share of the training images to evaluate on where the recipe holds none out."""
+MANY_RECIPES = 4
+"""More recipes than these are not named one by one."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
 """Fields that choose the images; recipes can be compared only if these are equal."""
 BUDGET = ("encoder.name", "encoder.stem", "data.image_size", "data.holdout")
@@ -96,6 +98,8 @@ class StudyOptions:
     """Keep the checkpoints of every run; by default they are deleted after its evaluation."""
     trials: MaybeNumber = None
     """For a search: number of trials in all."""
+    train: bool = True
+    """With --no-train, only write the results, tables and figure of the runs that are in --out."""
     out: MaybePath = None
     """Folder of the study, studies/NAME-RECIPE-DATA by default."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -146,9 +150,10 @@ class Study:
     title: str
     arms: tuple[Arm, ...]
     x_label: str
-    figure: Literal["line", "bars", "drops", "pairs"]
-    """Accuracy over a number; over words; lost against the first arm of each series; or every seed
-    of every arm, and its difference to the reference."""
+    figure: Literal["line", "bars", "groups", "drops", "pairs"]
+    """Accuracy over a number; over words; over words, with all series of a word in one line; lost
+    against the first arm of each series; or every seed of every arm, and its difference to the
+    reference."""
     recipe: str = "paper"
     recipes: tuple[str, ...] = ()
     """Where the arms are whole recipes: their names, the reference first."""
@@ -431,6 +436,18 @@ def name_arms(recipes: Sequence[str]) -> list[str]:
     return names
 
 
+def list_by_value(values: Mapping[str, str]) -> str:
+    """Write which recipes have which value; where many have the same, they are the others."""
+    groups: dict[str, list[str]] = {}
+    for name, value in values.items():
+        groups.setdefault(value, []).append(name)
+    most = max(groups, key=lambda value: len(groups[value]))
+    if len(groups[most]) > MANY_RECIPES:
+        groups[most] = ["the others"]
+        groups = {value: groups[value] for value in groups if value != most} | {most: groups[most]}
+    return ", ".join(f"{value} in {' and '.join(names)}" for value, names in groups.items())
+
+
 def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     """Refuse recipes with unequal budgets, unless that is allowed; return the differences.
 
@@ -440,14 +457,12 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     differing = differing_fields(*configs.values())
 
     def describe(names: Sequence[str]) -> list[str]:
-        return [
-            f"{name} is "
-            + ", ".join(
-                f"{value!r} in {arm}" for arm, value in zip(configs, differing[name], strict=True)
-            )
+        values = {
+            name: dict(zip(configs, map(repr, differing[name]), strict=True))
             for name in names
             if name in differing
-        ]
+        }
+        return [f"{name} is {list_by_value(mine)}" for name, mine in values.items()]
 
     other_images = describe(IMAGES)
     if other_images:
@@ -458,14 +473,14 @@ def check_budget(configs: Mapping[str, Config], *, unequal: bool) -> list[str]:
     found = describe(BUDGET)
     sides = {name: config.view_size for name, config in configs.items()}
     if len(set(sides.values())) > 1 and "data.image_size" not in differing:
-        words = [f"{side} px in {name}" for name, side in sides.items()]
-        found.append(f"views are of {', '.join(words)}")
+        words = list_by_value({name: f"{side} px" for name, side in sides.items()})
+        found.append(f"views are of {words}")
     seen = {
         name: (config.training.epochs, config.views.num_views) for name, config in configs.items()
     }
     if len({epochs * views for epochs, views in seen.values()}) > 1:
-        words = [f"{e} x {v} = {e * v} in {name}" for name, (e, v) in seen.items()]
-        found.append(f"training.epochs x views.num_views is {', '.join(words)}")
+        words = list_by_value({name: f"{e} x {v} = {e * v}" for name, (e, v) in seen.items()})
+        found.append(f"training.epochs x views.num_views is {words}")
     if found and not unequal:
         raise UserError(
             f"the budgets of the recipes differ ({'; '.join(found)}): make them equal, in the "

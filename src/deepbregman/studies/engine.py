@@ -100,12 +100,16 @@ class EvaluationPlan:
         kept, held_out = split_for_monitor(source.train, config)
         return Source(source.name, source.train.select(kept), source.train.select(held_out))
 
+    def name_images(self, config: Config) -> str:
+        """Name the images of the evaluation as records do."""
+        return config.data.source + ", held out" * (self.judge == "holdout")
+
     def evaluate(self, trial: Trial, run: Run, source: Source) -> dict[str, float]:
         """Evaluate a trained trial; return top-1 accuracies by protocol and variant."""
         config = run.config
         options = Options(
             protocols=self.protocols,
-            data=config.data.source + (", held out" if self.judge == "holdout" else ""),
+            data=self.name_images(config),
             epochs=self.linear_epochs,
         )
         splits = self.splits(source, config)

@@ -8,6 +8,7 @@
       locks/                      of the trials; held by the process that runs one
       results.json, results.csv   every arm and seed
       summary.csv                 mean, deviation and number by arm
+      tables.md                   the tables of these, and of differences
       NAME.png, NAME.svg, NAME.pdf
 """
 
@@ -21,6 +22,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, override
+from deepbregman.errors import UserError
+from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.studies import save_study_figure
 from deepbregman.runs import Record, Run, provenance, write_json
@@ -89,6 +92,8 @@ class Grid(TrialQueue):
             cells = plan_cells(arms, self.base, seeds, runs)
             cells.sort(key=lambda cell: (arms.index(cell.arm), cell.seed))
             done = [(cell, outcome) for cell in cells if (outcome := cell.trial.outcome())]
+            if not done:
+                raise UserError(f"{runs} holds no finished run: there are no results to write")
             rows = [
                 {
                     **{"arm": cell.arm.name, "series": cell.arm.series, "x": cell.arm.x},
@@ -97,11 +102,20 @@ class Grid(TrialQueue):
                 for cell, outcome in done
             ]
             costs = measure_costs(cell for cell, _ in done)
-            return write_results(self.folder, self.definition, rows, costs)
+            kept = {
+                (cell.arm.name, cell.seed): KeptPredictions(Run.open(cell.trial.folder))
+                for cell, _ in done
+            }
+            images = self.how.name_images(self.base)
+
+            def find(arm: str, seed: int, metric: str) -> Predictions | None:
+                return kept[arm, seed].find(images, metric)
+
+            return write_results(self.folder, self.definition, rows, costs, find)
 
 
 def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
-    """Collect the cost of training each arm, from its settings and its runs.
+    """Collect settings and cost of training each arm, from its configuration and its runs.
 
     ``samples_per_step`` counts views, over all batches of an optimiser step; ``seconds`` is the
     wall time of training, whatever else the machine did.
@@ -115,6 +129,7 @@ def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
             cell.arm.name,
             {
                 "encoder": config.encoder.name,
+                "learning_rate": config.optimiser.learning_rate,
                 "epochs": settings.epochs,
                 "views_per_image": views,
                 "view_size": config.view_size,
@@ -135,6 +150,11 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
     console = console or Console(quiet=True)
     become_worker()
     grid = open_grid(study, options)
+    figures = [grid.folder / f"{study.name}.{kind}" for kind in FIGURE_KINDS]
+    if not options.train:
+        results = grid.save()
+        save_study_figure(figures, results)
+        return StudyResult(grid.folder, results)
     with console.status(f"opening {escape(grid.base.data.source)} ..."):
         sizes = [cell.trial.config.data.image_size for cell in grid.cells]
         source = grid.how.open_images(override(grid.base, {"data.image_size": max(sizes)}))
@@ -147,7 +167,6 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
         worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
     command = shlex.join(["deepbregman", "study", study.name, "--out", str(grid.folder)])
     results = work(grid, worker, command)
-    figures = [grid.folder / f"{study.name}.{kind}" for kind in FIGURE_KINDS]
     save_study_figure(figures, results)
     return StudyResult(grid.folder, results)
 

@@ -17,6 +17,7 @@ from deepbregman.runs import Record, read_json
 
 from .definition import (
     HOLDOUT,
+    MANY_RECIPES,
     Arm,
     Study,
     StudyOptions,
@@ -63,6 +64,8 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     _check_kind(study, options)
     folder = options.out or study_folder(study, options)
     before = _read_definition(folder, study)
+    if before is None and not options.train:
+        raise UserError(f"--no-train: {folder} holds no study; name its folder by --out")
     settings = _merge_options(study, options, before)
     bases = _build_bases(study, options, settings, before, folder)
     base, unequal = next(iter(bases.values())), []
@@ -80,8 +83,9 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     check_arms(study, chosen, base)
     for arm in arms:
         override(base, arm.changes)  # refuses impossible values
-    for source, root in {(base.data.source, base.data.root) for base in bases.values()}:
-        check_source(source, Path(root))
+    if options.train:
+        for source, root in {(base.data.source, base.data.root) for base in bases.values()}:
+            check_source(source, Path(root))
     if settings["seeds"] < 1:
         raise UserError(f"--seeds {settings['seeds']}: there must be at least 1")
     if settings["linear_epochs"] < 0:
@@ -110,7 +114,7 @@ def study_folder(study: Study, options: StudyOptions) -> Path:
     """Name the folder by study, recipe and data, so that the same command continues the study."""
     recipes = list(options.recipes or study.recipes)
     names = name_arms(recipes) if recipes else [Path(options.recipe or study.recipe).stem]
-    names = names if len(names) < 5 else []
+    names = names if len(names) <= MANY_RECIPES else []
     first = recipes[0] if recipes else options.recipe or study.recipe
     data = options.data or load_recipe(first).data.source
     return Path("studies") / "-".join([study.name, *names, Path(data).stem])

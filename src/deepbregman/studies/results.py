@@ -1,20 +1,31 @@
 """The results of a study: every value, its summary by arm, and differences to the reference."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.files import check_can_be_folder
 from deepbregman.reporting.screen import outcome_table, study_table, trial_table
+from deepbregman.reporting.studies import save_study_tables
 from deepbregman.runs import Record, now, write_csv, write_json
-from deepbregman.statistics import summarise, summarise_pairs
+from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
 from deepbregman.terminal import say
 
-from .definition import StudyResult
+from .definition import CARRIED, StudyResult
+
+if TYPE_CHECKING:
+    from deepbregman.evaluation.results import Predictions  # loads torch, which takes seconds
 
 MAIN_METRIC = "linear, cached features"
+FindPredictions = Callable[[str, int, str], "Predictions | None"]
+"""Finds what an arm with a seed predicted, by the name of the metric; None where it is not kept."""
+
+
+def no_predictions(arm: str, seed: int, metric: str) -> None:
+    """Stand for runs whose predictions are not kept."""
 
 
 def summarise_arms(rows: Sequence[Record]) -> list[Record]:
@@ -46,8 +57,13 @@ def summarise_arms(rows: Sequence[Record]) -> list[Record]:
 def find_references(study: Record) -> dict[str, str]:
     """Return arm -> the arm it is compared with.
 
-    That is the study's reference or, in a figure of drops, the first arm of the same series.
+    That is the study's reference or, in a figure of drops, the first arm of the same series. A
+    method with the divergence is compared with the method alone, and that with nothing.
     """
+    if study.get("with_divergence"):
+        names = {arm["name"] for arm in study["arms"]}
+        alone = {name: name.removesuffix(CARRIED) for name in names if name.endswith(CARRIED)}
+        return {name: other for name, other in alone.items() if other in names}
     first: dict[str, str] = {}
     for arm in study["arms"]:
         first.setdefault(arm["series"], arm["name"])
@@ -58,11 +74,43 @@ def find_references(study: Record) -> dict[str, str]:
     return {arm: other for arm, other in against.items() if other not in (None, arm)}
 
 
-def compare_arms(rows: Sequence[Record], against: Mapping[str, str]) -> dict[str, Record]:
+def interval_of_pairs(
+    pairs: Sequence[tuple["Predictions | None", "Predictions | None"]], *, balanced: bool = False
+) -> list[float] | None:
+    """Return the interval of a difference in points, over seeds and test images.
+
+    Args:
+        pairs: for each seed what two arms predicted for the same images.
+        balanced: of the mean over classes instead of over images.
+
+    Returns:
+        None where a prediction is not kept, or of other images.
+    """
+    import numpy as np
+
+    changes, labels = [], None
+    for mine, other in pairs:
+        if mine is None or other is None or not np.array_equal(mine.labels, other.labels):
+            return None
+        labels = mine.labels
+        right = [
+            np.mean([classes == labels for classes in part.predicted], axis=0)
+            for part in (mine, other)
+        ]
+        changes.append(100.0 * (right[0] - right[1]))
+    if labels is None:
+        return None
+    return interval_over_images(changes, labels.tolist() if balanced else None)
+
+
+def compare_arms(
+    rows: Sequence[Record], against: Mapping[str, str], find: FindPredictions = no_predictions
+) -> dict[str, Record]:
     """Compare every metric of every arm with its reference's, seed by seed.
 
     Returns:
-        Arm -> metric -> mean, deviation, n and interval of the differences.
+        Arm -> metric -> mean, deviation, n and interval of the differences, and ``over_images``,
+        the interval over seeds and test images where predictions are kept.
     """
     values: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
@@ -70,20 +118,29 @@ def compare_arms(rows: Sequence[Record], against: Mapping[str, str]) -> dict[str
             values.setdefault(row["arm"], {}).setdefault(metric, {})[row["seed"]] = value
     found: dict[str, Record] = {}
     for arm, other in against.items():
-        pairs = {
-            metric: summarise_pairs(mine, values.get(other, {}).get(metric, {}))
-            for metric, mine in values.get(arm, {}).items()
-        }
-        found[arm] = {metric: pair for metric, pair in pairs.items() if pair}
+        found[arm] = {}
+        for metric, mine in values.get(arm, {}).items():
+            others = values.get(other, {}).get(metric, {})
+            pair = summarise_pairs(mine, others)
+            if pair is not None:
+                predicted = [
+                    (find(arm, seed, metric), find(other, seed, metric))
+                    for seed in sorted(mine.keys() & others.keys())
+                ]
+                found[arm][metric] = {**pair, "over_images": interval_of_pairs(predicted)}
     return found
 
 
 def write_results(
-    folder: Path, definition: Record, rows: Sequence[Record], costs: Mapping[str, Record]
+    folder: Path,
+    definition: Record,
+    rows: Sequence[Record],
+    costs: Mapping[str, Record],
+    find: FindPredictions = no_predictions,
 ) -> Record:
-    """Write ``results.json``, ``results.csv`` and ``summary.csv``."""
+    """Write ``results.json``, ``results.csv``, ``summary.csv`` and ``tables.md``."""
     against = find_references(definition["study"])
-    changes = compare_arms(rows, against)
+    changes = compare_arms(rows, against, find)
     summary = [
         {
             **arm,
@@ -108,6 +165,7 @@ def write_results(
     ]
     write_csv(folder / "results.csv", flat)
     write_csv(folder / "summary.csv", [line for arm in summary for line in _flatten(arm)])
+    save_study_tables(folder / "tables.md", results)
     return results
 
 

@@ -129,6 +129,8 @@ def search_of_study(entry: Search, options: StudyOptions) -> tuple[str | None, S
                 f"study {entry.name} is a search and takes no --{name.replace('_', '-')}; see "
                 "--trials"
             )
+    if not options.train:
+        raise UserError(f"study {entry.name} is a search and takes no --no-train")
     recipe = options.recipe or entry.recipe
     out = options.out or Path("studies") / f"{entry.name}-{Path(recipe).stem}"
     begun = has_begun(out)

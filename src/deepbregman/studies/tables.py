@@ -33,11 +33,12 @@ from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.evidence import save_difference_figure, save_tables
 from deepbregman.runs import Record, Run, is_run, now, provenance, read_json, write_json
-from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
+from deepbregman.statistics import summarise, summarise_pairs
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import StudyResult
 from .engine import EvaluationPlan, Trial, TrialQueue, Worker, become_worker, lock, name_top1, work
+from .results import interval_of_pairs
 from .tables_plan import (
     FILE,
     Part,
@@ -356,24 +357,13 @@ def _interval_over_images(
     """Return the interval in points over seeds and test images, where predictions are kept."""
     if metric not in ("top1", "balanced"):
         return None
-    changes, labels = [], None
-    for seed in sorted(mine.keys() & other.keys()):
-        pair: list[Predictions | None] = [
-            row["kept"].find(row["data"], f"{row['protocol']}, {row['variant']}")
-            for row in (mine[seed], other[seed])
-        ]
-        if pair[0] is None or pair[1] is None or not np.array_equal(pair[0].labels, pair[1].labels):
-            return None
-        labels = pair[0].labels
-        right = [
-            np.mean([classes == labels for classes in part.predicted], axis=0)
-            for part in pair
-            if part is not None
-        ]
-        changes.append(100.0 * (right[0] - right[1]))
-    if labels is None:
-        return None
-    return interval_over_images(changes, labels.tolist() if metric == "balanced" else None)
+
+    def find(row: Record) -> Predictions | None:
+        kept: KeptPredictions = row["kept"]
+        return kept.find(row["data"], f"{row['protocol']}, {row['variant']}")
+
+    pairs = [(find(mine[seed]), find(other[seed])) for seed in sorted(mine.keys() & other.keys())]
+    return interval_of_pairs(pairs, balanced=metric == "balanced")
 
 
 def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:
