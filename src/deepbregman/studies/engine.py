@@ -171,7 +171,7 @@ def run_trial(
         Run.open(trial.folder).add_result(study=outcome)
     if not how.keep_checkpoints:
         shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's is untyped
         torch.compiler.reset()  # the compiled step would keep its memory
     return outcome
 
