@@ -30,8 +30,8 @@ TEXTS = [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/*.md"), *DOCS.glob("ex
 
 
 @cache
-def load_reference() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("reference", DOCS / "reference.py")
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -45,6 +45,14 @@ def anchors(page: Path) -> set[str]:
     """The anchors that GitHub gives to headings: lower case, hyphens for spaces, no punctuation."""
     headings = re.findall(r"^#+ (.+)$", without_code(page.read_text()), flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_tables_of_records_are_as_the_script_writes_them() -> None:
+    tables, page = load_script("tables"), (DOCS / "methods.md").read_text()
+    assert "<!-- table of studies/learning-rates -->" in page
+    assert tables.fill(page) == page, "run python docs/tables.py"
+    damaged = page.replace("| simclr | 73.40 |", "| simclr | 99.99 |")
+    assert tables.fill(damaged) == page != damaged
 
 
 def test_the_site_names_every_page_once() -> None:
@@ -89,7 +97,9 @@ def check_options(words: list[str]) -> None:
         first = words[:2]
     if first[-1].endswith(".toml"):  # a file that the reader has
         first[-1] = "best"
-    listed = load_reference().capture(*first, *(["RUN"] if "--resume" in first else []), "--help")
+    listed = load_script("reference").capture(
+        *first, *(["RUN"] if "--resume" in first else []), "--help"
+    )
     for option in options:
         assert re.search(rf"{option}(?![\w-])", listed), f"{option} of {' '.join(words)}"
 
@@ -160,7 +170,7 @@ def test_the_extensions_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_reference_has_every_verb_and_every_option() -> None:
-    text = load_reference().describe_command_line()
+    text = load_script("reference").describe_command_line()
     for verb in VERBS:
         assert re.search(rf"^## {verb}$", text, flags=re.MULTILINE)
     for words in ("data check", "study tsne"):
@@ -170,7 +180,7 @@ def test_the_reference_has_every_verb_and_every_option() -> None:
 
 
 def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
-    reference = load_reference()
+    reference = load_script("reference")
     public = {name for name in deepbregman.__all__ if not name.startswith("_")}
     assert set(reference.list_public_names()) == public
     text = reference.describe_python()
