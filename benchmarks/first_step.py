@@ -29,8 +29,9 @@ ARMS = {
     "unseen": "the step without its views, which run uncompiled",
     "default": "the whole step, without CUDA graphs",
     "untuned": "the whole step, and no kernel is tried in several versions",
+    "unsearched": "the whole step, and cuDNN's first guess of an algorithm for each convolution",
 }
-STATES = {"whole": ("cold", "warm", "stored"), "eager": ("cold",)}
+STATES = {"whole": ("cold", "warm", "stored"), "eager": ("cold",), "unsearched": ("cold",)}
 """Of the caches; of the other arms cold and warm."""
 
 
@@ -58,6 +59,8 @@ def take_steps(arm: str, stored: Path | None, tiny: bool) -> dict[str, Any]:
     config = override(load_recipe("simclr"), {**QUIET, **(small if tiny else {}), **compiled})
     images = random_images(4 * config.training.batch_size, config.data.image_size)
     fabric = launch("auto")
+    if arm == "unsearched":
+        torch.backends.cudnn.benchmark = False
     with tempfile.TemporaryDirectory() as folder:
         job = start_run(config, images, fabric, Path(folder))
         step = job.step_module
@@ -173,7 +176,7 @@ def first_step(
 
     Args:
         tiny: A small encoder, to try it out on a CPU.
-        arms: Ways to compile: eager, whole, pool, regions, blocks, unseen, default, untuned.
+        arms: Ways to compile, by name: see ARMS.
         out: JSON file to write.
         limit: Seconds that a process may take.
         child: Take the steps of this arm in this process.
