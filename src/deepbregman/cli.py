@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader has left
         _exit(1)
     except (Exception, KeyboardInterrupt) as error:
-        _exit(_print_error(error, debug))
+        _exit(_print_error(error, debug), owns_process=arguments is None)
     finally:
         COMMAND_LINE.reset(token)
 
@@ -242,11 +242,15 @@ def _print_notices() -> Iterator[None]:
         yield
 
 
-def _exit(code: int) -> NoReturn:
+def _exit(code: int, owns_process: bool = False) -> NoReturn:
     """End the process with a code.
 
     A process that is joined to others ends at once: an error has cut short the threads that talk to
-    the other processes, and on a slow way out they would abort the process with another code.
+    the other processes, and on a slow way out they would abort the process with another code. One
+    that a signal has stopped ends at once if torch compiles: it would wait for all that is queued.
+
+    Args:
+        owns_process: whether the process runs nothing but this command.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -254,7 +258,8 @@ def _exit(code: int) -> NoReturn:
                 stream.flush()
         except OSError:
             silence(stream)
-    if _is_joined():
+    is_compiling = code > 128 and "torch._inductor.async_compile" in sys.modules
+    if _is_joined() or (is_compiling and owns_process):
         os._exit(code)
     sys.exit(code)
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -325,3 +326,36 @@ def test_stopping_at_an_epochs_end_saves_once(
     run = Run.open(tmp_path / "run")
     assert saved_step(run.path) == 4
     assert checkpoints.load(run.previous_checkpoint)["step"] == 2
+
+
+def test_a_signal_while_the_step_is_compiled_ends_the_run_at_once(
+    command: Command,
+    recipe: Path,
+    tiny_run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The processes that compile have died of the same signal, and would be waited for."""
+
+    def compile_forever(*arguments: object) -> NoReturn:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        try:
+            threading.Event().wait(30)
+        except Exception as error:  # as torch does
+            raise RuntimeError("the compiler failed") from error
+        raise TimeoutError
+
+    def pretend_to_compile(step: torch.nn.Module, config: Config, fabric: object) -> bool:
+        step._compiled_call_impl = compile_forever
+        return True
+
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("deepbregman.training.loop.compile_step", pretend_to_compile)
+        code, said = command(recipe, "--run", folder)
+    assert code == 143
+    assert said.startswith("stopped by SIGTERM; everything is saved, continue with: ")
+    assert not list((folder / "checkpoints").glob("*.pt"))
+    resume(folder, accelerator="cpu")
+    first, second = (Run.open(path).metrics()[-1]["total"] for path in (folder, tiny_run.path))
+    assert first == second

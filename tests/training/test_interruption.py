@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deepbregman.training.faults import Interrupted, watch_signals
+from deepbregman.training.faults import Interrupted, StoppedAtOnce, watch_signals
 
 WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -68,6 +68,20 @@ def test_termination_may_be_asked_for_twice() -> None:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
     assert received == [signal.SIGTERM, signal.SIGTERM]
+
+
+def test_a_signal_stops_at_once_only_while_there_is_nothing_to_save(
+    handlers: list[object],
+) -> None:
+    nothing = False
+    with pytest.raises(StoppedAtOnce) as caught, watch_signals(False, lambda: nothing) as received:  # noqa: PT012
+        signal.raise_signal(signal.SIGHUP)
+        nothing = True
+        signal.raise_signal(signal.SIGTERM)
+    assert received == [signal.SIGHUP, signal.SIGTERM]
+    assert caught.value.signal_number == signal.SIGTERM
+    assert not isinstance(caught.value, Exception)
+    assert installed() == handlers
 
 
 def test_handlers_come_back_after_an_error(handlers: list[object]) -> None:

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -37,12 +37,27 @@ class Interrupted(Exception):
         self.signal_number = number
 
 
+class StoppedAtOnce(BaseException):
+    """A signal came while there was nothing to save; no library in between catches this."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal_number = number
+
+
+def _never() -> bool:
+    return False
+
+
 @contextmanager
-def watch_signals(announce: bool = False) -> Iterator[list[int]]:
+def watch_signals(
+    announce: bool = False, has_nothing_to_save: Callable[[], bool] = _never
+) -> Iterator[list[int]]:
     """Collect signals that ask the program to end in a list; a second Ctrl-C stops at once.
 
     Args:
         announce: confirm the first Ctrl-C on standard error.
+        has_nothing_to_save: whether a signal raises :class:`StoppedAtOnce` now.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -51,6 +66,8 @@ def watch_signals(announce: bool = False) -> Iterator[list[int]]:
 
     def receive(number: int, frame: FrameType | None) -> None:
         received.append(number)
+        if has_nothing_to_save():
+            raise StoppedAtOnce(number)
         if announce and number == signal.SIGINT:
             with suppress(OSError):  # print() is not safe in a signal handler
                 os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -33,7 +34,7 @@ from .callbacks import Callback, collect_metrics
 from .checkpoints import FoundCheckpoint
 from .devices import device_name, is_mixed
 from .display import Display, open_events, write_events
-from .faults import Guard, Interrupted, watch_signals
+from .faults import Guard, Interrupted, StoppedAtOnce, watch_signals
 from .health import Health, judge, should_stop
 from .loggers import Loggers
 from .optimisers import build_optimiser, set_learning_rates
@@ -135,7 +136,7 @@ class Pretraining:
         optimiser = build_optimiser(
             config.optimiser, self.step_module.parameter_groups(), fabric.device
         )
-        compile_step(self.step_module, config, fabric)
+        self._is_compiling = compile_step(self.step_module, config, fabric)
         return optimiser, found
 
     def _try_own_views(self) -> None:
@@ -187,7 +188,8 @@ class Pretraining:
         announce = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
         self.loggers = Loggers(self.run, self._config_of_loggers(), display.warn)
-        with display, self.loggers, watch_signals(announce) as received:
+        signals = watch_signals(announce, lambda: self._is_compiling)
+        with display, self.loggers, self._leave_if_compiling(), signals as received:
             run_together(
                 self.fabric, lambda: self._tell("on_start", self.run, self.step, self.total_steps)
             )
@@ -271,6 +273,7 @@ class Pretraining:
         self.optimiser.zero_grad()
         self.guard.count(self.sums)
         self.step += 1
+        self._is_compiling = False
         for callback in self.callbacks:
             callback.on_step(self.step, dict(zip(self.term_names, losses.unbind(), strict=True)))
         return outputs
@@ -330,9 +333,24 @@ class Pretraining:
 
     def _stop(self, number: int) -> NoReturn:
         run_together(self.fabric, partial(self.save, "last.pt", again=False))
+        self._leave(number)
+
+    def _leave(self, number: int) -> NoReturn:
         if self.fabric.is_global_zero:
             raise Interrupted(self.run.path, number)
         raise ReportedElsewhere(128 + number)
+
+    @contextmanager
+    def _leave_if_compiling(self) -> Iterator[None]:
+        """Leave without a step when a signal comes before the first one is compiled.
+
+        Compiling takes up to a minute. A signal to all processes of a job also ends those that
+        compile for this one, and it would wait for them: with some versions of torch, for ever.
+        """
+        try:
+            yield
+        except StoppedAtOnce as stopped:
+            self._leave(stopped.signal_number)
 
     def feed(self, epoch: int, offset: int) -> Iterator[Batch]:
         """Iterate over this process's share of the batches, from a step on to the end of training.

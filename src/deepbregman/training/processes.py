@@ -202,14 +202,18 @@ class Vote:
             self._pending = None
 
 
-def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
-    """Compile a step in place, if configured or by default on a GPU.
+def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> bool:
+    """Compile a step in place, if configured or by default on a GPU; its first call will do it.
 
     On one GPU its kernels are replayed as CUDA graphs, because the host launches the kernels of a
     small network more slowly than the GPU runs them.
+
+    Returns:
+        Whether the step is compiled.
     """
     wanted, on_gpu = config.training.compile, fabric.device.type == "cuda"
-    if wanted == "yes" or (wanted == "auto" and on_gpu):
+    is_wanted = wanted == "yes" or (wanted == "auto" and on_gpu)
+    if is_wanted:
         # A study trains many configurations in one process and compiles a graph for each. Beyond
         # the limit torch would silently take slow steps.
         torch._dynamo.config.recompile_limit = 256
@@ -220,6 +224,7 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> None:
         # A batch has one size in a run. Torch would take a size that differs from the last run's
         # as unknown, and make slower kernels.
         step.compile(mode="reduce-overhead" if graphs else "default", dynamic=False)
+    return is_wanted
 
 
 def gather_views(mine: Tensor) -> Tensor:
