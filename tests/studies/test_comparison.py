@@ -307,6 +307,18 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
         for arm in plan.arms
     ]
     write_results(folder, plan.definition, rows, {})
+    # The best rate of byol is the largest: a begun study may get a larger one.
+    wider = plan_study(rates, StudyOptions(out=folder, values=("10",), only=("byol-rate-x10",)))
+    (arm,) = wider.chosen
+    rate = override(wider.base, arm.changes).optimiser.learning_rate
+    assert rate == pytest.approx(10 * own["byol"])
+    assert [arm.name for arm in wider.arms][: len(plan.arms)] == [arm.name for arm in plan.arms]
+    write_json(folder / "study.json", {**wider.definition, "provenance": {}})
+    assert plan_study(rates, StudyOptions(out=folder)).arms == wider.arms
+    for factor in ("0", "fast"):
+        with pytest.raises(UserError, match="must be a number above 0"):
+            plan_study(rates, StudyOptions(out=folder, values=(factor,)))
+
     out = tmp_path / "methods"
     options = StudyOptions(data=few_digits, out=out, epochs=1, recipes=recipes, rates=folder)
     opened = open_grid(study, options)

@@ -40,7 +40,7 @@ COMPARED: dict[str, str] = {
     "knn, cosine, k=20": "kNN, k = 20",
 }
 """Metrics in which recipes are compared in figures; ``results.json`` compares all."""
-GROUPED = ("linear, cached features", "knn, cosine, k=200")
+GROUPED = {"linear, cached features": "linear", "knn, cosine, k=200": "kNN (k = 200)"}
 """Metrics of figures and tables of methods; 200 neighbours are what others publish."""
 COSTS: dict[str, str] = {
     "epochs": "epochs",
@@ -444,9 +444,8 @@ def save_study_tables(path: Path, results: Record) -> None:
 
 def _method_table(results: Record, key: str) -> Table:
     """Make a line for each method: alone, with the divergence, their difference, and published."""
-    arms = {(arm["x"], arm["series"]): arm for arm in results["arms"]}
-    alone = {x: arm for (x, series), arm in arms.items() if not arm["against"]}
-    carried = {x: arm for (x, series), arm in arms.items() if arm["against"]}
+    alone = {arm["x"]: arm for arm in results["arms"] if not arm.get("against")}
+    carried = {arm["x"]: arm for arm in results["arms"] if arm.get("against")}
     printed = published_series(results)
     rows = []
     for x, arm in alone.items():
@@ -462,14 +461,11 @@ def _method_table(results: Record, key: str) -> Table:
         marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
         rows.append(Row(str(x), tuple(cells), marks=tuple(marks)))
     columns = ["learning rate"]
-    for metric in GROUPED:
-        name = COMPARED[metric]
+    for name in GROUPED.values():
         columns += [name, f"{name}, with the divergence", f"{name}, difference"]
-    columns += [series_title(part, results["metric"]) for part in printed]
+    columns += [f"published: {part['series']}" for part in printed]
     seeds = format_seeds(arm["metrics"][m]["n"] for arm in results["arms"] for m in arm["metrics"])
-    caption = (
-        f"Top-1, per cent; {describe_conditions(results)}; {seeds}. Difference: the {INTERVAL}"
-    )
+    caption = f"{describe_conditions(results)}; {seeds}. Differences have the {INTERVAL}"
     where = "; ".join(f"{part['series']}: {part['source']}" for part in printed)
     caption += f". Published: {where}. {CAVEAT}" * bool(printed)
     title = results["study"]["title"]

@@ -89,7 +89,8 @@ class StudyOptions:
     only: tuple[str, ...] = ()
     """Arms to run, by name or pattern. By default all that train without labels."""
     values: tuple[str, ...] = ()
-    """For a study that varies one field: other values of it."""
+    """For a study that varies one field: other values of it. For study learning-rates: further
+    multiples of the rate of each recipe, which a begun study may still get."""
     judge: Judge | None = None
     """Images to evaluate on: test (the default), or holdout, a part of the training images."""
     linear_epochs: MaybeNumber = None
@@ -230,6 +231,17 @@ class Study:
             series = OURS if config.divergence.is_on else self._series_of_baselines
             arms.append(Arm(name, changes, name.removesuffix(CARRIED), series))
         return dataclasses.replace(self, arms=tuple(arms), recipes=names, reference=reference)
+
+    def with_rate_factors(self, factors: Sequence[Any]) -> "Study":
+        """Add multiples of each recipe's learning rate."""
+        for factor in factors:
+            if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+                raise UserError(
+                    f"--values {factor}: a multiple of the learning rate must be a number above 0, "
+                    "such as 0.1"
+                )
+        joined = dict.fromkeys([*self.rate_factors, *map(float, factors)])
+        return dataclasses.replace(self, rate_factors=tuple(joined))
 
     def _with_rates(self, configs: Mapping[str, Config]) -> "Study":
         """Make an arm of every recipe for each multiple of its learning rate."""

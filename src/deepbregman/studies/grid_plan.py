@@ -69,10 +69,13 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     settings = _merge_options(study, options, before)
     bases = _build_bases(study, options, settings, before, folder)
     base, unequal = next(iter(bases.values())), []
+    if study.rate_factors:
+        study = study.with_rate_factors(settings["values"])
     if study.recipes:
         unequal = check_budget(bases, unequal=settings["unequal"] or study.unequal)
         study = study.with_recipes(bases)
-    study = study.with_values(settings["values"])
+    if not study.rate_factors:
+        study = study.with_values(settings["values"])
     arms = usable_arms(study.arms, base)
     chosen = tuple(arm for arm in study.choose_arms(settings["only"]) if arm in arms)
     if not chosen:
@@ -183,6 +186,9 @@ def _merge_options(study: Study, options: StudyOptions, before: Record | None) -
             settings["recipe"] = ", ".join(name_arms(settings["recipes"]))
         return settings
     stored = {name: before.get(name, DEFAULTS.get(name)) for name in ("recipe", *DEFAULTS)}
+    if study.rate_factors:  # more of them change nothing that is there
+        given["values"] = list(dict.fromkeys([*(stored["values"] or []), *given.get("values", [])]))
+        stored["values"] = given["values"]
     for name in FIXED:
         if given.get(name, stored[name]) != stored[name]:
             raise UserError(

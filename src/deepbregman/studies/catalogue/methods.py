@@ -17,7 +17,7 @@ STUDY = Study(
     unequal=True,
     published=(
         Published(
-            "100 epochs",
+            "linear, 100 epochs",
             {"simclr": 85.6},
             "cifar10",
             "the README of dkobak/simclr-cifar10: ResNet-18, batch 512, mean of 3 seeds, views of "
@@ -26,7 +26,7 @@ STUDY = Study(
             encoder="resnet18",
         ),
         Published(
-            "1000 epochs",
+            "linear, 1000 epochs",
             {
                 **{"simclr": 90.74, "moco-v2plus": 92.94, "moco-v3": 93.10, "nnclr": 91.88},
                 **{"byol": 92.58, "simsiam": 90.51, "swav": 89.17, "dino": 89.52},
@@ -39,7 +39,7 @@ STUDY = Study(
             encoder="resnet18",
         ),
         Published(
-            "200 epochs",
+            "kNN, 200 epochs",
             {
                 **{"simclr": 84.8, "moco-v2": 84.7, "nnclr": 83.4, "byol": 86.9},
                 **{"simsiam": 81.9, "swav": 84.2, "dino": 84.0, "barlow-twins": 84.2},
