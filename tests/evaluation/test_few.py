@@ -10,10 +10,12 @@ from torch import Tensor
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
+from deepbregman.evaluation import classes as classes_module
 from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features, LabelledFeatures
 from deepbregman.evaluation.few import RULES, Task, draw_labels, measure_draw
 from deepbregman.evaluation.options import Few
+from deepbregman.method.bregman import bregman, squared_euclidean
 from deepbregman.runs import Run
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2])
@@ -28,7 +30,7 @@ QUERIES = Features(draw(9, 5, seed=3), draw(9, 4, seed=4), draw(9, 3, seed=5))
 
 
 def ask(rule: str, smoothing: float, known: Features = KNOWN, labels: Tensor = LABELS) -> Tensor:
-    bank = FeatureBank.draw(KNOWN.representation)
+    bank = FeatureBank.gather(KNOWN.representation)
     return RULES[rule](Task(known, labels, QUERIES, 3, smoothing, bank))
 
 
@@ -92,57 +94,78 @@ def test_the_nearest_image_equals_a_loop() -> None:
         assert predicted == nearest.index(min(nearest))
 
 
-def distribution(row: list[float], bank: list[list[float]], centre: list[float]) -> list[float]:
-    """The softmax of the cosines with the rows of a bank, all centred."""
-    moved = [x - c for x, c in zip(row, centre, strict=True)]
-    others = [[x - c for x, c in zip(other, centre, strict=True)] for other in bank]
-    shares = [math.exp(cosine(moved, other)) for other in others]
-    return [share / sum(shares) for share in shares]
+def centre(rows: list[list[float]]) -> Callable[[list[float]], list[float]]:
+    """The function that makes a feature of unit length and takes the mean of such rows away."""
+    middle = mean([unit(row) for row in rows])
+    return lambda row: [x - c for x, c in zip(unit(row), middle, strict=True)]
+
+
+def scores_over(bank: list[list[float]]) -> Callable[[list[float]], list[float]]:
+    """The function from a feature to its scores, one for each row of a bank, of unit length."""
+    move = centre(bank)
+    others = [move(row) for row in bank]
+
+    def score(row: list[float]) -> list[float]:
+        moved = move(row)
+        return unit([sum(x * y for x, y in zip(moved, b, strict=True)) for b in others])
+
+    return score
 
 
 def test_the_nearest_class_over_a_bank_equals_a_loop() -> None:
     found = ask("nearest class, divergence over a bank", 0.0)
-    bank = KNOWN.representation.double().tolist()
-    centre = mean(bank)
-    mixtures = [
-        mean([distribution(row, bank, centre) for row in rows])
-        for rows in classes(KNOWN.representation)
-    ]
+    score = scores_over(KNOWN.representation.double().tolist())
+    means = [mean([score(row) for row in rows]) for rows in classes(KNOWN.representation)]
     for query, predicted in zip(QUERIES.representation.tolist(), found.tolist(), strict=True):
-        mine = distribution(query, bank, centre)
-        away = [
-            sum(b * math.log(b / a) for a, b in zip(mixture, mine, strict=True))
-            for mixture in mixtures
-        ]
-        assert predicted == away.index(min(away))
+        likeness = [cosine(score(query), one) for one in means]
+        assert predicted == likeness.index(max(likeness))
     assert len(set(found.tolist())) > 1
 
 
 def test_the_centred_mean_equals_a_loop() -> None:
     found = ask("nearest mean, cosine of centred features", 0.0)
-    centre = mean(KNOWN.representation.double().tolist())
-
-    def move(row: list[float]) -> list[float]:
-        return [x - c for x, c in zip(row, centre, strict=True)]
-
+    move = centre(KNOWN.representation.double().tolist())
     means = [mean([unit(move(row)) for row in rows]) for rows in classes(KNOWN.representation)]
     for query, predicted in zip(QUERIES.representation.tolist(), found.tolist(), strict=True):
         likeness = [cosine(move(query), one) for one in means]
         assert predicted == likeness.index(max(likeness))
 
 
-def test_a_mixture_is_the_centre_of_its_images() -> None:
-    """No other distribution has a smaller sum of divergences to the images of a class."""
-    bank = FeatureBank.draw(KNOWN.representation)
-    shares = bank.log_shares(QUERIES.representation).exp()
+class TestFeatureBank:
+    rows = draw(12, 5, seed=6)
 
-    def total(target: Tensor) -> float:
-        return float((shares * (shares / target).log()).sum())
+    @pytest.mark.parametrize("entries", [2**24, 20])  # all at once, and four rows at a time
+    def test_one_minus_the_product_is_the_bregman_divergence_of_the_scores(
+        self, entries: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(classes_module, "_ENTRIES", entries)
+        bank = FeatureBank.gather(self.rows)
+        score = scores_over(self.rows.double().tolist())
+        rows = QUERIES.representation.double().tolist()
+        whole = torch.tensor([score(row) for row in rows], dtype=torch.float64)
+        expected = bregman(squared_euclidean, whole[:, None], whole[None])
+        found = bank.score(QUERIES.representation)
+        assert torch.allclose(1.0 - found @ found.T, expected, atol=1e-9)
 
-    mixture = shares.mean(dim=0)
-    for seed in range(20):
-        other = (mixture.log() + 0.1 * draw(len(mixture), seed=seed).double()).softmax(dim=0)
-        assert total(mixture) < total(other)
+    def test_the_length_of_a_feature_does_not_matter(self) -> None:
+        scale = torch.arange(1.0, 13.0)[:, None]
+        banks = [FeatureBank.gather(rows) for rows in (self.rows, scale * self.rows)]
+        one, other = (bank.score(QUERIES.representation) for bank in banks)
+        assert torch.allclose(one @ one.T, other @ other.T, atol=1e-6)
+
+    def test_a_class_is_the_centre_of_its_images(self) -> None:
+        """No other vector of unit length has a smaller sum of divergences to them."""
+        bank = FeatureBank.gather(self.rows)
+        members = bank.score(KNOWN.representation)
+        logits = bank.class_logits(KNOWN.representation, 0 * LABELS, KNOWN.representation, 1)
+        least = float((1.0 - logits).sum())
+        for seed in range(20):
+            other = members.sum(dim=0) + 0.3 * draw(5, seed=seed).double()
+            assert float((1.0 - members @ (other / other.norm())).sum()) > least
+
+    def test_images_that_are_all_alike_have_no_scores(self) -> None:
+        bank = FeatureBank.gather(torch.ones(4, 5))
+        assert bank.score(self.rows).abs().max() < 1e-6
 
 
 def test_with_one_label_a_distribution_is_its_image() -> None:

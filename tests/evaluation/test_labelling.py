@@ -1,6 +1,7 @@
 """Labels from a few labels: classifiers, calibration, the expected accuracy, what to label next."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ class TestClassifiers:
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 2])
 
     def ask(self, candidate: Candidate) -> Tensor:
-        bank = FeatureBank.draw(self.queries.representation)
+        bank = FeatureBank.gather(self.queries.representation)
         return candidate.logits(self.train, self.labels, self.queries, 3, 0.5, bank)
 
     def test_neighbours_vote_by_their_cosine(self) -> None:
@@ -133,6 +134,15 @@ def test_noise_is_expected_to_be_labelled_by_chance() -> None:
     assert {one.classifier.kind for one in found.judged} == {"knn", "linear", "bank"}
     assert found.expected.low < 100 / 3 < found.expected.high
     assert found.probabilities[60:].max(dim=1).values.mean() < 0.5
+
+
+def test_two_labels_of_each_of_many_classes_are_no_reason_to_warn() -> None:
+    """scikit-learn takes so many classes for a regression."""
+    points, labels = blobs(4, num_classes=24, each=3)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "The number of unique classes")
+        found = predict_labels(Features(points, None), some_known(labels, 48), num_classes=24)
+    assert len(found.probabilities) == 72
 
 
 def test_two_labels_of_a_class_are_enough() -> None:

@@ -12,8 +12,9 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from deepbregman.evaluation import retrieval
+from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.knn import rank_bank
-from deepbregman.evaluation.retrieval import ranking_quality
+from deepbregman.evaluation.retrieval import measure_retrieval, ranking_quality
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -144,3 +145,21 @@ def test_ties_give_the_expectation_over_their_orders_in_the_mean() -> None:
     assert abs(np.mean(found) - expected) < 4 * error
     assert max(found) == 1.0
     assert min(found) < expected - 0.1
+
+
+def test_a_search_over_a_bank_equals_one_of_explicit_scores(few: LabelledFeatures) -> None:
+    """A score for each training image, in NumPy, instead of the covariance."""
+    items, asked = (part.features.representation.double().numpy() for part in (few.train, few.test))
+    items, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (items, asked))
+    middle = items.mean(axis=0)
+    items, asked = items - middle, asked - middle
+    scores, queries = items @ items.T, asked @ items.T
+    likenesses = queries @ scores.T / np.linalg.norm(scores, axis=1)
+    labels = few.train.labels.numpy()
+    expected = [
+        average_precision_score(labels == label, row)
+        for label, row in zip(few.test.labels.numpy(), likenesses, strict=True)
+    ]
+    (found,) = measure_retrieval(few.train, few.test, ("bank",), 5, smoothing=0.0, seed=0)
+    assert found.variant == "divergence over a bank"
+    assert found.values["mAP"] == pytest.approx(100 * np.mean(expected), abs=0.05)

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.method.bregman import cosine_scores, prepare_targets
-from deepbregman.training.randomness import epoch_order
+from deepbregman.method.bregman import prepare_targets
 
-BANK_SIZE = 1024
 _ENTRIES = 2**24  # scores at a time: 128 MiB in float64
 
 
@@ -51,40 +49,63 @@ def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Te
     return torch.cat([diverge(part.double()) for part in parts])
 
 
-class FeatureBank(NamedTuple):
-    """Some images without labels, whose features are the subnetworks of a divergence.
+def mean_cosines(known: Tensor, labels: Tensor, queries: Tensor, num_classes: int) -> Tensor:
+    """Return the cosine (Q, C) of each query (Q, d) with the mean direction of each class."""
+    means = class_means(_normalise(known), labels, num_classes)
+    return _normalise(queries) @ _normalise(means).T
 
-    The scores of an image are the cosines of its feature with theirs, all centred. In the smooth
-    form at T = 1 an image is a distribution over the bank, and ``D(a || b)`` is the
-    Kullback-Leibler divergence of a's from b's.
+
+def _normalise(vectors: Tensor) -> Tensor:
+    return functional.normalize(vectors.double(), dim=1)
+
+
+class FeatureBank(NamedTuple):
+    """Images without labels that others are compared by: a divergence for any encoder.
+
+    An image has a score for each image b of the bank: ``<h - mean, b - mean>``, where features are
+    of unit length. The vector of its scores is divided by its length. ``D(p || q)`` is half the
+    squared distance of two such vectors, the Bregman divergence of half the squared norm; for two
+    images it is 1 minus the cosine of their scores. The products of score vectors depend on the
+    bank by its covariance alone, ``sum_b <x, b> <b, y> = K x'Cy``, so that d numbers do for K.
     """
 
     mean: Tensor
-    """(d,), of the features of the bank."""
-    rows: Tensor
-    """(K, d) float64, centred."""
+    """(d,) float64, of the features of the bank, each of unit length."""
+    root: Tensor
+    """(d, d) float64; ``root @ root.T`` is the covariance C of the bank."""
 
     @classmethod
-    def draw(cls, features: Tensor, size: int = BANK_SIZE, seed: int = 0) -> "FeatureBank":
-        """Draw images from features (N, d); all where they are few."""
-        order = epoch_order(len(features), seed, 0)[:size].to(features.device)
-        drawn = features[order].double()
-        mean = drawn.mean(dim=0)
-        return cls(mean, drawn - mean)
+    def gather(cls, features: Tensor) -> "FeatureBank":
+        """Make a bank of all images with features (N, d)."""
+        width = features.shape[1]
+        parts = torch.split(features, max(1, _ENTRIES // width))
+        mean = features.new_zeros(width, dtype=torch.float64)
+        covariance = features.new_zeros(width, width, dtype=torch.float64)
+        for part in parts:
+            mean += _normalise(part).sum(dim=0) / len(features)
+        for part in parts:
+            centred = _normalise(part) - mean
+            covariance += centred.T @ centred / len(features)
+        variances, directions = torch.linalg.eigh(covariance)
+        return cls(mean, directions * variances.clamp_min(0.0).sqrt())
 
-    def log_shares(self, features: Tensor) -> Tensor:
-        """Return the logarithm of the distribution of each image over the bank, (N, K)."""
-        scores = cosine_scores(features.double() - self.mean, self.rows)
-        return functional.log_softmax(scores, dim=1)
+    def centre(self, features: Tensor) -> Tensor:
+        """Return the features, of unit length, without the mean of the bank: (N, d) float64."""
+        return _normalise(features) - self.mean
+
+    def score(self, features: Tensor) -> Tensor:
+        """Return vectors (N, d) of unit length whose products are those of the score vectors."""
+        return _normalise(self.centre(features) @ self.root)
 
     def class_logits(
         self, known: Tensor, labels: Tensor, queries: Tensor, num_classes: int
     ) -> Tensor:
-        """Return ``-D(class || image)`` of features (Q, C), up to a number for each image.
+        """Return ``1 - D(image || class)`` of features (Q, C).
 
-        A class is the mixture of its images' distributions. No other point has a smaller sum of
-        divergences to them, so it is their centre.
+        A class is the vector of unit length with the smallest sum of divergences to its images.
         """
-        mixtures = class_means(self.log_shares(known).exp(), labels, num_classes).log()  # (C, K)
-        parts = torch.split(queries, max(1, _ENTRIES // len(self.rows)))
-        return torch.cat([self.log_shares(part).exp() @ mixtures.T for part in parts])
+        scores = self.score(known)
+        parts = torch.split(queries, max(1, _ENTRIES // queries.shape[1]))
+        return torch.cat(
+            [mean_cosines(scores, labels, self.score(part), num_classes) for part in parts]
+        )

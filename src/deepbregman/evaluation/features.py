@@ -16,6 +16,7 @@ from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
 from deepbregman.training.randomness import derive_seed
 
+from .classes import FeatureBank
 from .feature_cache import FeatureCache
 from .frozen import InOrder, Outputs, SharedBatches, map_batches
 from .results import accuracies
@@ -177,6 +178,11 @@ class SplitFeatures:
             parts = features._asdict().items()
             cache.write(images, {name: part for name, part in parts if part is not None})
         return features
+
+    @cached_property
+    def feature_bank(self) -> FeatureBank:
+        """All images as a bank that others are compared by."""
+        return FeatureBank.gather(self.features.representation)
 
     def average_crops(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
         """Return the representation (N, d) averaged over random crops and flips of each image."""

@@ -14,13 +14,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from deepbregman.errors import UserError
 from deepbregman.runs import Record
 from deepbregman.training.randomness import derive_seed
 
-from .classes import FeatureBank, class_means, divergence_to
+from .classes import FeatureBank, class_means, divergence_to, mean_cosines
 from .features import Features, LabelledFeatures
 from .inputs import Evaluation, class_name
 from .knn import features_for, rank_bank
@@ -65,13 +64,10 @@ def nearest_over_bank(task: Task) -> Tensor:
 
 def nearest_mean(task: Task, *, measure: str, centred: bool = False) -> Tensor:
     """Predict the class of the mean of largest cosine."""
-    shift = task.bank.mean if centred else 0.0
-    known, asked = (
-        functional.normalize(features_for(part, measure).double() - shift, dim=1)
-        for part in (task.known, task.queries)
-    )
-    means = functional.normalize(class_means(known, task.labels, task.num_classes), dim=1)
-    return (asked @ means.T).argmax(dim=1)
+    known, asked = (features_for(part, measure) for part in (task.known, task.queries))
+    if centred:
+        known, asked = task.bank.centre(known), task.bank.centre(asked)
+    return mean_cosines(known, task.labels, asked, task.num_classes).argmax(dim=1)
 
 
 def nearest_image(task: Task, *, measure: str) -> Tensor:
@@ -158,8 +154,7 @@ def measure_draw(labelled: LabelledFeatures, count: int, seed: int) -> dict[str,
     present, labels = torch.unique(train.labels[rows], return_inverse=True)
     known = train.features.select(rows)
     smoothing = labelled.config.divergence.smoothing
-    bank = FeatureBank.draw(train.features.representation)
-    task = Task(known, labels, test.features, len(present), smoothing, bank)
+    task = Task(known, labels, test.features, len(present), smoothing, train.feature_bank)
     found = {}
     for name, rule in RULES.items():
         if name in BY_DIVERGENCE and known.scores is None:

@@ -31,7 +31,12 @@ NEIGHBOURS = (20, 200)
 VOTE_TEMPERATURE = 0.1
 MEASURES = ("cosine", "divergence")
 """Measures of a search; an evaluation also compares embeddings."""
-VARIANTS = {"cosine": "cosine", "embedding": "cosine of embeddings", "divergence": "divergence"}
+VARIANTS = {
+    "cosine": "cosine",
+    "embedding": "cosine of embeddings",
+    "divergence": "divergence",
+    "bank": "divergence over a bank",
+}
 """How rows name each measure."""
 LARGEST_BANK = 20_000
 LARGEST_QUERY = 2_000

@@ -98,7 +98,9 @@ def _linear_logits(train: Features, labels: Tensor, queries: Features, l2: float
     values = train.representation.cpu().double()
     mean, deviation = standardisation(values, one_scale=True)
     fit = LogisticRegression(C=1.0 / (l2 * len(values)), max_iter=1000)
-    fit.fit(((values - mean) / deviation).numpy(), labels.cpu().numpy())
+    with warnings.catch_warnings():  # more than half as many classes as images: few labels are few
+        warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
+        fit.fit(((values - mean) / deviation).numpy(), labels.cpu().numpy())
     design = (queries.representation.cpu().double() - mean) / deviation
     logits = torch.from_numpy(fit.decision_function(design.numpy()))
     return logits if logits.ndim == 2 else torch.stack([-logits / 2, logits / 2], dim=1)
@@ -151,7 +153,7 @@ def predict_labels(
         kinds: which of ``KINDS`` may compete.
     """
     labels = labels.to(features.representation.device)
-    bank = FeatureBank.draw(features.representation, seed=seed)
+    bank = FeatureBank.gather(features.representation)
     places = (labels >= 0).nonzero().flatten()
     known, targets = features.select(places), labels[places]
     folds = _draw_folds(targets.cpu(), seed)

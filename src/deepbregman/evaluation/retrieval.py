@@ -280,13 +280,19 @@ def measure_retrieval(
     progress: ReportProgress = ignore_progress,
 ) -> list[Measurement]:
     """Search a bank for every query by each measure, and measure how often its class is found."""
+
+    def vectors(part: SplitFeatures, measure: str) -> Tensor:
+        if measure == "bank":
+            return bank.feature_bank.score(part.features.representation)
+        return features_for(part.features, measure)
+
     measured = []
     for measure in measures:
         quality = ranking_quality(
             measure,
-            features_for(queries.features, measure),
+            vectors(queries, measure),
             queries.labels,
-            features_for(bank.features, measure),
+            vectors(bank, measure),
             bank.labels,
             k=k,
             smoothing=smoothing,
@@ -318,7 +324,8 @@ def retrieval(evaluation: Evaluation) -> list[Record]:
     measure = partial(measure_retrieval, labelled.train, labelled.test, smoothing=smoothing)
     k = min(PRECISION_AT, len(labelled.train.labels))
     first, progress = evaluation.options.seed, evaluation.progress
-    rows = make_rows([measure(("cosine", "embedding"), k, seed=first, progress=progress)])
+    measures = ("cosine", "bank", "embedding")
+    rows = make_rows([measure(measures, k, seed=first, progress=progress)])
     if has_scores:
         drawn = evaluation.options.each_seed[: 1 if smoothing > 0 else None]
         found = [measure(("divergence",), k, seed=seed, progress=progress) for seed in drawn]
