@@ -15,6 +15,7 @@ Accuracies are means over the classes. The features are kept beside the encoder.
 """
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +82,17 @@ def measure(
     console, rows = Console(), list[Record]()
     here = look(encoder, data, train, test)
     others = {name: look(encoder, name, 1, test)["test"] for name in against}
-    for row in [
-        *measure_labels(here, labels, draws),
-        *measure_retrieval(here),
-        *measure_clusters(here, draws),
-        *measure_others(here, others),
-    ]:
+    for row in chain(
+        measure_labels(here, labels, draws),
+        measure_retrieval(here),
+        measure_clusters(here, draws),
+        measure_others(here, others),
+    ):
         rows.append(row)
         console.print({key: value for key, value in row.items() if key != "values"})
     if out is not None:
         sizes = {"num_train": len(here["train"]), "num_test": len(here["test"])}
-        sizes |= {f"num_{Path(name).stem}": len(rows) for name, rows in others.items()}
+        sizes |= {f"num_{Path(name).stem}": len(found) for name, found in others.items()}
         about = provenance(device_name(pick_device("auto")))
         write_json(out, {**about, "data": Path(data).stem, **sizes, "rows": rows})
 
