@@ -1,13 +1,16 @@
 """How good the settings are that ``auto`` chooses: beside ``best``, and beside a small grid.
 
     python benchmarks/auto.py measure --data cifar10.npz --images 300 --budget 2m --out DIR
-    python benchmarks/auto.py show results/auto/*.jsonl
+    python benchmarks/auto.py measure --data cifar10.npz --images 300 --epochs 20 --out DIR
+    python benchmarks/auto.py show results/auto/epochs/*.jsonl
 
-Every arm has the same images, the same time and the same seed. ``auto`` plans its length for the
-budget. The arms of the grid are its configuration with one change each, and as many epochs; where
-the change makes a step slower or faster, the length is in proportion to the measured times of the
-two. ``best`` is the recipe as it is, cut to the same time. All are judged by a linear classifier on
-test images, so the grid's best is an optimistic value: it is chosen by them.
+Every arm has the same images, the same work and the same seed. ``auto`` plans its length for the
+budget, or takes ``--epochs``: then the result does not depend on what else the machine does. The
+arms of the grid are its configuration with one change each, and as many epochs. Where the change
+makes an epoch dearer or cheaper, the length is in proportion: to the measured times of the two
+with a budget, to the passes through the encoder with ``--epochs``. ``best`` is the recipe as it is,
+cut to the same work, but not below one epoch. All are judged by a linear classifier on test images,
+so the grid's best is an optimistic value: it is chosen by them.
 """
 
 import json
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import tyro
 from rich.console import Console
@@ -63,6 +67,8 @@ def measure(
     images: int,
     out: Path,
     budget: str = "2m",
+    epochs: int | None = None,
+    encoder: str = "small",
     test: int = 2000,
     seed: int = 0,
     best: bool = True,
@@ -74,12 +80,16 @@ def measure(
         images: Training images to draw from it.
         out: Folder of the tables; arms that are in them are not trained again.
         budget: Time of an arm.
+        epochs: Length of an arm instead of its time.
+        encoder: Of all arms but best, where the length is given; else auto chooses it.
         test: Test images to draw.
         seed: Of every arm; the images do not depend on it.
         best: Train the recipe best as well, for an epoch at least, which takes long on a CPU.
     """
     device = pick_device("auto")
     made = provenance(device_name(device))
+    length = budget if epochs is None else f"{epochs} epochs"
+    fixed = {} if epochs is None else {"training.epochs": epochs, "encoder.name": encoder}
     table = out / f"{data.stem}-{images}-seed{seed}.jsonl"
     out.mkdir(parents=True, exist_ok=True)
     lines = table.read_text().splitlines() if table.exists() else []
@@ -87,8 +97,8 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         source = sample(data, images, test, Path(folder) / "sample.npz")
 
-        def train(arm: str, config: Config | str, **options: Any) -> Config:
-            changes = {"data.source": str(source), "seed": seed, **QUIET}
+        def train(arm: str, config: Config | str, more: Row | None = None, **options: Any) -> None:
+            changes = {"data.source": str(source), "seed": seed, **QUIET, **(more or {})}
             run = pretrain(
                 config, changes=changes, run=Path(folder) / arm, console=Console(), **options
             )
@@ -98,7 +108,7 @@ def measure(
                 for row in rows
             }
             record = {
-                **{"arm": arm, "data": data.stem, "images": images, "budget": budget},
+                **{"arm": arm, "data": data.stem, "images": images, "length": length},
                 "linear": found["linear, cached features, top1"],
                 "balanced": found["linear, cached features, balanced"],
                 "knn": next(value for name, value in found.items() if "k=20, top1" in name),
@@ -109,17 +119,22 @@ def measure(
             }
             _add_line(table, record)
             done[arm] = record
-            print(arm, record["linear"], record["knn"], flush=True)
-            return run.config
+            print(arm, record["linear"], record["balanced"], record["knn"], flush=True)
 
         if "auto" not in done:
-            train("auto", "auto", budget=budget)
+            train("auto", "auto", fixed, budget=budget if epochs is None else None)
         auto = override(load_recipe("auto"), done["auto"]["config"])
         frame = open_source(str(source), image_size=auto.data.image_size).train.images.frame
 
-        def spent(config: Config) -> float:
-            """Return the seconds of an epoch."""
+        def seconds(config: Config) -> float:
+            """Return the time of an epoch."""
             return measure_step(config, frame, device) * count_steps(config, images)
+
+        def compare(config: Config) -> float:
+            """Return how many epochs of a configuration cost as much as one of auto."""
+            if epochs is None or config.encoder != auto.encoder:
+                return seconds(auto) / seconds(config)
+            return _count_passes(auto) / _count_passes(config)
 
         arms = [(name, override(auto, changes)) for name, changes in vary(auto, images)]
         if best:
@@ -130,11 +145,10 @@ def measure(
                 continue
             try:
                 if _cost(config) != _cost(auto):
-                    ratio = spent(auto) / spent(config)
-                    epochs = max(1, round(auto.training.epochs * ratio))
+                    as_long = max(1, round(auto.training.epochs * compare(config)))
                     lengths = {
-                        "training.epochs": epochs,
-                        "optimiser.warmup_epochs": round(min(10.0, 0.05 * epochs), 2),
+                        "training.epochs": as_long,
+                        "optimiser.warmup_epochs": round(min(10.0, 0.05 * as_long), 2),
                     }
                     config = override(config, lengths)
                 train(name, config)
@@ -153,6 +167,12 @@ def _cost(config: Config) -> tuple[Any, ...]:
     return config.encoder, config.divergence.weight > 0.0, *size
 
 
+def _count_passes(config: Config) -> int:
+    """Count the passes of an image through the encoder; one backward costs as much as two."""
+    weak = config.weak_views if config.divergence.weight > 0.0 else None
+    return 3 * config.views.num_views + (0 if weak is None else weak.num_views)
+
+
 def _fields(config: Config) -> Row:
     """Return what differs from the recipe auto, but for the images' place."""
     found = differing_fields(load_recipe("auto"), config)
@@ -160,29 +180,27 @@ def _fields(config: Config) -> Row:
 
 
 def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
-    """Print the tables as Markdown: linear accuracy of auto, best, and the best of the grid.
+    """Print the tables as Markdown: linear accuracy of every arm, a mean over the seeds.
 
     Where classes differ in size, read the accuracy that is balanced over them.
 
     Args:
         tables: As ``measure`` writes them.
     """
-    print("| images | budget | accuracy | `auto` | `best`, same time | best of the grid | which |")
-    print("|---|---|---|---|---|---|---|")
-    for path in tables:
-        rows = {row["arm"]: row for row in map(json.loads, path.read_text().splitlines())}
-        grid = {n: r for n, r in rows.items() if n not in ("auto", "best") and "linear" in r}
-        if not grid:  # stopped before its first arm
-            continue
-        auto, best = rows["auto"], rows.get("best", {})
+    lines = [line for path in tables for line in path.read_text().splitlines()]
+    frame = pd.DataFrame([row for row in map(json.loads, lines) if "linear" in row])
+    arms = list(dict.fromkeys(frame["arm"]))
+    print(f"| images | length | seeds | accuracy | {' | '.join(arms)} | `auto` below the best |")
+    print("|---" * (len(arms) + 5) + "|")
+    sets = ["data", "images", "length"]
+    for (data, images, length), part in frame.groupby(sets, sort=False):
         for metric, title in (("linear", "top-1"), ("balanced", "balanced")):
-            top = max(grid, key=lambda name: float(grid[name][metric]))
-            words = "refused" if "refused" in best else "not measured"
-            words = f"{best[metric]:.1f}" if metric in best else words
-            print(
-                f"| {auto['data']}, {auto['images']:,} | {auto['budget']} | {title} | "
-                f"{auto[metric]:.1f} | {words} | {grid[top][metric]:.1f} | {top} |"
-            )
+            found = part.groupby("arm")[metric].agg(["mean", "count"])
+            words = [f"{found['mean'][arm]:.1f}" if arm in found.index else "-" for arm in arms]
+            behind = found["mean"].max() - found["mean"]["auto"]
+            seeds = found["count"]["auto"]
+            start = f"| {data}, {images:,} | {length} | {seeds} | {title} |"
+            print(start, " | ".join(words), f"| {behind:.1f} |")
 
 
 if __name__ == "__main__":
