@@ -7,6 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
@@ -133,6 +134,27 @@ def test_choose_l2_picks_what_brute_force_picks() -> None:
     assert len(set(brute.values())) > 2
 
 
+def test_unequal_classes_choose_by_balanced_accuracy() -> None:
+    generator, grid = torch.Generator().manual_seed(7), (10.0, 1e-3)
+    labels = (torch.arange(240) % 12 == 0).long()  # 20 of 240 are of the second class
+    features = torch.randn(240, 2, generator=generator) + 1.5 * labels[:, None]
+    held_out, rest = torch.arange(120, 240), slice(0, 120)
+    plain, balanced = {}, {}
+    for l2 in grid:
+        fit = fit_linear(features[rest], labels[rest], num_classes=2, l2=l2)
+        predicted = fit.predict(features[held_out]).argmax(1).numpy()
+        plain[l2] = 100 * accuracy_score(labels[held_out], predicted)
+        balanced[l2] = 100 * balanced_accuracy_score(labels[held_out], predicted)
+    assert plain[10.0] > plain[1e-3]  # it gives up the second class
+    assert balanced[10.0] < balanced[1e-3]
+    for is_balanced, expected, brute in ((False, 10.0, plain), (True, 1e-3, balanced)):
+        best, validation = choose_l2(
+            features, labels, held_out, num_classes=2, grid=grid, balanced=is_balanced
+        )
+        assert best == expected
+        assert validation == pytest.approx(brute)
+
+
 @pytest.mark.parametrize(
     ("accuracies", "tried"),
     [
@@ -148,7 +170,7 @@ def test_two_worse_penalties_in_a_row_end_the_search(
     monkeypatch: pytest.MonkeyPatch, accuracies: list[int], tried: int
 ) -> None:
     told = iter(accuracies)
-    monkeypatch.setattr(linear, "top_k_accuracy", lambda *_: float(next(told)))
+    monkeypatch.setattr(linear, "choice_accuracy", lambda *_, **__: float(next(told)))
     best, validation = choose_l2(
         FEATURES[:60], LABELS[:60], torch.arange(10), num_classes=10, grid=L2_GRID
     )

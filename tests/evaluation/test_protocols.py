@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.search import search
@@ -20,6 +21,7 @@ from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, FileImages, Source, Split, fingerprint
 from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
 from deepbregman.errors import Diverged, Notice, UserError
+from deepbregman.evaluation import linear
 from deepbregman.evaluation.features import (
     AveragedFeatures,
     LabelledFeatures,
@@ -362,6 +364,34 @@ def test_an_imbalanced_source_is_also_judged_by_its_classes(
     monkeypatch.setattr("deepbregman.evaluation.inputs.open_labelled", lambda *_: uneven)
     rows = evaluate(short_run, protocols=["knn"], accelerator="cpu")
     assert {row["metric"] for row in rows} == {"top1", "balanced"}
+
+
+def test_classes_that_differ_more_than_tenfold_are_unequal(labelled: LabelledFeatures) -> None:
+    source, labels = labelled.source, labelled.source.train.known_labels
+    assert not source.has_unequal_classes
+    many, few = (labels == 0).nonzero().flatten()[:50], (labels == 1).nonzero().flatten()
+    for count, expected in ((5, False), (4, True)):
+        part = replace(source, train=source.train.select(torch.cat([many, few[:count]])))
+        assert part.has_unequal_classes is expected
+    assert not replace(source, train=replace(source.train, labels=None)).has_unequal_classes
+
+
+def test_settings_are_chosen_by_the_balanced_accuracy_that_is_reported(
+    labelled: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def score(logits: Tensor, labels: Tensor, *, balanced: bool) -> float:
+        asked.append(balanced)
+        return 0.0
+
+    monkeypatch.setattr(linear, "choice_accuracy", score)
+    monkeypatch.setattr(linear, "L2_GRID", (1e-1,))
+    plain = linear.linear_on_cached(labelled, 0)
+    balanced = linear.linear_on_cached(replace(labelled, balanced=True), 0)
+    assert asked == [False, True]
+    assert "chosen_by" not in plain.details
+    assert balanced.details["chosen_by"] == "balanced"
 
 
 def test_what_is_finished_stays_when_a_later_protocol_is_stopped(

@@ -358,7 +358,18 @@ class Source:
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Files that were passed over, since they are not images by their extension: of each kind."""
     imbalanced: bool = False
-    """Whether classes differ so much in size that accuracy is to be balanced over them as well."""
+    """Whether the dataset is known for classes of different sizes; see ``has_unequal_classes``."""
+
+    @property
+    def has_unequal_classes(self) -> bool:
+        """Whether accuracy is to be balanced over the classes as well.
+
+        It is where the largest class has over ten times the training images of the smallest.
+        """
+        if self.imbalanced or self.train.labels is None:
+            return self.imbalanced
+        counts = torch.unique(self.train.labels, return_counts=True)[1]
+        return bool(counts.max() > 10 * counts.min())
 
     @property
     def known_test(self) -> Split:

@@ -237,7 +237,7 @@ class Evaluation:
         if loaded.config.data.skip_unreadable:
             source = self._without_unreadable(source)
         _warn_of_one_class(source, data or source.name)
-        balanced = self.options.balanced or source.imbalanced
+        balanced = self.options.balanced or source.has_unequal_classes
         return LabelledFeatures(
             loaded.model, loaded.config, source, loaded.device, balanced, loaded.helpers
         )

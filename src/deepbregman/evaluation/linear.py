@@ -25,7 +25,7 @@ from deepbregman.training.randomness import derive_seed, epoch_order
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip
 from .frozen import frozen
 from .inputs import Evaluation
-from .results import Measurement, make_rows, pack, top_k_accuracy
+from .results import Measurement, choice_accuracy, make_rows, pack
 
 CHOICE_SHARE = 0.1
 """Share of the training images that is held out to choose settings."""
@@ -116,6 +116,7 @@ def choose_l2(
     *,
     num_classes: int,
     grid: Sequence[float] | None = None,
+    balanced: bool = False,
 ) -> tuple[float, dict[float, float]]:
     """Choose the penalty by the accuracy on a part held out of the training set.
 
@@ -126,6 +127,7 @@ def choose_l2(
     Args:
         held_out: (m,), indices of the held-out part; the fits see the other n - m rows only.
         grid: ``L2_GRID`` when None.
+        balanced: choose by the accuracy that is balanced over the classes.
 
     Returns:
         The best penalty (the strongest among equals), and the held-out accuracies by penalty.
@@ -139,7 +141,8 @@ def choose_l2(
     best, num_worse = -math.inf, 0
     for l2 in sorted(grid or L2_GRID, reverse=True):
         fit = fit_linear(*rows, num_classes=num_classes, l2=l2, start=fit)
-        accuracy = top_k_accuracy(fit.predict(features[held_out]), labels[held_out])
+        logits = fit.predict(features[held_out])
+        accuracy = choice_accuracy(logits, labels[held_out], balanced=balanced)
         validation[l2] = accuracy
         best, num_worse = max(best, accuracy), num_worse + 1 if accuracy < best else 0
         if num_worse == PATIENCE:
@@ -370,7 +373,8 @@ def fit_on_cached(
     """Fit to the training features with the penalty that is best on the held-out part."""
     train, _ = labelled.representations(averaged)
     labels, count = labelled.train.labels, labelled.num_classes
-    l2, _ = choose_l2(train, labels, _hold_out(labelled, seed), num_classes=count)
+    held_out = _hold_out(labelled, seed)
+    l2, _ = choose_l2(train, labels, held_out, num_classes=count, balanced=labelled.balanced)
     return fit_linear(train, labels, num_classes=count, l2=l2), l2
 
 
@@ -423,7 +427,9 @@ def linear_on_crops(
     features, labels = train.features.representation[held_out], train.labels[held_out]
     # A diverged classifier scores 0.
     scores = [
-        top_k_accuracy(logits, labels) if logits.isfinite().all() else 0.0
+        choice_accuracy(logits, labels, balanced=labelled.balanced)
+        if logits.isfinite().all()
+        else 0.0
         for logits in (classifier.predict(features) for classifier in classifiers[: len(pairs)])
     ]
     best = max(range(len(pairs)), key=scores.__getitem__)  # the first of equals
@@ -450,4 +456,5 @@ def _measure(
 ) -> Measurement:
     predicted = logits.argmax(dim=1)
     values = labelled.measure(predicted, logits)
+    details |= labelled.chosen_by
     return Measurement(name, values, *labelled.counts, details, chosen, pack(predicted))

@@ -69,7 +69,8 @@ class PixelClassifiers:
             train, labels, test = self._pixels()
             count = self.labelled.num_classes
             _, held_out = stratified_split(labels.cpu(), len(labels), CHOICE_SHARE, self.seed)
-            l2, _ = choose_l2(train, labels, held_out, num_classes=count)
+            balanced = self.labelled.balanced
+            l2, _ = choose_l2(train, labels, held_out, num_classes=count, balanced=balanced)
             logits = fit_linear(train, labels, num_classes=count, l2=l2).predict(test)
             self.known["linear"] = self.labelled.measure(logits.argmax(dim=1), logits)
         return self.known["linear"]

@@ -16,7 +16,7 @@ A run is trained once and then measured by one protocol after the other. Whateve
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
@@ -150,7 +150,7 @@ class TableEvaluation(EvaluationPlan):
             data=first.others[0] if first.protocol == "transfer" else config.data.source,
             epochs=self.tuning_epochs if first.protocol in TRAINING else 0,
             seed=config.seed,  # so that what the evaluation draws differs between runs, too
-            balanced=source.imbalanced,
+            balanced=source.has_unequal_classes,
             semi=Semi(labels=tuple(shares), starts=starts),
             few=Few(labels_per_class=tuple(counts)),
             ood=Ood() if others is None else Ood(against=others),
@@ -207,8 +207,7 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
     @cache
     def open_images(data: str, image_size: int) -> Source:
         config = next(cell.config for cell in plan.cells if cell.data == data)
-        source = open_labelled(override(config, {"data.image_size": image_size}))
-        return replace(source, imbalanced=source.imbalanced or is_imbalanced(source))
+        return open_labelled(override(config, {"data.image_size": image_size}))
 
     worker = Worker(
         lambda t: open_images(t.config.data.source, t.config.data.image_size), how, console
@@ -217,12 +216,6 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
     results = work(queue, worker, "the same command")
     save_difference_figure(figures, results)
     return StudyResult(options.out, results)
-
-
-def is_imbalanced(source: Source) -> bool:
-    """Whether the largest class of the training images has over ten times those of the smallest."""
-    counts = torch.unique(source.train.known_labels, return_counts=True)[1]
-    return bool(counts.max() > 10 * counts.min())
 
 
 def _begin(plan: TablePlan, device: str) -> None:
