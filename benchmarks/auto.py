@@ -110,7 +110,7 @@ def measure(
             record = {
                 **{"arm": arm, "data": data.stem, "images": images, "length": length},
                 "linear": found["linear, cached features, top1"],
-                "balanced": found["linear, cached features, balanced"],
+                "balanced": found["linear, cached features, weighted classes, balanced"],
                 "knn": next(value for name, value in found.items() if "k=20, top1" in name),
                 "seconds": run.result()["pretrain"]["seconds"],
                 "config": _fields(run.config),
@@ -182,7 +182,8 @@ def _fields(config: Config) -> Row:
 def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     """Print the tables as Markdown: linear accuracy of every arm, a mean over the seeds.
 
-    Where classes differ in size, read the accuracy that is balanced over them.
+    Where classes differ in size, read the accuracy that is balanced over them: of a classifier in
+    which every class counts the same.
 
     Args:
         tables: As ``measure`` writes them.

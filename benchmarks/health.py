@@ -3,10 +3,12 @@
     python benchmarks/health.py train --data digits --out results/health/digits.csv
     python benchmarks/health.py train --data ham10000.npz --image-size 16 --per-class 90 ...
     python benchmarks/health.py collect --out results/health/cifar10.csv
-    python benchmarks/health.py correlate results/health/*.csv
+    python benchmarks/health.py correlate results/health/digits.csv results/health/ham10000.csv
+    python benchmarks/health.py stop --data digits --out results/health/stopped.csv
 
 ``train`` trains short, varied runs on a CPU. ``collect`` reads the runs of CIFAR-10 that are
-recorded in results/, which have the older diagnostics only.
+recorded in results/, which have the older diagnostics only. ``stop`` tells what it costs to end
+runs when they are saturated.
 """
 
 import itertools
@@ -26,12 +28,17 @@ from scipy.stats import spearmanr
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe, override
-from deepbregman.data import open_source
+from deepbregman.data import Source, open_source
 from deepbregman.runs import Run
 
 OLD = ("effective_rank", "alignment", "uniformity", "spread")
 METHODS = ("barlow_twins", "vicreg", "simsiam", "wmse")
 NEW = ("rankme", "alpha_req", "lidar", "neighbour_stability")
+QUIET = {
+    "training.knn_every": 0,
+    "training.tensorboard": False,
+    "training.save_seconds": 1e6,
+}
 Row = dict[str, Any]
 
 
@@ -70,21 +77,8 @@ def train(
         epochs: Lengths of the runs.
         out: The table; rows that are there are not trained again.
     """
-    source = open_source(data, image_size=image_size)
-    if per_class is not None:
-        assert source.train.labels is not None
-        order = torch.randperm(len(source.train), generator=torch.Generator().manual_seed(0))
-        labels = source.train.labels[order]
-        drawn = [order[labels == label][:per_class] for label in labels.unique()]
-        source = replace(source, train=source.train.select(torch.cat(drawn).sort().values))
-    quiet = {
-        "data.source": data,
-        "data.image_size": image_size,
-        "training.batch_size": batch,
-        "training.knn_every": 0,
-        "training.tensorboard": False,
-        "training.save_seconds": 1e6,
-    }
+    source = open_part(data, image_size, per_class)
+    quiet = {**QUIET, "data.image_size": image_size, "training.batch_size": batch}
     rows = pd.read_csv(out).to_dict("records") if out.exists() else []
     done = {row["run"] for row in rows}
     configurations = list(vary(epochs))
@@ -96,21 +90,94 @@ def train(
         if name in done:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            config = override(load_recipe("digits"), {**quiet, **changes})
+            config = override(load_recipe("digits"), {"data.source": data, **quiet, **changes})
             run = pretrain(config, run=Path(folder) / "run", source=source, accelerator="cpu")
-            found = evaluate(
-                run.path,
-                protocols=["linear"],
-                epochs=0,
-                source=source,
-                balanced=True,
-                accelerator="cpu",
-            )
-            values = {row["metric"]: row["value"] for row in found}
-            judged = {"linear": values["top1"], "balanced": values["balanced"]}
-            rows.append({"run": name, **judged, **describe(run)})
+            rows.append({"run": name, **judge(run, source), **describe(run)})
         pd.DataFrame(rows).to_csv(out, index=False, float_format="%.5g")
         print(len(rows), rows[-1], flush=True)
+
+
+def open_part(data: str, image_size: int, per_class: int | None) -> Source:
+    """Open a dataset with at most so many training images of each class."""
+    source = open_source(data, image_size=image_size)
+    if per_class is None:
+        return source
+    order = torch.randperm(len(source.train), generator=torch.Generator().manual_seed(0))
+    labels = source.train.known_labels[order]
+    drawn = [order[labels == label][:per_class] for label in labels.unique()]
+    return replace(source, train=source.train.select(torch.cat(drawn).sort().values))
+
+
+def judge(run: Run, source: Source) -> Row:
+    """Measure the linear accuracy of a run, plain, and balanced with weighted classes."""
+    found = evaluate(
+        run.path, protocols=["linear"], epochs=0, source=source, balanced=True, accelerator="cpu"
+    )
+    values = {(row["variant"], row["metric"]): row["value"] for row in found}
+    return {
+        "linear": values["cached features", "top1"],
+        "balanced": values["cached features, weighted classes", "balanced"],
+    }
+
+
+def stop(
+    data: str = "digits",
+    image_size: int = 8,
+    per_class: int | None = None,
+    batch: int = 256,
+    epochs: int = 60,
+    schedules: tuple[str, ...] = ("constant", "cosine"),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    out: Path = Path("stopped.csv"),
+) -> None:
+    """Train runs that stop when saturated, and the same runs to their end; write a row for each.
+
+    A run that never was saturated is its own complete run: it is trained once.
+
+    Args:
+        data: A labelled dataset.
+        image_size: Side of the images in pixels.
+        per_class: Training images to draw of each class; all by default.
+        batch: Images of a batch.
+        epochs: Length of the complete runs.
+        schedules: Of the learning rate.
+        seeds: Of the runs.
+        out: The table; runs that are in it are not trained again.
+    """
+    source = open_part(data, image_size, per_class)
+    rows = pd.read_csv(out).to_dict("records") if out.exists() else []
+    for seed, schedule in itertools.product(seeds, schedules):
+        known = {"data": Path(data).stem, "schedule": schedule, "seed": seed}
+        if any(all(row[name] == value for name, value in known.items()) for row in rows):
+            continue
+        fields = {
+            **QUIET,
+            "seed": seed,
+            "data.source": data,
+            "data.image_size": image_size,
+            "training.batch_size": batch,
+            "training.epochs": epochs,
+            "optimiser.schedule": schedule,
+        }
+        found: list[Row] = []
+        for stops in (True, False):
+            config = override(
+                load_recipe("digits"), {**fields, "training.stop_when_saturated": stops}
+            )
+            with tempfile.TemporaryDirectory() as folder:
+                run = pretrain(config, run=Path(folder) / "run", source=source, accelerator="cpu")
+                spent = {
+                    "epochs": run.metrics()[-1]["epoch"],
+                    "seconds": run.result()["pretrain"]["seconds"],
+                }
+                arm = "stops when saturated" if stops else "complete"
+                found.append({**known, "arm": arm, **spent, **judge(run, source)})
+            if found[0]["epochs"] == epochs:
+                found.append({**found[0], "arm": "complete"})
+                break
+        rows += found
+        pd.DataFrame(rows).to_csv(out, index=False, float_format="%.5g")
+        print(found, flush=True)
 
 
 def describe(run: Run) -> Row:
@@ -188,5 +255,5 @@ def _print_rows(title: str, frame: pd.DataFrame, names: Iterable[str]) -> None:
 
 if __name__ == "__main__":
     tyro.extras.subcommand_cli_from_dict(
-        {"train": train, "collect": collect, "correlate": correlate}
+        {"train": train, "stop": stop, "collect": collect, "correlate": correlate}
     )

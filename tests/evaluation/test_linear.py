@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from sklearn.metrics import balanced_accuracy_score
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
@@ -134,25 +134,44 @@ def test_choose_l2_picks_what_brute_force_picks() -> None:
     assert len(set(brute.values())) > 2
 
 
-def test_unequal_classes_choose_by_balanced_accuracy() -> None:
-    generator, grid = torch.Generator().manual_seed(7), (10.0, 1e-3)
-    labels = (torch.arange(240) % 12 == 0).long()  # 20 of 240 are of the second class
-    features = torch.randn(240, 2, generator=generator) + 1.5 * labels[:, None]
-    held_out, rest = torch.arange(120, 240), slice(0, 120)
-    plain, balanced = {}, {}
-    for l2 in grid:
-        fit = fit_linear(features[rest], labels[rest], num_classes=2, l2=l2)
-        predicted = fit.predict(features[held_out]).argmax(1).numpy()
-        plain[l2] = 100 * accuracy_score(labels[held_out], predicted)
-        balanced[l2] = 100 * balanced_accuracy_score(labels[held_out], predicted)
-    assert plain[10.0] > plain[1e-3]  # it gives up the second class
-    assert balanced[10.0] < balanced[1e-3]
-    for is_balanced, expected, brute in ((False, 10.0, plain), (True, 1e-3, balanced)):
-        best, validation = choose_l2(
-            features, labels, held_out, num_classes=2, grid=grid, balanced=is_balanced
-        )
-        assert best == expected
-        assert validation == pytest.approx(brute)
+def uneven_rows() -> tuple[Tensor, Tensor]:
+    """Features (240, 3) of three classes of 200, 30 and 10 rows that overlap."""
+    labels = torch.tensor([0] * 200 + [1] * 30 + [2] * 10)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(240, generator=generator)
+    centres = torch.tensor([[0.0, 0, 0], [1.5, 0, 0], [0, 1.5, 0]])
+    return torch.randn(240, 3, generator=generator) + centres[labels[order]], labels[order]
+
+
+def test_weighted_classes_are_those_of_scikit_learn() -> None:
+    features, labels = uneven_rows()
+    fit = fit_linear(features, labels, num_classes=3, l2=1e-2, weighted=True)
+    scaler = StandardScaler().fit(features.double())
+    reference = LogisticRegression(
+        C=1 / (1e-2 * 240), tol=1e-10, solver="newton-cg", class_weight="balanced"
+    )
+    reference.fit(scaler.transform(features.double()), labels)
+    expected = reference.predict_proba(scaler.transform(features.double()))
+    actual = fit.predict(features).softmax(1).numpy()
+    np.testing.assert_allclose(actual, expected, atol=1e-4, rtol=0)
+    plain = fit_linear(features, labels, num_classes=3, l2=1e-2).predict(features).argmax(1)
+    recalls = [balanced_accuracy_score(labels, p) for p in (actual.argmax(1), plain)]
+    assert recalls[0] > recalls[1] + 0.1
+
+
+def test_weighted_classes_choose_by_balanced_accuracy() -> None:
+    features, labels = uneven_rows()
+    held_out, rest, grid = torch.arange(0, 240, 2), slice(1, None, 2), (3.0, 1e-1, 1e-3)
+    best, validation = choose_l2(
+        features, labels, held_out, num_classes=3, grid=grid, weighted=True
+    )
+    brute = {}
+    for l2 in validation:
+        fit = fit_linear(features[rest], labels[rest], num_classes=3, l2=l2, weighted=True)
+        predicted = fit.predict(features[held_out]).argmax(1)
+        brute[l2] = 100 * balanced_accuracy_score(labels[held_out], predicted)
+    assert validation == pytest.approx(brute)
+    assert brute[best] == max(brute.values())
 
 
 @pytest.mark.parametrize(
@@ -170,7 +189,7 @@ def test_two_worse_penalties_in_a_row_end_the_search(
     monkeypatch: pytest.MonkeyPatch, accuracies: list[int], tried: int
 ) -> None:
     told = iter(accuracies)
-    monkeypatch.setattr(linear, "choice_accuracy", lambda *_, **__: float(next(told)))
+    monkeypatch.setattr(linear, "top_k_accuracy", lambda *_: float(next(told)))
     best, validation = choose_l2(
         FEATURES[:60], LABELS[:60], torch.arange(10), num_classes=10, grid=L2_GRID
     )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from sklearn.metrics import balanced_accuracy_score
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.search import search
@@ -21,7 +21,6 @@ from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, FileImages, Source, Split, fingerprint
 from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
 from deepbregman.errors import Diverged, Notice, UserError
-from deepbregman.evaluation import linear
 from deepbregman.evaluation.features import (
     AveragedFeatures,
     LabelledFeatures,
@@ -353,7 +352,11 @@ def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
             for k in (20, 200)
             for m in ("top1", "balanced")
         ),
-        *(("cached features", metric) for metric in ("top1", "top5", "balanced")),
+        *(
+            (variant, metric)
+            for variant in ("cached features", "cached features, weighted classes")
+            for metric in ("top1", "top5", "balanced")
+        ),
     }
 
 
@@ -376,22 +379,20 @@ def test_classes_that_differ_more_than_tenfold_are_unequal(labelled: LabelledFea
     assert not replace(source, train=replace(source.train, labels=None)).has_unequal_classes
 
 
-def test_settings_are_chosen_by_the_balanced_accuracy_that_is_reported(
-    labelled: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def score(logits: Tensor, labels: Tensor, *, balanced: bool) -> float:
-        asked.append(balanced)
-        return 0.0
-
-    monkeypatch.setattr(linear, "choice_accuracy", score)
-    monkeypatch.setattr(linear, "L2_GRID", (1e-1,))
-    plain = linear.linear_on_cached(labelled, 0)
-    balanced = linear.linear_on_cached(replace(labelled, balanced=True), 0)
-    assert asked == [False, True]
-    assert "chosen_by" not in plain.details
-    assert balanced.details["chosen_by"] == "balanced"
+def test_the_classifier_of_balanced_accuracy_weighs_classes(labelled: LabelledFeatures) -> None:
+    labels = labelled.source.train.known_labels
+    rare = torch.cat([(labels != 1).nonzero()[:300, 0], (labels == 1).nonzero()[:4, 0]])
+    uneven = replace(of(labelled, labelled.source.train.select(rare)), balanced=True)
+    plain, weighted = (linear_on_cached(uneven, 0, weighted=weighted) for weighted in (False, True))
+    assert plain.details.get("chosen_by") is None
+    assert weighted.details["chosen_by"] == "balanced"
+    assert weighted.variant == "cached features, weighted classes"
+    assert plain.predicted != weighted.predicted
+    features, targets = uneven.train.features.representation, uneven.train.labels
+    fit = fit_linear(features, targets, num_classes=10, l2=weighted.chosen["l2"], weighted=True)
+    predicted = fit.predict(uneven.test.features.representation).argmax(1)
+    expected = 100 * balanced_accuracy_score(uneven.test.labels, predicted)
+    assert weighted.values["balanced"] == pytest.approx(expected)
 
 
 def test_what_is_finished_stays_when_a_later_protocol_is_stopped(

@@ -77,8 +77,9 @@ def evaluate(
         image_size: For knn and linear: side of the images in pixels; the results are extra rows. 0:
             the run's data.image_size. An encoder that was trained on views as large as the images
             may do better with larger images, since random crops enlarge objects.
-        balanced: Also report the mean accuracy over classes, and choose settings by it. Always on
-            where the largest class has over ten times the images of the smallest.
+        balanced: Also report the mean accuracy over classes, and fit a linear classifier in which
+            every class counts the same. Always on where the largest class has over ten times the
+            images of the smallest.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all. The results are the same.

@@ -14,7 +14,6 @@ from deepbregman.data.opening import batch_images
 from deepbregman.errors import Diverged
 from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
-from deepbregman.runs import Record
 from deepbregman.training.randomness import derive_seed
 
 from .classes import FeatureBank
@@ -267,11 +266,6 @@ class LabelledFeatures:
         if averaged is not None:
             return averaged.train, averaged.test
         return self.train.features.representation, self.test.features.representation
-
-    @property
-    def chosen_by(self) -> Record:
-        """A note for the details of a row: by which accuracy its settings are chosen."""
-        return {"chosen_by": "balanced"} if self.balanced else {}
 
     def measure(self, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
         """Compare predictions for the test split with its labels, in per cent."""

@@ -35,7 +35,7 @@ from .finished import describe_part
 from .frozen import frozen
 from .inputs import Evaluation, class_name
 from .linear import check_linear, linear_on_cached
-from .results import Measurement, choice_accuracy, make_rows, pack
+from .results import Measurement, make_rows, pack, top_k_accuracy
 
 EPOCHS = 50
 """Epochs of the protocols transfer and supervised."""
@@ -399,12 +399,12 @@ def _train_and_test(
                 logits = predict(network, train.batches, size, held_out)
             except Diverged:
                 continue
-            scores[rate] = choice_accuracy(logits, truth, balanced=labelled.balanced)
+            scores[rate] = top_k_accuracy(logits, truth)
         if not scores:
             raise Diverged(f"{variant}: every --learning-rate of {tuning.learning_rate} diverges")
         best = max(scores, key=scores.__getitem__)
         budget = replace(budget, learning_rate=best)
-        chosen = {"learning_rate": best, "held_out": scores[best], **labelled.chosen_by}
+        chosen = {"learning_rate": best, "held_out": scores[best]}
     network = train_network(budget, None)
     logits = predict(network, labelled.test.batches, size)
     count = len(train.split)

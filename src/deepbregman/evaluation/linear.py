@@ -2,8 +2,8 @@
 
 On cached features it is a convex problem, solved to the optimum: the mean cross-entropy plus
 ``l2 / 2 * ||weight||^2`` on standardised features, the bias free. That is scikit-learn's
-LogisticRegression with ``C = 1 / (l2 * n)``, for 3 classes or more. On features of random crops,
-which change every epoch, it is SGD.
+LogisticRegression with ``C = 1 / (l2 * n)``, for 3 classes or more; with ``weighted``, that with
+``class_weight="balanced"``. On features of random crops, which change every epoch, it is SGD.
 """
 
 import math
@@ -25,7 +25,7 @@ from deepbregman.training.randomness import derive_seed, epoch_order
 from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip
 from .frozen import frozen
 from .inputs import Evaluation
-from .results import Measurement, choice_accuracy, make_rows, pack
+from .results import Measurement, balanced_accuracy, make_rows, pack, top_k_accuracy
 
 CHOICE_SHARE = 0.1
 """Share of the training images that is held out to choose settings."""
@@ -36,6 +36,8 @@ MOMENTUM = 0.9
 L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 PATIENCE = 2
 """After so many penalties in a row that are worse than the best, weaker ones are not tried."""
+WEIGHTED = "weighted classes"
+"""Of a variant: the classifier in which every class counts the same."""
 # Up to here (1 GiB) float64 is affordable, and only float64 reaches the optimum when l2 is small.
 FLOAT64_ELEMENTS = 2**27
 # torch's L-BFGS discards curvature below 1e-10, all there is near the optimum: scale the objective.
@@ -79,6 +81,7 @@ def fit_linear(
     max_iterations: int = 2000,
     start: LinearClassifier | None = None,
     one_scale: bool = False,
+    weighted: bool = False,
 ) -> LinearClassifier:
     """Fit multinomial logistic regression by full-batch L-BFGS, in float64 where affordable.
 
@@ -89,6 +92,7 @@ def fit_linear(
         start: Where to start, to save iterations; the optimum does not depend on it.
         one_scale: Divide all features by one deviation, so that a handful of rows cannot blow up
             the features that happen to be nearly constant among them.
+        weighted: Every class counts the same in the mean cross-entropy, however many rows it has.
     """
     # What the caller computed in inference mode cannot be differentiated through; a copy can.
     with torch.inference_mode(False), torch.enable_grad():
@@ -102,7 +106,9 @@ def fit_linear(
         if start is not None:
             weight.copy_(start.weight[present])
             bias.copy_(start.bias[present].nan_to_num(neginf=0.0))
-        minimise(design, targets, weight, bias, l2, max_iterations)
+        counts = torch.bincount(targets)
+        shares = len(targets) / (len(counts) * counts.to(design)) if weighted else None
+        minimise(design, targets, weight, bias, l2, max_iterations, shares)
         all_weight = weight.new_zeros(num_classes, weight.shape[1])
         all_bias = bias.new_full((num_classes,), -math.inf)
         all_weight[present], all_bias[present] = weight.detach(), bias.detach()
@@ -116,7 +122,7 @@ def choose_l2(
     *,
     num_classes: int,
     grid: Sequence[float] | None = None,
-    balanced: bool = False,
+    weighted: bool = False,
 ) -> tuple[float, dict[float, float]]:
     """Choose the penalty by the accuracy on a part held out of the training set.
 
@@ -127,7 +133,7 @@ def choose_l2(
     Args:
         held_out: (m,), indices of the held-out part; the fits see the other n - m rows only.
         grid: ``L2_GRID`` when None.
-        balanced: choose by the accuracy that is balanced over the classes.
+        weighted: every class counts the same, in the fits and in the accuracy that chooses.
 
     Returns:
         The best penalty (the strongest among equals), and the held-out accuracies by penalty.
@@ -140,9 +146,12 @@ def choose_l2(
     rows = features[kept], labels[kept]  # once: of ImageNet they are 9 GB
     best, num_worse = -math.inf, 0
     for l2 in sorted(grid or L2_GRID, reverse=True):
-        fit = fit_linear(*rows, num_classes=num_classes, l2=l2, start=fit)
-        logits = fit.predict(features[held_out])
-        accuracy = choice_accuracy(logits, labels[held_out], balanced=balanced)
+        fit = fit_linear(*rows, num_classes=num_classes, l2=l2, start=fit, weighted=weighted)
+        logits, truth = fit.predict(features[held_out]), labels[held_out]
+        if weighted:
+            accuracy = balanced_accuracy(logits.argmax(dim=1), truth)
+        else:
+            accuracy = top_k_accuracy(logits, truth)
         validation[l2] = accuracy
         best, num_worse = max(best, accuracy), num_worse + 1 if accuracy < best else 0
         if num_worse == PATIENCE:
@@ -152,7 +161,13 @@ def choose_l2(
 
 
 def minimise(
-    design: Tensor, targets: Tensor, weight: Tensor, bias: Tensor, l2: float, max_iterations: int
+    design: Tensor,
+    targets: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    l2: float,
+    max_iterations: int,
+    class_weights: Tensor | None = None,
 ) -> None:
     """Move a classifier to the optimum of mean cross-entropy plus ``l2 / 2 * ||weight||^2``.
 
@@ -165,6 +180,7 @@ def minimise(
         targets: (n,), classes from 0 to C - 1, each of them present.
         weight: (C, d), the start; changed in place.
         bias: (C,), the same.
+        class_weights: (C,), of the classes in the mean cross-entropy; equal ones by default.
     """
     # The distance to the optimum is at most the slope over l2, so a small l2 asks for more.
     tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
@@ -182,7 +198,7 @@ def minimise(
         parameters = [coordinates.requires_grad_(), bias.requires_grad_()]
 
         def slopes(at: Tensor, by: list[Tensor]) -> tuple[float, list[Tensor]]:
-            loss = functional.cross_entropy(design @ at.T + bias, targets)
+            loss = functional.cross_entropy(design @ at.T + bias, targets, class_weights)
             loss = _SCALE * (loss + l2 / 2 * at.square().sum())
             return loss.item(), list(torch.autograd.grad(loss, by))
 
@@ -335,11 +351,15 @@ def check_linear(evaluation: Evaluation) -> None:
 def linear(evaluation: Evaluation) -> list[Record]:
     """Train a linear classifier on frozen features: cached, and of random crops and flips.
 
-    Only cached features are also averaged over crops, with new crops for each seed.
+    Where accuracy is balanced over the classes, another classifier is made for that: every class
+    counts the same in its loss and in the choice of its penalty. Only cached features are also
+    averaged over crops, with new crops for each seed.
     """
     labelled, options = evaluation.labelled, evaluation.options
     seeds, epochs = options.each_seed, EPOCHS if options.epochs is None else options.epochs
     rows = make_rows([[linear_on_cached(labelled, seed)] for seed in seeds])
+    if labelled.balanced:
+        rows += make_rows([[linear_on_cached(labelled, seed, weighted=True)] for seed in seeds])
     if options.crops:
         rows += make_rows(
             [[linear_on_cached(labelled, seed, evaluation.average_crops(seed))] for seed in seeds]
@@ -356,11 +376,15 @@ def linear_on_cached(
     seed: int,
     averaged: AveragedFeatures | None = None,
     name: str = "cached features",
+    *,
+    weighted: bool = False,
 ) -> Measurement:
     """Fit to features of whole images, or averaged over crops; the seed chooses held-out images."""
-    classifier, l2 = fit_on_cached(labelled, seed, averaged)
+    classifier, l2 = fit_on_cached(labelled, seed, averaged, weighted=weighted)
     _, test = labelled.representations(averaged)
     details: Record = {"l2_grid": list(L2_GRID)}
+    if weighted:
+        name, details = f"{name}, {WEIGHTED}", {**details, "chosen_by": "balanced"}
     if averaged is not None:
         name = f"{name} of {averaged.crops} crops"
         details |= {"crops": averaged.crops, "seed": averaged.seed}
@@ -368,14 +392,18 @@ def linear_on_cached(
 
 
 def fit_on_cached(
-    labelled: LabelledFeatures, seed: int, averaged: AveragedFeatures | None = None
+    labelled: LabelledFeatures,
+    seed: int,
+    averaged: AveragedFeatures | None = None,
+    *,
+    weighted: bool = False,
 ) -> tuple[LinearClassifier, float]:
     """Fit to the training features with the penalty that is best on the held-out part."""
     train, _ = labelled.representations(averaged)
     labels, count = labelled.train.labels, labelled.num_classes
     held_out = _hold_out(labelled, seed)
-    l2, _ = choose_l2(train, labels, held_out, num_classes=count, balanced=labelled.balanced)
-    return fit_linear(train, labels, num_classes=count, l2=l2), l2
+    l2, _ = choose_l2(train, labels, held_out, num_classes=count, weighted=weighted)
+    return fit_linear(train, labels, num_classes=count, l2=l2, weighted=weighted), l2
 
 
 def linear_on_crops(
@@ -427,9 +455,7 @@ def linear_on_crops(
     features, labels = train.features.representation[held_out], train.labels[held_out]
     # A diverged classifier scores 0.
     scores = [
-        choice_accuracy(logits, labels, balanced=labelled.balanced)
-        if logits.isfinite().all()
-        else 0.0
+        top_k_accuracy(logits, labels) if logits.isfinite().all() else 0.0
         for logits in (classifier.predict(features) for classifier in classifiers[: len(pairs)])
     ]
     best = max(range(len(pairs)), key=scores.__getitem__)  # the first of equals
@@ -456,5 +482,4 @@ def _measure(
 ) -> Measurement:
     predicted = logits.argmax(dim=1)
     values = labelled.measure(predicted, logits)
-    details |= labelled.chosen_by
     return Measurement(name, values, *labelled.counts, details, chosen, pack(predicted))

@@ -12,7 +12,7 @@ from deepbregman.runs import Record
 from .features import LabelledFeatures, compute_features
 from .inputs import Evaluation
 from .knn import cosine_neighbours, vote
-from .linear import CHOICE_SHARE, choose_l2, fit_linear
+from .linear import CHOICE_SHARE, WEIGHTED, choose_l2, fit_linear
 
 SIDE = 16
 """Pixels that larger images are averaged to; more change little and take long."""
@@ -29,7 +29,10 @@ def add_references(rows: Sequence[Record], protocol: str, evaluation: Evaluation
     found = []
     for row in rows:
         metric = row["metric"]
-        on_pixels = pixels.linear() if protocol == "linear" else pixels.knn(row["details"]["k"])
+        if protocol == "linear":
+            on_pixels = pixels.linear(weighted=row["variant"].endswith(WEIGHTED))
+        else:
+            on_pixels = pixels.knn(row["details"]["k"])
         found.append({**row, "chance": chance[metric], "raw_pixels": on_pixels[metric]})
     return found
 
@@ -63,17 +66,18 @@ class PixelClassifiers:
             self.known[k] = self.labelled.measure(predicted)
         return self.known[k]
 
-    def linear(self) -> dict[str, float]:
+    def linear(self, *, weighted: bool = False) -> dict[str, float]:
         """Measure a linear classifier, its penalty chosen as the protocol chooses it."""
-        if "linear" not in self.known:
+        name = "linear, weighted" if weighted else "linear"
+        if name not in self.known:
             train, labels, test = self._pixels()
             count = self.labelled.num_classes
             _, held_out = stratified_split(labels.cpu(), len(labels), CHOICE_SHARE, self.seed)
-            balanced = self.labelled.balanced
-            l2, _ = choose_l2(train, labels, held_out, num_classes=count, balanced=balanced)
-            logits = fit_linear(train, labels, num_classes=count, l2=l2).predict(test)
-            self.known["linear"] = self.labelled.measure(logits.argmax(dim=1), logits)
-        return self.known["linear"]
+            l2, _ = choose_l2(train, labels, held_out, num_classes=count, weighted=weighted)
+            fit = fit_linear(train, labels, num_classes=count, l2=l2, weighted=weighted)
+            logits = fit.predict(test)
+            self.known[name] = self.labelled.measure(logits.argmax(dim=1), logits)
+        return self.known[name]
 
     def _pixels(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return training pixels (N, d) with labels (N,), and test pixels (T, d)."""

@@ -73,17 +73,6 @@ def balanced_accuracy(predicted: Tensor, labels: Tensor) -> float:
     return 100.0 * float(recall)
 
 
-def choice_accuracy(logits: Tensor, labels: Tensor, *, balanced: bool) -> float:
-    """Return the accuracy on held-out images by which a setting is chosen.
-
-    Where accuracy is reported balanced over the classes, it chooses as well: plain accuracy prefers
-    settings that give up the small classes.
-    """
-    if balanced:
-        return balanced_accuracy(logits.argmax(dim=1), labels)
-    return top_k_accuracy(logits, labels)
-
-
 def accuracies(
     labels: Tensor, *, predicted: Tensor, logits: Tensor | None = None, balanced: bool = False
 ) -> dict[str, float]:
