@@ -25,12 +25,15 @@ import torch
 import tyro
 from rich.console import Console
 
-from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, differing_fields, load_recipe, override
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
-from deepbregman.runs import now, provenance
+from deepbregman.evaluation.features import LabelledFeatures
+from deepbregman.evaluation.inputs import load_run, open_labelled
+from deepbregman.evaluation.knn import knn_by_cosine
+from deepbregman.evaluation.linear import linear_on_cached
+from deepbregman.runs import Run, now, provenance
 from deepbregman.training.devices import device_name, pick_device
 from deepbregman.training.planning import measure_step
 from deepbregman.training.randomness import count_steps
@@ -48,6 +51,8 @@ def vary(auto: Config, num_images: int) -> Iterator[tuple[str, Row]]:
     yield "twice the batch", twice
     yield "bank as large as the folder", {"divergence.num_subnetworks": min(4096, num_images)}
     yield "no divergence (SimCLR)", {"divergence.weight": 0.0}
+    if auto.divergence.warmup_epochs:
+        yield "divergence from the start", {"divergence.warmup_epochs": 0.0}
 
 
 def sample(data: Path, images: int, test: int, out: Path) -> Path:
@@ -102,16 +107,10 @@ def measure(
             run = pretrain(
                 config, changes=changes, run=Path(folder) / arm, console=Console(), **options
             )
-            rows = evaluate(run.path, protocols=["knn", "linear"], epochs=0, balanced=True)
-            found = {
-                f"{row['protocol']}, {row['variant']}, {row['metric']}": row["value"]
-                for row in rows
-            }
+            found = judge(run)
             record = {
                 **{"arm": arm, "data": data.stem, "images": images, "length": length},
-                "linear": found["linear, cached features, top1"],
-                "balanced": found["linear, cached features, weighted classes, balanced"],
-                "knn": next(value for name, value in found.items() if "k=20, top1" in name),
+                **found,
                 "seconds": run.result()["pretrain"]["seconds"],
                 "config": _fields(run.config),
                 "finished": now(),
@@ -119,7 +118,7 @@ def measure(
             }
             _add_line(table, record)
             done[arm] = record
-            print(arm, record["linear"], record["balanced"], record["knn"], flush=True)
+            print(arm, found, flush=True)
 
         if "auto" not in done:
             train("auto", "auto", fixed, budget=budget if epochs is None else None)
@@ -154,6 +153,20 @@ def measure(
                 train(name, config)
             except UserError as error:  # a batch larger than the images
                 _add_line(table, {"arm": name, "images": images, "refused": str(error)})
+
+
+def judge(run: Run) -> Row:
+    """Measure a run on the test images, without what an evaluation compares it with."""
+    loaded = load_run(run)
+    source = open_labelled(loaded.config)
+    labelled = LabelledFeatures(loaded.model, loaded.config, source, loaded.device, balanced=True)
+    plain, weighted = (linear_on_cached(labelled, 0, weighted=w) for w in (False, True))
+    votes = next(vote for vote in knn_by_cosine(labelled) if vote.variant.endswith("k=20"))
+    return {
+        "linear": plain.values["top1"],
+        "balanced": weighted.values["balanced"],
+        "knn": votes.values["top1"],
+    }
 
 
 def _add_line(table: Path, record: Row) -> None:

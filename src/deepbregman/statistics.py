@@ -78,7 +78,7 @@ def interval_over_images(
     return [mean - margin, mean + margin]
 
 
-def wilson_interval(share: float, n: int) -> tuple[float, float]:
+def wilson_interval(share: float, n: float) -> tuple[float, float]:
     """Return the 95 % interval of a share, from 0 to 1, that was seen in n draws (Wilson, 1927)."""
     from scipy.special import ndtri
 

@@ -87,6 +87,23 @@ def test_photographs_from_a_table(command: Command, run: Run, tmp_path: Path) ->
     assert again.labels == [rows[name]["label"] for name in again.names]
 
 
+def test_unequal_classes_are_told_both_ways(command: Command, run: Run, tmp_path: Path) -> None:
+    few = write_table(tmp_path / "few.csv", *FEW, *(f"red-{i}.png" for i in range(4, 10)))
+    out = tmp_path / "all.csv"
+    words = ("label", run.path, "--labels", few, "--suggest", 1, "--by", "linear")
+    code, said, err = command(*words, "--balanced", "--out", out)
+    assert (code, err) == (0, "")
+    assert "weighted classes (chosen)" in said
+    assert "as the mean over the classes: " in said
+    assert "add --balanced" not in said
+    assert f"next: deepbregman explore {run.path} --labels {out}" in said
+    assert f"--labels {out} and another --out" in said
+    code, said, _ = command("label", run.path, "--labels", write_table(few, *FEW), "--suggest", 0)
+    assert code == 0
+    assert "mean over" not in said  # four of each
+    assert "next:" not in said  # nothing was written
+
+
 def test_class_folders_with_copies_and_strangers(
     command: Command, run: Run, photos: Path, tmp_path: Path
 ) -> None:

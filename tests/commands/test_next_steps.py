@@ -67,5 +67,8 @@ def test_only_data_with_labels_are_to_be_evaluated(
     source = kind if kind == "digits" else str(tmp_path / kind)
     config = override(short_config, {"data.source": source})
     run = Run.create(tmp_path / "run", config, provenance("cpu"))
-    assert suggest_next(run)[0].startswith(f"{next_verb} {run.path}")
-    assert suggest_next(run)[-1] == f"explore {run.path} --out map.html"
+    explore = f"explore {run.path} --out map.html"
+    label = f"label {run.path} --labels few.csv --out all.csv"
+    evaluate = f"evaluate {run.path}"
+    expected = {"evaluate": [evaluate, explore], "explore": [explore, label]}
+    assert suggest_next(run) == expected[next_verb]

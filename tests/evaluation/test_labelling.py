@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from torch import Tensor
 
 from deepbregman.evaluation.classes import FeatureBank
@@ -107,6 +108,48 @@ def test_one_classifier_needs_no_correction() -> None:
     correct = torch.rand(1, 200, generator=torch.Generator().manual_seed(0)) < 0.7
     share = correct.double().mean().item()
     assert expect_accuracy(correct, torch.zeros(1, 200)) == pytest.approx(share, abs=0.01)
+
+
+def test_weights_count_in_the_choice_and_in_the_estimate() -> None:
+    # The first is right on the 90 common images only, the second on the 10 rare ones and 45 others.
+    correct = torch.zeros(2, 100, dtype=torch.bool)
+    correct[0, :90] = True
+    correct[1, 45:] = True
+    weights = torch.cat([torch.full((90,), 100 / 180), torch.full((10,), 100 / 20)]).double()
+    losses = torch.zeros(2, 100)
+    for choosing, counted, expected in (
+        (None, None, 0.9),
+        (None, weights, 0.5),
+        (weights, weights, 0.75),
+        (weights, None, 0.55),
+    ):
+        found = expect_accuracy(correct, losses, choosing=choosing, counted=counted)
+        assert found == pytest.approx(expected, abs=0.04)
+
+
+def test_a_rare_class_counts_as_much_where_that_is_asked_for() -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.rand(1200, generator=generator) < 0.15).long()
+    points = torch.randn(1200, 2, generator=generator) + 1.5 * labels[:, None]
+    known, recalls = some_known(labels, 200), []
+    for balanced in (False, True):
+        features = Features(points, None)
+        found = predict_labels(features, known, num_classes=2, kinds=("linear",), balanced=balanced)
+        chosen = found.judged[0]
+        assert chosen.classifier.weighted == balanced
+        # Both classes: the mean of their shares is the balanced accuracy, the rest is counting.
+        assert chosen.balanced == pytest.approx(sum(found.class_accuracies) / 2)
+        sizes = torch.bincount(labels[:200])
+        right = sum(n * share for n, share in zip(sizes, found.class_accuracies, strict=True))
+        assert chosen.accuracy == pytest.approx(float(right) / 200)
+        predicted, truth = found.probabilities[200:].argmax(1), labels[200:]
+        for expected, score in (
+            (found.expected, accuracy_score(truth, predicted)),
+            (found.expected_balanced, balanced_accuracy_score(truth, predicted)),
+        ):
+            assert expected.low <= 100 * score <= expected.high
+        recalls.append(balanced_accuracy_score(truth, predicted))
+    assert recalls[1] > recalls[0] + 0.05
 
 
 @pytest.mark.parametrize("informative", ["features", "scores"])

@@ -136,9 +136,11 @@ def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: P
     page = Page(report(paths, tmp_path / "out").page)
     assert "begun: unfinished: epoch 2 of 100" in page.words
     assert "new: unfinished: epoch 0 of 9" in page.words
-    assert "done: not evaluated" in page.words
-    assert page.words.count("no evaluation") == 3
-    assert "one seed: no deviation over seeds" in page.words
+    assert page.words.count("no accuracy yet") == 3
+    assert f"With labels: deepbregman evaluate {paths[2]}" in page.words
+    assert f"Without: deepbregman explore {paths[2]} --out map.html" in page.words
+    assert "done: not evaluated" not in page.words
+    assert "one seed: no deviation over seeds" not in page.words  # there is nothing to deviate
     assert "differ in more than their method: training.epochs" in page.words
 
 

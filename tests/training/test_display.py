@@ -77,6 +77,25 @@ def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock: Clock) ->
     ]
 
 
+@pytest.mark.parametrize(
+    ("options", "epoch", "words"),
+    [
+        ({}, 100, "epoch  100 of 200  2 h 45 min left  loss 1.2345"),
+        ({}, 200, "epoch  200 of 200  loss 1.2345"),  # nothing is left
+        ({"force_terminal": True}, 100, "epoch  100 of 200  loss 1.2345"),  # the bar tells it
+    ],
+)
+def test_the_line_of_an_epoch_tells_it_too(
+    clock: Clock, options: dict[str, bool], epoch: int, words: str
+) -> None:
+    shown = open_display(**options)
+    shown.step(0)
+    clock.now = 100.0
+    shown.step(20)
+    shown.epoch(RECORD | {"epoch": epoch})
+    assert printed(shown).splitlines()[-1].startswith(words)
+
+
 def test_on_a_terminal_the_bar_tells_it(clock: Clock) -> None:
     shown = open_display(force_terminal=True)
     for step in range(13):

@@ -105,6 +105,15 @@ def test_a_short_run_has_small_batches_and_a_low_rate(
     assert found.config.optimiser.learning_rate == pytest.approx(rate, rel=5e-3)
     (why,) = [c.why for c in found.choices if c.field == "optimiser.learning_rate"]
     assert ("steps are few" in why) == (share < 1.0)
+    # The divergence rises over half of a short run; in a long one it counts from the start.
+    half = found.config.training.epochs / 2 if share < 1.0 else 0.0
+    assert found.config.divergence.warmup_epochs == pytest.approx(half, abs=0.01)
+
+
+def test_a_short_run_without_divergence_has_nothing_to_rise() -> None:
+    found = plan(speed=0.1, given={"divergence.weight": 0.0})
+    assert found.config.divergence.warmup_epochs == 0.0
+    assert "divergence.warmup_epochs" not in {choice.field for choice in found.choices}
 
 
 def test_a_fast_cpu_gets_the_better_encoder_and_all_epochs() -> None:

@@ -51,7 +51,7 @@ def test_one_command_starts_continues_and_tells_the_end(
         assert part in line
     for part in (
         "4 images of the test split",
-        "1 of each epoch, others each time, which fill no batch",
+        "1 of each epoch, which fill no batch (other images each time)",
         "3 other files (2 .heix, 1 no extension)",
     ):
         assert part in unused

@@ -19,11 +19,16 @@ from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 if TYPE_CHECKING:
     from torch import nn
 
-    from deepbregman.evaluation.labelling import Labelling
+    from deepbregman.evaluation.labelling import ExpectedAccuracy, Labelling
 
     Labels: TypeAlias = Mapping[str, str] | Path | str
 else:
     Labels = Path
+
+
+UNEVEN = 2
+"""Where the largest class has over this many times the labels of the smallest, accuracy is also
+said as a mean over the classes."""
 
 
 def label(
@@ -32,6 +37,7 @@ def label(
     *,
     data: MaybeText = None,
     by: Sequence[Literal["knn", "linear", "divergence", "bank"]] = (),
+    balanced: bool = False,
     suggest: int = 20,
     out: MaybePath = None,
     sheet: MaybePath = None,
@@ -56,6 +62,8 @@ def label(
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
+        balanced: Let every class count the same, so that rare ones are found: choose the classifier
+            by the mean accuracy over the classes instead of the number of labels that are right.
         suggest: Number of images to list that are most useful to label next.
         out: CSV file for the label and the probabilities of each image; it must not exist.
         sheet: PNG file with the images to label next; it must not exist.
@@ -81,6 +89,7 @@ def label(
         images,
         given,
         kinds=by,
+        balanced=balanced,
         suggest=suggest,
         with_pixels=sheet is not None,
         out=None if out is None else Path(out),
@@ -95,19 +104,23 @@ def label(
 
 def show(found: "Labelling", console: Console) -> None:
     """Print the classifiers, the expected accuracy, the labels and what to label next."""
-    judged = [(one.classifier.title, one.accuracy, one.log_loss) for one in found.judged]
+    judged = [(j.classifier.title, j.accuracy, j.balanced, j.log_loss) for j in found.judged]
     pairs = zip(found.labels, found.given.tolist(), strict=True)
     counts = Counter(pairs)
-    classes = [(name, counts[name, True], counts[name, False]) for name in found.classes]
-    for table in label_tables(judged, classes):
+    known = zip(found.classes, found.class_sizes, found.class_accuracies, strict=True)
+    classes = [(name, size, share, counts[name, False]) for name, size, share in known]
+    is_uneven = max(found.class_sizes) > UNEVEN * min(found.class_sizes)
+    for table in label_tables(judged, classes, with_balanced=is_uneven):
         console.print(table)
-    expected = found.expected
     say(
         console,
-        f"expected accuracy: {expected.value:.1f} % (95 % interval {expected.low:.1f} to "
-        f"{expected.high:.1f}), from {found.num_examples} labelled images; it is true of the other "
-        "images if those were chosen at random",
+        f"expected accuracy: {_describe(found.expected)}, from {found.num_examples} labelled "
+        "images; this holds for the other images if you chose the labelled ones at random",
     )
+    if is_uneven:
+        say(console, f"as the mean over the classes: {_describe(found.expected_balanced)}")
+        if found.expected_balanced.value < found.expected.value and not found.is_balanced:
+            say(console, "if rare classes matter as much as common ones, add --balanced")
     if found.measured is not None:
         value, count = found.measured
         say(console, f"by the data's own labels: {value:.1f} % of the other {count:,} images")
@@ -119,6 +132,19 @@ def show(found: "Labelling", console: Console) -> None:
         say(console, f"labels: {found.table}")
     if found.sheet is not None:
         say(console, f"sheet: {found.sheet}")
+    if found.table is not None and found.suggestions:
+        say(
+            console,
+            f"to improve the labels: correct these in {found.table}, write yes in their column "
+            f"given, and repeat the command with --labels {found.table} and another --out",
+        )
+    if found.table is not None:
+        words = f"--labels {found.table} --out labelled.html"
+        say(console, f"next: deepbregman explore {found.run} {words}")
+
+
+def _describe(expected: "ExpectedAccuracy") -> str:
+    return f"{expected.value:.1f} % (95 % interval {expected.low:.1f} to {expected.high:.1f})"
 
 
 def write_sheet(path: Path, found: "Labelling") -> None:

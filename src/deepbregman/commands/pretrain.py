@@ -256,7 +256,10 @@ def suggest_next(run: Run) -> list[str]:
         labelled = has_labels(run.config.data.source)
     except UserError:  # a source that is gone, or that only the program knows
         labelled = True
-    return [f"evaluate {run.path}"] * labelled + [f"explore {run.path} --out map.html"]
+    found = [f"explore {run.path} --out map.html"]
+    if labelled:
+        return [f"evaluate {run.path}", *found]
+    return [*found, f"label {run.path} --labels few.csv --out all.csv"]
 
 
 def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
@@ -577,7 +580,7 @@ def _describe_job(
     counts = {
         "images of the test split": 0 if source.test is None else len(source.test),
         "held out for the monitor": num_held_out,
-        "of each epoch, others each time, which fill no batch": num_images - per_epoch,
+        "of each epoch, which fill no batch (other images each time)": num_images - per_epoch,
     }
     unused = [f"{count:,} {what}" for what, count in counts.items() if count]
     named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])

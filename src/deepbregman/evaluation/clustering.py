@@ -294,7 +294,7 @@ def _count_clusters(opened: OpenedRun, split: str, clusters: int | None) -> int:
         if len(labels) < len(splits):
             raise UserError(
                 f"data {opened.data!r} has no labels, so the number of clusters is not known: "
-                "give it with --clusters"
+                "give it, such as --clusters 10"
             )
         clusters = len(set(torch.cat(labels).tolist()))
     if not 1 <= clusters <= size:

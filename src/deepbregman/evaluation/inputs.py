@@ -143,7 +143,8 @@ def require_labelled(source: Source, name: str) -> Source:
     if source.train.labels is None or source.test is None or source.test.labels is None:
         raise UserError(
             f"data {name!r} has no labels to evaluate with: give a labelled dataset with --data, "
-            "such as a folder with one subfolder for each class"
+            "such as a folder with one subfolder for each class; to get labels for all images from "
+            "labels for a few, use deepbregman label"
         )
     unknown = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
     if unknown:

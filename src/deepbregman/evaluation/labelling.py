@@ -5,7 +5,8 @@ cosine, a linear classifier, the nearest class by the learned divergence ``D(ima
 where a class is the empirical distribution of its labelled images, and the nearest class by the
 divergence over a bank of all images. The accuracy of the best of several is too good to be true of
 other images, so it is corrected by the bootstrap of Tsamardinos et al. (2018): choose on a
-resample, judge on what the resample left out.
+resample, judge on what the resample left out. Accuracy is counted twice, by images and as the mean
+over the classes; the first one chooses, unless classes are to count the same.
 """
 
 import math
@@ -54,6 +55,8 @@ class Candidate(NamedTuple):
 
     kind: str
     setting: float = 0.0
+    weighted: bool = False
+    """Whether every class counts the same in the loss of linear."""
 
     @property
     def title(self) -> str:
@@ -61,7 +64,7 @@ class Candidate(NamedTuple):
         if self.kind == "knn":
             return f"{self.setting:g} nearest by cosine"
         if self.kind == "linear":
-            return f"linear, penalty {self.setting:g}"
+            return f"linear, penalty {self.setting:g}" + ", weighted classes" * self.weighted
         over = " over a bank of images" if self.kind == "bank" else ""
         return f"nearest class by divergence{over}"
 
@@ -79,7 +82,7 @@ class Candidate(NamedTuple):
             known, asked = train.representation, queries.representation
             return bank.class_logits(known, labels, asked, num_classes)
         if self.kind == "linear":
-            return _linear_logits(train, labels, queries, self.setting)
+            return _linear_logits(train, labels, queries, self.setting, self.weighted)
         if self.kind == "divergence":
             scores, known = (features_for(part, "divergence") for part in (queries, train))
             return -divergence_to(scores, class_means(known, labels, num_classes), smoothing)
@@ -91,13 +94,16 @@ class Candidate(NamedTuple):
         return (totals + 1.0 / num_classes).log()  # one vote of weight 1 is shared by all classes
 
 
-def _linear_logits(train: Features, labels: Tensor, queries: Features, l2: float) -> Tensor:
+def _linear_logits(
+    train: Features, labels: Tensor, queries: Features, l2: float, weighted: bool
+) -> Tensor:
     """Fit as `fit_linear` does, not to the last digit: cross-validation fits dozens of times."""
     from sklearn.linear_model import LogisticRegression
 
     values = train.representation.cpu().double()
     mean, deviation = standardisation(values, one_scale=True)
-    fit = LogisticRegression(C=1.0 / (l2 * len(values)), max_iter=1000)
+    weights = "balanced" if weighted else None
+    fit = LogisticRegression(C=1.0 / (l2 * len(values)), max_iter=1000, class_weight=weights)
     with warnings.catch_warnings():  # more than half as many classes as images: few labels are few
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
         fit.fit(((values - mean) / deviation).numpy(), labels.cpu().numpy())
@@ -112,6 +118,8 @@ class Judged(NamedTuple):
     classifier: Candidate
     accuracy: float
     """In per cent."""
+    balanced: float
+    """Mean of the accuracies of the classes, in per cent."""
     log_loss: float
     """Mean, of the calibrated probabilities."""
     temperature: float
@@ -134,6 +142,10 @@ class Prediction(NamedTuple):
     judged: list[Judged]
     """All classifiers that were tried, the chosen one first."""
     expected: ExpectedAccuracy
+    expected_balanced: ExpectedAccuracy
+    """The mean over the classes."""
+    class_accuracies: tuple[float, ...]
+    """Per cent of the labelled images of each class that the chosen one got right."""
 
 
 def predict_labels(
@@ -143,6 +155,7 @@ def predict_labels(
     num_classes: int,
     smoothing: float = 0.0,
     kinds: Sequence[str] = KINDS,
+    balanced: bool = False,
     seed: int = 0,
     progress: Progress = ignore_progress,
 ) -> Prediction:
@@ -151,6 +164,7 @@ def predict_labels(
     Args:
         labels: (N,) int64; -1 for an image without label. Each class has at least 2.
         kinds: which of ``KINDS`` may compete.
+        balanced: Every class counts the same, in linear classifiers and in the choice.
     """
     labels = labels.to(features.representation.device)
     bank = FeatureBank.gather(features.representation)
@@ -159,7 +173,7 @@ def predict_labels(
     folds = _draw_folds(targets.cpu(), seed)
     least = len(places) - max(int((folds == fold).sum()) for fold in set(folds.tolist()))
     possible = [kind for kind in kinds if kind != "divergence" or features.scores is not None]
-    tried = _list_classifiers(possible, least)
+    tried = _list_classifiers(possible, least, balanced)
     held_out = torch.empty(len(tried), len(places), num_classes, dtype=torch.float64)
     numbers = sorted(set(folds.tolist()))
     for done, fold in enumerate(numbers, start=1):
@@ -178,18 +192,49 @@ def predict_labels(
             for logits, temperature in zip(held_out, temperatures, strict=True)
         ]
     )
+    sizes = torch.bincount(truth, minlength=num_classes).double()
+    weights = len(truth) / (num_classes * sizes[truth])  # (n,), of the mean over the classes
+    equal = torch.ones_like(weights)
+    hits = correct.double()
     judged = [
-        Judged(one, 100.0 * right.double().mean().item(), loss.mean().item(), temperature)
-        for one, right, loss, temperature in zip(tried, correct, losses, temperatures, strict=True)
+        Judged(
+            one,
+            100.0 * right.mean().item(),
+            100.0 * (weights * right).mean().item(),
+            loss.mean().item(),
+            temperature,
+        )
+        for one, right, loss, temperature in zip(tried, hits, losses, temperatures, strict=True)
     ]
-    judged.sort(key=lambda one: (-one.accuracy, one.log_loss))
+
+    def rank(one: Judged) -> tuple[float, float]:
+        return -(one.balanced if balanced else one.accuracy), one.log_loss
+
+    chosen = min(range(len(judged)), key=lambda i: rank(judged[i]))
+    shares = torch.zeros_like(sizes).scatter_add_(0, truth, hits[chosen]) / sizes
+    judged.sort(key=rank)
     best = judged[0]
     logits = best.classifier.logits(known, targets, features, num_classes, smoothing, bank).cpu()
     probabilities = (logits / best.temperature).softmax(dim=1)
     probabilities[places.cpu()] = functional.one_hot(truth, num_classes).double()
-    share = expect_accuracy(correct, losses, seed)
-    low, high = wilson_interval(share, len(places))
-    return Prediction(probabilities, judged, ExpectedAccuracy(100 * share, 100 * low, 100 * high))
+    choosing = weights if balanced else equal
+    return Prediction(
+        probabilities,
+        judged,
+        _expect(correct, losses, choosing, equal, seed),
+        _expect(correct, losses, choosing, weights, seed),
+        tuple((100.0 * shares).tolist()),
+    )
+
+
+def _expect(
+    correct: Tensor, losses: Tensor, choosing: Tensor, counted: Tensor, seed: int
+) -> ExpectedAccuracy:
+    share = expect_accuracy(correct, losses, seed, choosing=choosing, counted=counted)
+    # As many equal weights would be as informative (Kish).
+    size = float(counted.sum().square() / counted.square().sum())
+    low, high = wilson_interval(share, size)
+    return ExpectedAccuracy(100 * share, 100 * low, 100 * high)
 
 
 def _draw_folds(labels: Tensor, seed: int) -> Tensor:
@@ -207,14 +252,18 @@ def _draw_folds(labels: Tensor, seed: int) -> Tensor:
     return folds
 
 
-def _list_classifiers(kinds: Sequence[str], num_train: int) -> list[Candidate]:
+def _list_classifiers(kinds: Sequence[str], num_train: int, balanced: bool) -> list[Candidate]:
     settings: dict[str, Sequence[float]] = {
         "knn": [k for k in NEIGHBOURS if k <= num_train],
         "linear": PENALTIES,
         "divergence": (0.0,),
         "bank": (0.0,),
     }
-    return [Candidate(kind, setting) for kind in kinds for setting in settings[kind]]
+    return [
+        Candidate(kind, setting, weighted=balanced and kind == "linear")
+        for kind in kinds
+        for setting in settings[kind]
+    ]
 
 
 def fit_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -238,27 +287,37 @@ def fit_temperature(logits: Tensor, labels: Tensor) -> float:
     return scale * math.exp(float(found.x))
 
 
-def expect_accuracy(correct: Tensor, losses: Tensor, seed: int = 0) -> float:
+def expect_accuracy(
+    correct: Tensor,
+    losses: Tensor,
+    seed: int = 0,
+    *,
+    choosing: Tensor | None = None,
+    counted: Tensor | None = None,
+) -> float:
     """Estimate the accuracy, from 0 to 1, of the best of several classifiers on other images.
 
     Args:
         correct: (M, n) bool, whether each of M classifiers was right on each held-out image.
         losses: (M, n), which decide among classifiers that are equally often right.
+        choosing: (n,), weights of the images in the accuracy that chooses; equal ones by default.
+        counted: (n,), weights of the images in the accuracy that is estimated.
     """
     num_images = correct.shape[1]
+    equal = torch.ones(num_images).double()
+    choosing, counted = (equal if w is None else w for w in (choosing, counted))
     random = np.random.default_rng(seed)
     drawn = random.multinomial(num_images, [1.0 / num_images] * num_images, size=RESAMPLES)
     counts = torch.from_numpy(drawn).double()  # (R, n)
     right = correct.double()
-    inside = counts @ right.T  # (R, M)
+    inside = counts @ (choosing * right).T  # (R, M)
     ties = counts @ losses.double().T
-    inside -= 0.5 * (ties - ties.min()) / (ties.max() - ties.min()).clamp_min(1e-12)
-    outside = (counts == 0).double()
+    least = 0.5 * float(choosing.min())  # below what one image counts
+    inside -= least * (ties - ties.min()) / (ties.max() - ties.min()).clamp_min(1e-12)
+    outside = (counts == 0).double() * counted
     judged = (outside @ right.T).gather(1, inside.argmax(dim=1, keepdim=True))[:, 0]
-    sizes = outside.sum(dim=1)
-    usable = sizes > 0
-    estimate = float((judged[usable] / sizes[usable]).mean()) if usable.any() else 0.0
-    return min(estimate, float(right.mean(dim=1).max()))
+    estimate = float(judged.sum() / outside.sum().clamp_min(1e-12))
+    return min(estimate, float((right @ counted).max() / counted.sum()))
 
 
 def suggest_images(
@@ -316,13 +375,26 @@ class Labelling:
     judged: list[Judged]
     """The classifiers that were tried, the chosen one first."""
     expected: ExpectedAccuracy
+    expected_balanced: ExpectedAccuracy
+    """The mean over the classes."""
+    class_accuracies: tuple[float, ...]
+    """Of the labelled images of each class, the share that the chosen classifier, which had not
+    learned from them, got right; in per cent."""
     suggestions: list[Suggestion]
-    num_examples: int
-    """Labelled images, those from outside the data among them."""
+    class_sizes: tuple[int, ...]
+    """Labelled images of each class, those from outside the data among them."""
+    is_balanced: bool
+    """Whether every class counted the same."""
+    run: Path
     measured: tuple[float, int] | None = None
     """Accuracy in per cent, and of how many images, where the data have labels of their own."""
     table: Path | None = None
     sheet: Path | None = None
+
+    @property
+    def num_examples(self) -> int:
+        """Labelled images, those from outside the data among them."""
+        return sum(self.class_sizes)
 
     @property
     def labels(self) -> list[str]:
@@ -335,6 +407,7 @@ def label_images(
     given: Sequence[GivenLabel],
     *,
     kinds: Sequence[str],
+    balanced: bool,
     suggest: int,
     with_pixels: bool,
     out: Path | None,
@@ -366,6 +439,7 @@ def label_images(
         num_classes=len(classes),
         smoothing=opened.loaded.config.divergence.smoothing,
         kinds=allowed,
+        balanced=balanced,
         seed=seed,
         progress=partial(progress, "cross-validation"),
     )
@@ -384,8 +458,12 @@ def label_images(
         is_given,
         found.judged,
         found.expected,
+        found.expected_balanced,
+        found.class_accuracies,
         suggestions,
-        len(known) + len(extra),
+        tuple(torch.bincount(labels[labels >= 0], minlength=len(classes)).tolist()),
+        balanced,
+        opened.loaded.run.path,
         _measure(opened, gallery, classes, guesses, is_given),
         out,
     )

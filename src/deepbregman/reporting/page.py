@@ -457,8 +457,9 @@ def make_card(group: RunGroup) -> Card:
     own = [m for m in measures([group]) if m.data == config.data.source] or measures([group])
     linear = [m for m in own if m.protocol == "linear" and m.metric == "top1"]
     main = next(iter([*linear, *own]), None)
-    if main is None:
-        return Card(group, facts, None, "", "", states)
+    if main is None:  # the card says so, and there is nothing to deviate
+        unusual = [f"{r.name}: {r.state}" for r in group.runs if not r.is_complete]
+        return Card(group, facts, None, "", "", unusual)
     compared = reference_values([group], main).items()
     facts[:0] = [(name, f"{value:.2f} %") for name, value in compared]
     return Card(group, facts, summarise_measure(group, main), main.title, main.test_set, states)

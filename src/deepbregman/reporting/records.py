@@ -84,6 +84,11 @@ class RunRecord:
         return "finished" if is_evaluated else "not evaluated"
 
     @property
+    def is_complete(self) -> bool:
+        """Whether it was trained to its end, evaluated or not."""
+        return self.state in ("finished", "not evaluated")
+
+    @property
     def health(self) -> str | None:
         """Say how training went, by the last verdict; None where none was recorded."""
         judged = [row for row in self.metrics if isinstance(row.get("verdict"), str)]

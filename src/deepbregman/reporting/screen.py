@@ -148,21 +148,29 @@ def cluster_table(
 
 
 def label_tables(
-    judged: Sequence[tuple[str, float, float]], classes: Sequence[tuple[str, int, int]]
+    judged: Sequence[tuple[str, float, float, float]],
+    classes: Sequence[tuple[str, int, float, int]],
+    *,
+    with_balanced: bool,
 ) -> list[Table]:
     """Draw the classifiers that competed, and how many images got which label.
 
     Args:
-        judged: for each classifier its title, accuracy in per cent and log loss, the chosen first.
-        classes: for each class its name, and how many labels were given and predicted.
+        judged: for each classifier its title, accuracy and mean accuracy over the classes in per
+            cent, and log loss, the chosen first.
+        classes: for each class its name, how many labels were given, the share of them that
+            cross-validation got right, in per cent, and how many were predicted.
+        with_balanced: show the mean over the classes.
     """
-    tried = _table("cross-validation", "classifier", "accuracy %", "log loss")
-    for index, (title, accuracy, loss) in enumerate(judged):
+    means = ["mean over classes %"] * with_balanced
+    tried = _table("cross-validation", "classifier", "accuracy %", *means, "log loss")
+    for index, (title, accuracy, balanced, loss) in enumerate(judged):
         chosen = f"{title} (chosen)" if index == 0 else title
-        tried.add_row(_words(chosen), f"{accuracy:.1f}", f"{loss:.3f}")
-    found = _table("labels", "class", "given", "predicted")
-    for name, given, predicted in classes:
-        found.add_row(_words(name), f"{given:,}", f"{predicted:,}")
+        numbers = [f"{accuracy:.1f}", *[f"{balanced:.1f}"] * with_balanced, f"{loss:.3f}"]
+        tried.add_row(_words(chosen), *numbers)
+    found = _table("labels", "class", "given", "of them found %", "predicted")
+    for name, given, share, predicted in classes:
+        found.add_row(_words(name), f"{given:,}", f"{share:.0f}", f"{predicted:,}")
     return [tried, found]
 
 

@@ -57,6 +57,8 @@ class Display:
         self.first: tuple[int, float] | None = None
         """The first step that was shown, and when: compiling and loading come before it."""
         self.last_line = time.monotonic()
+        self.left = ""
+        """How long the run still takes, in words; empty until a step has been timed."""
         self.told_length = False
         self.last_verdict = ""
         self.progress = Progress(
@@ -82,14 +84,14 @@ class Display:
         """Show the number of steps that are done."""
         epoch = min(self.epochs, step // self.steps_per_epoch + 1)
         left = self._estimate_left(step)
-        words = "" if left is None else f"{format_duration(left)} left"
-        self.progress.update(self.task, completed=step, epoch=epoch, left=words)
+        self.left = "" if left is None else f"{format_duration(left)} left"
+        self.progress.update(self.task, completed=step, epoch=epoch, left=self.left)
         if left is None or self.first is None:
             return
         now = time.monotonic()
         if not self.console.is_terminal and now - self.last_line >= LINE_SECONDS:
             place = f"epoch {epoch:>4} of {self.epochs}, step {step:,} of {self.total_steps:,}"
-            self._print(f"{place}: {words}")
+            self._print(f"{place}: {self.left}")
         if not self.told_length and now - self.first[1] >= MEASURED_SECONDS:
             self.told_length = True
             if left > LONG_SECONDS:
@@ -129,7 +131,9 @@ class Display:
         words = "  ".join(parts.values())
         epoch = record["epoch"]
         if epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0:
-            self._print(f"epoch {epoch:>4}  {words}")
+            ends = epoch == self.epochs or self.console.is_terminal  # where the bar tells it
+            left = f"  {self.left}" if self.left and not ends else ""
+            self._print(f"epoch {epoch:>4} of {self.epochs}{left}  {words}")
 
     def verdict(self, record: Record) -> None:
         """Say how training goes, when that is another word than before or the last one."""

@@ -29,6 +29,7 @@ _BASE_BATCH, _BASE_RATE = 512, 1.0  # of the recipe best
 # Fewer steps are a short run: smaller batches make more of them, at a lower rate. docs/log.md has
 # what was measured on a CPU.
 _SHORT_STEPS, _SHORT_BATCH, _LOWEST_SHARE = 1000, 32, 0.1
+_SHORT_RISE = 0.5  # share of a short run in which the divergence rises: its teacher knows little
 _BANK, _FILLING = 4096, 0.05  # largest bank, and share of the run after which it must be full
 _WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
 _ENCODERS = ("resnet18", "small")
@@ -211,10 +212,14 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
     yield Choice("optimiser.warmup_epochs", warmup, share)
     rate, why = _BASE_RATE * batch / _BASE_BATCH, "in proportion to the batch"
     why = f"{why}: {_BASE_RATE:g} for {_BASE_BATCH}"
-    if steps < _SHORT_STEPS and not facts.on_gpu:
+    is_short = steps < _SHORT_STEPS and not facts.on_gpu
+    if is_short:
         part = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
         rate, why = part * rate, f"{why}; {part:.0%} of that, since {steps:,} steps are few"
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
+    if is_short and config.divergence.weight > 0.0:
+        why = "half of a short run: at first its teacher knows little"
+        yield Choice("divergence.warmup_epochs", round(_SHORT_RISE * epochs, 2), why)
     yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
     every = max(1, epochs // 20)
     why = "a line of progress about 20 times"
