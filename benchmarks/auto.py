@@ -165,6 +165,8 @@ def judge(run: Run) -> Row:
     return {
         "linear": plain.values["top1"],
         "balanced": weighted.values["balanced"],
+        "top-1 of weighted classes": weighted.values["top1"],
+        "balanced of plain classes": plain.values["balanced"],
         "knn": votes.values["top1"],
     }
 

@@ -403,7 +403,8 @@ def _train(
         config = run_together(fabric, lambda: _settings_to_continue(folder, config, request))
         resuming, request = True, None
         if broadcast(fabric, is_complete(Run(folder))):
-            say(console, f"run {folder} is complete: {config.training.epochs} epochs are trained")
+            done = count_words(config.training.epochs, "epoch")
+            say(console, f"run {folder} is complete: {done} trained")
             return Run(folder)
     own = parts.own or OwnParts()
     source = parts.source

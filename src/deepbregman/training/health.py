@@ -136,7 +136,7 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
             return "collapsing", f"the effective rank fell from {best:.0f} to {rank:.1f}"
     measured = [record for record in records if "rankme" in record]
     if len(measured) < 2 or "neighbour_stability" not in last:
-        return "under-trained", "measured once: the next measurement tells what still changes"
+        return "under-trained", "measured only once, too early to tell more"
     before, stability = measured[-2], last["neighbour_stability"]
     passed = int(last["epoch"] - before["epoch"])
     words = (
