@@ -218,8 +218,19 @@ def for_file(spec: Record) -> Record:
     return spec | {"params": params, "layer": spec["layer"][:-1]}
 
 
-def stack(figures: Sequence[Figure], title: str, notes: Sequence[str], columns: int) -> Record:
-    """Put charts together into one specification, in rows of ``columns``."""
+def stack(
+    figures: Sequence[Figure],
+    title: str,
+    notes: Sequence[str],
+    columns: int,
+    *,
+    aligned: bool = False,
+) -> Record:
+    """Put charts together into one specification, in rows of ``columns``.
+
+    Args:
+        aligned: for charts of one size, let those of a column begin at the same place.
+    """
     parts = []
     for figure in figures:
         part = for_file(figure.spec)
@@ -229,9 +240,10 @@ def stack(figures: Sequence[Figure], title: str, notes: Sequence[str], columns: 
     own = {"scale": {"color": "independent", "shape": "independent"}}
     width = 66 * min(columns, len(parts))
     lines = [line for words in notes for line in textwrap.wrap(words, round(width * 1.3))]
+    grid: Record = {"vconcat": [{"hconcat": row, "spacing": 24, "resolve": own} for row in rows]}
     return {
         "title": {"text": textwrap.wrap(title, width), "subtitle": lines, "offset": 16},
-        "vconcat": [{"hconcat": row, "spacing": 24, "resolve": own} for row in rows],
+        **({"concat": parts, "columns": columns} if aligned else grid),
         "resolve": own,
         **{"spacing": 24, "background": "white", "config": CONFIG},
         "params": [{"name": "highlight", "value": ""}],

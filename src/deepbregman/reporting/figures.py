@@ -184,7 +184,7 @@ def save_plane_figure(
     samples = _dots(points, **{"class": labels})
     figures = [_plane_panel(one, x, y, samples, chosen) for one in maps]
     title = "Divergence from every point of the plane to a sample x0"
-    save_chart(paths, stack(figures, title, [], columns=3))
+    save_chart(paths, stack(figures, title, [], columns=3, aligned=True))
 
 
 def _plane_panel(
