@@ -320,13 +320,25 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
             plan_study(rates, StudyOptions(out=folder, values=(factor,)))
 
     out = tmp_path / "methods"
-    options = StudyOptions(data=few_digits, out=out, epochs=1, recipes=recipes, rates=folder)
+    options = StudyOptions(data=few_digits, out=out, epochs=1, recipes=recipes, rates=(folder,))
     opened = open_grid(study, options)
     chosen = {cell.arm.name: cell.trial.config.optimiser.learning_rate for cell in opened.cells}
     assert chosen["simclr"] == chosen["simclr+divergence"] == pytest.approx(0.3 * own["simclr"])
     assert chosen["byol"] == chosen["byol+divergence"] == pytest.approx(3 * own["byol"])
     again = open_grid(study, StudyOptions(out=out))
     assert [cell.trial.config for cell in again.cells] == [c.trial.config for c in opened.cells]
+
+    # A recipe that changed is tried again in another folder, which comes first.
+    later = tmp_path / "later"
+    later.mkdir()
+    plan = plan_study(rates, dataclasses.replace(options, out=later, rates=()))
+    write_json(later / "study.json", {**plan.definition, "provenance": {}})
+    write_results(later, plan.definition, [row for row in rows if row["arm"] == "byol"], {})
+    options = dataclasses.replace(options, out=tmp_path / "both", rates=(later, folder))
+    both = plan_study(study, options)
+    chosen = {arm.name: override(both.base, arm.changes) for arm in both.arms}
+    assert chosen["byol"].optimiser.learning_rate == own["byol"]
+    assert chosen["simclr"].optimiser.learning_rate == pytest.approx(0.3 * own["simclr"])
 
     # Of 4 images byol alone has 2 right, with the divergence 3: the same two and one more.
     labels = torch.tensor([0, 1, 2, 3])
@@ -366,7 +378,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
             study, dataclasses.replace(options, out=tmp_path / "a", recipes=("vicreg", "byol"))
         )
     with pytest.raises(UserError, match="give the folder of a finished study"):
-        plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=tmp_path))
+        plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=(tmp_path,)))
     write_results(folder, {**plan.definition, "judge": "test"}, rows, {})
     with pytest.raises(UserError, match="judged on test images"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a"))

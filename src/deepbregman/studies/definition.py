@@ -76,8 +76,9 @@ class StudyOptions:
     """For study comparison: two or more recipes, the reference first. By default simclr best."""
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
-    rates: MaybePath = None
-    """For study methods: folder of a study learning-rates; each recipe takes its best rate."""
+    rates: tuple[Path, ...] = ()
+    """For study methods: folders of studies learning-rates; each recipe takes its best rate, from
+    the first folder that has the recipe."""
     data: MaybeText = None
     """A labelled dataset instead of the recipe's."""
     epochs: MaybeNumber = None

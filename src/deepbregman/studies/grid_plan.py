@@ -218,7 +218,7 @@ def _build_bases(
     for name, recipe in zip(names, recipes, strict=True):
         before_arm = stored.get(name)
         config = build_config(recipe, join_changes(options), before_arm, settings["changes"])
-        if options.rates is not None:
+        if options.rates:
             rate = best_rate(options.rates, name)
             config = override(config, {"optimiser.learning_rate": rate})
         if settings["judge"] == "holdout" and config.data.holdout == 0.0:
@@ -228,8 +228,21 @@ def _build_bases(
     return bases
 
 
-def best_rate(folder: Path, recipe: str) -> float:
-    """Return the learning rate at which a recipe was best in a study of rates."""
+def best_rate(folders: Sequence[Path], recipe: str) -> float:
+    """Return the learning rate at which a recipe was best, in the first study that has it."""
+    found = (best_rate_of_study(folder, recipe) for folder in folders)
+    rate = next((rate for rate in found if rate is not None), None)
+    if rate is None:
+        raise UserError(
+            f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no result there; train it "
+            f"with deepbregman study learning-rates --out {folders[-1]}, or leave the recipe out "
+            "with --recipes"
+        )
+    return rate
+
+
+def best_rate_of_study(folder: Path, recipe: str) -> float | None:
+    """Return the learning rate at which a recipe was best in a study; None if it has no result."""
     path = folder / "results.json"
     if not path.is_file():
         raise UserError(
@@ -246,9 +259,6 @@ def best_rate(folder: Path, recipe: str) -> float:
     changes = {arm["name"]: arm["changes"] for arm in results["study"]["arms"]}
     mine = [arm for arm in results["arms"] if arm["x"] == recipe and arm["metrics"]]
     if not mine:
-        raise UserError(
-            f"--rates {folder}: recipe {recipe} has no result there; train it with deepbregman "
-            f"study learning-rates --out {folder}, or leave the recipe out with --recipes"
-        )
+        return None
     best = max(mine, key=lambda arm: float(arm["metrics"][results["metric"]]["mean"]))
     return override(base, changes[best["arm"]]).optimiser.learning_rate
