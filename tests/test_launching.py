@@ -33,6 +33,7 @@ SMALL = [
     *("--divergence.num-subnetworks", "10", "--divergence.hidden", "8"),
     *("--training.no-tensorboard", "--training.save-seconds", "0", "--accelerator", "cpu"),
 ]
+EXAMPLES = Path(__file__).parents[1] / "examples"
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR")
 SRUN = {
     "SLURM_STEP_NUM_TASKS": "8",
@@ -443,6 +444,60 @@ def test_signal_stops_all_after_the_same_step(
     code, _, err = finished(command(*words))
     assert code == 0, err
     assert difference(tmp_path / "run", pair[0]) == 0.0
+
+
+SRUN_WITH_TWO_TASKS = """#!{python}
+import os, signal, subprocess, sys
+
+words = sys.argv[3:]  # after srun's own option and the program
+if words[1] == "paper-imagenet":
+    words = ["pretrain", "digits", *{small!r}, *words[words.index("--run"):]]
+else:
+    words += ["--accelerator", "cpu"]
+tasks = []
+signal.signal(signal.SIGTERM, lambda *_: [task.send_signal(signal.SIGTERM) for task in tasks])
+shared = dict(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1", SLURM_STEP_TASKS_PER_NODE="2")
+shared |= dict(SLURM_NTASKS="2", SLURM_NTASKS_PER_NODE="2", SLURM_NNODES="1", SLURM_NODEID="0")
+for rank in "01":
+    own = shared | dict(SLURM_PROCID=rank, SLURM_LOCALID=rank)
+    command = [sys.executable, "-m", "deepbregman", *words]
+    tasks.append(subprocess.Popen(command, env=os.environ | own))
+sys.exit(max(task.wait() for task in tasks))
+"""
+
+
+@pytest.mark.slow
+def test_a_job_of_two_tasks_saves_returns_to_the_queue_and_ends_as_if_nothing_had_been(
+    tmp_path: Path, pair: tuple[Path, str]
+) -> None:
+    """The batch file as it is; srun's variables and SIGTERM to its tasks, but no cluster."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    texts = {
+        "srun": SRUN_WITH_TWO_TASKS.format(python=sys.executable, small=SMALL),
+        "scontrol": '#!/bin/bash\necho "scontrol $*" >> log\n',
+    }
+    for name, text in texts.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job", "SLURM_JOB_NUM_NODES": "1"}
+    job |= {"SLURM_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost"}
+    environment = {**os.environ, **job, "PATH": f"{programs}:{os.environ['PATH']}"}
+    batch = ["bash", str(EXAMPLES / "pretrain.sbatch")]
+    run = tmp_path / "runs" / "job-7"
+    first = subprocess.Popen(
+        batch, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    )
+    wait_for_epoch(first, run, 2)
+    first.send_signal(signal.SIGUSR1)
+    _, err = first.communicate(timeout=120)
+    assert first.returncode == 0, err
+    assert err.count("stopped by SIGTERM; everything is saved") == 1
+    assert (tmp_path / "log").read_text() == "scontrol requeue 7\n"
+    assert len(losses(run)) < len(losses(pair[0]))
+    subprocess.run(batch, cwd=tmp_path, env=environment, check=True, timeout=240)
+    assert losses(run) == losses(pair[0])
+    assert difference(run, pair[0]) == 0.0
 
 
 @pytest.mark.slow

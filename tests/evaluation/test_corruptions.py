@@ -1,6 +1,7 @@
 """Corruptions against closed forms and torchvision; the protocol on a few digits."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from deepbregman.evaluation.corruptions import (
     corrupt,
     lower_contrast,
 )
-from deepbregman.evaluation.features import LabelledFeatures, compute_features
+from deepbregman.evaluation.features import BATCH_SIZE, LabelledFeatures, compute_features
+from deepbregman.evaluation.frozen import SharedBatches
 from deepbregman.evaluation.knn import cosine_neighbours, vote
 from deepbregman.runs import Run
 
@@ -60,12 +62,44 @@ def test_contrast_keeps_the_mean_and_shrinks_the_rest() -> None:
 
 
 def test_noise_has_its_deviation_and_goes_on_from_batch_to_batch() -> None:
-    images = torch.full((4, 3, 32, 32), 0.5)
-    change = corrupt("noise", 0.08, seed=0)
-    first, second = change(images), change(images)
+    change = corrupt("noise", 0.08, 0, 2 * BATCH_SIZE, 32)
+    images = torch.full((BATCH_SIZE, 3, 32, 32), 0.5)
+    first, second = change(images, 0), change(images, 1)
     assert float((first - images).std()) == pytest.approx(0.08, rel=0.05)
     assert not torch.equal(first, second)
-    assert torch.equal(corrupt("noise", 0.08, seed=0)(images), first)
+    again = corrupt("noise", 0.08, 0, 2 * BATCH_SIZE, 32)
+    assert torch.equal(again(images, 1), second)  # whichever is asked for first
+    assert torch.equal(again(images, 0), first)
+
+
+def test_two_devices_find_what_one_finds(
+    short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("features", "corruptions"):
+        monkeypatch.setattr(f"deepbregman.evaluation.{module}.BATCH_SIZE", 16)
+    name = "deepbregman.evaluation.corruptions.STRENGTHS"
+    monkeypatch.setattr(name, {"noise": STRENGTHS["noise"]})
+    shared: list[int] = []
+    plain = SharedBatches.__init__
+
+    def count(self: SharedBatches, *arguments: Any) -> None:
+        plain(self, *arguments)
+        shared.append(self.num_batches)
+
+    monkeypatch.setattr(SharedBatches, "__init__", count)
+    one, two = (
+        evaluate(
+            short_run,
+            protocols=["corruptions"],
+            data=few_digits,
+            accelerator="cpu",
+            devices=devices,
+        )
+        for devices in (1, 2)
+    )
+    assert shared
+    assert min(shared) > 1
+    assert [row["value"] for row in one] == [row["value"] for row in two]
 
 
 def test_the_protocol_measures_what_it_says(
@@ -79,7 +113,7 @@ def test_the_protocol_measures_what_it_says(
     mean = sum(values[f"linear, {name}"] for name in names[1:-1]) / 12
     assert values["linear, mean of all"] == pytest.approx(mean)
     features = compute_features(
-        few.model, few.test.batches, 8, change=lambda images: lower_contrast(images, 0.15)
+        few.model, few.test.batches, 8, change=lambda images, _: lower_contrast(images, 0.15)
     )
     found = cosine_neighbours(features.representation, few.train.features.representation, 20)
     right = vote(found, few.train.labels, 10) == few.test.labels

@@ -262,6 +262,16 @@ def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path:
         open_storage(f"sqlite:///{tmp_path}/no/such/folder.db")
 
 
+def test_a_refused_storage_leaves_no_folder(few_digits: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--storage nonsense cannot be opened"):
+        run_search(*request(few_digits, tmp_path / "new", storage="nonsense://host/database"))
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "old").mkdir()
+    with pytest.raises(UserError, match="--storage nonsense cannot be opened"):
+        run_search(*request(few_digits, tmp_path / "old", storage="nonsense://host/database"))
+    assert (tmp_path / "old").exists()
+
+
 def test_a_search_in_another_storage_is_continued_with_that_storage(
     few_digits: str, out: Path, tmp_path: Path
 ) -> None:

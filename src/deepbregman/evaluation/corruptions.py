@@ -6,7 +6,6 @@ the side of the images. Classifiers learn from clean images only.
 
 import io
 from collections.abc import Callable
-from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -18,7 +17,8 @@ from torchvision.transforms.functional import gaussian_blur
 from deepbregman.runs import Record
 from deepbregman.training.randomness import derive_seed
 
-from .features import Features, LabelledFeatures, compute_features
+from .features import BATCH_SIZE, Change, Features, LabelledFeatures, compute_features
+from .frozen import InOrder
 from .inputs import Evaluation
 from .knn import VOTE_TEMPERATURE, find_neighbours, vote
 from .linear import fit_on_cached
@@ -34,12 +34,6 @@ STRENGTHS: dict[str, tuple[float, float, float]] = {
 NEIGHBOURS = 20
 
 Predict = Callable[[Features], Tensor]
-
-
-def add_noise(images: Tensor, deviation: float, generator: torch.Generator) -> Tensor:
-    """Add Gaussian noise; it is drawn on the host, so that devices see the same."""
-    noise = torch.randn(images.shape, generator=generator)
-    return (images + deviation * noise.to(images.device)).clamp(0, 1)
 
 
 def compress_jpeg(images: Tensor, quality: float) -> Tensor:
@@ -68,17 +62,32 @@ def lower_contrast(images: Tensor, share: float) -> Tensor:
     return ((images - mean) * share + mean).clamp(0, 1)
 
 
-def corrupt(name: str, strength: float, seed: int) -> Callable[[Tensor], Tensor]:
-    """Return the function that corrupts a batch; noise goes on from batch to batch."""
+def add_noise(deviation: float, generator: torch.Generator, num_images: int, side: int) -> Change:
+    """Return the function that adds Gaussian noise to a batch.
+
+    The noise is drawn on the host, batch after batch, so that one device and several see the same.
+    """
+
+    def draw(number: int) -> Tensor:
+        count = min(BATCH_SIZE, num_images - number * BATCH_SIZE)
+        return torch.randn((count, 3, side, side), generator=generator)
+
+    noise = InOrder(draw)
+
+    def add(images: Tensor, number: int) -> Tensor:
+        return (images + deviation * noise.take(number).to(images.device)).clamp(0, 1)
+
+    return add
+
+
+def corrupt(name: str, strength: float, seed: int, num_images: int, side: int) -> Change:
+    """Return the function that corrupts the batches of one pass over the images."""
     if name == "noise":
         words = f"corruption {name} {strength:g}"
         generator = torch.Generator().manual_seed(derive_seed(seed, words))
-        return partial(add_noise, deviation=strength, generator=generator)
-    if name == "JPEG":
-        return partial(compress_jpeg, quality=strength)
-    if name == "blur":
-        return partial(blur, sigma=strength)
-    return partial(lower_contrast, share=strength)
+        return add_noise(strength, generator, num_images, side)
+    change = {"JPEG": compress_jpeg, "blur": blur, "contrast": lower_contrast}[name]
+    return lambda images, number: change(images, strength)
 
 
 def corruptions(evaluation: Evaluation) -> list[Record]:
@@ -92,12 +101,10 @@ def corruptions(evaluation: Evaluation) -> list[Record]:
         done += 1
         for name, strengths in STRENGTHS.items():
             for number, strength in enumerate(strengths, start=1):
-                features = compute_features(
-                    labelled.model,
-                    labelled.test.batches,
-                    labelled.config.data.image_size,
-                    change=corrupt(name, strength, seed),
-                ).require_finite()
+                side, images = labelled.config.data.image_size, labelled.test.shared
+                change = corrupt(name, strength, seed, images.num_images, side)
+                features = compute_features(labelled.model, images, side, change=change)
+                features.require_finite()
                 found[f"{name} {number}"] = _measure(labelled, classifiers, features)
                 done += 1
                 evaluation.progress("corruptions", done, total)

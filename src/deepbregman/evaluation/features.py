@@ -22,6 +22,8 @@ from .frozen import InOrder, Outputs, SharedBatches, map_batches
 from .results import accuracies
 
 BATCH_SIZE = 512
+Change = Callable[[Tensor, int], Tensor]
+"""Makes other views of a batch of views (b, 3, H, W) in [0, 1] and of its number."""
 
 
 class Features(NamedTuple):
@@ -54,19 +56,19 @@ def compute_features(
     batches: Batches | SharedBatches,
     image_size: int,
     progress: Progress | None = None,
-    change: Callable[[Tensor], Tensor] | None = None,
+    change: Change | None = None,
 ) -> Features:
     """Pass every image, resized and centre-cropped, through the frozen networks.
 
     Args:
         batches: the images; the features have their order and their device, the first of several.
         progress: called with the number of images done and their total number.
-        change: applied to each batch of views (b, 3, H, W) in [0, 1], such as a corruption.
+        change: applied to each batch of views, such as a corruption.
     """
 
     def look(model: Model, batch: Batch, number: int) -> Outputs:
         view = centre_view(batch.images, batch.sizes, image_size)
-        h, z, o = model(view if change is None else change(view))
+        h, z, o = model(view if change is None else change(view, number))
         return h, o, z
 
     found = map_batches(model, batches, BATCH_SIZE, look, progress)

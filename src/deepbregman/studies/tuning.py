@@ -83,7 +83,7 @@ def run_search(
     folder = search_folder(recipe, options)
     url, name = locate_storage(options, folder)
     with _explain_storage_errors(folder):
-        with lock(folder, "search"):
+        with _leave_no_folder(folder), lock(folder, "search"):
             study, plan = join_search(recipe, options, folder, url, name)
         protocols = (plan.definition["objective"],)
         how = EvaluationPlan("holdout", protocols, accelerator=options.accelerator)
@@ -102,6 +102,20 @@ def run_search(
     save_search_figure(figures, record, published)
     write_best(folder, plan.recipe, record)
     return StudyResult(folder, record)
+
+
+@contextmanager
+def _leave_no_folder(folder: Path) -> Iterator[None]:
+    """Remove a new folder, which holds nothing but locks, when a search is refused."""
+    is_new = not folder.exists()
+    try:
+        yield
+    except UserError:
+        if is_new:
+            shutil.rmtree(folder / "locks", ignore_errors=True)
+            with suppress(OSError):
+                folder.rmdir()
+        raise
 
 
 def _continue_command(options: SearchOptions, folder: Path, entry: Search | None) -> str:
