@@ -110,6 +110,20 @@ def test_shrinking_and_turning_together(tmp_path: Path) -> None:
     assert pixels[:, 10:, :8].max() < 15
 
 
+def test_both_ways_to_shrink_find_the_same_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (53, 80, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    found = []
+    for fast in (True, False):
+        monkeypatch.setattr("deepbregman.data.frames._has_fast_kernel", lambda fast=fast: fast)
+        found.append(decode_frame(tmp_path / "a.png", 16).pixels.astype(int))
+    expected = Image.fromarray(picture).resize((16, 11), Image.Resampling.BILINEAR)
+    assert np.abs(found[0] - found[1]).max() <= 1
+    assert np.array_equal(found[1][:, :11].transpose(1, 2, 0), np.asarray(expected))
+
+
 def test_palette_grey_and_bilevel(tmp_path: Path) -> None:
     grey = np.arange(0, 240, 10, dtype=np.uint8).reshape(4, 6)
     Image.fromarray(grey).save(tmp_path / "grey.png")
