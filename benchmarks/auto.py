@@ -78,6 +78,7 @@ def measure(
     test: int = 2000,
     seed: int = 0,
     best: bool = True,
+    compiled: bool = True,
 ) -> None:
     """Train every arm, and add a line for each to a table.
 
@@ -91,10 +92,12 @@ def measure(
         test: Test images to draw.
         seed: Of every arm; the images do not depend on it.
         best: Train the recipe best as well, for an epoch at least, which takes long on a CPU.
+        compiled: Compile steps on a GPU; without it short arms of a given length are faster.
     """
     device = pick_device("auto")
     made = provenance(device_name(device))
     length = budget if epochs is None else f"{epochs} epochs"
+    quiet = QUIET if compiled else {**QUIET, "training.compile": "no"}
     fixed = {} if epochs is None else {"training.epochs": epochs, "encoder.name": encoder}
     table = out / f"{data.stem}-{images}-seed{seed}.jsonl"
     out.mkdir(parents=True, exist_ok=True)
@@ -104,7 +107,7 @@ def measure(
         source = sample(data, images, test, Path(folder) / "sample.npz")
 
         def train(arm: str, config: Config | str, more: Row | None = None, **options: Any) -> None:
-            changes = {"data.source": str(source), "seed": seed, **QUIET, **(more or {})}
+            changes = {"data.source": str(source), "seed": seed, **quiet, **(more or {})}
             run = pretrain(
                 config, changes=changes, run=Path(folder) / arm, console=Console(), **options
             )
