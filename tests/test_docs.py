@@ -97,6 +97,8 @@ def check_options(words: list[str]) -> None:
         first = words[:2]
     if first[-1].endswith(".toml"):  # a file that the reader has
         first[-1] = "best"
+    if first[-1] == "my_photos":  # a folder that the reader has
+        first[-1] = "auto"
     listed = load_script("reference").capture(
         *first, *(["RUN"] if "--resume" in first else []), "--help"
     )
