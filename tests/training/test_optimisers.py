@@ -54,8 +54,12 @@ def naive_lars(
     decay: float,
     trust: float,
     decay_in_norm: bool,
+    clip: bool = False,
 ) -> list[float]:
-    """Algorithm 1 of You et al. 2017, in Python floats; or with ||g + decay w|| below the line."""
+    """Algorithm 1 of You et al. 2017, in Python floats; or with ||g + decay w|| below the line.
+
+    With ``clip`` the smaller of the local and the global rate counts, not their product.
+    """
     w = weight.flatten().tolist()
     velocity = [0.0] * len(w)
     for grad in grads:
@@ -65,6 +69,8 @@ def naive_lars(
         if weight.ndim > 1:
             below = norm(update) if decay_in_norm else norm(g) + decay * norm(w)
             local = trust * norm(w) / below
+            if clip:
+                local = min(local, rate) / rate
         velocity = [momentum * v + rate * local * u for v, u in zip(velocity, update, strict=True)]
         w = [a - v for a, v in zip(w, velocity, strict=True)]
     return w
@@ -90,6 +96,41 @@ def test_lars_agrees_with_a_naive_loop(
             decay_in_norm=not paper,
         )
         torch.testing.assert_close(weight.flatten().tolist(), expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("trust", [0.02, 0.5, 10.0])
+def test_clipped_lars_agrees_with_a_naive_loop(trust: float) -> None:
+    """The limit binds always at the smallest trust, and never at the largest."""
+    start, *grads = draws(3)
+    weights = [weight.clone().requires_grad_() for weight in start]
+    lars = Lars(weights, 0.3, momentum=0.9, weight_decay=0.1, trust=trust, clip=True)
+    run(lars, weights, grads)
+    for index, weight in enumerate(weights):
+        expected = naive_lars(
+            start[index],
+            [step[index] for step in grads],
+            rate=0.3,
+            momentum=0.9,
+            decay=0.1,
+            trust=trust,
+            decay_in_norm=True,
+            clip=True,
+        )
+        torch.testing.assert_close(weight.flatten().tolist(), expected, rtol=1e-12, atol=1e-14)
+
+
+def test_clipped_lars_is_sgd_but_for_large_gradients() -> None:
+    config = OptimiserSettings(name="clipped-lars", learning_rate=0.5, weight_decay=0.0)
+    for gradient, expected in ((0.01, 0.005), (3.0, 0.02)):
+        weight = nn.Parameter(torch.eye(1, 4, dtype=torch.float64))  # of norm 1
+        optimiser = build_optimiser(config, [Group([("weight", weight)])], CPU)
+        weight.grad = torch.tensor([[0.0, gradient, 0.0, 0.0]], dtype=torch.float64)
+        optimiser.step()
+        assert weight[0, 1].item() == pytest.approx(-expected)
+        optimiser.param_groups[0]["lr"] = 0.0  # frozen: nothing moves, and nothing is divided by 0
+        before = weight.detach().clone()
+        optimiser.step()
+        assert torch.equal(weight, before)
 
 
 def test_convention_lars_takes_the_norm_after_the_decay() -> None:
@@ -174,7 +215,7 @@ def identities(parameters: Iterable[Tensor]) -> list[int]:
 
 
 @pytest.mark.parametrize("decay_all", [False, True])
-@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars"])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars", "clipped-lars"])
 def test_every_parameter_is_in_one_group_with_its_decay(name: Any, decay_all: bool) -> None:
     network = Network()
     config = OptimiserSettings(name=name, weight_decay=0.25, decay_all=decay_all, learning_rate=0.5)
@@ -199,6 +240,7 @@ REFERENCES: dict[str, Any] = {
     "adamw": lambda p: torch.optim.AdamW(p, 0.03, betas=(0.6, 0.7), weight_decay=0.2),
     "sgd": lambda p: torch.optim.SGD(p, 0.03, momentum=0.7, weight_decay=0.2),
     "lars": lambda p: Lars(p, 0.03, momentum=0.7, weight_decay=0.2, trust=0.001),
+    "clipped-lars": lambda p: Lars(p, 0.03, momentum=0.7, weight_decay=0.2, trust=0.02, clip=True),
 }
 
 

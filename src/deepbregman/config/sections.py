@@ -264,9 +264,10 @@ class TeacherSettings(Section):
 class OptimiserSettings(Section):
     """How the parameters move."""
 
-    name: Literal["adam", "adamw", "sgd", "lars", "muon"] = "adam"
-    """Algorithm; muon is for the convolutions of networks with batch normalisation, and sgd for
-    all other parameters."""
+    name: Literal["adam", "adamw", "sgd", "lars", "clipped-lars", "muon"] = "adam"
+    """Algorithm; clipped-lars is sgd whose gradient moves no weight by more than 2 % of its norm;
+    muon is for the convolutions of networks with batch normalisation, and sgd for all other
+    parameters."""
     learning_rate: Positive = 0.005
     """At its highest; never scaled behind your back."""
     convolution_rate: Positive = 0.02
@@ -275,11 +276,11 @@ class OptimiserSettings(Section):
     betas: Annotated[tuple[float, float], Range(0.0, 0.99999)] = (0.5, 0.999)
     """Coefficients of adam and adamw."""
     momentum: Annotated[float, Range(0.0, 0.99999)] = 0.9
-    """Momentum of sgd, lars and muon."""
+    """Momentum of sgd, lars, clipped-lars and muon."""
     weight_decay: NotNegative = 1e-4
     """L2 penalty (decoupled in adamw)."""
     decay_all: bool = True
-    """Decay biases and normalisation parameters as well; lars never adapts to them."""
+    """Decay biases and normalisation parameters as well; neither lars adapts to them."""
     schedule: Literal["constant", "cosine", "step"] = "constant"
     """Schedule of the learning rate."""
     warmup_epochs: NotNegative = 0.0

@@ -14,6 +14,10 @@ from deepbregman.method.bregman import Number
 from deepbregman.objectives import Group
 from deepbregman.objectives.divergence import rise
 
+CLIPPED_TRUST = 0.02
+"""Share of its norm by which a gradient may move a weight in the clipped form."""
+TINY = 1e-12
+
 
 class Lars(Optimizer):
     """SGD with momentum and a learning rate adapted to each weight's norm, as SimCLR uses it.
@@ -21,7 +25,9 @@ class Lars(Optimizer):
     After You et al. 2017, with two habits of later code: the norm below is taken after the decay is
     added, and the velocity holds no learning rate, as in torch's SGD. Biases and normalisation
     (groups that say ``is_weight: False``, or else parameters of one dimension) are not adapted.
-    The local rate is ``trust * ||w|| / ||g + decay * w||``.
+    The local rate is ``trust * ||w|| / ||g + decay * w||``, times the global one. With ``clip`` it
+    is a limit instead: the smaller of the two rates counts, so that a weight moves as SGD moves it,
+    but by no more than its share ``trust``.
     """
 
     def __init__(
@@ -31,9 +37,10 @@ class Lars(Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         trust: float = 0.001,
+        clip: bool = False,
     ) -> None:
-        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
-        super().__init__(params, defaults)
+        rates = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__(params, {**rates, "trust": trust, "clip": clip})
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -44,23 +51,33 @@ class Lars(Optimizer):
         """Take one step."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._move(weight, weight.grad, group)
+            moved = [weight for weight in group["params"] if weight.grad is not None]
+            if moved:
+                self._move(moved, group)
         return loss
 
-    def _move(self, weight: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        update = grad.add(weight, alpha=group["weight_decay"])
-        if group.get("is_weight", weight.ndim > 1):
-            size, change = weight.norm(), update.norm()
+    def _move(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+        """Move the weights of a group together: one by one, a GPU waits for the launches."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        updates = list(torch._foreach_add(gradients, weights, alpha=group["weight_decay"]))
+        adapted = [group.get("is_weight", weight.ndim > 1) for weight in weights]
+        if any(adapted):
+            sizes, changes = (torch.stack(torch._foreach_norm(each)) for each in (weights, updates))
+            factors = group["trust"] * sizes / changes
+            if group["clip"]:
+                factors = (factors / max(group["lr"], TINY)).clamp_max(1.0)
             # Chosen on the device: reading the norms here would make the host wait.
-            local = torch.where((size > 0) & (change > 0), group["trust"] * size / change, 1.0)
-            update.mul_(local)
-        state = self.state[weight]
-        if "velocity" not in state:
-            state["velocity"] = torch.zeros_like(weight)
-        velocity = state["velocity"].mul_(group["momentum"]).add_(update)
-        weight.add_(velocity, alpha=-group["lr"])
+            factors = torch.where((sizes > 0) & (changes > 0), factors, 1.0)
+            for update, factor, is_adapted in zip(updates, factors.unbind(), adapted, strict=True):
+                if is_adapted:
+                    update.mul_(factor)
+        for weight in weights:
+            if "velocity" not in self.state[weight]:
+                self.state[weight]["velocity"] = torch.zeros_like(weight)
+        velocities = [self.state[weight]["velocity"] for weight in weights]
+        torch._foreach_mul_(velocities, group["momentum"])
+        torch._foreach_add_(velocities, updates)
+        torch._foreach_add_(weights, velocities, alpha=-group["lr"])
 
 
 class Muon(Optimizer):
@@ -205,9 +222,6 @@ class _RecordedStep(NamedTuple):
         self.graph.replay()
 
 
-TINY = 1e-12
-
-
 def _group_by_shape(weights: Iterable[Tensor]) -> list[list[int]]:
     places: dict[torch.Size, list[int]] = {}
     for place, weight in enumerate(weights):
@@ -298,6 +312,10 @@ def build_optimiser(
         return Muon(parts, config.learning_rate, momentum=config.momentum)
     if config.name == "sgd":
         return torch.optim.SGD(merged, config.learning_rate, momentum=config.momentum, fused=fused)
+    if config.name == "clipped-lars":
+        return Lars(
+            merged, config.learning_rate, momentum=config.momentum, trust=CLIPPED_TRUST, clip=True
+        )
     return Lars(merged, config.learning_rate, momentum=config.momentum)
 
 
