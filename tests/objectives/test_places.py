@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepbregman.config import load_recipe
+from deepbregman.config.methods import DIMSettings
 from deepbregman.errors import UserError
 from deepbregman.method.networks import build_encoder
 from deepbregman.method.views import cut_patches
@@ -156,3 +158,24 @@ def test_too_few_rows_to_predict_are_refused_by_name() -> None:
         configure("cpc", **{"objective.steps": 2})
     with pytest.raises(UserError, match=r"objective.patch is 0.1 .* patches of 1 px make 0 rows"):
         configure("cpc", **{"objective.patch": 0.1})
+
+
+def measure_sight(stage: int) -> int:
+    """Rows of an image of 32 px that a part of ResNet-18 sees, where no part knows of others."""
+    torch.manual_seed(0)
+    encoder = build_encoder("resnet18", 32).eval()
+    images = torch.rand(1, 3, 32, 32, requires_grad=True)
+    features = encoder.encode_with_maps(images)[1][stage - 1]
+    middle = features.shape[-1] // 2
+    (gradient,) = torch.autograd.grad(features[..., middle, middle].square().sum(), images)
+    rows = gradient.abs().sum(dim=(0, 1, 3)).nonzero().flatten()
+    return int(rows[-1] - rows[0]) + 1
+
+
+def test_parts_of_deep_infomax_see_a_part_of_the_image() -> None:
+    """Else a part knows the whole, and there is little to learn."""
+    objective = load_recipe("dim").objective
+    assert isinstance(objective, DIMSettings)
+    assert measure_sight(objective.stage) == 11
+    assert measure_sight(2) == 25
+    assert measure_sight(3) == 32  # all of it

@@ -282,6 +282,9 @@ class DIMSettings(ObjectiveSettings):
     name: Literal["dim"] = "dim"
     loss: Literal["jsd", "info_nce"] = "jsd"
     """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
+    stage: Annotated[int, Range(1, 4)] = 3
+    """Which of the encoder's four stages the parts are taken from. A part of a later one sees more
+    of the image: of ResNet-18 for thumbnails 11, 25, 53 and 109 px."""
 
     def check_with(self, config: "Config") -> None:
         """Check that the encoder suits, and that a divergence has two views to compare."""

@@ -20,7 +20,8 @@ class DeepInfoMax(Objective, settings=DIMSettings):
 
     def __init__(self, settings: DIMSettings, encoder: Encoder, widths: EncoderSettings) -> None:
         super().__init__(encoder, build_head(encoder, widths), {"infomax": settings.weight})
-        self.local_head = build_local_head(encoder.stage_widths[STAGE], widths)
+        self.stage = settings.stage - 1
+        self.local_head = build_local_head(encoder.stage_widths[self.stage], widths)
         self.loss = LOSSES[settings.loss]
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
@@ -29,15 +30,11 @@ class DeepInfoMax(Objective, settings=DIMSettings):
         with self.autocast():
             h, maps = self.encoder.encode_with_maps(views.main.flatten(0, 1))
             z = self.projection(h).unflatten(0, shape)
-            local = self.local_head(maps[STAGE])  # (M * n, d, G, G)
+            local = self.local_head(maps[self.stage])  # (M * n, d, G, G)
         z, places = gather(z), gather_places(local, shape, gather)  # (M, N, d), (M, N, P, d)
         losses = [self.loss(*view) for view in zip(widen(z), widen(places), strict=True)]
         h = h.detach().view(*shape, -1)
         return Outputs({"infomax": torch.stack(losses).mean()}, z, None, h)
-
-
-STAGE = -2
-"""Whose features are compared: the last but one, which still knows places."""
 
 
 def build_local_head(channels: int, widths: EncoderSettings) -> nn.Sequential:
