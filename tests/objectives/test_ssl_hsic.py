@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepbregman.config.methods import SSLHSICSettings
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.ssl_hsic import (
     dependence_on_image,
@@ -91,7 +92,7 @@ def test_each_view_goes_with_the_teachers_embedding_of_the_other() -> None:
     values, roots = [], []
     for a, b in ((0, 1), (1, 0)):
         pair = torch.stack([student[a], teacher[b]])
-        one, other = (fourier_features(pair, draw, 3.0) for draw in random)
+        one, other = (fourier_features(pair, draw, objective.kernel_scale) for draw in random)
         values.append(dependence_on_image(one))
         roots.append(self_dependence(one.flatten(0, 1), other.flatten(0, 1)).sqrt())
     torch.testing.assert_close(outputs.terms["dependence"], sum(values) / 2)
@@ -99,3 +100,13 @@ def test_each_view_goes_with_the_teachers_embedding_of_the_other() -> None:
     (outputs.terms["dependence"] + outputs.terms["self_dependence"]).backward()
     assert all(p.grad is None for p in objective.teacher.parameters())
     assert all(p.grad is not None for p in objective.predictor.parameters())
+
+
+def test_the_kernel_is_steepest_between_embeddings_at_right_angles() -> None:
+    """The authors learn it to be: the slope is in the squared distance, here 2."""
+
+    def slope(c: float) -> float:
+        return 0.5 * c * (c * c + 2.0) ** -1.5
+
+    scale = SSLHSICSettings().kernel_scale
+    assert slope(scale) == pytest.approx(max(slope(i / 100) for i in range(1, 1000)))

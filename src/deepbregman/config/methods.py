@@ -450,8 +450,9 @@ class SSLHSICSettings(MomentumSettings):
     name: Literal["ssl_hsic"] = "ssl_hsic"
     gamma: NotNegative = 3.0
     """Weight of the self-dependence."""
-    kernel_scale: Positive = 3.0
-    """c of the inverse multiquadric kernel c / sqrt(c^2 + distance^2)."""
+    kernel_scale: Positive = 1.0
+    """c of the inverse multiquadric kernel c / sqrt(c^2 + distance^2); at 1 it is steepest between
+    embeddings at right angles."""
     features: Count = 512
     """Random Fourier features by which the kernel is estimated."""
     predictor_hidden: Count = 4096
