@@ -391,7 +391,7 @@ class TestCluster:
     @pytest.mark.parametrize(
         ("words", "expected"),
         [
-            ([], "give it with --clusters"),
+            ([], "give it, such as --clusters 10"),
             (["--clusters", 31], "between 1 and the 30 images"),
             (["--clusters", 0], "between 1 and the 30 images"),
             (["--clusters", 2, "--seeds", 0], "seeds is 0"),
