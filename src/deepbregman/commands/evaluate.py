@@ -83,7 +83,7 @@ def evaluate(
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all. The results are the same.
-            Training of weights, corruptions and detect use one GPU.
+            Training of weights and detect use one GPU.
         semi: Labels that semi uses.
         tuning: How semi, transfer and supervised train.
         detect: How detect trains.

@@ -27,8 +27,8 @@ else:
 
 
 UNEVEN = 2
-"""Where the largest class has over this many times the labels of the smallest, accuracy is also
-said as a mean over the classes."""
+"""Where the largest class has over this many times the labels of the smallest, the mean accuracy
+over the classes is printed as well."""
 
 
 def label(
@@ -62,8 +62,8 @@ def label(
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
             nearest class by the divergence over a bank of the images. By default all.
-        balanced: Let every class count the same, so that rare ones are found: choose the classifier
-            by the mean accuracy over the classes instead of the number of labels that are right.
+        balanced: Let every class count the same, so that rare classes are found: in the linear
+            classifier, and in the accuracy that chooses a classifier, the mean over the classes.
         suggest: Number of images to list that are most useful to label next.
         out: CSV file for the label and the probabilities of each image; it must not exist.
         sheet: PNG file with the images to label next; it must not exist.

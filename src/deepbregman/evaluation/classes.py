@@ -60,13 +60,13 @@ def _normalise(vectors: Tensor) -> Tensor:
 
 
 class FeatureBank(NamedTuple):
-    """Images without labels that others are compared by: a divergence for any encoder.
+    """Images without labels, by which other images are compared: a divergence for any encoder.
 
     An image has a score for each image b of the bank: ``<h - mean, b - mean>``, where features are
     of unit length. The vector of its scores is divided by its length. ``D(p || q)`` is half the
     squared distance of two such vectors, the Bregman divergence of half the squared norm; for two
-    images it is 1 minus the cosine of their scores. The products of score vectors depend on the
-    bank by its covariance alone, ``sum_b <x, b> <b, y> = K x'Cy``, so that d numbers do for K.
+    images it is 1 minus the cosine of their scores. The products of score vectors need only the
+    covariance of the bank, ``sum_b <x, b> <b, y> = K x'Cy``. So d numbers stand for K scores.
     """
 
     mean: Tensor

@@ -104,7 +104,7 @@ def _linear_logits(
     mean, deviation = standardisation(values, one_scale=True)
     weights = "balanced" if weighted else None
     fit = LogisticRegression(C=1.0 / (l2 * len(values)), max_iter=1000, class_weight=weights)
-    with warnings.catch_warnings():  # more than half as many classes as images: few labels are few
+    with warnings.catch_warnings():  # with two labels of each class it suspects a regression
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
         fit.fit(((values - mean) / deviation).numpy(), labels.cpu().numpy())
     design = (queries.representation.cpu().double() - mean) / deviation

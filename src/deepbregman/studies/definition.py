@@ -12,6 +12,7 @@ import tyro
 
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, load_recipe, override
 from deepbregman.errors import UserError, suggest
+from deepbregman.reporting.studies import MANY_RECIPES
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText
 
 Changes = Mapping[str, Any]
@@ -22,8 +23,6 @@ CARRIED = "+divergence"
 """Ends the name of an arm that is a recipe with the divergence."""
 HOLDOUT = 0.1
 """Share of the training images to evaluate on where the recipe holds none out."""
-MANY_RECIPES = 4
-"""More recipes than these are not named one by one."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
 """Fields that choose the images; recipes can be compared only if these are equal."""
 BUDGET = ("encoder.name", "encoder.stem", "data.image_size", "data.holdout")
@@ -77,8 +76,8 @@ class StudyOptions:
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
     rates: tuple[Path, ...] = ()
-    """For study methods: folders of studies learning-rates; each recipe takes its best rate, from
-    the first folder that has the recipe."""
+    """For study methods: folders that study learning-rates wrote; each recipe takes its best rate
+    from the first folder that has the recipe."""
     data: MaybeText = None
     """A labelled dataset instead of the recipe's."""
     epochs: MaybeNumber = None
@@ -91,7 +90,7 @@ class StudyOptions:
     """Arms to run, by name or pattern. By default all that train without labels."""
     values: tuple[str, ...] = ()
     """For a study that varies one field: other values of it. For study learning-rates: further
-    multiples of the rate of each recipe, which a begun study may still get."""
+    multiples of the rate of each recipe; they can also be added to a study that has begun."""
     judge: Judge | None = None
     """Images to evaluate on: test (the default), or holdout, a part of the training images."""
     linear_epochs: MaybeNumber = None

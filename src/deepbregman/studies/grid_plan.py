@@ -13,11 +13,11 @@ from deepbregman.config import Config, fields_of, from_toml, load_recipe, overri
 from deepbregman.data.datasets import check_source
 from deepbregman.errors import UserError
 from deepbregman.files import check_can_be_folder, list_names
+from deepbregman.reporting.studies import MANY_RECIPES
 from deepbregman.runs import Record, read_json
 
 from .definition import (
     HOLDOUT,
-    MANY_RECIPES,
     Arm,
     Study,
     StudyOptions,
