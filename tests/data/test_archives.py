@@ -138,7 +138,7 @@ def test_medmnist_as_it_is_published(tmp_path: Path) -> None:
         assert np.array_equal(
             split.images.pixels.permute(0, 2, 3, 1).numpy(), arrays[f"{name}_images"]
         )
-    assert (source.unlabelled, source.imbalanced) == (None, False)
+    assert source.unlabelled is None
 
 
 def test_missing_file(tmp_path: Path) -> None:

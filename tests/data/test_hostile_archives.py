@@ -25,12 +25,11 @@ ARRAYS: dict[str, np.ndarray] = {
     "train_sizes": np.full((5, 2), 3),
     "train_names": np.array(["a", "b", "c", "d", "e"]),
     "class_names": np.array(["x", "y", "z"]),
-    "imbalanced": np.array(True),
     "unlabelled_images": IMAGES,
     "test_images": IMAGES,
 }
 pytestmark = pytest.mark.usefixtures("little_memory")
-SMALL = ("train_labels", "train_sizes", "train_names", "class_names", "imbalanced")
+SMALL = ("train_labels", "train_sizes", "train_names", "class_names")
 
 
 class Bomb:
@@ -85,7 +84,6 @@ def test_the_table_is_sound(tmp_path: Path) -> None:
     source = opened(write(tmp_path / "a.npz", members()))
     assert source.train.names == ("a", "b", "c", "d", "e")
     assert source.classes == ("x", "y", "z")
-    assert source.imbalanced
     assert source.train.images.true_sizes().tolist() == [[3, 3]] * 5
     assert np.array_equal(source.train.images.pixels.numpy(), IMAGES.transpose(0, 3, 1, 2))
 

@@ -43,7 +43,6 @@ def test_classes_by_wordnet_number(tmp_path: Path, save_picture: Save, inside: s
     made = _make(tmp_path / inside, save_picture)
     source = open_source("imagenet", root=tmp_path, image_size=32)
     assert (source.name, source.classes) == ("imagenet", tuple(sorted(WNIDS)))
-    assert not source.imbalanced
     assert _found(source) == made
     assert source.train.names is not None
     assert all(name.startswith("train/") for name in source.train.names)

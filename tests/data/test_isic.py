@@ -57,7 +57,6 @@ def test_official_test_split(isic: Path, save_picture: Save, inside: bool) -> No
     _part(isic, "Test", TEST, save_picture)
     source = open_source("isic2018", root=isic if inside else isic.parent, image_size=8)
     assert source.classes == tuple(KINDS)
-    assert source.imbalanced
     assert _kinds(source, "train") == TRAINING
     assert _kinds(source, "test") == TEST
 

@@ -130,10 +130,9 @@ def test_every_part_of_a_source_of_arrays(tmp_path: Path) -> None:
         Split(ArrayImages(pixels[4:6]), torch.tensor([1, 0])),
         Split(ArrayImages(pixels[6:], torch.tensor([[5, 7], [1, 2], [3, 7]]))),
         ("été", "日本"),
-        imbalanced=True,
     )
     cached = _cached(source, tmp_path / "any.npz")
-    assert (cached.classes, cached.imbalanced) == (source.classes, True)
+    assert cached.classes == source.classes
     assert cached.unlabelled is not None
     assert cached.unlabelled.labels is None
     for name in ("train", "test", "unlabelled"):

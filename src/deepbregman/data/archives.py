@@ -33,8 +33,8 @@ def open_archive(path: Path) -> Source:
 
     Beyond that convention, all optional: ``unlabelled_images`` to pretrain on as well;
     ``<split>_sizes``, integers (N, 2), the height and width of images that do not fill their frame
-    but lie top left in it; ``<split>_names`` (N,), text; ``class_names`` (C,), text;
-    ``imbalanced``, true or false. :func:`write_archive` writes them.
+    but lie top left in it; ``<split>_names`` (N,), text; ``class_names`` (C,), text.
+    :func:`write_archive` writes them.
 
     Images are read in pieces, so the pixels are in memory once, and their checksum is verified.
     Stored without compression and of a GiB or more they are mapped instead: opened at once, read
@@ -51,8 +51,7 @@ def open_archive(path: Path) -> Source:
         if "unlabelled_images" in reader.keys:
             extra = Split(_read_split(reader, "unlabelled").images)
         classes = _class_names(reader, train, test)
-        imbalanced = "imbalanced" in reader.keys and bool(reader.read("imbalanced").any())
-    return Source(path.stem, train, test, extra, classes, imbalanced=imbalanced)
+    return Source(path.stem, train, test, extra, classes)
 
 
 def verify_checksums(path: Path) -> None:
@@ -234,8 +233,6 @@ def write_archive(
                 _write_array(archive, f"{name}_names", np.array(split.names, dtype=np.str_))
         if source.classes is not None:
             _write_array(archive, "class_names", np.array(source.classes, dtype=np.str_))
-        if source.imbalanced:
-            _write_array(archive, "imbalanced", np.array(True))
     return num_replaced
 
 

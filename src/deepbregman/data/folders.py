@@ -56,8 +56,6 @@ class Listing(NamedTuple):
     """Whether a fifth of labelled images becomes the test split where there is none."""
     read_headers: bool = True
     """Whether every file is looked at on opening, where there are too many to decode."""
-    imbalanced: bool = False
-    """Whether accuracy is to be balanced over the classes as well."""
 
     @property
     def num_ignored(self) -> int:
@@ -361,7 +359,7 @@ def list_isic(folder: Path) -> Listing:
     parts = (folder / f"ISIC2018_Task3_Test_{part}" for part in ("Input", "GroundTruth"))
     test = _read_isic_part(folder, "Test") if any(part.is_dir() for part in parts) else None
     groups = _read_lesions(folder, train)
-    return Listing(folder, train, test, ISIC_CLASSES, groups=groups, imbalanced=True)
+    return Listing(folder, train, test, ISIC_CLASSES, groups=groups)
 
 
 def _read_isic_part(folder: Path, part: str) -> Files:

@@ -357,8 +357,6 @@ class Source:
     """Names of unreadable images that were left out."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Files that were passed over, since they are not images by their extension: of each kind."""
-    imbalanced: bool = False
-    """Whether the dataset is known for classes of different sizes; see ``has_unequal_classes``."""
 
     @property
     def has_unequal_classes(self) -> bool:
@@ -366,8 +364,8 @@ class Source:
 
         It is where the largest class has over ten times the training images of the smallest.
         """
-        if self.imbalanced or self.train.labels is None:
-            return self.imbalanced
+        if self.train.labels is None:
+            return False
         counts = torch.unique(self.train.labels, return_counts=True)[1]
         return bool(counts.max() > 10 * counts.min())
 

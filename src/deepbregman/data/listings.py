@@ -99,7 +99,6 @@ def open_listing(
         classes=listing.classes,
         skipped=_relative_names(folder, compress(paths, (not good for good in kept))),
         ignored=listing.ignored,
-        imbalanced=listing.imbalanced,
     )
 
 

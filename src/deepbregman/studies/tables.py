@@ -366,7 +366,7 @@ def _interval_over_images(
 
 
 def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:
-    """Return the share of each class that is predicted right, linear, on imbalanced datasets."""
+    """Return the share of each class that is predicted right, linear, where classes are unequal."""
     found: dict[tuple[str, int], dict[str, list[float]]] = {}
     sizes: dict[tuple[str, int], int] = {}
     names: dict[tuple[str, int], str] = {}
