@@ -51,8 +51,11 @@ def divergence_to(scores: Tensor, distributions: Tensor, smoothing: float) -> Te
 
 def mean_cosines(known: Tensor, labels: Tensor, queries: Tensor, num_classes: int) -> Tensor:
     """Return the cosine (Q, C) of each query (Q, d) with the mean direction of each class."""
-    means = class_means(_normalise(known), labels, num_classes)
-    return _normalise(queries) @ _normalise(means).T
+    return _normalise(queries) @ _mean_directions(known, labels, num_classes).T
+
+
+def _mean_directions(known: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    return _normalise(class_means(_normalise(known), labels, num_classes))
 
 
 def _normalise(vectors: Tensor) -> Tensor:
@@ -104,8 +107,6 @@ class FeatureBank(NamedTuple):
 
         A class is the vector of unit length with the smallest sum of divergences to its images.
         """
-        scores = self.score(known)
+        classes = _mean_directions(self.score(known), labels, num_classes)  # (C, d)
         parts = torch.split(queries, max(1, _ENTRIES // queries.shape[1]))
-        return torch.cat(
-            [mean_cosines(scores, labels, self.score(part), num_classes) for part in parts]
-        )
+        return torch.cat([self.score(part) @ classes.T for part in parts])
