@@ -1,4 +1,7 @@
 import gc
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -286,3 +289,22 @@ def test_each_process_decodes_with_its_share_of_the_cpus(
             files, CPU, resident="no", num_workers=asked, local_processes=processes
         )
         assert batches._loader.num_workers == min(asked, expected)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_every_process_of_a_job_ends_no_worker(
+    files: FileImages, number: signal.Signals
+) -> None:
+    """SLURM sends it to all. The training process saves, and needs its workers until then."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells who sent a signal")
+    batches = StreamingBatches(files, CPU, num_workers=1)
+    streamed = batches.iterate(ORDER.repeat(4), 2)
+    next(streamed)
+    (worker,) = batches._loader._iterator._workers
+    subprocess.run(["kill", f"-{number.value}", str(worker.pid)], check=True)
+    assert len(list(streamed)) == 13
+    assert worker.is_alive()
+    worker.terminate()  # SIGTERM of its own parent
+    worker.join(10)
+    assert worker.exitcode == 0

@@ -7,6 +7,7 @@ import pytest
 
 from deepbregman.data import memory
 from deepbregman.data.memory import free_memory
+from deepbregman.launching import _TORCHRUN
 
 
 def _group(folder: Path, limit: str, used: int = 0, cached: int = 0) -> None:
@@ -69,6 +70,8 @@ class TestCpus:
         monkeypatch.setattr(memory, "_GROUP", tmp_path)
         monkeypatch.setattr(memory.os, "cpu_count", lambda: 64)
         monkeypatch.setattr(memory.os, "sched_getaffinity", lambda _: range(64), raising=False)
+        for name in (*_TORCHRUN, "SLURM_CPUS_ON_NODE"):
+            monkeypatch.delenv(name, raising=False)
 
     def test_processes_share_the_machine(self) -> None:
         assert [memory.count_cpus(count) for count in (1, 8, 100)] == [64, 8, 1]
@@ -77,6 +80,19 @@ class TestCpus:
         monkeypatch.setattr(memory.os, "sched_getaffinity", lambda _: range(8), raising=False)
         assert memory.count_cpus(8) == 8  # by srun --cpus-per-task=8
         assert memory.count_cpus(16) == 1  # all of them on the same eight
+
+    def test_torchrun_binds_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(memory.os, "sched_getaffinity", lambda _: range(8), raising=False)
+        for name in _TORCHRUN:
+            monkeypatch.setenv(name, "0")
+        assert memory.count_cpus(4) == 2  # of a job with a part of the machine
+
+    @pytest.mark.parametrize(("told", "expected"), [("16", 4), ("2", 1), ("", 16), ("all", 16)])
+    def test_a_job_has_the_cpus_that_slurm_tells(
+        self, monkeypatch: pytest.MonkeyPatch, told: str, expected: int
+    ) -> None:
+        monkeypatch.setenv("SLURM_CPUS_ON_NODE", told)
+        assert memory.count_cpus(4) == expected  # though all CPUs of the machine are allowed
 
     @pytest.mark.parametrize(
         ("file", "text", "alone", "of_two"),

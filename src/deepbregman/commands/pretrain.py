@@ -26,7 +26,7 @@ from deepbregman.config import (
 )
 from deepbregman.errors import UserError
 from deepbregman.files import hold_folder
-from deepbregman.launching import must_start_processes, run_in_processes
+from deepbregman.launching import current_process, must_start_processes, run_in_processes
 from deepbregman.runs import Run, default_folder, is_complete, is_run
 from deepbregman.terminal import (
     MaybeNumber,
@@ -501,7 +501,7 @@ def _choose_settings(
             len(opened.classes or ()) if labels is not None else 0,
             on_gpu,
             fabric.world_size,
-            count_cpus(fabric.world_size),
+            count_cpus(current_process().local_processes),
             request.budget,
         )
 

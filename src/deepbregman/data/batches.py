@@ -4,6 +4,8 @@ Images that fit live on the device; others are streamed to it, decoded by worker
 """
 
 import os
+import signal
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -192,6 +194,27 @@ def keep_batch(batch: Any) -> Any:
     return batch
 
 
+def obey_parent_only(worker: int) -> None:
+    """Let a worker process go on when a signal asks all processes of a job to end.
+
+    A terminal sends Ctrl-C to all of them, SLURM every signal. The training process still needs
+    its workers then: it ends its step and saves. After that it ends them itself, by SIGTERM if
+    need be. So SIGTERM counts if the parent sent it; only Linux tells who did.
+    """
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in all later threads, too
+        threading.Thread(target=_wait_for_parent, daemon=True, name="signal-watch").start()
+
+
+def _wait_for_parent() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
 class StreamingBatches:
     """Images that stay on the host: files decoded by worker processes, or an array indexed.
 
@@ -229,6 +252,7 @@ class StreamingBatches:
                 pin_memory=device.type == "cuda",
                 prefetch_factor=2 if num_workers else None,
                 persistent_workers=num_workers > 0,
+                worker_init_fn=obey_parent_only,
                 generator=torch.Generator(),  # else each pass would draw from the global one
             )
             # An outside reference keeps the loader out of reference cycles (a traceback makes

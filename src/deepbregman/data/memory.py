@@ -4,6 +4,8 @@ import math
 import os
 from pathlib import Path
 
+from deepbregman.launching import under_torchrun
+
 _GROUP = Path("/sys/fs/cgroup")
 _UNKNOWN = 4 << 30  # assumed where the system does not tell
 
@@ -26,14 +28,21 @@ def free_memory() -> int:
 def count_cpus(local_processes: int = 1) -> int:
     """Return how many CPUs each of the job's processes on this machine has for itself, at least 1.
 
-    A launcher such as srun binds each process to CPUs of its own; otherwise all share them. The
-    limit of a container counts as well: it is that of all its processes together.
+    srun binds each process to CPUs of its own; otherwise all share them. The CPUs that SLURM gives
+    to a job and the limit of a container count as well: they are for all processes together.
     """
     everything = os.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everything
-    mine = allowed if allowed * local_processes <= everything else allowed // local_processes
-    limits = [math.ceil(cpus) // local_processes for cpus in _cpus_of_group()]
-    return max(1, min([mine, *limits]))
+    is_bound = not under_torchrun() and allowed * local_processes <= everything
+    mine = allowed if is_bound else allowed // local_processes
+    shared = [*_cpus_of_job(), *(math.ceil(cpus) for cpus in _cpus_of_group())]
+    return max(1, min([mine, *(cpus // local_processes for cpus in shared)]))
+
+
+def _cpus_of_job() -> list[int]:
+    """Return the CPUs that SLURM gives to the job on this machine, where there is one."""
+    told = os.environ.get("SLURM_CPUS_ON_NODE", "")
+    return [int(told)] if told.isdecimal() else []
 
 
 def _cpus_of_group() -> list[float]:
