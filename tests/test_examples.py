@@ -54,17 +54,21 @@ def test_a_notebook_compiles_is_listed_and_holds_no_output(path: Path) -> None:
 def cluster(tmp_path: Path) -> dict[str, str]:
     """The environment of a job, with stand-ins for SLURM's programs that write what they are told.
 
-    The stand-in for srun runs until SIGTERM, saying so when it is ready.
+    The stand-in for srun says when it is ready, and runs until scancel stops it. As the real one,
+    it kills its tasks when it gets SIGTERM itself.
     """
-    srun = 'trap "echo stopped >> log; exit 143" TERM\necho "srun $*" >> log\n'
-    srun += "[ -e quick ] && exit 0\nwhile true; do sleep 0.05; done\n"
+    srun = 'trap "echo killed >> log; exit 137" TERM\necho "srun $*" >> log\n'
+    srun += "[ -e quick ] && exit 0\nuntil grep -q scancel log; do sleep 0.05; done\n"
+    srun += "echo saved >> log\nexit 143\n"
+    scancel = 'echo "scancel $*" >> log\n'
     scontrol = 'if [ "$1" = show ]; then echo first; else echo "scontrol $*" >> log; fi\n'
     (tmp_path / "bin").mkdir()
-    for name, text in (("srun", srun), ("scontrol", scontrol)):
+    for name, text in (("srun", srun), ("scancel", scancel), ("scontrol", scontrol)):
         program = tmp_path / "bin" / name
         program.write_text(f"#!/bin/bash\n{text}")
         program.chmod(0o755)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job", "SLURM_JOB_NODELIST": "first,second"}
+    job["SLURM_CPUS_PER_TASK"] = "14"
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     return {**job, "SLURM_JOB_NUM_NODES": "2", "PATH": path}
 
@@ -81,8 +85,9 @@ def test_a_job_near_its_limit_stops_the_run_and_returns_to_the_queue(
     job.send_signal(signal.SIGUSR1)
     assert job.wait(timeout=60) == 0
     first, *rest = log.read_text().splitlines()
-    assert "deepbregman pretrain paper-imagenet" in first
-    assert rest == ["stopped", "scontrol requeue 7"]
+    assert first.startswith("srun --kill-on-bad-exit=1 --cpus-per-task=14 ")
+    assert "deepbregman pretrain best-imagenet" in first
+    assert rest == ["scancel --signal=TERM 7", "saved", "scontrol requeue 7"]
 
 
 @pytest.mark.parametrize("path", BATCH_FILES, ids=lambda path: path.name)

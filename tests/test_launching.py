@@ -446,45 +446,70 @@ def test_signal_stops_all_after_the_same_step(
     assert difference(tmp_path / "run", pair[0]) == 0.0
 
 
-SRUN_WITH_TWO_TASKS = """#!{python}
+SRUN_PROGRAM = """#!{python}
 import os, signal, subprocess, sys
+from pathlib import Path
 
-words = sys.argv[3:]  # after srun's own option and the program
-if words[1] == "paper-imagenet":
-    words = ["pretrain", "digits", *{small!r}, *words[words.index("--run"):]]
+words = [word for word in sys.argv[1:] if not word.startswith(("--kill", "--cpus"))]
+program, place = words[0], words.index("pretrain")
+if words[place + 1] == "best-imagenet":
+    words[place:] = ["pretrain", "digits", *{small!r}, *words[words.index("--run"):]]
 else:
     words += ["--accelerator", "cpu"]
+if program == "torchrun":
+    words[0], words[words.index("--nproc-per-node") + 1] = "torch.distributed.run", "2"
+else:
+    words[0] = "deepbregman"
 tasks = []
-signal.signal(signal.SIGTERM, lambda *_: [task.send_signal(signal.SIGTERM) for task in tasks])
-shared = dict(SLURM_STEP_NUM_TASKS="2", SLURM_STEP_NUM_NODES="1", SLURM_STEP_TASKS_PER_NODE="2")
-shared |= dict(SLURM_NTASKS="2", SLURM_NTASKS_PER_NODE="2", SLURM_NNODES="1", SLURM_NODEID="0")
-for rank in "01":
-    own = shared | dict(SLURM_PROCID=rank, SLURM_LOCALID=rank)
-    command = [sys.executable, "-m", "deepbregman", *words]
-    tasks.append(subprocess.Popen(command, env=os.environ | own))
+
+def kill(*_):  # as the real one does
+    for task in tasks:
+        task.kill()
+
+signal.signal(signal.SIGTERM, kill)
+count = 1 if program == "torchrun" else 2
+shared = dict(SLURM_STEP_NUM_TASKS=str(count), SLURM_STEP_NUM_NODES="1", SLURM_NNODES="1")
+shared |= dict(SLURM_STEP_TASKS_PER_NODE=str(count), SLURM_NTASKS=str(count), SLURM_NODEID="0")
+for rank in map(str, range(count)):
+    own = shared | dict(SLURM_PROCID=rank, SLURM_LOCALID=rank, SLURM_NTASKS_PER_NODE=str(count))
+    command = [sys.executable, "-m", *words]
+    tasks.append(subprocess.Popen(command, env=os.environ | own, start_new_session=True))
+Path("tasks").write_text(" ".join(str(task.pid) for task in tasks))
 sys.exit(max(task.wait() for task in tasks))
+"""
+SCANCEL = """#!{python}
+import os, signal, sys
+from pathlib import Path
+
+assert sys.argv[1:] == ["--signal=TERM", os.environ["SLURM_JOB_ID"]]
+for task in Path("tasks").read_text().split():
+    os.killpg(int(task), signal.SIGTERM)  # all processes of a task, also those that it has started
+"""
+SCONTROL = """#!/bin/bash
+if [ "$1" = show ]; then echo localhost; else echo "scontrol $*" >> log; fi
 """
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["pretrain.sbatch", "torchrun.sbatch"])
 def test_a_job_of_two_tasks_saves_returns_to_the_queue_and_ends_as_if_nothing_had_been(
-    tmp_path: Path, pair: tuple[Path, str]
+    name: str, tmp_path: Path, pair: tuple[Path, str]
 ) -> None:
-    """The batch file as it is; srun's variables and SIGTERM to its tasks, but no cluster."""
+    """The batch file as it is, with stand-ins that treat signals as SLURM does, but no cluster."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    texts = {
-        "srun": SRUN_WITH_TWO_TASKS.format(python=sys.executable, small=SMALL),
-        "scontrol": '#!/bin/bash\necho "scontrol $*" >> log\n',
-    }
-    for name, text in texts.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "job", "SLURM_JOB_NUM_NODES": "1"}
+    for program, text in (("srun", SRUN_PROGRAM), ("scancel", SCANCEL), ("scontrol", SCONTROL)):
+        (programs / program).write_text(
+            text.replace("{python}", sys.executable).replace("{small!r}", repr(SMALL))
+        )
+        (programs / program).chmod(0o755)
+    number = str(os.getpid())
+    job = {"SLURM_JOB_ID": number, "SLURM_JOB_NAME": "job", "SLURM_JOB_NUM_NODES": "1"}
     job |= {"SLURM_NODELIST": "localhost", "SLURM_JOB_NODELIST": "localhost"}
+    job |= {"SLURM_CPUS_PER_TASK": "1"}
     environment = {**os.environ, **job, "PATH": f"{programs}:{os.environ['PATH']}"}
-    batch = ["bash", str(EXAMPLES / "pretrain.sbatch")]
-    run = tmp_path / "runs" / "job-7"
+    batch = ["bash", str(EXAMPLES / name)]
+    run = tmp_path / "runs" / f"job-{number}"
     first = subprocess.Popen(
         batch, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     )
@@ -493,7 +518,7 @@ def test_a_job_of_two_tasks_saves_returns_to_the_queue_and_ends_as_if_nothing_ha
     _, err = first.communicate(timeout=120)
     assert first.returncode == 0, err
     assert err.count("stopped by SIGTERM; everything is saved") == 1
-    assert (tmp_path / "log").read_text() == "scontrol requeue 7\n"
+    assert (tmp_path / "log").read_text() == f"scontrol requeue {number}\n"
     assert len(losses(run)) < len(losses(pair[0]))
     subprocess.run(batch, cwd=tmp_path, env=environment, check=True, timeout=240)
     assert losses(run) == losses(pair[0])
