@@ -18,11 +18,17 @@ from deepbregman import (
     Objective,
     Outputs,
     build_head,
+    cluster,
+    duplicates,
+    embed,
     evaluate,
+    explore,
+    label,
     load_encoder,
     own_data,
     pretrain,
     resume,
+    search,
 )
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, open_source
@@ -164,6 +170,24 @@ def test_it_is_judged_on_the_same_or_other_images(
     assert other[0]["value"] > 40.0
 
 
+@pytest.mark.usefixtures("without_umap")
+def test_images_of_the_program_go_to_every_verb(
+    trained: Run, digits: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    source = own_data(digits, image_size=8)
+    how: dict[str, Any] = {"source": source, "accelerator": "cpu"}
+    shapes = embed(trained, tmp_path / "features.npz", **how)
+    assert shapes["train_labels"] == (160,)
+    given = {f"train:{i}": str(digits[1][i].item()) for i in range(60)}
+    names = [f"train:{i}" for i in range(160)] + [f"test:{i}" for i in range(40)]
+    assert list(label(trained, given, **how).names) == names
+    assert search(trained, ["test:0"], k=2, **how).answers[0].query.name == "test:0"
+    assert len(cluster(trained, 3, by=["features"], seeds=1, **how).names) == 200
+    assert duplicates(trained, threshold=1.0, **how).threshold == 1.0
+    explore(trained, tmp_path / "map.html", **how)
+    assert (tmp_path / "map.html").exists()
+
+
 def stop_after_an_epoch(monkeypatch: pytest.MonkeyPatch, start: Function[[], object]) -> None:
     write = loop.Pretraining._write_epoch
 
@@ -292,6 +316,7 @@ class TestViews:
             (lambda images: images[:2], "is expected"),
             (lambda images: images[..., :8, :8] / 50 - 2, "leave out Normalize"),
             (lambda images: None, "returned a NoneType"),
+            (lambda images: [images, images], "returned a list: .* called once for each view"),
             (v2.Compose([v2.Resize((8, 8)), v2.ToPILImage()]), "returned a Image"),
         ],
     )
@@ -427,6 +452,17 @@ def test_a_metric_that_is_there_already_is_refused(
         pretrain(
             config, run=tmp_path / "run", data=few_digits, callbacks=[Wrong()], accelerator="cpu"
         )
+
+
+@pytest.mark.parametrize("wrong", [print, [print], "wandb", [Callback]])
+def test_what_is_no_callback_is_refused_before_anything_is_read(
+    tmp_path: Path, config: Config, wrong: Any
+) -> None:
+    with pytest.raises(UserError, match=r"callbacks has .*: give a list of deepbregman.Callback"):
+        pretrain(config, run=tmp_path / "run", callbacks=wrong, accelerator="cpu")
+    with pytest.raises(UserError, match=r"callbacks has"):
+        resume(tmp_path / "run", callbacks=wrong)
+    assert not (tmp_path / "run").exists()
 
 
 def test_auto_looks_at_images_of_the_program(

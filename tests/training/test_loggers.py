@@ -133,6 +133,15 @@ def test_a_row_that_is_in_the_metrics_already_is_not_repeated(
     assert read_csv(Run(tmp_path)) == [{"epoch": "1", "step": "2", "total": "0.5"}]
 
 
+def test_tensorboard_may_be_named_with_the_others(tiny_config: Config, tmp_path: Path) -> None:
+    config = override(tiny_config, {"training.tensorboard": False})
+    run = pretrain(
+        with_loggers(config, "tensorboard", "csv"), run=tmp_path / "run", accelerator="cpu"
+    )
+    assert list((run.path / "tensorboard").iterdir())
+    assert (run.path / "metrics.csv").exists()
+
+
 def test_a_resumed_run_may_have_other_loggers() -> None:
     assert "training.logger" in CHANGEABLE
 

@@ -25,6 +25,7 @@ from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 if TYPE_CHECKING:
     from torch import nn
 
+    from deepbregman.data import Source
     from deepbregman.evaluation.clustering import Clustering, TypicalCluster
 
 
@@ -40,6 +41,7 @@ def cluster(
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
+    source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "Clustering":
@@ -62,6 +64,7 @@ def cluster(
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all.
+        source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
 
@@ -75,7 +78,9 @@ def cluster(
             check_new_file(_sheet_beside(out, method), ".png")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
-    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable, records=True)
+    images = open_images(
+        run, data, source, accelerator, devices, encoder, skip_unreadable, records=True
+    )
     from deepbregman.evaluation.clustering import cluster_images
 
     found = cluster_images(

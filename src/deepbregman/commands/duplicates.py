@@ -23,6 +23,7 @@ from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 if TYPE_CHECKING:
     from torch import nn
 
+    from deepbregman.data import Source
     from deepbregman.evaluation.duplicates import Copy, Duplicates
 
 NAMED_GROUPS = 10
@@ -38,6 +39,7 @@ def duplicates(
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
+    source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "Duplicates":
@@ -58,6 +60,7 @@ def duplicates(
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all.
+        source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
@@ -66,7 +69,7 @@ def duplicates(
             check_new_file(Path(path), suffix)
     if threshold is not None and not 0.0 < threshold <= 1.0:
         raise UserError(f"threshold is {threshold}: a cosine must be above 0 and at most 1")
-    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable)
+    images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.duplicates import find_duplicates
 
     found = find_duplicates(

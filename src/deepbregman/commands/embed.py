@@ -15,6 +15,8 @@ from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 if TYPE_CHECKING:
     from torch import nn
 
+    from deepbregman.data import Source
+
 
 def embed(
     run: Annotated[RunFolder, tyro.conf.Positional],
@@ -24,6 +26,7 @@ def embed(
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
+    source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> dict[str, tuple[int, ...]]:
@@ -36,6 +39,7 @@ def embed(
         skip_unreadable: Leave out images that cannot be read; a note gives their number.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all.
+        source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
 
@@ -45,7 +49,7 @@ def embed(
     """
     out = Path(out)
     check_new_file(out, ".npz")
-    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable)
+    images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     import numpy as np
 
     arrays: dict[str, Any] = {}

@@ -23,6 +23,7 @@ from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 if TYPE_CHECKING:
     from torch import nn
 
+    from deepbregman.data import Source
     from deepbregman.evaluation.exploring import Exploration
     from deepbregman.reporting.explorer import Explorer
 
@@ -54,6 +55,7 @@ def explore(
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
+    source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> Explored:
@@ -75,6 +77,7 @@ def explore(
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all.
+        source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
@@ -88,7 +91,7 @@ def explore(
         raise UserError(
             f"labels {str(labels)!r}: no such file; `deepbregman label --out` writes it"
         )
-    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable)
+    images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.exploring import explore_images, read_pixels
     from deepbregman.reporting.explorer import (
         draw_sheets,

@@ -19,6 +19,7 @@ from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 if TYPE_CHECKING:
     from torch import nn
 
+    from deepbregman.data import Source
     from deepbregman.evaluation.labelling import ExpectedAccuracy, Labelling
 
     Labels: TypeAlias = Mapping[str, str] | Path | str
@@ -45,6 +46,7 @@ def label(
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
+    source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "Labelling":
@@ -71,6 +73,7 @@ def label(
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all.
+        source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
@@ -82,7 +85,7 @@ def label(
     from deepbregman.data.labels import read_labels
 
     given = read_labels(labels)
-    images = open_images(run, data, accelerator, devices, encoder, skip_unreadable)
+    images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.labelling import label_images
 
     found = label_images(

@@ -15,6 +15,7 @@ PythonOnly = Annotated[T, PYTHON_ONLY]
 The type may be a string, so that its module need not be imported: ``PythonOnly["nn.Module"]``.
 """
 if TYPE_CHECKING:
+    from deepbregman.data import Source
     from deepbregman.evaluation.gallery import OpenedRun
     from deepbregman.runs import Run
 
@@ -30,6 +31,7 @@ else:
 def open_images(
     run: "RunFolder",
     data: str | None,
+    source: "Source | None",
     accelerator: str,
     devices: int | str,
     encoder: Any,
@@ -40,13 +42,15 @@ def open_images(
     """Check the folder and the dataset, then load torch, the run's networks and its images.
 
     Args:
+        source: the images, already open; then data only names them.
         encoder: a module of the run's structure, or None; its type would load torch.
         records: whether results are to be recorded, if the run's folder can be written to.
     """
     from deepbregman.runs import Run
 
     opened = run if isinstance(run, Run) else Run.open(Path(run))
-    check_dataset(opened.config, data)
+    if source is None:
+        check_dataset(opened.config, data)
     from deepbregman.evaluation.gallery import open_run
 
     return open_run(
@@ -54,6 +58,7 @@ def open_images(
         data,
         accelerator,
         encoder,
+        source=source,
         devices=devices,
         skip_unreadable=skip_unreadable,
         records=records,

@@ -111,6 +111,7 @@ def pretrain(
         The finished run; give its ``path`` to :func:`load_encoder`.
     """
     config = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    _check_callbacks(callbacks)
     given = dict(changes or {})
     own, images = _collect_own(encoder, augment, objective), None
     if isinstance(data, str | Path):
@@ -131,6 +132,21 @@ def pretrain(
         _start_processes(devices or 1, nodes or 1, folder, ["--run", str(folder)])
     parts = Parts(own, source, images, tuple(callbacks))
     return _train(config, folder, False, accelerator, console, parts, request)
+
+
+def _check_callbacks(callbacks: object) -> None:
+    """Refuse callbacks that are none, without loading torch when there are no callbacks."""
+    if isinstance(callbacks, list | tuple) and not callbacks:
+        return
+    from deepbregman.training.callbacks import Callback
+
+    found = callbacks if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in found:
+        if found is not callbacks or not isinstance(callback, Callback):
+            raise UserError(
+                f"callbacks has {callback!r}: give a list of deepbregman.Callback objects, each of "
+                "a subclass with the events that you need"
+            )
 
 
 class Parts(NamedTuple):
@@ -222,6 +238,7 @@ def resume(
         console: Where to print; nothing is printed when None.
         source: The run's dataset, already open.
     """
+    _check_callbacks(callbacks)
     opened = Run.open(Path(run))
     opened.check_links()
     config, folder = opened.config, opened.path

@@ -21,6 +21,7 @@ from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 if TYPE_CHECKING:
     from torch import nn
 
+    from deepbregman.data import Source
     from deepbregman.evaluation.retrieval import Answer, Image, SearchResult
     from deepbregman.reporting.sheets import Panel
 
@@ -44,6 +45,7 @@ def search(
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
     devices: Devices = 1,
+    source: PythonOnly["Source | None"] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "SearchResult":
@@ -66,6 +68,7 @@ def search(
         skip_unreadable: Leave out images that cannot be read; queries must be readable.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all.
+        source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
 
@@ -82,7 +85,7 @@ def search(
             "the training split, and only numbers come of it"
         )
     images = open_images(
-        run, data, accelerator, devices, encoder, skip_unreadable, records=not queries
+        run, data, source, accelerator, devices, encoder, skip_unreadable, records=not queries
     )
     from deepbregman.evaluation.retrieval import SearchResult, evaluate_search, search_images
 

@@ -329,7 +329,7 @@ class TrainingSettings(Section):
     """End the run early once two judgements in a row say that more epochs bring little."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
-    logger: tuple[Literal["csv", "mlflow", "wandb"], ...] = ()
+    logger: tuple[Literal["csv", "tensorboard", "mlflow", "wandb"], ...] = ()
     """Further places for the metrics: csv is metrics.csv in the run's folder; mlflow and wandb
     need their packages. One that fails is left out, and the run goes on."""
 

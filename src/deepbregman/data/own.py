@@ -135,7 +135,7 @@ def own_data(
     image_size: int = 32,
     name: str = OWN,
 ) -> Source:
-    """Make a data source of images of your program, for ``source=`` of :func:`evaluate`.
+    """Make a data source of images of your program, for ``source=`` of :func:`evaluate` and others.
 
     A map-style dataset is decoded by worker processes when it does not fit into memory. Its items
     must not change from one call to the next; random transforms belong to ``augment=``.

@@ -102,6 +102,7 @@ def open_run(
     accelerator: str = "auto",
     encoder: nn.Module | None = None,
     *,
+    source: Source | None = None,
     devices: int | str = 1,
     skip_unreadable: bool = False,
     records: bool = True,
@@ -109,19 +110,21 @@ def open_run(
     """Load a run's networks, and open its own dataset or another one.
 
     Args:
+        source: the dataset, already open; then ``data`` only names it.
         devices: how many compute features, or ``all``.
         records: whether results are to be recorded, if the run's folder can be written to.
     """
     loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
     records = records and can_record(loaded.run)
-    source = open_data(loaded.config, data)
+    given = source is not None
+    source = source or open_data(loaded.config, data)
     if loaded.config.data.skip_unreadable:
         # Images are shown or written by name, so that none may replace another.
         source = without_unreadable(source)
         if source.skipped_notice:
             where = data or loaded.config.data.source
             warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=4)
-    changed = loaded.has_data_changed(source) if data is None else None
+    changed = loaded.has_data_changed(source) if data is None and not given else None
     return OpenedRun(loaded, source, data or loaded.config.data.source, records, changed)
 
 

@@ -189,6 +189,11 @@ class OwnViews(nn.Module):
             yield self._accept_type(self.augment(image[:, :height, :width]))
 
     def _accept_type(self, found: Any) -> Tensor:
+        if isinstance(found, list | tuple):
+            raise UserError(
+                f"augment returned a {type(found).__name__}: it must return one tensor; it is "
+                "called once for each view"
+            )
         if not isinstance(found, Tensor):
             raise UserError(
                 f"augment returned a {type(found).__name__}: it must return a tensor, uint8 or "

@@ -217,6 +217,7 @@ class Loggers:
         self.loggers = [
             BackgroundLogger(name, partial(BACKENDS[name], run, config))
             for name in dict.fromkeys(config.training.logger)
+            if name in BACKENDS  # the loop writes events for TensorBoard itself
         ]
 
     def write(self, record: Record) -> None:

@@ -172,7 +172,8 @@ class Pretraining:
             monitor: judges the networks every ``training.knn_every`` epochs and at the end.
         """
         settings = self.config.training
-        writes = settings.tensorboard and self.fabric.is_global_zero
+        wanted = settings.tensorboard or "tensorboard" in settings.logger
+        writes = wanted and self.fabric.is_global_zero
         events = partial(open_events, self.run, self.step)
         writer = run_together(self.fabric, lambda: events() if writes else None)
         console = console or Console(quiet=True)
