@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -283,6 +284,15 @@ class TestTar:
 
 
 class TestParquet:
+    def test_a_process_that_has_loaded_no_part_of_pyarrow(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on the command line, where no other library has loaded pyarrow before."""
+        folder = write_parquet(tmp_path / "p")
+        monkeypatch.delitem(sys.modules, "pyarrow.compute", raising=False)
+        monkeypatch.delattr(sys.modules["pyarrow"], "compute", raising=False)
+        assert len(open_source(str(folder), image_size=9).train) == 18
+
     def test_plain_bytes(self, tmp_path: Path) -> None:
         source = open_source(str(write_parquet(tmp_path / "p", struct=False)), image_size=8)
         assert (read_pixels(source, range(18)) == PIXELS[:18]).all()

@@ -80,6 +80,7 @@ def index_parquet(path: Path) -> StoredData:
 
 def _import() -> Any:
     try:
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
         raise UserError(
