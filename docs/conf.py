@@ -4,13 +4,14 @@ import os
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
 import deepbregman
 
 sys.path.insert(0, str(Path(__file__).parent))
-from reference import describe_command_line, describe_python
+from reference import describe_command_line, describe_python, describe_signature
 
 project = "deepbregman"
 author = "The deepbregman maintainers"
@@ -23,7 +24,9 @@ html_theme = "furo"
 html_title = f"deepbregman {version}"
 html_show_copyright = False
 html_copy_source = False
-pygments_style = "sphinx"
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+highlight_language = "none"  # of a block that names no language
 
 myst_heading_anchors = 3  # as GitHub makes them, so that a link works in both places
 myst_enable_extensions = ["colon_fence"]
@@ -51,6 +54,16 @@ def prepare_page(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = text + GENERATED[name]() if name in GENERATED else text
 
 
+def shorten_signature(
+    app: Sphinx, what: str, name: str, called: Any, options: Any, signature: str, returned: str
+) -> tuple[str, str] | None:
+    """Show the types of a function that is also a command as a program gives them."""
+    if signature is None or "Annotated" not in signature:
+        return None
+    return describe_signature(called), returned
+
+
 def setup(app: Sphinx) -> None:
-    """Connect :func:`prepare_page`."""
+    """Connect the functions above."""
     app.connect("source-read", prepare_page)
+    app.connect("autodoc-process-signature", shorten_signature)

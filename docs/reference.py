@@ -2,12 +2,14 @@
 
 import contextlib
 import importlib
+import inspect
 import io
 import os
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated, Any, ForwardRef, get_args, get_origin
 
 import deepbregman
 from deepbregman.cli import VERBS, main
@@ -100,3 +102,25 @@ def _describe_name(name: str) -> str:
     if isinstance(getattr(deepbregman, name), type):
         return f".. autoclass:: deepbregman.{name}\n   :members:\n\n"
     return f".. autofunction:: deepbregman.{name}\n\n"
+
+
+def describe_signature(called: Callable[..., object]) -> str:
+    """Return the parameters of a function, without what their types tell the command line."""
+    from sphinx.util.inspect import stringify_signature  # which only the site needs
+
+    signature = inspect.signature(called)
+    parameters = [
+        parameter.replace(annotation=_simplify(parameter.annotation))
+        for parameter in signature.parameters.values()
+    ]
+    return stringify_signature(
+        signature.replace(parameters=parameters),
+        show_return_annotation=False,
+        unqualified_typehints=True,
+    )
+
+
+def _simplify(annotation: Any) -> Any:
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    return annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation

@@ -192,6 +192,16 @@ def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
     assert "## More" not in text  # every part of the package has a heading
 
 
+@pytest.mark.parametrize("name", ["pretrain", "evaluate", "label", "nt_xent"])
+def test_signatures_are_those_of_python(name: str) -> None:
+    pytest.importorskip("sphinx")
+    function = getattr(deepbregman, name)
+    text = load_script("reference").describe_signature(function)
+    assert not re.search("tyro|Annotated|ForwardRef|command line", text)
+    for parameter in inspect.signature(function).parameters:
+        assert re.search(rf"\b{parameter}\b", text)
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("furo")
@@ -206,6 +216,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     page = (tmp_path / "site" / "python.html").read_text()
     assert 'id="deepbregman.nt_xent"' in page
+    assert "tyro" not in page
     records = (tmp_path / "site" / "results.html").read_text()
     assert 'href="../../results/studies/comparison-teacher"' in records
 

@@ -81,7 +81,7 @@ def index_parquet(path: Path) -> StoredData:
 def _import() -> Any:
     try:
         import pyarrow.compute
-        import pyarrow.parquet
+        import pyarrow.parquet  # noqa: F401  # a part of what is returned
     except ImportError:
         raise UserError(
             "Parquet tables need the package pyarrow: install it with `pip install "
