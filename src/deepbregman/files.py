@@ -205,10 +205,10 @@ def write_csv(path: Path, rows: Sequence[Record]) -> None:
         file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
 
 
-def create_csv(path: Path, rows: Sequence[Record]) -> None:
+def create_csv(path: Path, rows: Sequence[Record], columns: Sequence[str] = ()) -> None:
     """Write records as CSV into a new file; see :func:`csv_text`."""
     with create_file(path) as file:
-        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))
+        file.write(csv_text(rows, columns).encode("utf-8", "surrogateescape"))
 
 
 def user_cache(kind: str) -> Path:
@@ -221,13 +221,16 @@ def user_cache(kind: str) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "deepbregman" / kind
 
 
-def csv_text(rows: Sequence[Record]) -> str:
+def csv_text(rows: Sequence[Record], columns: Sequence[str] = ()) -> str:
     """Write records, which need not have the same keys, as CSV that a spreadsheet opens safely.
 
     A text that a spreadsheet would take for a formula, such as a class named ``=cmd()``, gets an
     apostrophe before it; numbers stay numbers, written as text or not.
+
+    Args:
+        columns: the first ones, which are written even if there are no records.
     """
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = list(dict.fromkeys([*columns, *(key for row in rows for key in row)]))
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_without_formula(name) for name in columns])

@@ -86,13 +86,15 @@ def test_no_duplicates_at_all(
     for index in range(6):
         shutil.copy(photos / "a" / f"a-{index}.png", some)
     out, sheet = tmp_path / "copies.csv", tmp_path / "copies.png"
-    code, said, _ = command(
+    code, said, err = command(
         *("duplicates", short_run.path, "--data", some, "--threshold", 1.0),
         *("--out", out, "--sheet", sheet),
     )
     assert code == 0
     assert "0 groups among 6 images" in said
-    assert out.read_text().startswith("group,image,copy,cosine")
+    assert "0 exact copies, 0 near-duplicates" in said
+    assert "copies.png is not written" in err
+    assert out.read_text() == "group,image,copy,cosine\n"
     assert not sheet.exists()
 
 

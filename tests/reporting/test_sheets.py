@@ -71,6 +71,27 @@ def test_the_same_sheet_is_written_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", ["x" * 500, "写真/ネコ.png", "a\nb", "\udcff.png", ""])
 def test_any_name_fits(words: str) -> None:
     fitted = sheets._shorten(words)
-    assert sheets._font().getlength(fitted) <= CELL
+    assert sheets.choose_font(fitted).getlength(fitted) <= CELL
     assert words[-3:] in fitted or not words.isascii() or "\n" in words
     sheets.draw_sheet([Panel(tile(0), (Strip("by", (tile(1, None, (words,)),)),))])
+
+
+def test_names_in_other_languages_are_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a font of the system, letters that Pillow's font lacks are replaced, not boxes."""
+    monkeypatch.setattr(sheets, "SYSTEM_FONTS", ())
+    assert sheets._shorten("Küche/é.png") == "Kuche/e.png"
+    assert sheets._shorten("猫.png") == "?.png"
+    assert sheets._shorten("plain.png") == "plain.png"
+
+
+def test_a_font_of_the_system_is_taken_if_it_has_the_letters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rich = sheets._carried_font().font_variant(size=sheets.TEXT)
+    monkeypatch.setattr(sheets, "_system_font", lambda _: rich)
+    monkeypatch.setattr(
+        sheets, "_is_missing", lambda font, letter: font is not rich and not letter.isascii()
+    )
+    assert sheets._shorten("Küche") == "Küche"
+    assert sheets.choose_font("Küche") is rich
+    assert sheets.choose_font("Kuche") is sheets._carried_font()

@@ -53,7 +53,7 @@ def cluster(
 
     Args:
         run: Folder of the run.
-        clusters: Number of clusters. With labels the default is the number of classes.
+        clusters: Number of clusters. By default the number of classes, or 12 without labels.
         data: A dataset instead of the run's own; labels are not needed.
         by: features: k-means of normalised features. divergence: Bregman clustering of scores, by
             D(image || centroid). By default all that the run has.

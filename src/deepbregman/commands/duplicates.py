@@ -1,5 +1,6 @@
 """deepbregman duplicates: find copies and near-duplicates among images."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -7,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import (
     MaybeFloat,
     MaybePath,
     MaybeText,
     ReportProgress,
+    count_words,
     ignore_progress,
     say,
 )
@@ -79,7 +81,11 @@ def duplicates(
         out=None if out is None else Path(out),
         progress=progress or ignore_progress,
     )
-    if sheet is None or not found.groups:
+    if sheet is None:
+        return found
+    if not found.groups:
+        words = f"{sheet} is not written: there are no duplicates to show"
+        warnings.warn(words, Notice, stacklevel=2)
         return found
     write_sheet(Path(sheet), found)
     return replace(found, sheet=Path(sheet))
@@ -88,10 +94,12 @@ def duplicates(
 def show(found: "Duplicates", console: Console) -> None:
     """Print how many there are, and the largest groups."""
     exact, near = found.count("exact"), found.count("near")
+    groups = count_words(len(found.groups), "group")
     say(
         console,
-        f"{len(found.groups):,} groups among {found.num_images:,} images: {exact:,} exact copies, "
-        f"{near:,} near-duplicates (cosine {found.threshold:.4f} or more)",
+        f"{groups} among {found.num_images:,} images: {exact:,} exact "
+        f"{'copy' if exact == 1 else 'copies'}, "
+        f"{count_words(near, 'near-duplicate')} (cosine {found.threshold:.4f} or more)",
     )
     for number, group in enumerate(found.groups[:NAMED_GROUPS], start=1):
         names = ", ".join(copy.name for copy in group[:5]) + (", ..." if len(group) > 5 else "")

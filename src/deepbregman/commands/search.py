@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Measure = Literal["cosine", "divergence"]
 TITLES = {
     "cosine": "by cosine of features (1: most similar)",
-    "divergence": "by learned divergence D(query ‖ image) (0: most similar)",
+    "divergence": "by learned divergence D(query || image) (0: most similar)",
 }
 
 

@@ -41,6 +41,8 @@ METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learn
 """What to cluster by, and the variant's name in the rows."""
 CONTROL = "embedding"
 """k-means of the embeddings that scores are of; only an evaluation asks for it."""
+CLUSTERS = 12
+"""Number of clusters if there are no classes."""
 RESTARTS = 10
 """Starts, of which the best is kept."""
 MAX_ITERATIONS = 300
@@ -292,10 +294,7 @@ def _count_clusters(opened: OpenedRun, split: str, clusters: int | None) -> int:
     if clusters is None:
         labels = [part.labels for part in splits.values() if part.labels is not None]
         if len(labels) < len(splits):
-            raise UserError(
-                f"data {opened.data!r} has no labels, so the number of clusters is not known: "
-                "give it, such as --clusters 10"
-            )
+            return min(CLUSTERS, size)
         clusters = len(set(torch.cat(labels).tolist()))
     if not 1 <= clusters <= size:
         raise UserError(f"clusters is {clusters}: it must be between 1 and the {size} images")

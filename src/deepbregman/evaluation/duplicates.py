@@ -222,14 +222,14 @@ def _change(image: Pixels) -> Pixels:
 
 def _write(path: Path, found: Duplicates) -> None:
     rows: list[Record] = []
+    columns = ("group", "image", "copy", "cosine")
     for number, group in enumerate(found.groups, start=1):
         for copy in group:
-            row: Record = {"group": number, "image": copy.name, "copy": copy.kind}
-            row["cosine"] = f"{copy.cosine:.4f}"
+            cosine = f"{copy.cosine:.4f}"
+            row: Record = dict(zip(columns, (number, copy.name, copy.kind, cosine), strict=True))
             if copy.num_bytes is not None:
                 row["bytes"] = copy.num_bytes
             if copy.class_name is not None:
                 row["class"] = copy.class_name
             rows.append(row)
-    rows = rows or [{"group": "", "image": "", "copy": "", "cosine": ""}]
-    create_csv(path, rows)
+    create_csv(path, rows, columns)

@@ -20,6 +20,7 @@ from deepbregman.errors import Notice, UserError
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
+from .clustering import CLUSTERS
 from .features import Features
 from .gallery import Gallery, OpenedRun, Pixels, image_name
 from .knn import MEASURES, features_for, rank_bank
@@ -34,8 +35,6 @@ MOST_SUBNETWORKS = 256
 SCORE_BYTES = 8_000_000
 """Memory for the scores that images can be coloured by."""
 MAP_NEIGHBOURS = 15
-CLUSTERS = 12
-"""Number of clusters if there are no classes."""
 _QUERIES = 2048  # at a time
 _DECODED = 512
 

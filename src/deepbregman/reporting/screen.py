@@ -134,12 +134,12 @@ def search_table(title: str, found: Mapping[str, Sequence[tuple[str, str | None,
 def cluster_table(
     partitions: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str
 ) -> Table:
-    """Draw the sizes and the objective of clusters.
+    """Draw the sizes of clusters, and how far images are from the middle of theirs.
 
     Args:
         partitions: for each variant the sizes of its clusters, and its objective for each seed.
     """
-    table = _table(title, "variant", "objective (best seed)", "sizes, largest first")
+    table = _table(title, "clusters by", "distance within", "sizes, largest first")
     table.columns[2].justify = "left"
     for variant, (sizes, objectives) in partitions.items():
         words = " ".join(str(size) for size in sorted(sizes, reverse=True))

@@ -1,5 +1,6 @@
 """Contact sheets: a query on the left, what was found for it on the right; or groups of images."""
 
+import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,16 @@ CELL = THUMBNAIL + 2 * FRAME
 INK, FAINT, PAPER = "#1a1a1a", "#6a6a6a", "#ffffff"
 # Told apart with every kind of colour vision.
 SAME, OTHER, UNKNOWN = "#009e73", "#d55e00", "#c4c4c4"
+SYSTEM_FONTS = (
+    "DejaVuSans.ttf",
+    "NotoSans-Regular.ttf",
+    "NotoSansCJK-Regular.ttc",
+    "Arial Unicode.ttf",
+    "arial.ttf",
+    "msyh.ttc",
+    "YuGothM.ttc",
+)
+"""Of Linux, macOS and Windows, for names that Pillow's own font has no letters for."""
 
 
 class Tile(NamedTuple):
@@ -87,11 +98,12 @@ def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
 def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top: int) -> None:
     left = MARGIN
     if panel.query is not None:
-        draw.text((MARGIN, top), "query", font=_font(), fill=INK)
+        draw.text((MARGIN, top), "query", font=choose_font("query"), fill=INK)
         _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING, _tile_height([panel.query]))
         left += CELL + 3 * GAP
     for strip in panel.strips:
-        draw.text((left, top), strip.title, font=_font(), fill=INK)
+        title = _keep_readable(strip.title)
+        draw.text((left, top), title, font=choose_font(title), fill=INK)
         top += HEADING
         row_height = _tile_height(strip.tiles)
         for start in range(0, len(strip.tiles), COLUMNS):
@@ -108,19 +120,22 @@ def _draw_tile(
     inner = (left + FRAME, top + FRAME)
     sheet.paste(_thumbnail(tile.pixels), inner)
     below = top + CELL + 4
-    draw.text((left, below), _shorten(tile.title), font=_font(), fill=INK)
-    draw.text((left + CELL, below), tile.value, font=_font(), fill=INK, anchor="ra")
-    for line in tile.lines:
+    title = _shorten(tile.title)
+    draw.text((left, below), title, font=choose_font(title), fill=INK)
+    font = choose_font(tile.value)
+    draw.text((left + CELL, below), tile.value, font=font, fill=INK, anchor="ra")
+    for line in map(_shorten, tile.lines):
         below += LINE
-        draw.text((left, below), _shorten(line), font=_font(), fill=FAINT)
+        draw.text((left, below), line, font=choose_font(line), fill=FAINT)
 
 
 def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
     left = MARGIN
     for colour, words in ((SAME, "the query's class"), (OTHER, "another class")):
         draw.rectangle((left, top + 2, left + 11, top + 13), fill=colour)
-        draw.text((left + 18, top), words, font=_font(), fill=INK)
-        left += 18 + round(_font().getlength(words)) + 2 * GAP
+        font = choose_font(words)
+        draw.text((left + 18, top), words, font=font, fill=INK)
+        left += 18 + round(font.getlength(words)) + 2 * GAP
 
 
 def _panel_height(panel: Panel) -> int:
@@ -151,8 +166,8 @@ def _thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
 
 def _shorten(words: str) -> str:
     """Shorten words from the left until they fit a tile; the end of a path matters most."""
-    font = _font()
-    words = " ".join(words.encode(errors="replace").decode().split())
+    words = _keep_readable(" ".join(words.encode(errors="replace").decode().split()))
+    font = choose_font(words)
     if font.getlength(words) <= CELL:
         return words
     while words and font.getlength("…" + words) > CELL:
@@ -160,9 +175,47 @@ def _shorten(words: str) -> str:
     return "…" + words
 
 
+def choose_font(words: str) -> ImageFont.FreeTypeFont:
+    """Return the font that Pillow carries, or one of the system where that has no such letters.
+
+    Pillow's is the same on every machine, but it has only English letters.
+    """
+    fonts = [_carried_font()]
+    if not words.isascii():
+        fonts += [font for font in map(_system_font, SYSTEM_FONTS) if font is not None]
+    return next((font for font in fonts if _has_all(font, words)), fonts[0])
+
+
+def _keep_readable(words: str) -> str:
+    """Replace letters that no font here has: ``é`` by ``e``, others by ``?``."""
+    if _has_all(choose_font(words), words):
+        return words
+    font = _carried_font()
+    plain = unicodedata.normalize("NFKD", words)
+    letters = (letter for letter in plain if not unicodedata.combining(letter))
+    return "".join(letter if _has_all(font, letter) else "?" for letter in letters)
+
+
+def _has_all(font: ImageFont.FreeTypeFont, words: str) -> bool:
+    return words.isascii() or not any(_is_missing(font, letter) for letter in set(words))
+
+
 @cache
-def _font() -> ImageFont.FreeTypeFont:
-    """Return the font that Pillow carries, which is the same on every machine."""
+def _is_missing(font: ImageFont.FreeTypeFont, letter: str) -> bool:
+    """Whether a font draws its sign for an unknown letter; U+10FFFF is no letter at all."""
+    return bytes(font.getmask(letter)) == bytes(font.getmask("\U0010ffff"))
+
+
+@cache
+def _carried_font() -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(TEXT)
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
     return font
+
+
+@cache
+def _system_font(name: str) -> ImageFont.FreeTypeFont | None:
+    try:
+        return ImageFont.truetype(name, TEXT)
+    except OSError:  # not installed
+        return None
