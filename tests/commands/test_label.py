@@ -104,6 +104,39 @@ def test_unequal_classes_are_told_both_ways(command: Command, run: Run, tmp_path
     assert "next:" not in said  # nothing was written
 
 
+def test_a_class_with_one_label_is_left_out(command: Command, run: Run, tmp_path: Path) -> None:
+    few, out = write_table(tmp_path / "few.csv", *FEW), tmp_path / "all.csv"
+    few.write_text(few.read_text() + "red-9.png,violet\n")
+    code, said, _ = command("label", run.path, "--labels", few, "--out", out, "--suggest", 3)
+    assert code == 0
+    assert "one image only is labelled violet" in said
+    assert "from 8 labelled images" in said
+    with out.open(newline="") as file:
+        rows = {row["image"]: row for row in csv.DictReader(file)}
+    own = rows.pop("red-9.png")
+    assert (own["label"], own["given"], own["probability of violet"]) == ("violet", "yes", "1.0000")
+    assert own["label next"] == ""
+    for name, row in rows.items():  # as without that label
+        assert row["label"] == name.partition("-")[0]
+        assert row["probability of violet"] == "0.0000"
+
+
+def test_one_label_for_all_is_no_success(command: Command, run: Run, tmp_path: Path) -> None:
+    """Two labels among fourteen have no reason, so only the frequent class can be learned."""
+    table = tmp_path / "few.csv"
+    names = [f"{name}-{index}.png" for name in ("red", "blue") for index in range(7)]
+    odd = ("red-0.png", "blue-0.png")
+    lines = [f"{name},{'odd' if name in odd else 'even'}" for name in names]
+    table.write_text("\n".join(["image,label", *lines]) + "\n")
+    words = ("label", run.path, "--labels", table, "--suggest", 0, "--by", "knn")
+    code, said, _ = command(*words)
+    assert code == 0
+    assert "always even, to compare" in said
+    assert "85.7" in said
+    assert "all other images get the label even" in said
+    assert "add --balanced" in said
+
+
 def test_class_folders_with_copies_and_strangers(
     command: Command, run: Run, photos: Path, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
 """deepbregman label: labels for all images from labels for a few."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
@@ -59,7 +59,7 @@ def label(
     Args:
         run: Folder of the run.
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
-            class; at least 2 images of each class. In Python also a mapping from image to label.
+            class; at least 2 images of a class. In Python also a mapping from image to label.
         data: A dataset instead of the run's own.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
@@ -112,9 +112,14 @@ def show(found: "Labelling", console: Console) -> None:
     counts = Counter(pairs)
     known = zip(found.classes, found.class_sizes, found.class_accuracies, strict=True)
     classes = [(name, size, share, counts[name, False]) for name, size, share in known]
-    is_uneven = max(found.class_sizes) > UNEVEN * min(found.class_sizes)
-    for table in label_tables(judged, classes, with_balanced=is_uneven):
+    sizes = [size for size in found.class_sizes if size > 1]
+    is_uneven = max(sizes) > UNEVEN * min(sizes)
+    frequent = found.classes[found.class_sizes.index(max(sizes))]
+    guess = (f"always {frequent}, to compare", 100 * max(sizes) / sum(sizes), 100 / len(sizes))
+    for table in label_tables(judged, guess, classes, with_balanced=is_uneven):
         console.print(table)
+    for words in _find_surprises(found):
+        say(console, f"warning: {words}", "yellow")
     say(
         console,
         f"expected accuracy: {_describe(found.expected)}, from {found.num_examples} labelled "
@@ -144,6 +149,25 @@ def show(found: "Labelling", console: Console) -> None:
     if found.table is not None:
         words = f"--labels {found.table} --out labelled.html"
         say(console, f"next: deepbregman explore {found.run} {words}")
+
+
+def _find_surprises(found: "Labelling") -> Iterator[str]:
+    """Yield warnings about labels that are of little use."""
+    pairs = zip(found.classes, found.class_sizes, strict=True)
+    if single := [name for name, size in pairs if size == 1]:
+        yield (
+            f"one image only is labelled {' and one '.join(single)}, and no other image gets such "
+            "a label; label a second one of each: `deepbregman search` finds images like the first"
+        )
+    predicted = {
+        label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given
+    }
+    if len(predicted) == 1:
+        others = "" if found.is_balanced else "add --balanced, or "
+        yield (
+            f"all other images get the label {predicted.pop()}: the classifier finds no other "
+            f"class; {others}label more images of the others"
+        )
 
 
 def _describe(expected: "ExpectedAccuracy") -> str:

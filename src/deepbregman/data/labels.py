@@ -67,11 +67,11 @@ def check_counts(labels: list[str], where: str) -> None:
             f"{where}: all {len(labels)} labels are {labels[0]!r}; label images of a second class, "
             "or there is nothing to tell apart"
         )
-    single = [label for label, count in counts.items() if count < 2]
-    if single:
+    if sum(count > 1 for count in counts.values()) < 2:
+        single = [label for label, count in counts.items() if count == 1]
         raise UserError(
-            f"{where}: only one image of {quote_some(single)}; each class needs 2 or more, so that "
-            "one can judge what the others teach"
+            f"{where}: only one image of {quote_some(single)}; at least two classes need 2 images "
+            "or more, so that one can judge what the others teach"
         )
 
 

@@ -377,9 +377,9 @@ class Labelling:
     expected: ExpectedAccuracy
     expected_balanced: ExpectedAccuracy
     """The mean over the classes."""
-    class_accuracies: tuple[float, ...]
+    class_accuracies: tuple[float | None, ...]
     """Of the labelled images of each class, the share that the chosen classifier, which had not
-    learned from them, got right; in per cent."""
+    learned from them, got right; in per cent. None of a class with one label, which is left out."""
     suggestions: list[Suggestion]
     class_sizes: tuple[int, ...]
     """Labelled images of each class, those from outside the data among them."""
@@ -393,8 +393,8 @@ class Labelling:
 
     @property
     def num_examples(self) -> int:
-        """Labelled images, those from outside the data among them."""
-        return sum(self.class_sizes)
+        """Labelled images that were learned from, those from outside the data among them."""
+        return sum(size for size in self.class_sizes if size > 1)
 
     @property
     def labels(self) -> list[str]:
@@ -419,8 +419,11 @@ def label_images(
     gallery = open_gallery(opened, "all", progress)
     names = gallery.names
     known, extra = match_images(given, gallery)
-    classes = tuple(sorted({*known.values(), *extra.values()}))
-    check_counts([*known.values(), *extra.values()], "labels")
+    every = [*known.values(), *extra.values()]
+    check_counts(every, "labels")
+    classes = tuple(sorted(set(every)))
+    # What a class with one label teaches cannot be judged, so that class is left out.
+    taught = [place for place, name in enumerate(classes) if every.count(name) > 1]
     if len(known) == len(names):
         raise UserError(f"all {len(names)} images of {opened.data!r} have labels: none is left")
     labels = torch.full((len(names) + len(extra),), -1)
@@ -433,18 +436,25 @@ def label_images(
         images = ResidentBatches(open_files(list(extra), image_size=size), loaded.device)
         more = compute_features(loaded.model, images, size).require_finite()
         features = join_features([features, more])
+    ranks = torch.full((len(classes) + 1,), -1)  # the last one is of no label
+    ranks[taught] = torch.arange(len(taught))
     found = predict_labels(
         features,
-        labels,
-        num_classes=len(classes),
+        ranks[labels],
+        num_classes=len(taught),
         smoothing=opened.loaded.config.divergence.smoothing,
         kinds=allowed,
         balanced=balanced,
         seed=seed,
         progress=partial(progress, "cross-validation"),
     )
-    chosen = suggest_images(features.representation, found.probabilities, labels >= 0, suggest)
-    probabilities, is_given = found.probabilities[: len(names)], labels[: len(names)] >= 0
+    probabilities = found.probabilities.new_zeros(len(labels), len(classes))
+    probabilities[:, taught] = found.probabilities
+    is_given = labels >= 0
+    probabilities[is_given] = functional.one_hot(labels[is_given], len(classes)).double()
+    chosen = suggest_images(features.representation, probabilities, is_given, suggest)
+    probabilities, is_given = probabilities[: len(names)], is_given[: len(names)]
+    shares = dict(zip(taught, found.class_accuracies, strict=True))
     pixels = gallery.pixels(chosen) if with_pixels else {}
     best, guesses = probabilities.max(dim=1)
     suggestions = [
@@ -459,7 +469,7 @@ def label_images(
         found.judged,
         found.expected,
         found.expected_balanced,
-        found.class_accuracies,
+        tuple(shares.get(place) for place in range(len(classes))),
         suggestions,
         tuple(torch.bincount(labels[labels >= 0], minlength=len(classes)).tolist()),
         balanced,

@@ -149,7 +149,8 @@ def cluster_table(
 
 def label_tables(
     judged: Sequence[tuple[str, float, float, float]],
-    classes: Sequence[tuple[str, int, float, int]],
+    guess: tuple[str, float, float],
+    classes: Sequence[tuple[str, int, float | None, int]],
     *,
     with_balanced: bool,
 ) -> list[Table]:
@@ -158,8 +159,9 @@ def label_tables(
     Args:
         judged: for each classifier its title, accuracy and mean accuracy over the classes in per
             cent, and log loss, the chosen first.
+        guess: title and both accuracies of what needs no classifier.
         classes: for each class its name, how many labels were given, the share of them that
-            cross-validation got right, in per cent, and how many were predicted.
+            cross-validation got right, in per cent, if it was judged, and how many were predicted.
         with_balanced: show the mean over the classes.
     """
     means = ["mean over classes %"] * with_balanced
@@ -168,9 +170,12 @@ def label_tables(
         chosen = f"{title} (chosen)" if index == 0 else title
         numbers = [f"{accuracy:.1f}", *[f"{balanced:.1f}"] * with_balanced, f"{loss:.3f}"]
         tried.add_row(_words(chosen), *numbers)
+    title, accuracy, balanced = guess
+    tried.add_row(_words(title), f"{accuracy:.1f}", *[f"{balanced:.1f}"] * with_balanced, "")
     found = _table("labels", "class", "given", "of them found %", "predicted")
     for name, given, share, predicted in classes:
-        found.add_row(_words(name), f"{given:,}", f"{share:.0f}", f"{predicted:,}")
+        shown = "-" if share is None else f"{share:.0f}"
+        found.add_row(_words(name), f"{given:,}", shown, f"{predicted:,}")
     return [tried, found]
 
 
