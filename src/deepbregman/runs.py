@@ -177,9 +177,11 @@ def is_run(folder: Path) -> bool:
 
 
 def is_complete(run: "Run") -> bool:
-    """Whether a run has been trained to its end."""
+    """Whether a run has been trained to its end, which may have come early."""
     trained = run.result().get("pretrain") or {}
-    return bool(trained.get("epoch") == run.config.training.epochs)
+    settings = run.config.training
+    stopped = "stopped" in trained and settings.stop_when_saturated
+    return stopped or bool(trained.get("epoch") == settings.epochs)
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,15 @@ def say(console: Console, message: str, style: str | None = None) -> None:
 
 def parse_duration(text: str, option: str) -> float:
     """Return the seconds of a time such as 90s, 30m, 2h or 1h30m; ``option`` names it in errors."""
-    found = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text)
+    number = r"(\d+(?:\.\d+)?)\s*"
+    pattern = rf"(?:{number}h)?\s*(?:{number}m(?:in)?)?\s*(?:{number}s)?"
+    found = re.fullmatch(pattern, text.strip(), re.IGNORECASE)
     hours, minutes, rest = (float(number or 0) for number in found.groups()) if found else (0, 0, 0)
     seconds = 3600.0 * hours + 60.0 * minutes + rest
     if not 0.0 < seconds < 1e9:
         raise UserError(
-            f"--{option} {text}: it must be a time above 0, in hours, minutes or seconds, such as "
-            "30m, 2h or 1h30m"
+            f"--{option} {text}: it must be a time above 0 with its unit, h, m or s, such as 30m, "
+            "2h or 1h30m"
         )
     return seconds
 

@@ -1,5 +1,6 @@
 """Pretraining without a recipe: settings are chosen, printed and written."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
+from deepbregman.terminal import parse_duration
 from deepbregman.training import planning
 
 from ..conftest import Command
@@ -85,7 +87,8 @@ def test_in_python(few_digits: str, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["auto"], "needs images"),
-        (["my_photoz"], "neither one of"),
+        (["my_photoz"], "'my_photoz' is neither a folder or file of images, nor a dataset"),
+        (["digit"], "did you mean 'digits'?"),
         (["digits", "--budget", "5m"], "only the recipe auto"),
         (["auto", "--data", "digits", "--budget", "soon"], "--budget soon: it must be a time"),
         (["auto", "--data", "digits", "--budget", "0m"], "--budget 0m"),
@@ -101,3 +104,45 @@ def test_bad_input(command: Command, words: list[str], said: str) -> None:
 def test_python_names_the_rule_too() -> None:
     with pytest.raises(UserError, match="needs images"):
         pretrain("auto")
+
+
+def test_a_damaged_photo_is_left_out_and_the_run_can_be_repeated(
+    command: Command, photos: Path, tmp_path: Path
+) -> None:
+    folder, run = tmp_path / "photos", tmp_path / "run"
+    shutil.copytree(photos, folder)
+    (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff half of a photo")
+    words = ("--training.epochs", 1, *SMALL, *QUICK)
+    code, out, _ = command("pretrain", folder, "--run", run, *words)
+    assert code == 0
+    assert "left out 1 unreadable image (broken.jpg)" in out
+    assert "on 40 images" in out
+    # Complete: the same command, and --resume, say how to train longer.
+    again = f"--encoder.weights {run} --budget 2h --run NEW`"
+    code, out, _ = command("pretrain", folder, "--run", run, *words)
+    assert code == 0
+    assert f"`deepbregman pretrain {folder} {again}" in out
+    code, out, _ = command("pretrain", "--resume", run, "--accelerator", "cpu")
+    assert code == 0
+    assert f"run {run} is complete: 1 epoch trained" in out
+    # A run is no folder of images.
+    code, _, err = command("pretrain", run)
+    assert code == 2
+    assert f"`deepbregman pretrain --resume {run}` continues it" in err
+
+
+def test_a_folder_that_is_written_wrong_is_found(
+    command: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    code, _, err = command("pretrain", f"{photos.name}s")
+    assert code == 2
+    assert f"did you mean '{photos.name}'?" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("5m", 300), ("5 min", 300), ("5MIN", 300), ("1h30m", 5400), ("1.5h", 5400)],
+)
+def test_times_as_people_write_them(text: str, seconds: float) -> None:
+    assert parse_duration(text, "budget") == seconds

@@ -24,7 +24,7 @@ from deepbregman.config import (
     override,
     recipes,
 )
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, suggest
 from deepbregman.files import hold_folder
 from deepbregman.launching import current_process, must_start_processes, run_in_processes
 from deepbregman.runs import Run, default_folder, is_complete, is_run
@@ -292,6 +292,8 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
             raise UserError(_explain_new_settings(fields, words))
         return resume, "deepbregman pretrain", words
     words = _name_recipe(words)
+    if words and not words[0].startswith("-"):
+        _check_first_word(words[0])
     named = bool(words) and not words[0].startswith("-")
     if not named and not {"-h", "--help"} & set(words):
         raise UserError(
@@ -322,12 +324,25 @@ def _explain_new_settings(fields: list[str], words: list[str]) -> str:
     values = _pair_options(words)
     run = values.get("--resume") or "RUN"
     asked = shlex.join(word for field in fields for word in (field, values[field] or "..."))
-    again = f"deepbregman pretrain {shlex.quote(f'{run}/config.toml')}"
     return (
         f"--resume continues a run with the settings that it has, and {fields[0]} is given: leave "
         "it out, or train on from the weights of the run, with new heads, a new schedule and a "
-        f"folder of its own: `{again} --encoder.weights {shlex.quote(run)} {asked} --run NEW`"
+        f"folder of its own: {_train_longer(run, None, asked)}"
     )
+
+
+def _train_longer(run: Path | str, auto: Config | None, asked: str = "") -> str:
+    """Return the command that trains on from the weights of a run.
+
+    Args:
+        auto: a configuration whose data the recipe auto is to train on; None repeats the run's.
+        asked: options of the user.
+    """
+    first, length = f"{run}/config.toml", "--training.epochs N"
+    if auto is not None:
+        first, length = auto.data.source, "--budget 2h"
+    weights = f"--encoder.weights {shlex.quote(str(run))}"
+    return f"`deepbregman pretrain {shlex.quote(first)} {weights} {asked or length} --run NEW`"
 
 
 def _pair_options(words: list[str]) -> dict[str, str]:
@@ -353,9 +368,31 @@ def _name_recipe(words: list[str]) -> list[str]:
 
     path = Path(words[0])
     stored = path.suffix.lower() in FILE_SUFFIXES or words[0].startswith(HUB)
+    if is_run(path):
+        again = f"deepbregman pretrain --resume {shlex.quote(words[0])}"
+        raise UserError(
+            f"{words[0]!r} is a run, not a folder of images: `{again}` continues it; to train "
+            f"longer from its weights: {_train_longer(path, None)}"
+        )
     if words[0] in DATASETS or path.is_dir() or stored:
         return [AUTO, "--data", *words]
     return words
+
+
+def _check_first_word(word: str) -> None:
+    """Refuse a first word that is neither a recipe nor images."""
+    path = Path(word)
+    if word in recipes() or path.suffix == ".toml":
+        return
+    from deepbregman.data.datasets import DATASETS
+
+    known = [*recipes(), *DATASETS]
+    if path.parent.is_dir():
+        known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
+    raise UserError(
+        f"{word!r} is neither a folder or file of images, nor a dataset (`deepbregman data list`), "
+        f"a recipe (`deepbregman recipes`) or a .toml file{suggest(word, known)}"
+    )
 
 
 def _find_given(recipe: Config, config: Config, words: list[str]) -> dict[str, Any]:
@@ -418,11 +455,12 @@ def _train(
     folder = broadcast(fabric, folder)  # a default one is named by the clock
     if not resuming and broadcast(fabric, is_run(folder)):
         config = run_together(fabric, lambda: _settings_to_continue(folder, config, request))
+        words = _say_complete(Run(folder), config if request is not None else None)
         resuming, request = True, None
         if broadcast(fabric, is_complete(Run(folder))):
-            done = count_words(config.training.epochs, "epoch")
-            say(console, f"run {folder} is complete: {done} trained")
+            say(console, words)
             return Run(folder)
+    was_complete = resuming and is_complete(Run(folder))
     own = parts.own or OwnParts()
     source = parts.source
     if request is not None:
@@ -474,7 +512,16 @@ def _train(
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         words = f"{len(skipped)} images could not be decoded and were replaced by others"
         say(console, words, "yellow")
+    if was_complete:  # its checkpoint and its images have been checked again
+        say(console, _say_complete(run, None))
     return run
+
+
+def _say_complete(run: Run, auto: Config | None) -> str:
+    """Say that a run is complete, and how to train longer; see :func:`_train_longer`."""
+    done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
+    longer = f"to train longer from its weights: {_train_longer(run.path, auto)}"
+    return f"run {run.path} is complete: {done} trained; {longer}"
 
 
 def _choose_settings(
@@ -522,9 +569,9 @@ def _choose_settings(
             request.budget,
         )
 
-        def measure(tried: Config) -> float:
-            own = parts.own or OwnParts()
-            return measure_step(tried, images.frame, fabric.device, fabric.world_size, own)
+        def measure(tried: Config, seconds: float) -> float:
+            own, processes = parts.own or OwnParts(), fabric.world_size
+            return measure_step(tried, images.frame, fabric.device, processes, own, seconds)
 
         def choose() -> "Plan | None":
             return make_plan(sized, facts, given, size, measure) if fabric.is_global_zero else None
@@ -560,7 +607,8 @@ def _settings_to_continue(folder: Path, config: Config, request: AutoRequest | N
         words = [f"{field} is {a!r} there and {b!r} here" for field, (a, b) in differing.items()]
         raise UserError(
             f"run folder {folder} exists with other settings: {'; '.join(words[:3])}; continue it "
-            f"as it is with --resume {folder}, or name another folder with --run"
+            f"as it is with --resume {folder}, or name another folder with --run, with "
+            f"--encoder.weights {folder} to start from its weights"
         )
     return there
 
@@ -591,6 +639,10 @@ def _describe_job(
         f"{'resident on' if job.batches.resident else 'streamed to'} {job.fabric.device}; run "
         f"{job.run.path}"
     )
+    if source.classes and source.train.labels is not None and not config.objective.needs_labels:
+        named = ", ".join(source.classes[:5]) + ", ..." * (len(source.classes) > 5)
+        words = "labels judge the encoder and do not train it"
+        yield f"{len(source.classes):,} classes: {named}; {words}"
     if start is not None:
         yield f"the encoder starts from the weights of {start}; its heads are new"
     per_epoch = job.steps_per_epoch * settings.batch_size * settings.accumulate

@@ -34,7 +34,8 @@ _BANK, _FILLING = 4096, 0.05  # largest bank, and share of the run after which i
 _WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
 _ENCODERS = ("resnet18", "small")
 _MEASURED_BATCH = 16  # on a CPU, where the time of a step is in proportion to its batch
-_MEASURED_SECONDS = 2.0
+_MEASURED_SECONDS = 2.0  # for each encoder that is tried
+_CHECKED_SHARE, _CHECKED_SECONDS = 0.03, 30.0  # of the limit, and at most, for the chosen one
 
 
 class Choice(NamedTuple):
@@ -77,8 +78,8 @@ class Plan:
     """Estimated time of pretraining."""
 
 
-Measure = Callable[[Config], float]
-"""Returns the seconds of an optimiser step."""
+Measure = Callable[[Config, float], float]
+"""Returns the seconds of an optimiser step, measured for so many seconds."""
 
 
 def choose_image_size(side: int, on_gpu: bool) -> Choice:
@@ -115,10 +116,15 @@ def make_plan(
             tried = override(tried, {"encoder.name": name})
         tried, seconds = _fit_into_memory(tried, given, facts.processes, measure)
         tried, seconds = _lengthen(tried, facts, given, wanted, seconds)
-        length = _choose_epochs(facts, wanted, seconds * count_steps(tried, facts.num_images))
+        steps = count_steps(tried, facts.num_images)
+        length = _choose_epochs(facts, wanted, seconds * steps)
         if facts.on_gpu or "encoder.name" in given or length.value >= 0.5 * wanted:
             break
         too_slow.append(name)
+    if length.value < wanted and not facts.on_gpu:
+        # The limit decides, so the speed must be right: other programs make it go up and down.
+        seconds = measure(tried, min(_CHECKED_SECONDS, _CHECKED_SHARE * facts.limit))
+        length = _choose_epochs(facts, wanted, seconds * steps)
     if tried.training.batch_size != plan.config.training.batch_size:
         plan.drop("training.batch_size")
         why = "what fits in memory" if facts.on_gpu else "small, for more steps in a short run"
@@ -143,7 +149,7 @@ class _Choices:
         """Make choices, unless the user has given the field."""
         for choice in choices:
             if choice.field in self.given:
-                choice = Choice(choice.field, self.given[choice.field], "as you say")
+                choice = Choice(choice.field, self.given[choice.field], "as given")
             else:
                 self.config = override(self.config, {choice.field: choice.value})
             self.made.append(choice)
@@ -183,10 +189,10 @@ def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
 def _choose_epochs(facts: Facts, wanted: int, seconds: float) -> Choice:
     """Choose the length: as wanted, or less where an epoch takes too many seconds."""
     possible = int(_SPARE * facts.limit / seconds)
-    granted = "" if facts.budget is not None else "; --budget 2h grants more"
+    granted = "" if facts.budget is not None else "; --budget 12h grants more"
     if possible >= wanted:
         return Choice("training.epochs", wanted, f"what {facts.num_images:,} images are worth")
-    why = f"what fits in {format_duration(facts.limit)}{granted}"
+    why = f"what fits in {format_duration(facts.limit)}; up to {wanted:,} help{granted}"
     return Choice("training.epochs", max(1, possible), why)
 
 
@@ -234,7 +240,7 @@ def _fit_into_memory(
     """Measure a configuration; halve the batch until it fits in memory."""
     while True:
         try:
-            return config, measure(config)
+            return config, measure(config, _MEASURED_SECONDS)
         except (RuntimeError, MemoryError) as error:
             half = config.training.batch_size // 2
             fixed = "training.batch_size" in given or half < max(2, processes) or half % processes
@@ -249,14 +255,16 @@ def measure_step(
     device: torch.device,
     processes: int = 1,
     own: OwnParts = OwnParts(),  # noqa: B008  # immutable
+    spend: float = _MEASURED_SECONDS,
 ) -> float:
-    """Return the seconds of an optimiser step of one of several processes, on noise.
+    """Return the mean seconds of an optimiser step of one of several processes, on noise.
 
     The step is not compiled, so that measuring takes seconds: on a GPU the run itself is faster.
 
     Args:
         frame: height and width of the images before they are cropped.
         processes: that share the batch.
+        spend: seconds to measure for.
     """
     share = config.training.batch_size // processes
     batch = share if device.type == "cuda" else min(share, _MEASURED_BATCH)
@@ -274,7 +282,7 @@ def measure_step(
     indices = torch.arange(batch, device=device)
     turns: list[float] = []
     began = time.perf_counter()
-    while len(turns) < 2 or time.perf_counter() - began < _MEASURED_SECONDS:
+    while len(turns) < 2 or time.perf_counter() - began < spend:
         started = time.perf_counter()
         for _ in range(config.training.accumulate):
             uniforms = draws.draw_uniforms(step.views, len(turns))
@@ -287,4 +295,4 @@ def measure_step(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         turns.append(time.perf_counter() - started)
-    return statistics.median(turns[1:]) * share / batch
+    return statistics.fmean(turns[1:]) * share / batch
