@@ -136,9 +136,13 @@ def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: P
     page = Page(report(paths, tmp_path / "out").page)
     assert "begun: unfinished: epoch 2 of 100" in page.words
     assert "new: unfinished: epoch 0 of 9" in page.words
-    assert page.words.count("no accuracy yet") == 3
-    assert f"With labels: deepbregman evaluate {paths[2]}" in page.words
-    assert f"Without: deepbregman explore {paths[2]} --out map.html" in page.words
+    assert page.words.count("no accuracy yet") == 2
+    assert f"With labels: deepbregman evaluate {paths[0]}" in page.words
+    assert f"Without: deepbregman explore {paths[0]} --out map.html" in page.words
+    # The monitor of the third never ran, so there are no labels to evaluate with.
+    assert page.words.count("no labels") == 1
+    assert f"deepbregman label {paths[2]} --labels few.csv" in page.words
+    assert f"evaluate {paths[2]}" not in page.words
     assert "done: not evaluated" not in page.words
     assert "one seed: no deviation over seeds" not in page.words  # there is nothing to deviate
     assert "differ in more than their method: training.epochs" in page.words
@@ -338,7 +342,7 @@ def test_the_command(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "deep" / "report"
     main(["report", str(make_run("a", metrics=METRICS)), "--out", str(out), "--title", "Mine"])
     assert (
-        f"report: {out / 'index.html'} (0.9 MB; 1 figures, 1 tables"
+        f"report: {out / 'index.html'} (0.9 MB; 1 figure and 1 table"
         in capsys.readouterr().out.replace("\n", "")
     )
     assert "<title>Mine</title>" in (out / "index.html").read_text()
@@ -397,7 +401,8 @@ def test_an_empty_folder_is_filled_and_a_run_given_twice_counts_once(
     out = tmp_path / "out"
     out.mkdir()
     page = Page(report([run, f"{run}/", run], out).page)
-    assert "1 run in 1 arm" in page.words
+    assert "1 run" in page.words
+    assert "2 runs" not in page.words
 
 
 @pytest.mark.parametrize("script", ["a='</script>'", "b='<!-- x'", "c='</SCRIPT >'"])

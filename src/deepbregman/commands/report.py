@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.terminal import MaybeText, ReportProgress, ignore_progress, say
+from deepbregman.terminal import MaybeText, ReportProgress, count_words, ignore_progress, say
 
 from .parameters import PythonOnly
 
@@ -71,5 +71,6 @@ def report(
 def show(result: Report, console: Console) -> None:
     """Print where the page is."""
     size = f"{result.num_bytes / 1e6:.1f} MB"
-    beside = f"{result.num_figures} figures, {result.num_tables} tables beside it"
+    beside = f"{count_words(result.num_figures, 'figure')} and "
+    beside += f"{count_words(result.num_tables, 'table')} beside it"
     say(console, f"report: {result.page} ({size}; {beside})")

@@ -95,6 +95,8 @@ class Card:
     """The images that the headline is measured on."""
     warnings: list[str]
     """Reasons to doubt the numbers; empty if there are none."""
+    has_labels: bool = True
+    """Whether the data may have labels: without any, the kNN monitor never ran."""
 
 
 @dataclass(frozen=True)
@@ -459,7 +461,8 @@ def make_card(group: RunGroup) -> Card:
     main = next(iter([*linear, *own]), None)
     if main is None:  # the card says so, and there is nothing to deviate
         unusual = [f"{r.name}: {r.state}" for r in group.runs if not r.is_complete]
-        return Card(group, facts, None, "", "", unusual)
+        ran = all(run.is_complete and run.config.training.knn_every for run in group.runs)
+        return Card(group, facts, None, "", "", unusual, has_labels=bool(last) or not ran)
     compared = reference_values([group], main).items()
     facts[:0] = [(name, f"{value:.2f} %") for name, value in compared]
     return Card(group, facts, summarise_measure(group, main), main.title, main.test_set, states)
@@ -553,7 +556,8 @@ def _facts(main: Comparison | None, studies: Sequence[StudySection]) -> list[str
     words: list[str] = []
     if main is not None:
         runs = sum(len(group.runs) for group in main.groups)
-        words.append(f"{count_words(runs, 'run')} in {count_words(len(main.groups), 'arm')}")
+        arms = f" in {count_words(len(main.groups), 'arm')}" if runs > 1 else ""
+        words.append(count_words(runs, "run") + arms)
         words.append(", ".join(dict.fromkeys(dict(card.facts)["data"] for card in main.cards)))
     if studies:
         words.append(f"{len(studies)} {'study' if len(studies) == 1 else 'studies'}")
