@@ -87,11 +87,12 @@ class TestSearch:
         self, command: Command, run: Run, tmp_path: Path, arrays: dict[str, torch.Tensor]
     ) -> None:
         sheet = tmp_path / "sheet.png"
-        code, out, err = command("search", run.path, "--query", "test:17", "test:3", "--out", sheet)
+        words = ("--query", "test:17", "test:3", "--split", "train")
+        code, out, err = command("search", run.path, *words, "--out", sheet)
         assert (code, err) == (0, "")
         smoothing = run.config.divergence.smoothing
         assert smoothing > 0.0
-        found = search(run, ["test:17"], accelerator="cpu").answers[0]
+        found = search(run, ["test:17"], split="train", accelerator="cpu").answers[0]
         query = torch.nn.functional.normalize(arrays["test_features"][17].double(), dim=0)
         bank = torch.nn.functional.normalize(arrays["train_features"].double(), dim=1)
         scores = arrays["test_scores"][17:18].double(), arrays["train_scores"].double()
@@ -113,6 +114,20 @@ class TestSearch:
             assert image.width > 10 * 112
             assert image.height > 4 * 112  # two queries by two measures
         assert "evaluations" not in run.result()
+
+    def test_all_images_are_searched(self, run: Run, arrays: dict[str, torch.Tensor]) -> None:
+        """Nobody who looks for a photo thinks of splits."""
+        found = search(run, ["test:17"], k=20, by=["cosine"], accelerator="cpu").answers[0]
+        query = torch.nn.functional.normalize(arrays["test_features"][17].double(), dim=0)
+        expected = []
+        for split in ("train", "test"):
+            bank = torch.nn.functional.normalize(arrays[f"{split}_features"].double(), dim=1)
+            cosines = enumerate((bank @ query).tolist())
+            expected += [(value, f"{split}:{index}") for index, value in cosines]
+        names = [name for _, name in sorted(expected, reverse=True) if name != "test:17"]
+        shown = [hit.image.name for hit in found.hits["cosine"]]
+        assert shown == names[:20]
+        assert {name.partition(":")[0] for name in shown} == {"train", "test"}
 
     def test_precision_over_all_queries(
         self, command: Command, run: Run, few_digits: str, tmp_path: Path
@@ -262,7 +277,7 @@ class TestSearch:
             (["--query", "red-1.png", "--data", "nowhere"], "no such folder"),
             ([], "no labels to measure searches with"),
             (["--out", "sheet.png"], "no --query"),
-            (["--split", "all"], "no --query"),
+            (["--split", "test"], "no --query"),
         ],
     )
     def test_errors(

@@ -75,9 +75,10 @@ def pretrain(
     """Pretrain an encoder: deepbregman pretrain DATA, pretrain RECIPE [options], or --resume RUN.
 
     With a folder, an .npz file or a dataset instead of a recipe, the recipe auto chooses settings
-    that fit the images and the machine. Every field of the recipe is an option; the defaults are
-    the recipe's. An option of a table that the recipe does not have adds the table. To continue an
-    interrupted run: deepbregman pretrain --resume RUN
+    that fit the images and the machine, and prints them. Most people need --run and --budget only.
+    Every other field of the recipe is an option; the defaults below are the recipe's. An option of
+    a table that the recipe does not have adds the table. To continue an interrupted run:
+    deepbregman pretrain --resume RUN
 
     Args:
         recipe: Name of a recipe, a .toml file, or a configuration.
@@ -87,7 +88,7 @@ def pretrain(
         run: Folder of the run. A new one is started; an interrupted one of the same settings is
             continued; of a complete one that is said. By default a new folder in runs/.
         budget: Time that pretraining may take, such as 30m or 2h; the recipe auto fits the length
-            to it.
+            to it, by the speed that it measures. By default 30m on a CPU and 2h on a GPU.
         changes: Fields by their dotted names, such as {"training.epochs": 10}.
         encoder: A module of your own instead of the recipe's encoder. It maps images (N, 3, H, W),
             normalised floats, to vectors (N, d). A copy is trained, starting from its weights; your
@@ -300,7 +301,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
             "pretrain needs a recipe or images first: a folder, an .npz file, a dataset, one of "
             f"{', '.join(recipes())}, or a .toml file; for example `deepbregman pretrain my_photos`"
         )
-    name = words[0] if named else "paper"
+    name = words[0] if named else AUTO
     config = _add_tables(load_recipe(name), words[named:])
 
     @functools.wraps(pretrain)

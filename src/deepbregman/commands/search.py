@@ -39,7 +39,7 @@ def search(
     data: MaybeText = None,
     k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10,
     by: Sequence[Measure] = (),
-    split: Literal["train", "test", "all"] = "train",
+    split: Literal["train", "test", "all"] = "all",
     out: MaybePath = None,
     seed: int = 0,
     skip_unreadable: bool = False,
@@ -79,7 +79,7 @@ def search(
         check_new_file(Path(out), ".png")
     if k < 1:
         raise UserError(f"k is {k}: it must be at least 1")
-    if not queries and (out is not None or split != "train"):
+    if not queries and (out is not None or split != "all"):
         raise UserError(
             "no --query: --out and --split are for queries; without one the test split searches "
             "the training split, and only numbers come of it"
