@@ -48,10 +48,15 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         test_images=pixels[300:400],
         test_labels=digits.target[300:400],
     )
-    labels = [f"my_photos/{name}/{i}.jpg,{name}" for name in ("cats", "dogs") for i in range(4)]
-    (tmp_path / "few.csv").write_text("\n".join(["image,label", *labels]) + "\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def fill_in(table: Path) -> None:
+    """Write the label beside half of the images that were drawn, as the user does."""
+    header, *lines = table.read_text().splitlines()
+    labels = [f"{line}{line.partition('/')[0]}" for line in lines[::2]]
+    table.write_text("\n".join([header, *labels]) + "\n")
 
 
 def shortened(words: list[str]) -> list[str]:
@@ -83,6 +88,8 @@ def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyP
         program, *words = shlex.split(line)
         assert program == "deepbregman"
         main(shortened(words))
+        if words[0] == "label" and "--labels" not in words:
+            fill_in(workplace / "few.csv")
     width = deepbregman.load_encoder(workplace / "runs" / "mine").num_features
     with np.load(workplace / "features.npz") as arrays:
         assert arrays["train_features"].shape == (16, width)

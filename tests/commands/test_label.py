@@ -87,6 +87,32 @@ def test_photographs_from_a_table(command: Command, run: Run, tmp_path: Path) ->
     assert again.labels == [rows[name]["label"] for name in again.names]
 
 
+def test_the_first_images_to_label_are_drawn(command: Command, run: Run, tmp_path: Path) -> None:
+    few, sheet = tmp_path / "few.csv", tmp_path / "few.png"
+    code, said, err = command(
+        "label", run.path, "--out", few, "--sheet", sheet, "--suggest", 8, "--seed", 3
+    )
+    assert (code, err) == (0, "")
+    assert f"next: deepbregman label {run.path} --labels {few}" in said
+    with few.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = [row["image"] for row in rows]
+    assert len(set(names)) == 8
+    assert {name.partition("-")[0] for name in names} == {"red", "blue"}
+    assert {row["label"] for row in rows} == {""}
+    with Image.open(sheet) as image:
+        assert image.width > 8 * 112
+    # Another seed draws others, and a table that is filled in teaches.
+    assert command("label", run.path, "--out", tmp_path / "b.csv", "--suggest", 8)[0] == 0
+    assert (tmp_path / "b.csv").read_text() != few.read_text()
+    lines = [f"{name},{name.partition('-')[0]}" for name in names[:7]]
+    few.write_text("\n".join(["image,label", *lines, f"{names[7]},"]) + "\n")
+    assert deepbregman.label(run, few, accelerator="cpu").num_examples == 7
+    code, _, err = command("label", run.path)
+    assert code == 2
+    assert "draws images at random" in err
+
+
 def test_unequal_classes_are_told_both_ways(command: Command, run: Run, tmp_path: Path) -> None:
     few = write_table(tmp_path / "few.csv", *FEW, *(f"red-{i}.png" for i in range(4, 10)))
     out = tmp_path / "all.csv"

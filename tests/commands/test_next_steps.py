@@ -68,7 +68,7 @@ def test_only_data_with_labels_are_to_be_evaluated(
     config = override(short_config, {"data.source": source})
     run = Run.create(tmp_path / "run", config, provenance("cpu"))
     explore = f"explore {run.path} --out map.html"
-    label = f"label {run.path} --labels few.csv --out all.csv"
+    label = f"label {run.path} --out few.csv --sheet few.png"
     evaluate = f"evaluate {run.path}"
     expected = {"evaluate": [evaluate, explore], "explore": [explore, label]}
     assert suggest_next(run) == expected[next_verb]

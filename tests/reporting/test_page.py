@@ -141,7 +141,7 @@ def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: P
     assert f"Without: deepbregman explore {paths[0]} --out map.html" in page.words
     # The monitor of the third never ran, so there are no labels to evaluate with.
     assert page.words.count("no labels") == 1
-    assert f"deepbregman label {paths[2]} --labels few.csv" in page.words
+    assert f"deepbregman label {paths[2]} --out few.csv" in page.words
     assert f"evaluate {paths[2]}" not in page.words
     assert "done: not evaluated" not in page.words
     assert "one seed: no deviation over seeds" not in page.words  # there is nothing to deviate

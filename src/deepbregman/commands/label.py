@@ -1,10 +1,10 @@
 """deepbregman label: labels for all images from labels for a few."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import tyro
 from rich.console import Console
@@ -12,7 +12,14 @@ from rich.console import Console
 from deepbregman.errors import UserError
 from deepbregman.reporting.screen import label_tables
 from deepbregman.runs import check_new_file
-from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
+from deepbregman.terminal import (
+    MaybePath,
+    MaybeText,
+    ReportProgress,
+    count_words,
+    ignore_progress,
+    say,
+)
 
 from .parameters import Accelerator, Devices, PythonOnly, RunFolder, open_images
 
@@ -20,6 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
+    from deepbregman.evaluation.gallery import Pixels
     from deepbregman.evaluation.labelling import ExpectedAccuracy, Labelling
 
     Labels: TypeAlias = Mapping[str, str] | Path | str
@@ -27,6 +35,8 @@ else:
     Labels = Path
 
 
+FIRST = 50
+"""Images to label first, if no other number is given."""
 UNEVEN = 2
 """Where the largest class has over this many times the labels of the smallest, the mean accuracy
 over the classes is printed as well."""
@@ -54,7 +64,8 @@ def label(
 
     Several classifiers are compared by cross-validation on the labelled images. The best one labels
     the other images, with probabilities. The estimated accuracy holds for images like the labelled
-    ones, so choose the first images to label at random.
+    ones, so choose the first images to label at random: without --labels, the command line draws
+    them and writes a table to fill in.
 
     Args:
         run: Folder of the run.
@@ -103,6 +114,80 @@ def label(
         return found
     write_sheet(Path(sheet), found)
     return replace(found, sheet=Path(sheet))
+
+
+class FirstImages(NamedTuple):
+    """Images to label first, drawn at random, and the table to fill in."""
+
+    names: tuple[str, ...]
+    table: Path
+    sheet: Path | None
+    run: Path
+
+
+def draw(
+    run: Annotated[RunFolder, tyro.conf.Positional],
+    *,
+    out: Path,
+    sheet: MaybePath = None,
+    suggest: int = FIRST,
+    data: MaybeText = None,
+    seed: int = 0,
+    skip_unreadable: bool = False,
+    accelerator: Accelerator = "auto",
+) -> FirstImages:
+    """Draw images at random to label first, and write a table to fill in.
+
+    Args:
+        run: Folder of the run.
+        out: CSV file for the names of the images; it must not exist.
+        sheet: PNG file with the images; it must not exist.
+        suggest: Number of images to draw.
+        data: A dataset instead of the run's own.
+        seed: Seed of the draw.
+        skip_unreadable: Leave out images that cannot be read, instead of stopping.
+        accelerator: Device to compute on; auto takes a GPU if there is one.
+    """
+    for path, suffix in ((out, ".csv"), (sheet, ".png")):
+        if path is not None:
+            check_new_file(Path(path), suffix)
+    if suggest < 1:
+        raise UserError(f"suggest is {suggest}: it must be at least 1")
+    images = open_images(run, data, None, accelerator, 1, None, skip_unreadable)
+    from deepbregman.evaluation.labelling import draw_images
+    from deepbregman.files import create_csv
+
+    drawn = draw_images(images, suggest, seed, with_pixels=sheet is not None)
+    create_csv(out, [{"image": name, "label": ""} for name in drawn])
+    if sheet is not None:
+        tiles = [(name, "", (), pixels) for name, pixels in drawn.items()]
+        _write_tiles(Path(sheet), "label these first", tiles)
+    return FirstImages(tuple(drawn), out, sheet, images.loaded.run.path)
+
+
+def show_draw(found: FirstImages, console: Console) -> None:
+    """Say what to do with the table."""
+    images = count_words(len(found.names), "image")
+    say(console, f"wrote {found.table}: {images} to label first, drawn at random")
+    if found.sheet is not None:
+        say(console, f"sheet: {found.sheet}")
+    say(console, "write a label beside each, or none where you cannot tell; then")
+    words = f"--labels {found.table} --out all.csv"
+    say(console, f"next: deepbregman label {found.run} {words}")
+
+
+def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
+    """Choose the function for a command line: without labels, draw the first images to label."""
+    options = {word.partition("=")[0] for word in words}
+    program = "deepbregman label"
+    if options & {"--labels", "-h", "--help"}:
+        return label, program, words
+    if "--out" not in options:
+        raise UserError(
+            "label needs labels for a few images, as --labels few.csv; to begin, "
+            "`deepbregman label RUN --out few.csv --sheet few.png` draws images at random to label"
+        )
+    return draw, program, words
 
 
 def show(found: "Labelling", console: Console) -> None:
@@ -176,11 +261,21 @@ def _describe(expected: "ExpectedAccuracy") -> str:
 
 def write_sheet(path: Path, found: "Labelling") -> None:
     """Draw the images that are most useful to label next."""
+    tiles = [
+        (str(rank), f"{100 * one.probability:.0f} %", (f"{one.guess}?", one.name), one.pixels)
+        for rank, one in enumerate(found.suggestions, start=1)
+    ]
+    _write_tiles(path, "label next, the most useful first", tiles)
+
+
+def _write_tiles(
+    path: Path, title: str, tiles: "Sequence[tuple[str, str, tuple[str, ...], Pixels | None]]"
+) -> None:
+    """Draw images, each with a title, a value and lines below it."""
     from deepbregman.reporting.sheets import Panel, Strip, Tile, contact_sheet
 
-    tiles = []
-    for rank, one in enumerate(found.suggestions, start=1):
-        assert one.pixels is not None
-        probability = f"{100 * one.probability:.0f} %"
-        tiles.append(Tile(one.pixels, str(rank), probability, (f"{one.guess}?", one.name)))
-    contact_sheet(path, [Panel(None, (Strip("label next, the most useful first", tuple(tiles)),))])
+    drawn = []
+    for name, value, lines, pixels in tiles:
+        assert pixels is not None  # they were asked for
+        drawn.append(Tile(pixels, name, value, lines))
+    contact_sheet(path, [Panel(None, (Strip(title, tuple(drawn)),))])

@@ -277,7 +277,7 @@ def suggest_next(run: Run) -> list[str]:
     found = [f"explore {run.path} --out map.html"]
     if labelled:
         return [f"evaluate {run.path}", *found]
-    return [*found, f"label {run.path} --labels few.csv --out all.csv"]
+    return [*found, f"label {run.path} --out few.csv --sheet few.png"]
 
 
 def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:

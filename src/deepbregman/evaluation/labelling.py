@@ -33,6 +33,7 @@ from deepbregman.files import create_csv
 from deepbregman.runs import Record
 from deepbregman.statistics import wilson_interval
 from deepbregman.terminal import ReportProgress, ignore_progress
+from deepbregman.training.randomness import derive_seed
 
 from .classes import FeatureBank, class_means, divergence_to
 from .features import Features, compute_features
@@ -349,6 +350,18 @@ def suggest_images(
         uncertainty[place] = -1.0
         nearest = nearest.maximum(points @ points[place])
     return chosen
+
+
+def draw_images(
+    opened: OpenedRun, count: int, seed: int, *, with_pixels: bool
+) -> dict[str, Pixels | None]:
+    """Draw images at random, in the order of the data: their names, and pixels if asked for."""
+    gallery = open_gallery(opened, "all")
+    names = gallery.names
+    generator = torch.Generator().manual_seed(derive_seed(seed, "images to label"))
+    drawn = torch.randperm(len(names), generator=generator)[:count].sort().values.tolist()
+    pixels = gallery.pixels(drawn) if with_pixels else {}
+    return {names[index]: pixels.get(index) for index in drawn}
 
 
 class Suggestion(NamedTuple):
