@@ -48,7 +48,7 @@ gpu: $(VENV)/.installed-dev
 
 # The site, in build/docs; REPOSITORY is the address that links to files of the repository begin with.
 docs: $(VENV)/.installed-dev
-	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet --fresh-env docs build/docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs build/docs
 
 # A source archive and a wheel made from it, in dist/; then the wheel in a clean environment.
 CLEAN := build/clean

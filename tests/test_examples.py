@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from deepbregman import export, pretrain
+from deepbregman.data import ResidentBatches, open_source
 from deepbregman.runs import Run
 
 ROOT = Path(__file__).parents[1]
@@ -128,6 +130,29 @@ def photos(tmp_path: Path) -> list[Path]:
     for path in paths:
         Image.fromarray(random.integers(0, 256, (12, 10, 3), dtype=np.uint8)).save(path)
     return paths
+
+
+def test_shards_of_a_folder_hold_its_images_in_another_order(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
+    for index, image in enumerate(pixels):
+        place = tmp_path / "folder" / f"class-{index // 6}"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(place / f"{index:02d}.PNG")
+    spec = importlib.util.spec_from_file_location("write_shards", EXAMPLES / "write_shards.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.main(tmp_path / "folder", tmp_path / "shards" / "mine", images_per_shard=5)
+    assert len(list((tmp_path / "shards").iterdir())) == 3
+    source = open_source(str(tmp_path / "shards"), image_size=8)
+    found = {}
+    for split in (source.train, source.test):
+        decoded = ResidentBatches(split.images, torch.device("cpu")).iterate(
+            torch.arange(len(split)), 12
+        )
+        rows = torch.cat([batch.images for batch in decoded]).permute(0, 2, 3, 1)
+        found |= {row.numpy().tobytes(): int(c) for row, c in zip(rows, split.labels, strict=True)}
+    assert found == {image.tobytes(): index // 6 for index, image in enumerate(pixels)}
+    assert source.classes == ("class-0", "class-1")
 
 
 @pytest.mark.slow
