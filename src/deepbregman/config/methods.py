@@ -3,15 +3,13 @@
 They stand apart from the objectives so that a configuration is read and checked without torch.
 """
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from deepbregman.errors import UserError
 
 from .rules import Count, NotNegative, Positive, Range, Section, Share, Whole
-
-if TYPE_CHECKING:
-    from .sections import Config
 
 Sets = Literal["none", "halves", "rest"]
 METHODS: dict[str, type["ObjectiveSettings"]] = {}
@@ -29,6 +27,14 @@ class ObjectiveSettings(Section):
     """Optional groups of views that the method takes: ``weak_views``, ``small_views``."""
     fewest_views: ClassVar[int] = 2
     """Views of the main group that the method needs."""
+    most_views: ClassVar[float] = math.inf
+    """Views of the main group that the method takes."""
+    needs_pair_for_divergence: ClassVar[bool] = False
+    """Whether a divergence needs two views: the method makes one embedding of each."""
+    needs_weak_views: ClassVar[bool] = False
+    """Whether the method cannot do without ``weak_views``."""
+    needs_stages: ClassVar[bool] = False
+    """Whether the method looks at parts of images, so that the encoder must have stages."""
     needs_labels: ClassVar[bool] = False
     """Whether the method learns from labels."""
     needs_indices: ClassVar[bool] = False
@@ -55,8 +61,14 @@ class ObjectiveSettings(Section):
             )
         METHODS[name] = cls
 
-    def check_with(self, config: "Config") -> None:
-        """Check what the method needs of the other tables."""
+    def check_sizes(self, view_size: int, batch_size: int, embedding: int) -> None:
+        """Check the method's own numbers against those of other tables.
+
+        Args:
+            view_size: Side of a main view in pixels.
+            batch_size: Images in a batch.
+            embedding: Width of the embedding.
+        """
 
     @property
     def colour_space(self) -> str | None:
@@ -75,20 +87,12 @@ class MomentumSettings(ObjectiveSettings):
     """The same at the end; in between it follows a cosine."""
 
 
-def _check_queue(queue: int, config: "Config") -> None:
-    batch = config.training.batch_size
-    if queue < batch:
-        raise UserError(
-            f"objective.queue is {queue} with training.batch_size {batch}: the queue of the method "
-            f"{config.objective.name} must hold a batch or more; raise it, or lower the batch size"
-        )
-
-
 @dataclass(frozen=True)
 class RelationSettings(MomentumSettings):
     """A method whose views relate to past images as the teacher says of a weak view."""
 
     groups = ("weak_views",)
+    needs_weak_views = True
     fewest_views = 1
     temperature: Positive = 0.1
     """Temperature of the student."""
@@ -96,15 +100,6 @@ class RelationSettings(MomentumSettings):
     """Temperature of the teacher; lower is sharper."""
     queue: Count = 4096
     """Past embeddings of the teacher that views relate to."""
-
-    def check_with(self, config: "Config") -> None:
-        """Check that there are weak views, and that the queue holds a batch."""
-        if config.weak_views is None:
-            raise UserError(
-                f"objective.name is {self.name!r} without [weak_views], the views that its teacher "
-                "sees: add them, such as with --weak-views.num-views 1"
-            )
-        _check_queue(self.queue, config)
 
 
 @dataclass(frozen=True)
@@ -120,42 +115,16 @@ class MemorySettings(ObjectiveSettings):
     """Share of its vector that the memory keeps when it sees an image."""
 
 
-STAGED = ("resnet18", "resnet34", "resnet50", "resnet101", "small")
-"""Encoders that give feature maps and take images of any size."""
-
-
-def _check_parts(config: "Config") -> None:
-    if config.encoder.name not in STAGED:
-        raise UserError(
-            f"objective.name is {config.objective.name!r} with encoder.name "
-            f"{config.encoder.name!r}: the method looks at parts of images, which only "
-            f"{', '.join(STAGED)} can; choose one of them"
-        )
-
-
-def _check_two_views(config: "Config") -> None:
-    if config.divergence.is_on and config.views.num_views < 2 and config.teacher is None:
-        raise UserError(
-            f"divergence.weight is {config.divergence.weight:g} with views.num_views "
-            f"{config.views.num_views}: the divergence compares views, and the method "
-            f"{config.objective.name} makes one embedding of each; set views.num_views to 2 or "
-            "more, or divergence.weight to 0"
-        )
-
-
 @dataclass(frozen=True)
 class AMDIMSettings(ObjectiveSettings):
     """The whole of one view fits the parts of another, at two scales."""
 
+    needs_stages = True
     name: Literal["amdim"] = "amdim"
     clip: Positive = 20.0
     """c; a score s becomes c tanh(s / c)."""
     penalty: NotNegative = 0.04
     """Weight of the mean square of the scores."""
-
-    def check_with(self, config: "Config") -> None:
-        """Check that the encoder suits."""
-        _check_parts(config)
 
 
 @dataclass(frozen=True)
@@ -181,6 +150,7 @@ class CMCSettings(MemorySettings):
     """The brightness of an image and its colours are two views of it."""
 
     fewest_views = 1
+    needs_stages = True
     name: Literal["cmc"] = "cmc"
     space: Literal["lab", "ycbcr"] = "lab"
     """Colour space in which brightness and colours are split."""
@@ -188,10 +158,6 @@ class CMCSettings(MemorySettings):
     """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
     others (softmax), which allows higher learning rates."""
     negatives: Count = 16384
-
-    def check_with(self, config: "Config") -> None:
-        """Check that the encoder can be built twice."""
-        _check_parts(config)
 
     @property
     def colour_space(self) -> str:
@@ -204,6 +170,8 @@ class CPCSettings(ObjectiveSettings):
     """What lies above in an image predicts the patches below."""
 
     fewest_views = 1
+    needs_pair_for_divergence = True
+    needs_stages = True
     name: Literal["cpc"] = "cpc"
     patch: Annotated[float, Range(above=0.0, high=1.0)] = 0.25
     """Side of a patch as a share of the view's; patches overlap by half."""
@@ -220,17 +188,15 @@ class CPCSettings(ObjectiveSettings):
         """Return the side of a patch in pixels."""
         return int(self.patch * view_size + 0.5)
 
-    def check_with(self, config: "Config") -> None:
-        """Check that there are rows to predict, and two views for a divergence to compare."""
-        _check_parts(config)
-        _check_two_views(config)
-        size, side = config.view_size, self.patch_side(config.view_size)
-        rows = (size - side) // (side // 2) + 1 if side >= 2 else 0
+    def check_sizes(self, view_size: int, batch_size: int, embedding: int) -> None:
+        """Check that there are rows to predict."""
+        side = self.patch_side(view_size)
+        rows = (view_size - side) // (side // 2) + 1 if side >= 2 else 0
         if rows < self.steps + 2:
             raise UserError(
-                f"objective.patch is {self.patch:g} with views of {size} px and objective.steps "
-                f"{self.steps}: patches of {side} px make {rows} rows, and {self.steps + 2} or "
-                "more are needed; lower objective.steps, or set objective.patch so that a patch "
+                f"objective.patch is {self.patch:g} with views of {view_size} px and objective."
+                f"steps {self.steps}: patches of {side} px make {rows} rows, and {self.steps + 2} "
+                "or more are needed; lower objective.steps, or set objective.patch so that a patch "
                 "has 2 px or more and more patches fit"
             )
 
@@ -257,6 +223,7 @@ class DeepDivergenceSettings(ObjectiveSettings):
 
     needs_labels = True
     fewest_views = 1
+    needs_pair_for_divergence = True
     name: Literal["deep_divergence"] = "deep_divergence"
     form: Literal["max", "smooth", "moment"] = "moment"
     """Form of its divergence: Eq. 6 (max), the smooth form, or the distance of means (moment)."""
@@ -269,27 +236,20 @@ class DeepDivergenceSettings(ObjectiveSettings):
     hidden: Count = 32
     """Width of a subnetwork's hidden layer."""
 
-    def check_with(self, config: "Config") -> None:
-        """Check that a divergence has two views to compare."""
-        _check_two_views(config)
-
 
 @dataclass(frozen=True)
 class DIMSettings(ObjectiveSettings):
     """The whole of an image fits its parts (Deep InfoMax)."""
 
     fewest_views = 1
+    needs_pair_for_divergence = True
+    needs_stages = True
     name: Literal["dim"] = "dim"
     loss: Literal["jsd", "info_nce"] = "jsd"
     """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
     stage: Annotated[int, Range(1, 4)] = 3
     """Which of the encoder's four stages the parts are taken from. A part of a later one sees more
     of the image: of ResNet-18 for thumbnails 11, 25, 53 and 109 px."""
-
-    def check_with(self, config: "Config") -> None:
-        """Check that the encoder suits, and that a divergence has two views to compare."""
-        _check_parts(config)
-        _check_two_views(config)
 
 
 @dataclass(frozen=True)
@@ -344,11 +304,6 @@ class MoCoSettings(MomentumSettings):
     predictor_hidden: Whole = 0
     """Width of the hidden layer of the queries' predictor; 0 has none."""
 
-    def check_with(self, config: "Config") -> None:
-        """Check that the queue, where there is one, holds a batch."""
-        if self.queue:
-            _check_queue(self.queue, config)
-
 
 @dataclass(frozen=True)
 class NNCLRSettings(ObjectiveSettings):
@@ -362,16 +317,14 @@ class NNCLRSettings(ObjectiveSettings):
     queue: Count = 65536
     """Embeddings of past batches among which a neighbour is looked for."""
 
-    def check_with(self, config: "Config") -> None:
-        """Check that the queue holds a batch."""
-        _check_queue(self.queue, config)
-
 
 @dataclass(frozen=True)
 class PIRLSettings(MemorySettings):
     """An image and its jigsaw puzzle share an embedding; the second view becomes the puzzle."""
 
     has_teacher = True  # the memory's vectors are targets
+    most_views = 2  # a whole one, and the one that becomes a puzzle
+    needs_stages = True
     name: Literal["pirl"] = "pirl"
     grid: Annotated[int, Range(low=2)] = 3
     """Cells of the puzzle along each side; 2 for images of 32 px."""
@@ -384,17 +337,11 @@ class PIRLSettings(MemorySettings):
         """Return the side of a patch in pixels."""
         return int(self.patch * (view_size // self.grid) + 0.5)
 
-    def check_with(self, config: "Config") -> None:
-        """Check that there are two views, large enough to be cut, and that the encoder suits."""
-        _check_parts(config)
-        if config.views.num_views != 2:
+    def check_sizes(self, view_size: int, batch_size: int, embedding: int) -> None:
+        """Check that the views are large enough to be cut."""
+        if (side := self.patch_side(view_size)) < 2:
             raise UserError(
-                f"views.num_views is {config.views.num_views}: the method pirl takes 2, a whole "
-                "one and the one that becomes a puzzle"
-            )
-        if (side := self.patch_side(config.view_size)) < 2:
-            raise UserError(
-                f"objective.grid is {self.grid} with views of {config.view_size} px: patches would "
+                f"objective.grid is {self.grid} with views of {view_size} px: patches would "
                 f"have {side} px a side, and must have 2 or more; lower it, or raise objective."
                 "patch or data.image_size"
             )
@@ -475,13 +422,10 @@ class SupervisedSettings(ObjectiveSettings):
 
     needs_labels = True
     fewest_views = 1
+    needs_pair_for_divergence = True
     name: Literal["supervised"] = "supervised"
     label_smoothing: Annotated[float, Range(0.0, 0.99)] = 0.0
     """Share of the label that is spread over all classes."""
-
-    def check_with(self, config: "Config") -> None:
-        """Check that a divergence has two views to compare."""
-        _check_two_views(config)
 
 
 @dataclass(frozen=True)
@@ -505,11 +449,6 @@ class SwAVSettings(ObjectiveSettings):
     """Share of training after which the queue is used."""
     freeze_prototypes: Share = 0.002
     """Share of training during which the prototypes stay as they are."""
-
-    def check_with(self, config: "Config") -> None:
-        """Check that the queue, where there is one, holds a batch."""
-        if self.queue:
-            _check_queue(self.queue, config)
 
 
 @dataclass(frozen=True)
@@ -537,17 +476,16 @@ class WMSESettings(ObjectiveSettings):
     shrinkage: Share = 0.0
     """Share of the identity in the covariance that is inverted."""
 
-    def check_with(self, config: "Config") -> None:
+    def check_sizes(self, view_size: int, batch_size: int, embedding: int) -> None:
         """Check that there are enough images to whiten."""
-        width, size = config.encoder.embedding, config.training.batch_size
-        if self.whitening_batch <= width:
+        if self.whitening_batch <= embedding:
             raise UserError(
                 f"objective.whitening_batch is {self.whitening_batch} with encoder.embedding "
-                f"{width}: fewer images than {width + 1} have no covariance that can be inverted; "
-                "raise the first, better to twice the second, or lower the second"
+                f"{embedding}: fewer images than {embedding + 1} have no covariance that can be "
+                "inverted; raise the first, better to twice the second, or lower the second"
             )
-        if size % self.whitening_batch:
+        if batch_size % self.whitening_batch:
             raise UserError(
                 f"objective.whitening_batch is {self.whitening_batch} with training.batch_size "
-                f"{size}: the batch must be a multiple of it"
+                f"{batch_size}: the batch must be a multiple of it"
             )

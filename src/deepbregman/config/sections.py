@@ -21,6 +21,8 @@ from .rules import (
     has_type,
 )
 
+STAGED = ("resnet18", "resnet34", "resnet50", "resnet101", "small")
+"""Encoders that give feature maps and take images of any size."""
 Operator = Literal["crop", "rotation", "flip", "jitter", "greyscale", "blur", "solarise"]
 
 
@@ -125,9 +127,7 @@ class SmallViewSettings(ViewSettings, table="small_views"):
 class EncoderSettings(Section):
     """The base network and its projection."""
 
-    name: Annotated[
-        str, Name(("resnet18", "resnet34", "resnet50", "resnet101", "small", "custom"), "timm:")
-    ] = "resnet18"
+    name: Annotated[str, Name((*STAGED, "custom"), "timm:")] = "resnet18"
     """resnet18, resnet34, resnet50, resnet101, small (four convolutions, for thumbnails on a CPU),
     or timm:NAME, any architecture of timm; custom is a module of your own, given in Python."""
     weights: str = "auto"
@@ -367,7 +367,7 @@ class Config:
             )
         self._check_teacher()
         self._check_views()
-        self.objective.check_with(self)
+        self._check_method()
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:
             raise UserError(
@@ -399,11 +399,13 @@ class Config:
 
     def _check_views(self) -> None:
         objective = self.objective
-        if self.views.num_views < objective.fewest_views:
-            raise UserError(
-                f"views.num_views is {self.views.num_views}: the method {objective.name} needs "
-                f"{objective.fewest_views} or more"
-            )
+        count = self.views.num_views
+        for suits, rule in (
+            (count >= objective.fewest_views, f"needs {objective.fewest_views} or more"),
+            (count <= objective.most_views, f"takes {objective.most_views} at most"),
+        ):
+            if not suits:
+                raise UserError(f"views.num_views is {count}: the method {objective.name} {rule}")
         for group in self.view_groups.values():
             takes = objective.groups + (() if self.teacher is None else ("weak_views",))
             if group.table in OPTIONAL and group.table not in takes:
@@ -418,6 +420,36 @@ class Config:
                     f"{self.data.image_size}: a view would have {side} pixels a side, and it must "
                     "have 4 or more; raise one of them"
                 )
+
+    def _check_method(self) -> None:
+        """Check what the method needs of the other tables."""
+        method, batch = self.objective, self.training.batch_size
+        if method.needs_weak_views and self.weak_views is None:
+            raise UserError(
+                f"objective.name is {method.name!r} without [weak_views], the views that its "
+                "teacher sees: add them, such as with --weak-views.num-views 1"
+            )
+        if method.needs_stages and self.encoder.name not in STAGED:
+            raise UserError(
+                f"objective.name is {method.name!r} with encoder.name {self.encoder.name!r}: the "
+                f"method looks at parts of images, which only {', '.join(STAGED)} can; choose one "
+                "of them"
+            )
+        alone = self.views.num_views < 2 and self.teacher is None
+        if method.needs_pair_for_divergence and alone and self.divergence.is_on:
+            raise UserError(
+                f"divergence.weight is {self.divergence.weight:g} with views.num_views "
+                f"{self.views.num_views}: the divergence compares views, and the method "
+                f"{method.name} makes one embedding of each; set views.num_views to 2 or more, or "
+                "divergence.weight to 0"
+            )
+        queue = getattr(method, "queue", 0)  # 0 is none
+        if 0 < queue < batch:
+            raise UserError(
+                f"objective.queue is {queue} with training.batch_size {batch}: the queue of the "
+                f"method {method.name} must hold a batch or more; raise it, or lower the batch size"
+            )
+        method.check_sizes(self.view_size, batch, self.encoder.embedding)
 
     @property
     def view_groups(self) -> dict[str, ViewSettings]:
