@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as reference
 
-from deepbregman.method.views import lab_to_rgb, rgb_to_lab, shuffle_patches, split_colours
+from deepbregman.method.colours import lab_to_rgb, rgb_to_lab, split_colours
+from deepbregman.method.patches import shuffle_patches
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:

@@ -14,6 +14,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import functional as tv
 
 from deepbregman.method import views as operators
+from deepbregman.method.colours import greyscale_images, jitter_images, solarise_images
 from deepbregman.method.views import OPERATORS, ViewParameters, Views, centre_view
 
 BILINEAR = InterpolationMode.BILINEAR
@@ -141,7 +142,7 @@ def test_jitter_in_every_order(order: tuple[int, ...], channels: int) -> None:
     factors = 2 * torch.rand((8, 3), generator=generator)
     hue = torch.rand(8, generator=generator) - 0.5
     adjust = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
-    actual = operators.jitter_images(images.clone(), factors, hue, torch.tensor(order).expand(8, 4))
+    actual = jitter_images(images.clone(), factors, hue, torch.tensor(order).expand(8, 4))
     for n in range(8):
         expected = images[n]
         for step in order:
@@ -160,14 +161,14 @@ def test_each_colour_operator_alone(operator: int) -> None:
     order = torch.arange(4).expand(9, 4)
     hue = strengths if operator == 3 else None
     adjust = (tv.adjust_brightness, tv.adjust_contrast, tv.adjust_saturation, tv.adjust_hue)
-    actual = operators.jitter_images(images.clone(), factors, hue, order)
+    actual = jitter_images(images.clone(), factors, hue, order)
     for n in range(9):
         close(actual[n], adjust[operator](images[n], float(strengths[n])))
 
 
 def test_greyscale() -> None:
     images = colours(4, 3, 16)
-    actual = operators.greyscale_images(images, torch.tensor([True, False, True, False]))
+    actual = greyscale_images(images, torch.tensor([True, False, True, False]))
     close(actual[::2], tv.rgb_to_grayscale(images[::2], 3))
     assert torch.equal(actual[1::2], images[1::2])
 
@@ -188,7 +189,7 @@ def test_blur(size: int, kernel: int) -> None:
 def test_solarisation(channels: int) -> None:
     images = colours(4, channels, 16)
     assert (images == 0.5).any()  # the threshold itself is inverted
-    actual = operators.solarise_images(images, torch.tensor([True, False, True, False]))
+    actual = solarise_images(images, torch.tensor([True, False, True, False]))
     assert torch.equal(actual[::2], tv.solarize(images[::2], 0.5))
     assert not torch.equal(actual[::2], images[::2])
     assert torch.equal(actual[1::2], images[1::2])

@@ -10,7 +10,7 @@ from deepbregman.config import load_recipe
 from deepbregman.config.methods import DIMSettings
 from deepbregman.errors import UserError
 from deepbregman.method.networks import build_encoder
-from deepbregman.method.views import cut_patches
+from deepbregman.method.patches import cut_patches
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.amdim import tell_places
 from deepbregman.objectives.cpc import ContextNetwork, patch_info_nce

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
+from .colours import split_colours
 from .convolutions import fast_gradients
-from .views import split_colours
 
 LARGEST_THUMBNAIL = 64
 """Up to this side, in pixels, the automatic stem keeps the resolution."""
@@ -188,7 +188,7 @@ class ColourTrunk(nn.Module):
     Args:
         bright: (N, 3, H, W) -> (N, d).
         colour: the same.
-        space: see :func:`~deepbregman.method.views.split_colours`.
+        space: see :func:`~deepbregman.method.colours.split_colours`.
     """
 
     def __init__(self, bright: nn.Module, colour: nn.Module, space: str) -> None:

@@ -8,7 +8,7 @@ from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import CPCSettings
 from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder
-from deepbregman.method.views import cut_patches
+from deepbregman.method.patches import cut_patches
 
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 

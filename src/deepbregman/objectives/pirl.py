@@ -9,7 +9,7 @@ from deepbregman.config.methods import PIRLSettings
 from deepbregman.method.bregman import Number
 from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder
-from deepbregman.method.views import shuffle_patches
+from deepbregman.method.patches import shuffle_patches
 
 from .memory import MemoryBank
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
