@@ -3,16 +3,14 @@
 import functools
 import inspect
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from deepbregman.config import (
     OPTIONAL,
@@ -33,7 +31,6 @@ from deepbregman.terminal import (
     MaybePath,
     MaybeText,
     count_words,
-    format_duration,
     parse_duration,
     say,
 )
@@ -432,15 +429,15 @@ def _train(
     request: AutoRequest | None = None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
-    from deepbregman.data.opening import (
-        images_to_pretrain_on,
-        labels_to_pretrain_on,
-        split_for_monitor,
-    )
     from deepbregman.evaluation.knn import knn_monitor
     from deepbregman.objectives import OwnParts
     from deepbregman.training.faults import explain_faults
-    from deepbregman.training.loop import Pretraining
+    from deepbregman.training.notices import (
+        describe_job,
+        describe_sharing,
+        find_surprises,
+        show_plan,
+    )
     from deepbregman.training.processes import (
         broadcast,
         gather_values,
@@ -462,15 +459,15 @@ def _train(
             say(console, words)
             return Run(folder)
     was_complete = resuming and is_complete(Run(folder))
-    own = parts.own or OwnParts()
     source = parts.source
     if request is not None:
         plan, source = _choose_settings(config, request, fabric, console, parts)
         config = plan.config
-        _show_plan(plan, console)
+        show_plan(plan, console)
     if not resuming and are_fetched(config):
         words = "without a network, this gives up after up to a minute"
         say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
+    own = parts.own or OwnParts()
     start = run_first_then_others(fabric, lambda: _try_parts(config, own, resuming))
     with explain_faults(config, folder), ExitStack() as held:
 
@@ -484,29 +481,22 @@ def _train(
         if source is None:
             with console.status(f"opening {escape(config.data.source)} ..."):
                 source = run_first_then_others(fabric, lambda: parts.open(config))
-        train = source.train
         if source.skipped_notice:
             say(console, source.skipped_notice, "yellow")
-        kept, held_out = run_together(fabric, lambda: split_for_monitor(train, config))
-        labels = run_together(fabric, partial(labels_to_pretrain_on, source, kept, config))
-        images = images_to_pretrain_on(source, kept, labelled=labels is not None)
-        sharing = run_together(
-            fabric,
-            lambda: _describe_sharing(config, fabric.world_size, Run(folder) if resuming else None),
-        )
-        callbacks = parts.callbacks
-        job = Pretraining(config, images, fabric, folder, resuming, own, labels, callbacks)
+        before = Run(folder) if resuming else None
+        sharing = run_together(fabric, lambda: describe_sharing(config, fabric.world_size, before))
+        job, num_held_out = _assemble(config, source, fabric, folder, resuming, parts)
         if not resuming:
             run_together(fabric, hold)
-        for note in (*job.notes, *_find_surprises(config)):
+        for note in (*job.notes, *find_surprises(config)):
             say(console, note, "yellow")
-        for words in (*_describe_job(job, source, len(held_out), start, resuming), *sharing):
+        for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
             say(console, words)
 
         def build_monitor() -> "Monitor | None":
             if not fabric.is_global_zero:  # process 0 measures for all
                 return None
-            return knn_monitor(train, config, fabric.device)
+            return knn_monitor(source.train, config, fabric.device)
 
         run = job.fit(run_together(fabric, build_monitor), console)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
@@ -523,6 +513,32 @@ def _say_complete(run: Run, auto: Config | None) -> str:
     done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
     longer = f"to train longer from its weights: {_train_longer(run.path, auto)}"
     return f"run {run.path} is complete: {done} trained; {longer}"
+
+
+def _assemble(
+    config: Config,
+    source: "Source",
+    fabric: "Fabric",
+    folder: Path,
+    resuming: bool,
+    parts: Parts,
+) -> tuple["Pretraining", int]:
+    """Put together what is trained; return it, and how many images are held out."""
+    from deepbregman.data.opening import (
+        images_to_pretrain_on,
+        labels_to_pretrain_on,
+        split_for_monitor,
+    )
+    from deepbregman.objectives import OwnParts
+    from deepbregman.training.loop import Pretraining
+    from deepbregman.training.processes import run_together
+
+    kept, held_out = run_together(fabric, lambda: split_for_monitor(source.train, config))
+    labels = run_together(fabric, lambda: labels_to_pretrain_on(source, kept, config))
+    images = images_to_pretrain_on(source, kept, labelled=labels is not None)
+    own = parts.own or OwnParts()
+    job = Pretraining(config, images, fabric, folder, resuming, own, labels, parts.callbacks)
+    return job, len(held_out)
 
 
 def _choose_settings(
@@ -582,17 +598,6 @@ def _choose_settings(
     return plan, opened
 
 
-def _show_plan(plan: "Plan", console: Console) -> None:
-    """Print what was chosen and why, and how long it takes."""
-    table = Table(title="chosen for these images and this machine", title_justify="left")
-    for column in ("setting", "value", "why"):
-        table.add_column(column, overflow="fold", no_wrap=column == "setting")
-    for field, value, why in plan.choices:
-        table.add_row(field, f"{value:g}" if isinstance(value, float) else str(value), why)
-    console.print(table, highlight=False)
-    say(console, f"estimated time: {format_duration(plan.seconds)}")
-
-
 def _settings_to_continue(folder: Path, config: Config, request: AutoRequest | None) -> Config:
     """Return the settings of a run that is there; refuse to go on with other ones.
 
@@ -612,53 +617,6 @@ def _settings_to_continue(folder: Path, config: Config, request: AutoRequest | N
             f"--encoder.weights {folder} to start from its weights"
         )
     return there
-
-
-def _find_surprises(config: Config) -> Iterator[str]:
-    """Yield warnings about settings that are rarely meant."""
-    warmup, epochs = config.optimiser.warmup_epochs, config.training.epochs
-    if warmup >= epochs:
-        yield (
-            f"warning: optimiser.warmup_epochs is {warmup:g} and training.epochs {epochs}: the run "
-            "ends while the learning rate still rises; shorten the warm-up, such as to "
-            f"{0.05 * epochs:g}"
-        )
-
-
-def _describe_job(
-    job: "Pretraining", source: "Source", num_held_out: int, start: str | None, resuming: bool
-) -> Iterator[str]:
-    """Describe what is trained, the weights that it starts from, and what is not trained on."""
-    from deepbregman.data.folders import explain_ignored
-
-    config, settings, num_images = job.config, job.config.training, job.batches.num_images
-    yield (
-        f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {num_images:,} "
-        f"images of {config.data.source} at {config.data.image_size} px: "
-        f"{count_words(settings.epochs, 'epoch')} of {count_words(job.steps_per_epoch, 'step')}, "
-        f"batch {settings.batch_size}, "
-        f"{'resident on' if job.batches.resident else 'streamed to'} {job.fabric.device}; run "
-        f"{job.run.path}"
-    )
-    if source.classes and source.train.labels is not None and not config.objective.needs_labels:
-        named = ", ".join(source.classes[:5]) + ", ..." * (len(source.classes) > 5)
-        words = "labels judge the encoder and do not train it"
-        yield f"{len(source.classes):,} classes: {named}; {words}"
-    if start is not None:
-        yield f"the encoder starts from the weights of {start}; its heads are new"
-    per_epoch = job.steps_per_epoch * settings.batch_size * settings.accumulate
-    kinds = sorted(source.ignored.items(), key=lambda kind: (-kind[1], kind[0]))
-    counts = {
-        "images of the test split": 0 if source.test is None else len(source.test),
-        "held out for the monitor": num_held_out,
-        "of each epoch, which fill no batch (other images each time)": num_images - per_epoch,
-    }
-    unused = [f"{count:,} {what}" for what, count in counts.items() if count]
-    named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])
-    if ignored := sum(source.ignored.values()):
-        unused.append(f"{count_words(ignored, 'other file')} ({named})")
-    if unused:
-        yield f"not trained on: {'; '.join(unused)}{explain_ignored(source.ignored)}"
 
 
 def _try_parts(config: Config, own: "OwnParts", resuming: bool) -> str | None:
@@ -685,32 +643,3 @@ def _try_parts(config: Config, own: "OwnParts", resuming: bool) -> str | None:
         return None
     found.put_into(built)
     return found.origin
-
-
-def _describe_sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:
-    """Describe how processes share the work, and the effect of another number than before."""
-    words = []
-    settings = config.training
-    if processes > 1:
-        share = settings.batch_size // processes
-        norm = "the whole batch" if settings.sync_norm else f"each process's {share}"
-        words.append(
-            f"batch {settings.batch_size} = {processes} processes x {share}; negatives from all; "
-            f"batch normalisation over {norm}"
-        )
-    before = processes if resumed is None else resumed.last_processes()
-    if before != processes:
-        differs = ["batch normalisation"] * (not settings.sync_norm)
-        differs += ["dropout"] * (config.divergence.dropout > 0.0)
-        differs += ["views of your own"] * any(
-            group.custom for group in config.view_groups.values()
-        )
-        words.append(
-            f"the run had {before} processes before and has {processes} now: "
-            + (
-                f"{' and '.join(differs)} differ between the two"
-                if differs
-                else "the steps depend on the joint batch alone and are the same up to rounding"
-            )
-        )
-    return words

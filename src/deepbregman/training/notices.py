@@ -1,0 +1,103 @@
+"""What a user is told before a run trains: the plan, the job, its processes, and surprises."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from deepbregman.config import Config
+from deepbregman.data import Source
+from deepbregman.data.folders import explain_ignored
+from deepbregman.runs import Run
+from deepbregman.terminal import count_words, format_duration, say
+
+from .planning import Plan
+
+if TYPE_CHECKING:
+    from .loop import Pretraining
+
+
+def show_plan(plan: Plan, console: Console) -> None:
+    """Print what was chosen and why, and how long it takes."""
+    table = Table(title="chosen for these images and this machine", title_justify="left")
+    for column in ("setting", "value", "why"):
+        table.add_column(column, overflow="fold", no_wrap=column == "setting")
+    for field, value, why in plan.choices:
+        table.add_row(field, f"{value:g}" if isinstance(value, float) else str(value), why)
+    console.print(table, highlight=False)
+    say(console, f"estimated time: {format_duration(plan.seconds)}")
+
+
+def find_surprises(config: Config) -> Iterator[str]:
+    """Yield warnings about settings that are rarely meant."""
+    warmup, epochs = config.optimiser.warmup_epochs, config.training.epochs
+    if warmup >= epochs:
+        yield (
+            f"warning: optimiser.warmup_epochs is {warmup:g} and training.epochs {epochs}: the run "
+            "ends while the learning rate still rises; shorten the warm-up, such as to "
+            f"{0.05 * epochs:g}"
+        )
+
+
+def describe_job(
+    job: "Pretraining", source: Source, num_held_out: int, start: str | None, resuming: bool
+) -> Iterator[str]:
+    """Describe what is trained, the weights that it starts from, and what is not trained on."""
+    config, settings, num_images = job.config, job.config.training, job.batches.num_images
+    yield (
+        f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {num_images:,} "
+        f"images of {config.data.source} at {config.data.image_size} px: "
+        f"{count_words(settings.epochs, 'epoch')} of {count_words(job.steps_per_epoch, 'step')}, "
+        f"batch {settings.batch_size}, "
+        f"{'resident on' if job.batches.resident else 'streamed to'} {job.fabric.device}; run "
+        f"{job.run.path}"
+    )
+    if source.classes and source.train.labels is not None and not config.objective.needs_labels:
+        named = ", ".join(source.classes[:5]) + ", ..." * (len(source.classes) > 5)
+        words = "labels judge the encoder and do not train it"
+        yield f"{len(source.classes):,} classes: {named}; {words}"
+    if start is not None:
+        yield f"the encoder starts from the weights of {start}; its heads are new"
+    per_epoch = job.steps_per_epoch * settings.batch_size * settings.accumulate
+    kinds = sorted(source.ignored.items(), key=lambda kind: (-kind[1], kind[0]))
+    counts = {
+        "images of the test split": 0 if source.test is None else len(source.test),
+        "held out for the monitor": num_held_out,
+        "of each epoch, which fill no batch (other images each time)": num_images - per_epoch,
+    }
+    unused = [f"{count:,} {what}" for what, count in counts.items() if count]
+    named = ", ".join(f"{count:,} {kind}" for kind, count in kinds[:6])
+    if ignored := sum(source.ignored.values()):
+        unused.append(f"{count_words(ignored, 'other file')} ({named})")
+    if unused:
+        yield f"not trained on: {'; '.join(unused)}{explain_ignored(source.ignored)}"
+
+
+def describe_sharing(config: Config, processes: int, resumed: Run | None) -> list[str]:
+    """Describe how processes share the work, and the effect of another number than before."""
+    words = []
+    settings = config.training
+    if processes > 1:
+        share = settings.batch_size // processes
+        norm = "the whole batch" if settings.sync_norm else f"each process's {share}"
+        words.append(
+            f"batch {settings.batch_size} = {processes} processes x {share}; negatives from all; "
+            f"batch normalisation over {norm}"
+        )
+    before = processes if resumed is None else resumed.last_processes()
+    if before != processes:
+        differs = ["batch normalisation"] * (not settings.sync_norm)
+        differs += ["dropout"] * (config.divergence.dropout > 0.0)
+        differs += ["views of your own"] * any(
+            group.custom for group in config.view_groups.values()
+        )
+        words.append(
+            f"the run had {before} processes before and has {processes} now: "
+            + (
+                f"{' and '.join(differs)} differ between the two"
+                if differs
+                else "the steps depend on the joint batch alone and are the same up to rounding"
+            )
+        )
+    return words
