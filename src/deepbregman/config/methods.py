@@ -62,13 +62,7 @@ class ObjectiveSettings(Section):
         METHODS[name] = cls
 
     def check_sizes(self, view_size: int, batch_size: int, embedding: int) -> None:
-        """Check the method's own numbers against those of other tables.
-
-        Args:
-            view_size: Side of a main view in pixels.
-            batch_size: Images in a batch.
-            embedding: Width of the embedding.
-        """
+        """Check the method's own numbers against those of other tables."""
 
     @property
     def colour_space(self) -> str | None:

@@ -66,13 +66,9 @@ class FeatureCache:
 
     @classmethod
     def of(cls, run: Path, model: Model, image_size: int, device: torch.device) -> "FeatureCache":
-        """Open the cache of a run; nothing is written yet.
+        """Open the cache in a run's folder; nothing is written yet.
 
-        Args:
-            run: its folder.
-            model: whose features.
-            image_size: side of the view.
-            device: on which they are computed, which their last bits depend on.
+        The last bits of features depend on the device that computes them.
         """
         folder = run / FOLDER
         refuse_link(folder)
@@ -98,12 +94,7 @@ class FeatureCache:
         return tensors or None
 
     def write(self, images: Images, tensors: Mapping[str, Tensor]) -> None:
-        """Cache tensors of some images, if the folder can be written to and they are not too large.
-
-        Args:
-            images: as many as each tensor has rows.
-            tensors: by name.
-        """
+        """Cache tensors, a row for each image, if the folder can be written to and has room."""
         if sum(part.nbytes for part in tensors.values()) > LARGEST_TOTAL:
             return
         path = self._path(images)

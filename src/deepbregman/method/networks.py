@@ -37,8 +37,7 @@ class Encoder(nn.Module):
     Args:
         trunk: maps (N, 3, H, W) to (N, d).
         num_features: d.
-        mean: of each channel, for pixels in [0, 1].
-        deviation: of each channel.
+        mean: of each channel, for pixels in [0, 1]; so is the deviation.
     """
 
     mean: Tensor
@@ -58,14 +57,7 @@ class Encoder(nn.Module):
         self.register_buffer("deviation", torch.tensor(deviation).view(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Encode images.
-
-        Args:
-            images: (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1].
-
-        Returns:
-            (N, d)
-        """
+        """Encode images (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1], to (N, d)."""
         images = self.normalise(images)
         with fast_gradients(images):
             representation: Tensor = self.trunk(images)
@@ -73,9 +65,6 @@ class Encoder(nn.Module):
 
     def encode_with_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Encode images as ``forward`` does, and return the feature maps of each stage as well.
-
-        Args:
-            images: (N, 3, H, W)
 
         Returns:
             (N, d), and (N, C, G, G) of each stage, the finest first; C is in ``stage_widths``.
@@ -107,7 +96,6 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc]  # torchvision is
     """torchvision's residual network without its classifier, and with a choice of stem.
 
     Args:
-        block: the residual block's class.
         layers: number of blocks of each of the four stages.
         stem: ``standard``, a 7x7 convolution of stride 2 and max-pooling, or ``thumbnail``, a 3x3
             convolution of stride 1, for images whose resolution must be kept.
@@ -185,10 +173,7 @@ def _small(stem: str) -> tuple[nn.Module, int]:
 class ColourTrunk(nn.Module):
     """Two trunks of one kind: one sees the brightness of images, the other their colours.
 
-    Args:
-        bright: (N, 3, H, W) -> (N, d).
-        colour: the same.
-        space: see :func:`~deepbregman.method.colours.split_colours`.
+    :func:`~deepbregman.method.colours.split_colours` says what ``space`` may be.
     """
 
     def __init__(self, bright: nn.Module, colour: nn.Module, space: str) -> None:
@@ -218,10 +203,6 @@ TRUNKS: dict[str, Callable[[str], tuple[nn.Module, int]]] = {
 
 def measure_width(trunk: nn.Module, image_size: int) -> int:
     """Find the width d of a trunk by showing it two black images, in evaluation mode.
-
-    Args:
-        trunk: to be used in an :class:`Encoder`.
-        image_size: side of the images.
 
     Raises:
         ValueError: If it fails on such images, or makes anything but (2, d) of them.
@@ -265,7 +246,6 @@ def create_timm(
     """Create an architecture of timm, pooled and without classifier.
 
     Args:
-        name: as timm spells it.
         image_size: side of the images; transformers are built for it where their class can be.
         pretrained: with timm's weights, fitted to the image size, rather than random ones.
 
@@ -313,11 +293,9 @@ def build_encoder(
     Args:
         name: ``resnet18``, ``resnet34``, ``resnet50``, ``resnet101``, ``small``, four
             convolutions for thumbnails, or ``timm:NAME``, an architecture of timm.
-        image_size: side of the images.
         stem: of a ResNet: ``thumbnail``, ``standard``, or ``auto``: thumbnail for images of up to
             64 px.
-        mean: of each channel, for pixels in [0, 1].
-        deviation: of each channel.
+        mean: of each channel, for pixels in [0, 1]; so is the deviation.
     """
     if stem not in STEMS:
         raise ValueError(f"stem {stem!r} is not one of {', '.join(STEMS)}")
@@ -345,9 +323,6 @@ def build_projection(
     """Build a head of linear layers, each but the last with batch norm and ReLU.
 
     Args:
-        in_features: width of what comes in.
-        hidden_features: width of every hidden layer.
-        out_features: width of what comes out.
         norm: batch-normalise the hidden layers.
         layers: linear layers, 2 or more.
         output_norm: batch-normalise what comes out as well, without a learnt gain and shift.

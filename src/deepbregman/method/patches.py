@@ -35,15 +35,9 @@ def shuffle_patches(
 
 
 def cut_patches(images: Tensor, side: int, stride: int) -> Tensor:
-    """Cut overlapping patches out of images (B, C, S, S).
+    """Cut overlapping patches out of images (B, C, S, S); return (B, G, G, C, side, side).
 
-    Args:
-        images: to cut.
-        side: of a patch.
-        stride: from one patch to the next; pixels left over at the bottom and right are lost.
-
-    Returns:
-        (B, G, G, C, side, side), rows first.
+    Pixels that are left over at the bottom and right are lost.
     """
     patches = images.unfold(2, side, stride).unfold(3, side, stride)  # (B, C, G, G, side, side)
     return patches.movedim(1, 3)

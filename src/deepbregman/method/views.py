@@ -213,7 +213,6 @@ class Views(nn.Module):
 
         Args:
             images: (N, C, H, W) uint8, contents at the top left of the padding.
-            parameters: From ``parametrise``.
 
         Returns:
             (M, N, C, size, size) float32 in [0, 1].
@@ -391,9 +390,6 @@ def resample(
     Args:
         images: (N, C, H, W) uint8.
         top: (M, N), and so are left, height, width and flipped (bool).
-        left: Left edge of the box.
-        height: Height of the box.
-        width: Width of the box.
         size: Height and width of the result.
         flipped: Which results to mirror, left to right; None for none.
 

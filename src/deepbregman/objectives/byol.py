@@ -6,10 +6,10 @@ from torch import Tensor
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import BYOLSettings
 from deepbregman.method.losses import paired_cosines
-from deepbregman.method.networks import Encoder, build_projection
+from deepbregman.method.networks import Encoder
 
 from .momentum import MomentumObjective
-from .objective import Gather, Outputs, Samples, ViewGroups, list_pairs
+from .objective import Gather, Outputs, Samples, ViewGroups, build_predictor, list_pairs
 
 
 class BYOL(MomentumObjective, settings=BYOLSettings):
@@ -22,9 +22,7 @@ class BYOL(MomentumObjective, settings=BYOLSettings):
 
     def __init__(self, settings: BYOLSettings, encoder: Encoder, widths: EncoderSettings) -> None:
         super().__init__(settings, encoder, widths, {"prediction": settings.weight})
-        self.predictor = build_projection(
-            widths.embedding, settings.predictor_hidden, widths.embedding
-        )
+        self.predictor = build_predictor(widths, settings.predictor_hidden)
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Let each main view predict the teacher's embeddings of the others."""

@@ -79,9 +79,7 @@ class CPC(Objective, settings=CPCSettings):
 class ContextNetwork(nn.Module):
     """Residual blocks of masked convolutions: a place sees itself and the rows above, no others.
 
-    Args:
-        width: of the embeddings.
-        layers: blocks; each lets a place see one row more.
+    Each of the ``layers`` lets a place see one row more.
     """
 
     def __init__(self, width: int, layers: int) -> None:

@@ -48,15 +48,9 @@ def build_local_head(channels: int, widths: EncoderSettings) -> nn.Sequential:
 
 
 def gather_places(maps: Tensor, shape: torch.Size, gather: Gather) -> Tensor:
-    """Join the features of places of all processes.
+    """Join the maps (M * n, d, G, G) of all processes; return (M, N, P, d), P = G * G places.
 
-    Args:
-        maps: (M * n, d, G, G) of this process.
-        shape: (M, n).
-        gather: joins embeddings.
-
-    Returns:
-        (M, N, P, d), P = G * G.
+    ``shape`` is (M, n).
     """
     width = maps.shape[1]
     flat = maps.flatten(2).transpose(1, 2).reshape(*shape, -1)  # (M, n, P * d)
@@ -78,11 +72,7 @@ def jensen_shannon(z: Tensor, places: Tensor) -> Tensor:
     """Negative estimate of the information by Jensen and Shannon, without its constant.
 
     The mean of ``softplus(-score)`` over an image's own places plus the mean of ``softplus(score)``
-    over those of other images.
-
-    Args:
-        z: (N, d)
-        places: (N, P, d)
+    over those of other images; ``z`` is (N, d), ``places`` (N, P, d).
     """
     scores, itself = score_places(z, places)
     count, num_places = len(z), places.shape[1]
@@ -94,12 +84,9 @@ def jensen_shannon(z: Tensor, places: Tensor) -> Tensor:
 def info_nce_of_places(z: Tensor, places: Tensor) -> Tensor:
     """Cross-entropy of each of an image's own places among it and all places of other images.
 
-    Args:
-        z: (N, d)
-        places: (N, P, d)
+    ``z`` is (N, d), ``places`` (N, P, d).
     """
-    scores, itself = score_places(z, places)
-    return nce_of_scores(scores, itself)
+    return nce_of_scores(*score_places(z, places))
 
 
 def nce_of_scores(scores: Tensor, itself: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import MoCoSettings
 from deepbregman.method.losses import info_nce
-from deepbregman.method.networks import Encoder, build_projection
+from deepbregman.method.networks import Encoder
 
 from .momentum import MomentumObjective
-from .objective import Gather, Outputs, Samples, ViewGroups, list_pairs
+from .objective import Gather, Outputs, Samples, ViewGroups, build_predictor, list_pairs
 from .teacher import Bank
 
 
@@ -24,14 +24,10 @@ class MoCo(MomentumObjective, settings=MoCoSettings):
 
     def __init__(self, settings: MoCoSettings, encoder: Encoder, widths: EncoderSettings) -> None:
         super().__init__(settings, encoder, widths, {"contrastive": settings.weight})
-        width, hidden = widths.embedding, settings.predictor_hidden
+        hidden, norm = settings.predictor_hidden, widths.projection_output_norm
         self.symmetric = self.teaches_same_views = settings.symmetric
-        self.predictor: nn.Module = (
-            build_projection(width, hidden, width, output_norm=widths.projection_output_norm)
-            if hidden
-            else nn.Identity()
-        )
-        self.queue = Bank(settings.queue, width) if settings.queue else None
+        self.predictor = build_predictor(widths, hidden, norm) if hidden else nn.Identity()
+        self.queue = Bank(settings.queue, widths.embedding) if settings.queue else None
         self.register_buffer("temperature", torch.tensor(settings.temperature), persistent=False)
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:

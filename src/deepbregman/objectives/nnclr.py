@@ -7,9 +7,18 @@ from torch.nn import functional as F
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import NNCLRSettings
 from deepbregman.method.bregman import cosine_scores
-from deepbregman.method.networks import Encoder, build_projection
+from deepbregman.method.networks import Encoder
 
-from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head, list_pairs
+from .objective import (
+    Gather,
+    Objective,
+    Outputs,
+    Samples,
+    ViewGroups,
+    build_head,
+    build_predictor,
+    list_pairs,
+)
 from .teacher import Bank
 
 
@@ -23,9 +32,7 @@ class NNCLR(Objective, settings=NNCLRSettings):
 
     def __init__(self, settings: NNCLRSettings, encoder: Encoder, widths: EncoderSettings) -> None:
         super().__init__(encoder, build_head(encoder, widths), {"contrastive": settings.weight})
-        self.predictor = build_projection(
-            widths.embedding, settings.predictor_hidden, widths.embedding
-        )
+        self.predictor = build_predictor(widths, settings.predictor_hidden)
         self.queue = Bank(settings.queue, widths.embedding)
         self.register_buffer("temperature", torch.tensor(settings.temperature), persistent=False)
 

@@ -69,6 +69,12 @@ def build_head(encoder: Encoder, widths: EncoderSettings) -> nn.Sequential:
     )
 
 
+def build_predictor(widths: EncoderSettings, hidden: int, output_norm: bool = False) -> nn.Module:
+    """Build a head from embeddings to embeddings, with one hidden layer."""
+    width = widths.embedding
+    return build_projection(width, hidden, width, output_norm=output_norm)
+
+
 OBJECTIVES: dict[str, Callable[[Any, Encoder, EncoderSettings], "Objective"]] = {}
 """``objective.name`` -> the class, made from its settings, an encoder and the heads' widths."""
 

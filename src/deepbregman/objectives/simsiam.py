@@ -6,7 +6,7 @@ from torch import Tensor
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import SimSiamSettings
 from deepbregman.method.losses import paired_cosines
-from deepbregman.method.networks import Encoder, build_projection
+from deepbregman.method.networks import Encoder
 
 from .objective import (
     Gather,
@@ -16,6 +16,7 @@ from .objective import (
     Samples,
     ViewGroups,
     build_head,
+    build_predictor,
     list_pairs,
 )
 
@@ -31,9 +32,7 @@ class SimSiam(Objective, settings=SimSiamSettings):
         self, settings: SimSiamSettings, encoder: Encoder, widths: EncoderSettings
     ) -> None:
         super().__init__(encoder, build_head(encoder, widths), {"prediction": settings.weight})
-        self.predictor = build_projection(
-            widths.embedding, settings.predictor_hidden, widths.embedding
-        )
+        self.predictor = build_predictor(widths, settings.predictor_hidden)
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Let each main view predict the others."""

@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from deepbregman.config import EncoderSettings
 from deepbregman.config.methods import SSLHSICSettings
 from deepbregman.method.losses import widen
-from deepbregman.method.networks import Encoder, build_projection
+from deepbregman.method.networks import Encoder
 
 from .momentum import MomentumObjective
-from .objective import Gather, Outputs, Samples, ViewGroups, list_pairs
+from .objective import Gather, Outputs, Samples, ViewGroups, build_predictor, list_pairs
 
 EPSILON = 1e-12
 """Added to the self-dependence before its root, whose slope at 0 is infinite."""
@@ -33,9 +33,7 @@ class SSLHSIC(MomentumObjective, settings=SSLHSICSettings):
             "self_dependence": settings.weight * settings.gamma,
         }
         super().__init__(settings, encoder, widths, weights)
-        self.predictor = build_projection(
-            widths.embedding, settings.predictor_hidden, widths.embedding
-        )
+        self.predictor = build_predictor(widths, settings.predictor_hidden)
         self.num_features, self.width = settings.features, widths.embedding
         self.kernel_scale = settings.kernel_scale
 
