@@ -35,6 +35,8 @@ class ObjectiveSettings(Section):
     """Whether the method cannot do without ``weak_views``."""
     needs_stages: ClassVar[bool] = False
     """Whether the method looks at parts of images, so that the encoder must have stages."""
+    queues_batches: ClassVar[bool] = False
+    """Whether the field ``queue``, unless it is 0, must hold a batch."""
     needs_labels: ClassVar[bool] = False
     """Whether the method learns from labels."""
     needs_indices: ClassVar[bool] = False
@@ -87,6 +89,7 @@ class RelationSettings(MomentumSettings):
 
     groups = ("weak_views",)
     needs_weak_views = True
+    queues_batches = True
     fewest_views = 1
     temperature: Positive = 0.1
     """Temperature of the student."""
@@ -288,6 +291,7 @@ class InstDiscSettings(MemorySettings):
 class MoCoSettings(MomentumSettings):
     """A contrastive loss to the teacher's keys; versions 2, 2+ and 3 are settings of it."""
 
+    queues_batches = True
     name: Literal["moco"] = "moco"
     temperature: Positive = 0.2
     """Temperature of the loss."""
@@ -303,6 +307,7 @@ class MoCoSettings(MomentumSettings):
 class NNCLRSettings(ObjectiveSettings):
     """A contrastive loss whose positive is the nearest neighbour in a queue."""
 
+    queues_batches = True
     name: Literal["nnclr"] = "nnclr"
     temperature: Positive = 0.2
     """Temperature of the loss."""
@@ -427,6 +432,7 @@ class SwAVSettings(ObjectiveSettings):
     """Each view predicts which prototypes another view of the image is assigned to."""
 
     groups = ("small_views",)
+    queues_batches = True
     name: Literal["swav"] = "swav"
     prototypes: Count = 3000
     """K, the number of prototypes."""

@@ -443,7 +443,7 @@ class Config:
                 f"{method.name} makes one embedding of each; set views.num_views to 2 or more, or "
                 "divergence.weight to 0"
             )
-        queue = getattr(method, "queue", 0)  # 0 is none
+        queue: int = vars(method)["queue"] if method.queues_batches else 0
         if 0 < queue < batch:
             raise UserError(
                 f"objective.queue is {queue} with training.batch_size {batch}: the queue of the "
