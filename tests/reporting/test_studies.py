@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from deepbregman.reporting import screen, studies
+from deepbregman.reporting import screen, searches, studies
 from deepbregman.reporting.page import read_study
 from deepbregman.runs import Record, write_json
 
@@ -142,7 +142,7 @@ def test_trials_are_counted_by_what_became_of_them(search: Record, tmp_path: Pat
 def test_slices_show_all_of_the_space_and_trials_without_a_value(
     search: Record, tmp_path: Path
 ) -> None:
-    slices = studies.search_figures(search, "search", {FIELDS[0]: 15.0})
+    slices = searches.search_figures(search, "search", {FIELDS[0]: 15.0})
     axes = [figure.spec["layer"][0]["encoding"]["x"]["scale"] for figure in slices]
     assert axes[0]["domain"] == [10, 20]  # 12 is the largest that came to a value
     assert axes[1]["domain"] == ["true", "false"]
@@ -157,14 +157,14 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(
     assert [point["x"] for point in pruned] == [13]
     assert [point["x"] for point in diverged] == [14, 15]
     assert [point["x"] for point in published] == [15.0]
-    studies.save_search_figure([tmp_path / "search.svg"], search, {})
+    searches.save_search_figure([tmp_path / "search.svg"], search, {})
     labels = re.findall(r">([\d.e+-]+)</text>", (tmp_path / "search.svg").read_text())
     assert {"1", "10", "1000", "100000"} <= set(labels)
     assert not any("e" in label for label in labels)  # such as 1e+5
     for row in search["trials"]:
         row["diverged"] = True
     search["importance"] = None
-    studies.save_search_figure([tmp_path / "none.svg"], search, {})  # nothing can be drawn
+    searches.save_search_figure([tmp_path / "none.svg"], search, {})  # nothing can be drawn
     assert not (tmp_path / "none.svg").exists()
     assert (
         "6 trials by gp (3 complete, 1 pruned, 2 diverged)" in (tmp_path / "search.svg").read_text()

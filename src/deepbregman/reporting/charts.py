@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepbregman.runs import Record, replace_file
-from deepbregman.statistics import Summary, format_summary
+from deepbregman.statistics import Summary, format_difference, format_summary
 
 from .published import published_beside
 from .records import (
@@ -25,7 +25,7 @@ from .records import (
     metric_frame,
     reference_values,
 )
-from .tables import summarise_measure, titles
+from .tables import best_interval, summarise_measure, titles
 
 if TYPE_CHECKING:
     import altair as alt
@@ -453,6 +453,18 @@ def mean_point(measure: str, arm: str, summary: Summary) -> Record:
         **{"measure": measure, "arm": arm, "value": round_digits(mean), "n": summary["n"]},
         **{"low": round_digits(mean - deviation), "high": round_digits(mean + deviation)},
         "shown": format_summary(summary),
+    }
+
+
+def difference_point(measure: str, arm: str, difference: Summary) -> Record:
+    """Return the point of a paired difference with the ends of its interval."""
+    summary = best_interval(difference)
+    mean = summary["mean"]
+    low, high = summary["interval"] or (mean, mean)
+    return {
+        **{"measure": measure, "arm": arm, "value": round_digits(mean), "n": summary["n"]},
+        **{"low": round_digits(low), "high": round_digits(high)},
+        "shown": format_difference(summary),
     }
 
 

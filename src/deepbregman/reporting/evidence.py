@@ -6,17 +6,16 @@ from typing import Any
 
 from deepbregman.files import replace_file, write_csv
 from deepbregman.runs import Record
-from deepbregman.statistics import format_difference
 
-from .charts import Figure, arm_colour, dot_chart, round_digits, save_chart, slug, specify
+from .charts import Figure, arm_colour, difference_point, dot_chart, save_chart, slug, specify
 from .published import CAVEAT, published_for
 from .records import Measure
 from .tables import (
     Cell,
     Row,
     Table,
-    best_interval,
     cell_of,
+    difference_cell,
     mark_best,
     to_csv,
     to_latex,
@@ -192,7 +191,7 @@ def _difference_table(results: Record, data: str, group: str, found: Sequence[Re
     differences = [{(d["arm"], d["against"]): d for d in q["differences"]} for q in found]
     pairs = [pair for pair in map(tuple, results["pairs"]) if any(pair in d for d in differences)]
     rows = [
-        Row(_name(quantity), tuple(cell_of(best_interval(known.get(pair))) for pair in pairs))
+        Row(_name(quantity), tuple(difference_cell(known.get(pair)) for pair in pairs))
         for quantity, known in zip(found, differences, strict=True)
     ]
     columns = [f"{arm} - {other}" for arm, other in pairs]
@@ -214,7 +213,7 @@ def _measure_table(results: Record, data: str, found: Sequence[Record]) -> Table
     rows = [
         Row(
             f"{row['protocol']}, {METRICS[row['metric']]}: {row['variant']} - {row['against']}",
-            tuple(cell_of(best_interval(row["arms"].get(arm))) for arm in arms),
+            tuple(difference_cell(row["arms"].get(arm)) for arm in arms),
         )
         for row in found
     ]
@@ -288,14 +287,10 @@ def difference_figure(results: Record, prefix: str = "") -> Figure | None:
         where = quantity["data"]
         if quantity["trained_on"] != where:
             where = f"{quantity['trained_on']} to {where}"
-        for difference in quantity["differences"]:
-            summary = best_interval(difference)
-            assert summary is not None
-            low, high = summary["interval"] or (summary["mean"], summary["mean"])
-            point: Record = {"measure": f"{where}: {title}", "value": round_digits(summary["mean"])}
-            point |= {"low": round_digits(low), "high": round_digits(high)}
-            point |= {"arm": f"{difference['arm']} - {difference['against']}"}
-            points.append(point | {"shown": format_difference(summary)})
+        points += [
+            difference_point(f"{where}: {title}", f"{pair['arm']} - {pair['against']}", pair)
+            for pair in quantity["differences"]
+        ]
     if not points:
         return None
     names = list(dict.fromkeys(point["arm"] for point in points))

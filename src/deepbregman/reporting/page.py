@@ -47,18 +47,15 @@ from .records import (
     refuse_links,
     unequal_budget,
 )
+from .searches import SEARCH, count_trials, search_figures, trial_table
 from .studies import (
     GRID,
-    SEARCH,
-    count_trials,
     describe_budget,
     describe_diverged,
     format_epochs,
     is_grid,
-    search_figures,
     study_figures,
     study_tables,
-    trial_table,
 )
 from .tables import (
     Cell,

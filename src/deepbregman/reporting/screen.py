@@ -10,7 +10,7 @@ from deepbregman.errors import make_printable
 from deepbregman.runs import Record
 from deepbregman.statistics import format_difference, format_spread, format_summary
 
-from . import studies, tables
+from . import searches, studies, tables
 
 METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
@@ -196,9 +196,9 @@ def study_table(results: Record) -> Group:
 
 def trial_table(record: Record) -> Table:
     """Draw the best trials of a hyperparameter search and, where known, each field's importance."""
-    number, states = len(record["trials"]), studies.count_trials(record)
+    number, states = len(record["trials"]), searches.count_trials(record)
     title = f"{record['recipe']} on {record['data']}: best of {number} trials ({states})"
-    return draw_table(studies.trial_table(record, "")._replace(title=title))
+    return draw_table(searches.trial_table(record, "")._replace(title=title))
 
 
 def draw_table(table: tables.Table, shown: Collection[str] = ()) -> Table:

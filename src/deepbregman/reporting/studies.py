@@ -1,23 +1,21 @@
-"""Records of studies and searches to charts and tables, for the page and for the study's folder."""
+"""Records of studies of arms and seeds to charts and tables, for the page and for their folder."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from deepbregman.files import replace_file
 from deepbregman.runs import Record
-from deepbregman.statistics import format_difference
 
 from .charts import (
     GREY,
     PALETTE,
-    PLAIN,
-    STAR,
     WIDTH,
     Figure,
     arm_colour,
     as_sentence,
     chart_of,
+    difference_point,
     dot_chart,
     mean_point,
     measure_chart,
@@ -31,7 +29,7 @@ from .charts import (
 )
 from .published import CAVEAT, published_series, series_of_metric, series_title, series_value
 from .records import is_finite
-from .tables import Cell, Row, Table, best_interval, cell_of, format_value, to_markdown
+from .tables import Cell, Row, Table, cell_of, difference_cell, format_value, to_markdown
 
 COMPARED: dict[str, str] = {
     "linear, cached features": "linear classifier",
@@ -62,9 +60,6 @@ LONG_NAME = 26
 """Letters of a series of which two do not fit side by side in half of a page."""
 LOG_RATIO = 20.0
 """An axis whose ends lie further apart than this is logarithmic."""
-BEST_TRIALS = 10
-LOST_TRIALS = {"pruned": "stroke", "diverged": "cross"}
-"""Marks of trials without a value, at the foot of a slice."""
 
 
 def is_grid(record: Record) -> bool:
@@ -92,9 +87,6 @@ GRID = {
     "cells": [{"arm": str, "run": str, "seed": int, "metrics": {...: float}}],
 }
 """The shape of ``results.json`` of a study of arms and seeds."""
-_TRIAL = {"trial": int, "state": str, "value": float, "values": {}}
-SEARCH = {"space": [str], "importance": {...: float}, "trials": [_TRIAL]}
-"""The shape of ``trials.json``."""
 
 
 # Words about a study.
@@ -190,7 +182,7 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
 def _arm_figure(results: Record, key: str) -> Figure | None:
     """Draw the arms of a grid over an axis; None if none has been evaluated."""
     metric, kind = results["metric"], results["study"]["figure"]
-    printed = series_of_metric(published_series(results), metric)
+    printed = _list_published(results, metric)
     part = "difference" if kind == "drops" else "metrics"
     found = [arm for arm in results["arms"] if metric in (arm.get(part) or {})]
     if not found:
@@ -201,21 +193,29 @@ def _arm_figure(results: Record, key: str) -> Figure | None:
         point = mean_point("", arm["series"], arm[part][metric])
         is_beyond = arm["arm"] in beyond
         points.append({**point, "name": arm["arm"], "x": arm["x"], "beyond": is_beyond})
-    marks = [
-        {"x": x, "value": value, "method": f"published: {p['series']}", "where": p["source"]}
-        for p in printed
-        for x, value in p["values"].items()
-    ]
     unit = "change of linear accuracy, points" if kind == "drops" else f"{metric}, %"
-    seeds = format_seeds(point["n"] for point in points)
-    caption = f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(printed)
+    caption = _caption_means(points, printed)
     if kind == "bars" and any(point["beyond"] for point in points):
         caption += "; * not in the paper"
     draw = {"line": _line_chart, "bars": _dot_chart, "drops": _drop_chart}[kind]
     study = results["study"]
-    chart = draw(points, marks, study.get("reference"), study["x_label"])
+    chart = draw(points, printed, study.get("reference"), study["x_label"])
     spec = specify(chart, study["title"], f"{unit}; {caption}")
     return Figure(f"{key}-arms", as_sentence(unit), caption, spec)
+
+
+def _list_published(results: Record, metric: str) -> list[Record]:
+    """List the published values of a metric as points over the axis."""
+    return [
+        {"x": x, "value": value, "method": f"published: {part['series']}", "where": part["source"]}
+        for part in series_of_metric(published_series(results), metric)
+        for x, value in part["values"].items()
+    ]
+
+
+def _caption_means(points: Sequence[Record], printed: Sequence[Record]) -> str:
+    seeds = format_seeds(point["n"] for point in points)
+    return f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(printed)
 
 
 _TOOLTIP = {"name:N": "arm", "arm:N": "series", "shown:N": "mean ± deviation"}
@@ -249,14 +249,8 @@ def _group_figure(results: Record, key: str, metric: str) -> Figure | None:
     places = {(point["x"], point["arm"]): point["value"] for point in points}
     points.sort(key=lambda point: -places.get((point["x"], series[0]), 0.0))
     words = {str(point["x"]) for point in points}
-    printed = [
-        {"x": x, "value": value, "method": f"published: {p['series']}", "where": p["source"]}
-        for p in series_of_metric(published_series(results), metric)
-        for x, value in p["values"].items()
-        if x in words
-    ]
-    seeds = format_seeds(point["n"] for point in points)
-    caption = f"mean and deviation over seeds, {seeds}" + "; grey: published" * bool(printed)
+    printed = [mark for mark in _list_published(results, metric) if mark["x"] in words]
+    caption = _caption_means(points, printed)
     chart = dot_chart(points, "x", _series_colour(points), _TOOLTIP, arms=series, printed=printed)
     title = f"{COMPARED.get(metric, metric)}, %"
     spec = specify(chart, title, caption)
@@ -377,19 +371,17 @@ def _difference_figure(results: Record, key: str) -> Figure | None:
     """Draw the differences to the reference with their intervals; None when there are none."""
     import altair as alt
 
-    reference, main, kind = reference_name(results), results["metric"], results["study"]["figure"]
+    reference, kind = reference_name(results), results["study"]["figure"]
     if reference is None or kind == "drops":  # those are drawn as drops
         return None
+    main: str = results["metric"]
     shown = COMPARED if kind == "pairs" else {main: COMPARED.get(main, main)}
-    points: list[Record] = []
-    for metric, name in shown.items():
-        for arm in results["arms"]:
-            summary = best_interval((arm.get("difference") or {}).get(metric))
-            if summary is not None:
-                low, high = summary["interval"] or (summary["mean"], summary["mean"])
-                point = {"measure": name, "arm": arm["arm"], "value": round_digits(summary["mean"])}
-                point |= {"low": round_digits(low), "high": round_digits(high), "n": summary["n"]}
-                points.append(point | {"shown": format_difference(summary)})
+    points = [
+        difference_point(name, arm["arm"], arm["difference"][metric])
+        for metric, name in shown.items()
+        for arm in results["arms"]
+        if (arm.get("difference") or {}).get(metric)
+    ]
     if not points:
         return None
     several = len({point["measure"] for point in points}) > 1
@@ -453,11 +445,8 @@ def _method_table(results: Record, key: str) -> Table:
         cells = [Cell(text=format_value((arm.get("cost") or {}).get("learning_rate")))]
         for metric in GROUPED:
             cells += [cell_of(part["metrics"].get(metric)) for part in (arm, other)]
-            cells.append(cell_of(best_interval(other["difference"].get(metric))))
-        cells += [
-            Cell(text=series_value(part, arm), note=part["source"], is_published=True)
-            for part in printed
-        ]
+            cells.append(difference_cell(other["difference"].get(metric)))
+        cells += _published_cells(arm, printed)
         marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
         rows.append(Row(str(x), tuple(cells), marks=tuple(marks)))
     columns = ["learning rate"]
@@ -503,15 +492,19 @@ def _arm_table(results: Record, key: str) -> Table:
         marks += ["supervised"] if defined.get("supervised") else []
         marks += ["not in the paper"] if defined.get("beyond") else []
         note = ", ".join(filter(None, [_count_seeds(cells), *marks]))
-        cells += [
-            Cell(text=series_value(part, arm), note=part["source"], is_published=True)
-            for part in printed
-        ]
+        cells += _published_cells(arm, printed)
         rows.append(Row(arm["arm"], tuple(cells), note=note, marks=tuple(marks)))
     columns += [series_title(part, results["metric"]) for part in printed]
     caption = "Top-1, per cent; mean ± sample deviation over seeds"
     title = results["study"]["title"]
     return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
+
+
+def _published_cells(arm: Record, printed: Sequence[Record]) -> list[Cell]:
+    return [
+        Cell(text=series_value(part, arm), note=part["source"], is_published=True)
+        for part in printed
+    ]
 
 
 def _count_seeds(cells: Sequence[Cell]) -> str:
@@ -523,7 +516,7 @@ def _difference_table(results: Record, key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in arms for name in arm["difference"]))
     rows = []
     for arm in arms:
-        cells = [cell_of(best_interval(arm["difference"].get(name))) for name in columns]
+        cells = [difference_cell(arm["difference"].get(name)) for name in columns]
         note = f"to {arm['against']}, {_count_seeds(cells)}"
         rows.append(Row(arm["arm"], tuple(cells), note=note))
     caption = (
@@ -549,160 +542,3 @@ def _cost_table(results: Record, key: str) -> Table:
     caption = "Samples are views; seconds are the wall time of training"
     columns = (*COSTS.values(), "seconds")
     return Table(f"{key}-costs", "Cost of training", "arm", columns, tuple(rows), caption)
-
-
-# Searches.
-
-
-class Dimension(NamedTuple):
-    """What one field of a search could be."""
-
-    field: str
-    bounds: tuple[float, float] | None
-    """Ends of an interval; None for a choice."""
-    choices: list[str]
-    is_log: bool
-
-
-def search_space(record: Record) -> list[Dimension]:
-    """Read the space of a search: ``field=LOW:HIGH:log`` or ``field=A,B`` for each field."""
-    space = []
-    for words in record["space"]:
-        field, _, written = words.partition("=")
-        choices = written.split(",")
-        if len(choices) > 1:
-            space.append(Dimension(field, None, choices, is_log=False))
-        else:
-            low, high = map(float, written.split(":")[:2])
-            space.append(Dimension(field, (low, high), [], written.endswith(":log")))
-    return space
-
-
-def completed_trials(record: Record) -> list[Record]:
-    """Return the trials with a value of their own, best first.
-
-    The value of a diverged trial is only that of guessing, which the sampler needs.
-    """
-    done = [row for row in record["trials"] if is_finite(row["value"]) and not row["diverged"]]
-    return sorted(done, key=lambda row: (-row["value"], row["trial"]))
-
-
-def trial_state(trial: Record) -> str:
-    """Return the state of a trial in a word."""
-    return "diverged" if trial["diverged"] else str(trial["state"])
-
-
-def count_trials(record: Record) -> str:
-    """Count the trials by their state."""
-    found = [trial_state(trial) for trial in record["trials"]]
-    return ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found)) or "none"
-
-
-def search_figures(
-    record: Record, key: str, published: Mapping[str, float] | None = None
-) -> list[Figure]:
-    """Draw the trials of a search over each field.
-
-    Args:
-        published: field -> the best value that somebody else found.
-    """
-    slices = [_slice_figure(record, key, part, published or {}) for part in search_space(record)]
-    return [figure for figure in slices if figure is not None]
-
-
-def save_search_figure(
-    paths: Sequence[Path], record: Record, published: Mapping[str, float]
-) -> None:
-    """Write the figure of a search; see :func:`search_figures`."""
-    title = f"Search: {record['recipe']} on {Path(str(record['data'])).name}"
-    trials = f"{len(record['trials'])} trials by {record['sampler']} ({count_trials(record)})"
-    objective = f"{record['objective']} on held-out images, %"
-    notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {_SLICE_CAPTION}"]
-    figures = search_figures(record, "search", published)
-    if not figures:
-        return  # no trial has a value yet
-    save_chart(paths, stack(figures, title, notes, columns=2))
-
-
-_SLICE_CAPTION = (
-    "a dot is a trial, later ones darker, the star the best; at the foot, those without a value"
-)
-
-
-def _slice_figure(
-    record: Record, key: str, space: Dimension, published: Mapping[str, float]
-) -> Figure | None:
-    """Draw the value of every completed trial over one field."""
-    import altair as alt
-
-    field, bounds, choices, is_log = space
-
-    def point(row: Record, **more: Any) -> Record:
-        x = row["values"][field]
-        if bounds is None:
-            x = str(x).lower() if isinstance(x, bool) else str(x)
-        return {"trial": row["trial"], "x": x, "state": trial_state(row), **more}
-
-    done = [row for row in completed_trials(record) if field in row["values"]]
-    points = [point(row, value=round_digits(row["value"])) for row in done]
-    if not points:
-        return None
-    if bounds is None:
-        kind, axis = "x:N", alt.Axis(labelAngle=0)
-        x: Any = alt.X(kind, title=field, scale=alt.Scale(domain=choices), axis=axis)
-    else:  # all of the space: a best value at its edge asks for a wider one
-        kind = "x:Q"
-        log: Any = {"type": "log"} if is_log else {}
-        scale = alt.Scale(domain=bounds, nice=False, padding=8, **log)
-        x = alt.X(kind, title=field, scale=scale, axis=alt.Axis(format=PLAIN))
-    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
-    words = tooltip({"trial:Q": "trial", kind: field, "value:Q": "value"})
-    height = 210
-    age = alt.Color("trial:Q", scale=alt.Scale(range=["#a6cee8", "#00456b"]), legend=None)
-    best = chart_of(points[:1]).mark_point(filled=True, size=170, shape=STAR, opacity=1)
-    layers: list[Any] = [
-        chart_of(points)
-        .mark_point(filled=True, size=45, opacity=0.85)
-        .encode(x=x, y=y, color=age, tooltip=words),
-        best.encode(x=x, y=y, color=alt.value(PALETTE[1]), tooltip=words),
-    ]
-    for state, shape in LOST_TRIALS.items():
-        lost = [
-            point(row)
-            for row in record["trials"]
-            if trial_state(row) == state and field in row["values"]
-        ]
-        if lost:
-            mark = chart_of(lost).mark_point(shape=shape, angle=90, size=45, strokeWidth=1.3)
-            names = tooltip({"trial:Q": "trial", kind: field, "state:N": "state"})
-            layers.append(
-                mark.encode(x=x, y=alt.value(height - 7), color=alt.value(GREY), tooltip=names)
-            )
-    if field in published and bounds is not None:
-        line = chart_of([{"x": published[field], "words": "published best for these images"}])
-        rule = line.mark_rule(strokeDash=[2, 3], color=GREY)
-        layers.append(rule.encode(x=x, tooltip=tooltip({"words:N": "line", kind: field})))
-    caption = f"{record['objective']} on held-out images, %; {_SLICE_CAPTION}"
-    caption += "; dotted: published" * bool(field in published)
-    chart = alt.layer(*layers).properties(width=WIDTH, height=height)
-    return Figure(f"{key}-{slug(field)}", field, caption, specify(chart, field, caption))
-
-
-def trial_table(record: Record, key: str) -> Table:
-    """Make a table of the best trials and, where known, the importance of each field."""
-    fields = [space.field for space in search_space(record)]
-    rows = [
-        Row(
-            f"trial {row['trial']}",
-            (
-                Cell(text=f"{row['value']:.2f}"),
-                *(Cell(text=format_value(row["values"].get(field))) for field in fields),
-            ),
-        )
-        for row in completed_trials(record)[:BEST_TRIALS]
-    ]
-    if record.get("importance"):
-        shares = [Cell(text=format_value(record["importance"].get(field))) for field in fields]
-        rows.append(Row("share of the variance (fANOVA)", (Cell(), *shares)))
-    columns = (f"{record['objective']}, held out, %", *fields)
-    return Table(f"{key}-trials", "Best trials", "trial", columns, tuple(rows))

@@ -220,10 +220,13 @@ def cell_of(summary: Summary | None) -> Cell:
     return Cell(summary) if summary else Cell(text="—", note="not measured")
 
 
-def best_interval(difference: Summary | None) -> Summary | None:
+def difference_cell(difference: Summary | None) -> Cell:
+    """Return the cell of a paired summary; a dash where nothing was compared."""
+    return cell_of(difference and best_interval(difference))
+
+
+def best_interval(difference: Summary) -> Summary:
     """Return a paired summary whose interval counts test images, where that is known."""
-    if difference is None:
-        return None
     interval = difference.get("over_images") or difference["interval"]
     kept = {key: difference[key] for key in ("mean", "deviation", "n")}
     return {**kept, "interval": interval}

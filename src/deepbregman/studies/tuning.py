@@ -35,7 +35,7 @@ from deepbregman.errors import UserError, first_line, mask_address
 from deepbregman.files import refuse_link
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.published import is_dataset
-from deepbregman.reporting.studies import save_search_figure
+from deepbregman.reporting.searches import save_search_figure
 from deepbregman.runs import Record, command_line, now, replace_file, write_csv, write_json
 from deepbregman.training.devices import pick_device
 from deepbregman.training.faults import Interrupted

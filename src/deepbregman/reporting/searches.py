@@ -1,0 +1,189 @@
+"""Records of searches to charts and tables, for the page and for the search's folder."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from deepbregman.runs import Record
+
+from .charts import (
+    GREY,
+    PALETTE,
+    PLAIN,
+    STAR,
+    WIDTH,
+    Figure,
+    chart_of,
+    round_digits,
+    save_chart,
+    slug,
+    specify,
+    stack,
+    tooltip,
+)
+from .records import is_finite
+from .tables import Cell, Row, Table, format_value
+
+BEST_TRIALS = 10
+LOST_TRIALS = {"pruned": "stroke", "diverged": "cross"}
+"""Marks of trials without a value, at the foot of a slice."""
+SLICE_CAPTION = (
+    "a dot is a trial, later ones darker, the star the best; at the foot, those without a value"
+)
+HEIGHT = 210
+"""Height of a slice."""
+_TRIAL = {"trial": int, "state": str, "value": float, "values": {}}
+SEARCH = {"space": [str], "importance": {...: float}, "trials": [_TRIAL]}
+"""The shape of ``trials.json``."""
+
+
+class Dimension(NamedTuple):
+    """What one field of a search could be."""
+
+    field: str
+    bounds: tuple[float, float] | None
+    """Ends of an interval; None for a choice."""
+    choices: list[str]
+    is_log: bool
+
+
+def search_space(record: Record) -> list[Dimension]:
+    """Read the space of a search: ``field=LOW:HIGH:log`` or ``field=A,B`` for each field."""
+    space = []
+    for words in record["space"]:
+        field, _, written = words.partition("=")
+        choices = written.split(",")
+        if len(choices) > 1:
+            space.append(Dimension(field, None, choices, is_log=False))
+        else:
+            low, high = map(float, written.split(":")[:2])
+            space.append(Dimension(field, (low, high), [], written.endswith(":log")))
+    return space
+
+
+def completed_trials(record: Record) -> list[Record]:
+    """Return the trials with a value of their own, best first.
+
+    The value of a diverged trial is only that of guessing, which the sampler needs.
+    """
+    done = [row for row in record["trials"] if is_finite(row["value"]) and not row["diverged"]]
+    return sorted(done, key=lambda row: (-row["value"], row["trial"]))
+
+
+def trial_state(trial: Record) -> str:
+    """Return the state of a trial in a word."""
+    return "diverged" if trial["diverged"] else str(trial["state"])
+
+
+def count_trials(record: Record) -> str:
+    """Count the trials by their state."""
+    found = [trial_state(trial) for trial in record["trials"]]
+    return ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found)) or "none"
+
+
+def search_figures(
+    record: Record, key: str, published: Mapping[str, float] | None = None
+) -> list[Figure]:
+    """Draw the trials of a search over each field.
+
+    Args:
+        published: field -> the best value that somebody else found.
+    """
+    slices = [_slice_figure(record, key, part, published or {}) for part in search_space(record)]
+    return [figure for figure in slices if figure is not None]
+
+
+def save_search_figure(
+    paths: Sequence[Path], record: Record, published: Mapping[str, float]
+) -> None:
+    """Write the figure of a search; see :func:`search_figures`."""
+    title = f"Search: {record['recipe']} on {Path(str(record['data'])).name}"
+    trials = f"{len(record['trials'])} trials by {record['sampler']} ({count_trials(record)})"
+    objective = f"{record['objective']} on held-out images, %"
+    notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {SLICE_CAPTION}"]
+    figures = search_figures(record, "search", published)
+    if not figures:
+        return  # no trial has a value yet
+    save_chart(paths, stack(figures, title, notes, columns=2))
+
+
+def _slice_figure(
+    record: Record, key: str, space: Dimension, published: Mapping[str, float]
+) -> Figure | None:
+    """Draw the value of every completed trial over one field."""
+    import altair as alt
+
+    field = space.field
+    done = [row for row in completed_trials(record) if field in row["values"]]
+    if not done:
+        return None
+    points = [_slice_point(row, space) | {"value": round_digits(row["value"])} for row in done]
+    x, kind = _slice_axis(space)
+    y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
+    words = tooltip({"trial:Q": "trial", kind: field, "value:Q": "value"})
+    age = alt.Color("trial:Q", scale=alt.Scale(range=["#a6cee8", "#00456b"]), legend=None)
+    dots = chart_of(points).mark_point(filled=True, size=45, opacity=0.85)
+    best = chart_of(points[:1]).mark_point(filled=True, size=170, shape=STAR, opacity=1)
+    layers: list[Any] = [
+        dots.encode(x=x, y=y, color=age, tooltip=words),
+        best.encode(x=x, y=y, color=alt.value(PALETTE[1]), tooltip=words),
+    ]
+    names = tooltip({"trial:Q": "trial", kind: field, "state:N": "state"})
+    foot, grey = alt.value(HEIGHT - 7), alt.value(GREY)
+    for state, shape in LOST_TRIALS.items():
+        lost = [
+            _slice_point(row, space)
+            for row in record["trials"]
+            if trial_state(row) == state and field in row["values"]
+        ]
+        if lost:
+            mark = chart_of(lost).mark_point(shape=shape, angle=90, size=45, strokeWidth=1.3)
+            layers.append(mark.encode(x=x, y=foot, color=grey, tooltip=names))
+    if field in published and space.bounds is not None:
+        line = chart_of([{"x": published[field], "words": "published best for these images"}])
+        rule = line.mark_rule(strokeDash=[2, 3], color=GREY)
+        layers.append(rule.encode(x=x, tooltip=tooltip({"words:N": "line", kind: field})))
+    caption = f"{record['objective']} on held-out images, %; {SLICE_CAPTION}"
+    caption += "; dotted: published" * bool(field in published)
+    chart = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
+    return Figure(f"{key}-{slug(field)}", field, caption, specify(chart, field, caption))
+
+
+def _slice_point(row: Record, space: Dimension) -> Record:
+    x = row["values"][space.field]
+    if space.bounds is None:
+        x = str(x).lower() if isinstance(x, bool) else str(x)
+    return {"trial": row["trial"], "x": x, "state": trial_state(row)}
+
+
+def _slice_axis(space: Dimension) -> tuple[Any, str]:
+    """Return the axis of a field, and how tooltips name its values."""
+    import altair as alt
+
+    if space.bounds is None:
+        scale, axis = alt.Scale(domain=space.choices), alt.Axis(labelAngle=0)
+        return alt.X("x:N", title=space.field, scale=scale, axis=axis), "x:N"
+    # All of the space: a best value at its edge asks for a wider one.
+    log: Any = {"type": "log"} if space.is_log else {}
+    scale = alt.Scale(domain=space.bounds, nice=False, padding=8, **log)
+    return alt.X("x:Q", title=space.field, scale=scale, axis=alt.Axis(format=PLAIN)), "x:Q"
+
+
+def trial_table(record: Record, key: str) -> Table:
+    """Make a table of the best trials and, where known, the importance of each field."""
+    fields = [space.field for space in search_space(record)]
+    rows = [
+        Row(
+            f"trial {row['trial']}",
+            (
+                Cell(text=f"{row['value']:.2f}"),
+                *(Cell(text=format_value(row["values"].get(field))) for field in fields),
+            ),
+        )
+        for row in completed_trials(record)[:BEST_TRIALS]
+    ]
+    if record.get("importance"):
+        shares = [Cell(text=format_value(record["importance"].get(field))) for field in fields]
+        rows.append(Row("share of the variance (fANOVA)", (Cell(), *shares)))
+    columns = (f"{record['objective']}, held out, %", *fields)
+    return Table(f"{key}-trials", "Best trials", "trial", columns, tuple(rows))
