@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 import torch
 from rich.console import Console
@@ -282,23 +282,31 @@ class Worker:
         return outcome
 
 
-class Queue(Protocol):
+class Queue(ABC):
     """Where workers get their trials: a :class:`TrialQueue`, or Optuna."""
 
+    noun: ClassVar[str] = "runs"
+    """How messages call the trials."""
+
+    @abstractmethod
     def count(self) -> tuple[int, int]:
         """Return how many trials are done, by all processes, and how many there are."""
 
-    def describe(self) -> str:
-        """Describe how many trials are done."""
-
+    @abstractmethod
     def run_next(self, worker: Worker) -> bool:
         """Claim a free trial and run it; False if other processes hold all that remain."""
 
+    @abstractmethod
     def save(self) -> Record:
         """Write the results of all trials that are done."""
 
+    def describe(self) -> str:
+        """Describe how many trials are done."""
+        done, total = self.count()
+        return f"{done} of {total} {self.noun} are done"
 
-class TrialQueue(ABC):
+
+class TrialQueue(Queue):
     """A list of trials that processes claim by locks in a folder."""
 
     folder: Path
@@ -310,19 +318,10 @@ class TrialQueue(ABC):
     def name_trial(self, trial: Trial) -> str:
         """Name a trial for people."""
 
-    @abstractmethod
-    def save(self) -> Record:
-        """Write the results of all trials that are done."""
-
     def count(self) -> tuple[int, int]:
         """Return how many trials are done, by all processes, and how many there are."""
         self.waiting = [trial for trial in self.waiting if trial.outcome() is None]
         return len(self.trials) - len(self.waiting), len(self.trials)
-
-    def describe(self) -> str:
-        """Describe how many trials are done."""
-        done, total = self.count()
-        return f"{done} of {total} runs are done"
 
     def run_next(self, worker: Worker) -> bool:
         """Claim a free trial and run it; False if other processes hold all that remain."""

@@ -41,7 +41,7 @@ from deepbregman.training.devices import pick_device
 from deepbregman.training.faults import Interrupted
 
 from .definition import Search, SearchOptions, StudyResult
-from .engine import EvaluationPlan, Trial, Worker, become_worker, lock, work
+from .engine import EvaluationPlan, Queue, Trial, Worker, become_worker, lock, work
 from .results import MAIN_METRIC
 from .search_plan import SearchPlan, check_search, has_begun, plan_search, search_folder
 
@@ -241,8 +241,8 @@ def _explain_storage_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        is_wrapped = isinstance(error, optuna.exceptions.StorageInternalError) and error.__cause__
-        words = first_line(error.__cause__ if is_wrapped and error.__cause__ else error)
+        is_wrapped = isinstance(error, optuna.exceptions.StorageInternalError)
+        words = first_line((is_wrapped and error.__cause__) or error)
         advice = "check that it can be reached and written, and give the same command again"
         if "full" in words or "disk I/O" in words:
             advice = "free space there, and give the same command again"
@@ -316,11 +316,6 @@ class SharedSearch:
     def count(self) -> tuple[int, int]:
         """Return how many trials are done, by all processes, and how many there are to be."""
         return min(len(self._trials(DONE)), self.total), self.total
-
-    def describe(self) -> str:
-        """Describe how many trials are done."""
-        done, total = self.count()
-        return f"{done} of {total} trials are done"
 
     def run_one(self, objective: "optuna.study.study.ObjectiveFuncType") -> str | None:
         """Ask for a trial and run it; None if other processes hold all that remain.
@@ -409,8 +404,10 @@ def _mark(trial: optuna.Trial, name: str) -> None:
         trial.set_user_attr(name, True)
 
 
-class SearchQueue(SharedSearch):
+class SearchQueue(SharedSearch, Queue):
     """The trials of a search: Optuna chooses them, the engine trains and evaluates them."""
+
+    noun = "trials"
 
     def __init__(self, study: optuna.Study, plan: SearchPlan, folder: Path, total: int) -> None:
         super().__init__(study, total)

@@ -19,7 +19,36 @@ CLIPPED_TRUST = 0.02
 TINY = 1e-12
 
 
-class Lars(Optimizer):
+class MomentumOptimiser(Optimizer):
+    """What LARS and Muon share: a velocity for each weight, made when its first gradient comes."""
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step."""
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        weights = [
+            [w for w in group["params"] if w.grad is not None] for group in self.param_groups
+        ]
+        for weight in itertools.chain(*weights):
+            if "velocity" not in self.state[weight]:
+                self.state[weight]["velocity"] = torch.zeros_like(weight)
+        self.move(weights)
+        return loss
+
+    def move(self, weights: list[list[Tensor]]) -> None:
+        """Move the weights of every group by their gradients."""
+        raise NotImplementedError
+
+    def velocities(self, weights: Iterable[Tensor]) -> list[Tensor]:
+        """Return the velocity of each weight."""
+        return [self.state[weight]["velocity"] for weight in weights]
+
+
+class Lars(MomentumOptimiser):
     """SGD with momentum and a learning rate adapted to each weight's norm, as SimCLR uses it.
 
     After You et al. 2017, with two habits of later code: the norm below is taken after the decay is
@@ -42,22 +71,13 @@ class Lars(Optimizer):
         rates = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
         super().__init__(params, {**rates, "trust": trust, "clip": clip})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        for group in self.param_groups:
-            moved = [weight for weight in group["params"] if weight.grad is not None]
-            if moved:
-                self._move(moved, group)
-        return loss
-
-    def _move(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+    def move(self, weights: list[list[Tensor]]) -> None:
         """Move the weights of a group together: one by one, a GPU waits for the launches."""
+        for some, group in zip(weights, self.param_groups, strict=True):
+            if some:
+                self._move_group(some, group)
+
+    def _move_group(self, weights: list[Tensor], group: dict[str, Any]) -> None:
         gradients = [weight.grad for weight in weights if weight.grad is not None]
         updates = list(torch._foreach_add(gradients, weights, alpha=group["weight_decay"]))
         adapted = [group.get("is_weight", weight.ndim > 1) for weight in weights]
@@ -71,16 +91,13 @@ class Lars(Optimizer):
             for update, factor, is_adapted in zip(updates, factors.unbind(), adapted, strict=True):
                 if is_adapted:
                     update.mul_(factor)
-        for weight in weights:
-            if "velocity" not in self.state[weight]:
-                self.state[weight]["velocity"] = torch.zeros_like(weight)
-        velocities = [self.state[weight]["velocity"] for weight in weights]
+        velocities = self.velocities(weights)
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, updates)
         torch._foreach_add_(weights, velocities, alpha=-group["lr"])
 
 
-class Muon(Optimizer):
+class Muon(MomentumOptimiser):
     """Orthogonalised momentum for convolutions (Jordan et al. 2024), SGD for the rest.
 
     A convolution's weight is a matrix of a row for each output channel. Its step is the momentum
@@ -108,26 +125,13 @@ class Muon(Optimizer):
         super().load_state_dict(state_dict)
         self._recorded, self._last_key = None, ()
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step."""
-        loss = None if closure is None else torch.enable_grad()(closure)()
-        weights = [
-            [w for w in group["params"] if w.grad is not None] for group in self.param_groups
-        ]
-        for weight in itertools.chain(*weights):
-            if "velocity" not in self.state[weight]:
-                self.state[weight]["velocity"] = torch.zeros_like(weight)
-        gradients = [[w.grad for w in some] for some in weights]
+    def move(self, weights: list[list[Tensor]]) -> None:
+        """Turn the convolutions and let the rest descend; see :meth:`_update`."""
+        gradients = [[w.grad for w in some if w.grad is not None] for some in weights]
         if all(weight.is_cuda for weight in itertools.chain(*weights)):
             self._replay(weights, gradients)
         else:
             self._update(weights, gradients, [group["lr"] for group in self.param_groups])
-        return loss
 
     def _replay(self, weights: list[list[Tensor]], gradients: list[list[Tensor]]) -> None:
         settings = [(group["momentum"], group["weight_decay"]) for group in self.param_groups]
@@ -148,7 +152,7 @@ class Muon(Optimizer):
         for some, theirs, rate, group in zip(
             weights, gradients, rates, self.param_groups, strict=True
         ):
-            velocities = [self.state[weight]["velocity"] for weight in some]
+            velocities = self.velocities(some)
             if group["is_convolution"]:
                 for places in _group_by_shape(some):
                     alike = ([each[i] for i in places] for each in (some, theirs, velocities))
