@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.data import ArrayImages, ResidentBatches
 from deepbregman.errors import Diverged, UserError
-from deepbregman.evaluation import finetuning
+from deepbregman.evaluation import retraining
 from deepbregman.evaluation.features import LabelledFeatures, crop_and_flip
 from deepbregman.evaluation.finetuning import (
     Budget,
@@ -279,7 +279,7 @@ class TestProtocols:
             budgets.append((batches.num_images, rest[2].epochs))
             network.eval()
 
-        monkeypatch.setattr(finetuning, "finetune", noted)
+        monkeypatch.setattr(retraining, "finetune", noted)
         evaluate(short_run, protocols=["semi"], accelerator="cpu")
         assert budgets == [(13, 60)] * 3 + [(130, 30)] * 3
 
@@ -288,7 +288,7 @@ class TestProtocols:
     ) -> None:
         """A rate that diverges is passed over, and the chosen one is used on all labels."""
         trained: list[tuple[float, int]] = []
-        engine = finetuning.finetune
+        engine = retraining.finetune
 
         def noted(*arguments: Any, indices: Tensor | None, **options: Any) -> None:
             budget, labels = arguments[4], arguments[2]
@@ -296,7 +296,7 @@ class TestProtocols:
             trained.append((budget.learning_rate, count))
             engine(*arguments, indices=indices, **options)
 
-        monkeypatch.setattr(finetuning, "finetune", noted)
+        monkeypatch.setattr(retraining, "finetune", noted)
         row = evaluate(
             short_run,
             protocols=["supervised"],

@@ -18,7 +18,7 @@ from torch import nn
 from deepbregman.cli import main
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
-from deepbregman.evaluation import finetuning
+from deepbregman.evaluation import retraining
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.finished import describe_part, digest_split
 from deepbregman.evaluation.options import Semi, Tuning
@@ -29,18 +29,18 @@ Options = dict[str, Any]
 KILLED = """
 import os, signal, sys
 import torch
-from deepbregman.evaluation import finetuning
+from deepbregman.evaluation import retraining
 from deepbregman.evaluation.options import Semi
 from deepbregman.commands.evaluate import evaluate
 run, protocol, data, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
-engine, begun = finetuning.finetune, []
+engine, begun = retraining.finetune, []
 def stopped(*arguments, **options):
     begun.append(1)
     if len(begun) > 1:
         os.kill(os.getpid(), signal.SIGKILL)
     engine(*arguments, **options)
-finetuning.finetune = stopped
+retraining.finetune = stopped
 semi = Semi(labels=(0.1,))
 evaluate(
     run, protocols=[protocol], data=data, epochs=2, seeds=2, semi=semi, accelerator="cpu"
@@ -62,7 +62,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         titles.append(title)
         network.eval()
 
-    monkeypatch.setattr(finetuning, "finetune", note_only)
+    monkeypatch.setattr(retraining, "finetune", note_only)
     return titles
 
 
@@ -70,7 +70,7 @@ def stopping(
     monkeypatch: pytest.MonkeyPatch, after: int, stop: Callable[[], object]
 ) -> Callable[[], None]:
     """Let training stop in the arm after so many; returns what undoes it."""
-    engine, begun = finetuning.finetune, []
+    engine, begun = retraining.finetune, []
 
     def stopped(*arguments: Any, **options: Any) -> None:
         begun.append(1)
@@ -78,8 +78,8 @@ def stopping(
             stop()
         engine(*arguments, **options)
 
-    monkeypatch.setattr(finetuning, "finetune", stopped)
-    return lambda: monkeypatch.setattr(finetuning, "finetune", engine)
+    monkeypatch.setattr(retraining, "finetune", stopped)
+    return lambda: monkeypatch.setattr(retraining, "finetune", engine)
 
 
 def interrupt() -> None:

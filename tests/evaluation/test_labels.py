@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deepbregman.data import ArrayImages, Source, Split
 from deepbregman.errors import UserError
-from deepbregman.evaluation.finetuning import draw_labelled, read_labelled
+from deepbregman.evaluation.retraining import draw_labelled, read_labelled
 
 
 def made_of(labels: list[int], names: list[str] | None = None, test: list[str] | None = None):  # type: ignore[no-untyped-def]  # a source

@@ -9,7 +9,12 @@ from .clustering import cluster
 from .corruptions import corruptions
 from .detection.protocol import check_detect, detect
 from .few import check_few, few
-from .finetuning import (
+from .inputs import Evaluation
+from .knn import knn
+from .linear import check_linear, linear
+from .ood import check_ood, ood
+from .references import REFERRED, add_references
+from .retraining import (
     check_semi,
     check_supervised,
     check_transfer,
@@ -17,11 +22,6 @@ from .finetuning import (
     supervised,
     transfer,
 )
-from .inputs import Evaluation
-from .knn import knn
-from .linear import check_linear, linear
-from .ood import check_ood, ood
-from .references import REFERRED, add_references
 from .retrieval import retrieval
 
 

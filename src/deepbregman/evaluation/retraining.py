@@ -1,0 +1,364 @@
+"""Protocols that train a copy of the network: ``semi``, ``transfer`` and ``supervised``.
+
+A variant is a network to start from, trained on labelled images and tested once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from fractions import Fraction
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepbregman.data import Source, Split, stratified_split
+from deepbregman.data.datasets import expand_home
+from deepbregman.data.folders import quote_some
+from deepbregman.errors import Diverged, UserError
+from deepbregman.objectives import build_untrained_encoder
+from deepbregman.runs import Record
+from deepbregman.training.devices import is_mixed
+
+from .features import SplitFeatures, crop_and_flip
+from .finetuning import (
+    Budget,
+    Classifier,
+    Start,
+    finetune,
+    from_encoder,
+    from_projection,
+    from_scratch,
+    predict,
+)
+from .finished import describe_part
+from .inputs import Evaluation, class_name
+from .linear import check_linear, linear_on_cached
+from .results import Measurement, make_rows, pack, top_k_accuracy
+
+EPOCHS = 50
+"""Epochs of the protocols transfer and supervised."""
+FEW_LABELS = 0.05
+"""Below this share of the labels, the few images are trained on for more epochs."""
+FEW_LABELS_EPOCHS, MANY_LABELS_EPOCHS = 60, 30
+CHOICE_SHARE = 0.2
+"""Share of the labelled images that is held out to choose a learning rate."""
+
+
+def check_training(evaluation: Evaluation) -> None:
+    """Refuse an encoder that cannot be copied with new random weights."""
+    loaded = evaluation.loaded
+    mean, deviation, seed = (0.0,) * 3, (1.0,) * 3, evaluation.options.seed
+    build_untrained_encoder(loaded.model.encoder, loaded.config, mean, deviation, seed)
+
+
+def check_supervised(evaluation: Evaluation) -> None:
+    """Check what can be checked before anything is trained."""
+    check_training(evaluation)
+    _check_choice(evaluation, evaluation.labelled.source.train)
+
+
+def supervised(evaluation: Evaluation) -> list[Record]:
+    """Train the same architecture on all labels from random weights, for reference."""
+    train = evaluation.labelled.train
+    epochs = evaluation.options.epochs or EPOCHS
+    return make_rows(
+        [
+            [_measure_variant(evaluation, train, from_scratch, "from scratch", seed, epochs)]
+            for seed in evaluation.options.each_seed
+        ]
+    )
+
+
+def check_semi(evaluation: Evaluation) -> None:
+    """Draw every subset, so that too small a share is found before the training."""
+    check_training(evaluation)
+    for seed in evaluation.options.each_seed:
+        for subset in _select_labelled(evaluation, seed):
+            _check_choice(evaluation, subset.split)
+
+
+def semi(evaluation: Evaluation) -> list[Record]:
+    """Fine-tune all weights on a part of the labels, and for comparison without pretraining.
+
+    Each seed draws another share of the labels. A list of labels is the same for all seeds; then
+    only the order, the crops and the classifier's first weights differ.
+    """
+    known: dict[str, tuple[str, Start]] = {
+        "encoder": ("from encoder", from_encoder),
+        "projection": ("from projection layer 1", from_projection),
+        "scratch": ("supervised", from_scratch),
+    }
+    starts = dict(known[name] for name in dict.fromkeys(evaluation.options.semi.starts))
+    labelled, seeds = evaluation.labelled, []
+    if not len(labelled.model.projection):  # of a method of the user's own
+        del starts["from projection layer 1"]
+    for seed in evaluation.options.each_seed:
+        measured = []
+        for split, name, epochs in _select_labelled(evaluation, seed):
+            train = labelled.of(split)
+            for words, start in starts.items():
+                variant = f"{name}, {words}"
+                measured.append(_measure_variant(evaluation, train, start, variant, seed, epochs))
+        seeds.append(measured)
+    return make_rows(seeds)
+
+
+def check_transfer(evaluation: Evaluation) -> None:
+    """Refuse the dataset of the pretraining, since nothing would be transferred."""
+    check_training(evaluation)
+    data, own = evaluation.options.data, evaluation.loaded.config.data.source
+    if data is None:
+        raise UserError(
+            "transfer needs another dataset than that of the pretraining: name it with --data"
+        )
+    if data == own or expand_home(Path(data)).resolve() == expand_home(Path(own)).resolve():
+        raise UserError(
+            f"transfer: --data {data} is the dataset of the pretraining; name another dataset, or "
+            "use linear, semi or supervised"
+        )
+    check_linear(evaluation)
+    _check_choice(evaluation, evaluation.labelled.source.train)
+
+
+def transfer(evaluation: Evaluation) -> list[Record]:
+    """Evaluate on another dataset: frozen, fine-tuned on all labels, and without pretraining.
+
+    Its images are resized to the size of the run's.
+    """
+    labelled, epochs = evaluation.labelled, evaluation.options.epochs or EPOCHS
+    starts = {"fine-tuned": from_encoder, "supervised": from_scratch}
+    variant, seeds = "linear, cached features", []
+    for seed in evaluation.options.each_seed:
+        settings = describe_part(labelled, labelled.source.train, variant, seed, {})
+        fit = partial(linear_on_cached, labelled, seed, name=variant)
+        measured = [evaluation.finished.measure(settings, fit)]
+        for name, start in starts.items():
+            measured.append(_measure_variant(evaluation, labelled.train, start, name, seed, epochs))
+        seeds.append(measured)
+    return make_rows(seeds)
+
+
+class _Subset(NamedTuple):
+    split: Split
+    name: str
+    epochs: int
+
+
+def _select_labelled(evaluation: Evaluation, seed: int) -> list[_Subset]:
+    """Return the labelled parts of the training split that semi is to use."""
+    source, options = evaluation.labelled.source, evaluation.options
+    if options.semi.labelled_list is not None:
+        file = options.semi.labelled_list
+        drawn = [(read_labelled(source, file), f"labels of {file.name}")]
+    else:
+        drawn = [
+            (draw_labelled(source, share, seed), f"{100 * share:g} % labels")
+            for share in dict.fromkeys(options.semi.labels)
+        ]
+    subsets = []
+    for indices, name in drawn:
+        few = len(indices) < FEW_LABELS * len(source.train)
+        epochs = options.epochs or (FEW_LABELS_EPOCHS if few else MANY_LABELS_EPOCHS)
+        subsets.append(_Subset(source.train.select(indices), name, epochs))
+    return subsets
+
+
+def _check_choice(evaluation: Evaluation, split: Split) -> None:
+    """Refuse to choose a learning rate where a class has no second image to choose it on."""
+    rates = evaluation.options.tuning.learning_rate
+    if len(rates) == 1:
+        return
+    present, counts = torch.unique(split.known_labels, return_counts=True)
+    if int(counts.min()) < 2:
+        name = class_name(evaluation.labelled.source, int(present[int(counts.argmin())]))
+        raise UserError(
+            f"a choice among {len(rates)} learning rates needs 2 labelled images of each class, "
+            f"and {name} has 1 of the {len(split)}: give one --learning-rate, or more labels"
+        )
+
+
+def _measure_variant(
+    evaluation: Evaluation, train: SplitFeatures, start: Start, variant: str, seed: int, epochs: int
+) -> Measurement:
+    """Train from one start on one set of labelled images and test, unless that is done already."""
+    options = {"start": start.__name__, "epochs": epochs, **asdict(evaluation.options.tuning)}
+    settings = describe_part(evaluation.labelled, train.split, variant, seed, options)
+    return evaluation.finished.measure(
+        settings, lambda: _train_and_test(evaluation, train, start, variant, seed, epochs)
+    )
+
+
+def _train_and_test(
+    evaluation: Evaluation, train: SplitFeatures, start: Start, variant: str, seed: int, epochs: int
+) -> Measurement:
+    labelled, tuning = evaluation.labelled, evaluation.options.tuning
+    budget = Budget(epochs, tuning.batch_size, tuning.learning_rate[0], tuning.weight_decay)
+
+    def train_network(budget: Budget, indices: Tensor | None) -> Classifier:
+        network = Classifier(*start(labelled, seed), labelled.num_classes, seed)
+        network.requires_grad_(True)
+        network.to(memory_format=torch.channels_last)
+        network.to(labelled.device)
+        finetune(
+            network,
+            train.batches,
+            train.labels,
+            crop_and_flip(labelled.config),
+            budget,
+            seed=seed,
+            indices=indices,
+            mixed=is_mixed(labelled.config, labelled.device),
+            progress=evaluation.progress,
+            title=f"{variant}, seed {seed}",
+        )
+        return network
+
+    chosen: Record = {"learning_rate": budget.learning_rate}
+    if len(tuning.learning_rate) > 1:
+        scores = _score_rates(evaluation, train, budget, train_network, seed)
+        if not scores:
+            raise Diverged(f"{variant}: every --learning-rate of {tuning.learning_rate} diverges")
+        best = max(scores, key=scores.__getitem__)
+        budget = replace(budget, learning_rate=best)
+        chosen = {"learning_rate": best, "held_out": scores[best]}
+    network = train_network(budget, None)
+    logits = predict(network, labelled.test.batches, labelled.config.data.image_size)
+    count = len(train.split)
+    details = {
+        "epochs": epochs,
+        "steps": epochs * budget.steps_per_epoch(count),
+        "batch_size": budget.batch(count),
+        "learning_rates": list(tuning.learning_rate),
+        "weight_decay": budget.weight_decay,
+    }
+    predicted = logits.argmax(dim=1)
+    values = labelled.measure(predicted, logits)
+    replaced = train.num_replaced + labelled.test.num_replaced
+    num_test = len(labelled.test.labels)
+    packed = pack(predicted)
+    return Measurement(variant, values, count, num_test, replaced, details, chosen, packed)
+
+
+def _score_rates(
+    evaluation: Evaluation,
+    train: SplitFeatures,
+    budget: Budget,
+    train_network: Callable[[Budget, Tensor | None], Classifier],
+    seed: int,
+) -> dict[float, float]:
+    """Return the accuracy of each learning rate on held-out labels; diverged ones have none."""
+    kept, held_out = stratified_split(train.split.labels, len(train.split), CHOICE_SHARE, seed)
+    truth = train.labels[held_out.to(train.labels.device)]
+    size = evaluation.labelled.config.data.image_size
+    scores: dict[float, float] = {}
+    for rate in sorted(evaluation.options.tuning.learning_rate):
+        try:
+            network = train_network(replace(budget, learning_rate=rate), kept)
+            logits = predict(network, train.batches, size, held_out)
+        except Diverged:
+            continue
+        scores[rate] = top_k_accuracy(logits, truth)
+    return scores
+
+
+def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
+    """Draw a share of the labelled training images, class by class.
+
+    Of a class with ``n`` images ``n * share`` are drawn, rounded down or up so that the total is
+    that of the whole set; below a share of 1, one image of a class is never drawn. If the part of a
+    class is below one image, that is an error: rounding up would give more labels than asked for.
+
+    Returns:
+        Indices into the training split, int64 and ascending.
+    """
+    labels = source.train.known_labels
+    if share == 1:
+        return torch.arange(len(labels))
+    present, counts = torch.unique(labels, return_counts=True)
+    exact = Fraction(share).limit_denominator(10**6)
+    smallest = int(counts.argmin())
+    count = int(counts[smallest])
+    if count * exact < 1:
+        empty = [int(c) for c, n in zip(present, counts.tolist(), strict=True) if n * exact < 1]
+        others = f" ({len(empty)} classes are so small)" if len(empty) > 1 else ""
+        raise UserError(
+            f"--labels {share:g} leaves class {class_name(source, int(present[smallest]))} without "
+            f"a label, since it has {count} images{others}: the smallest share that works is "
+            f"{_round_up(Fraction(1, count)):g}"
+        )
+    return stratified_split(labels, len(labels), share, seed)[1]
+
+
+def read_labelled(source: Source, file: Path) -> Tensor:
+    """Read the names of the labelled training images from a file, one on each line.
+
+    A name is a path in the data folder or the end of one, such as the bare file name, and must fit
+    exactly one training image. Empty lines are passed over; a name twice counts once.
+
+    Returns:
+        Indices into the training split, int64 and ascending.
+    """
+    if source.train.names is None:
+        raise UserError(
+            f"--labelled-list {file}: the images of {source.name} have no file names; it needs a "
+            "folder of images, or use --labels"
+        )
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--labelled-list {file} cannot be read: {error}") from None
+    wanted = dict.fromkeys(line.strip().removeprefix("./") for line in lines if line.strip())
+    if not wanted:
+        raise UserError(f"--labelled-list {file} names no image: write one name on each line")
+    found = _find_names(list(wanted), source.train.names)
+    missing = [name for name in wanted if not found[name]]
+    if missing:
+        tested = source.test.names if source.test is not None and source.test.names else ()
+        in_test = sum(bool(places) for places in _find_names(missing, tested).values())
+        held = f"; {in_test} of them are test images, which are not to be trained on"
+        raise UserError(
+            f"--labelled-list {file}: {len(missing)} of its {len(wanted)} names are no training "
+            f"image of {source.name}, such as {quote_some(missing)}{held if in_test else ''}; "
+            "correct the list, or give the data folder that it was made for"
+        )
+    twice = [name for name in wanted if len(found[name]) > 1]
+    if twice:
+        raise UserError(
+            f"--labelled-list {file}: {len(twice)} of its names fit several training images, such "
+            f"as {quote_some(twice)}; write them with their folders"
+        )
+    chosen = torch.tensor(sorted({places[0] for places in found.values()}), dtype=torch.int64)
+    labels = source.train.known_labels
+    absent = sorted(set(labels.tolist()) - set(labels[chosen].tolist()))
+    if absent:
+        names = ", ".join(class_name(source, label) for label in absent[:5])
+        raise UserError(
+            f"--labelled-list {file} names no image of {len(absent)} classes ({names}): a "
+            "classifier cannot learn a class that it never sees; list at least one of each"
+        )
+    return chosen
+
+
+def _find_names(wanted: Sequence[str], names: Sequence[str]) -> dict[str, list[int]]:
+    """Find the position of the name that each wanted name is, or of those it is the end of."""
+    by_file: dict[str, list[str]] = {}
+    for name in wanted:
+        by_file.setdefault(PurePosixPath(name).name, []).append(name)
+    whole: dict[str, list[int]] = {}
+    ends: dict[str, list[int]] = {name: [] for name in wanted}
+    for position, path in enumerate(names):
+        for name in by_file.get(path.rpartition("/")[2], ()):
+            if path == name:
+                whole[name] = [position]
+            elif path.endswith(f"/{name}"):
+                ends[name].append(position)
+    return ends | whole
+
+
+def _round_up(value: Fraction) -> float:
+    """Return a number of four digits that is no smaller."""
+    scale = 10.0 ** (3 - math.floor(math.log10(value)))
+    return math.ceil(value * scale) / scale
