@@ -20,6 +20,7 @@ from deepbregman.files import hold_folder
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display
+from deepbregman.training.faults import Interrupted
 
 Command = Callable[..., tuple[int, str]]
 
@@ -326,6 +327,18 @@ def test_stopping_at_an_epochs_end_saves_once(
     run = Run.open(tmp_path / "run")
     assert saved_step(run.path) == 4
     assert checkpoints.load(run.previous_checkpoint)["step"] == 2
+
+
+def test_a_signal_at_the_last_step_is_not_forgotten(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a study would go on with its other runs."""
+    steps = pretrain(tiny_config, run=tmp_path / "first", accelerator="cpu").metrics()[-1]["step"]
+    at_step(monkeypatch, steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="SIGTERM; everything is saved, the run is complete") as e:
+        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+    assert e.value.signal_number == signal.SIGTERM
+    assert Run.open(tmp_path / "run").result()["pretrain"]["step"] == steps
 
 
 def test_a_signal_while_the_step_is_compiled_ends_the_run_at_once(

@@ -219,6 +219,8 @@ class Pretraining:
                     soft_wrap=True,
                 )
         self._tell("on_end", self.run)
+        if self.vote.outcome:  # else a study would go on with its other runs
+            self._leave(self.vote.outcome, "the run is complete")
         return self.run
 
     def _tell(self, event: str, *details: object) -> None:
@@ -336,9 +338,9 @@ class Pretraining:
         run_together(self.fabric, partial(self.save, "last.pt", again=False))
         self._leave(number)
 
-    def _leave(self, number: int) -> NoReturn:
+    def _leave(self, number: int, advice: str | None = None) -> NoReturn:
         if self.fabric.is_global_zero:
-            raise Interrupted(self.run.path, number)
+            raise Interrupted(self.run.path, number, advice)
         raise ReportedElsewhere(128 + number)
 
     @contextmanager
