@@ -16,7 +16,8 @@ import torch
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 
 from deepbregman.cli import main
-from deepbregman.errors import UserError, explain_error
+from deepbregman.commands.pretrain import _count_processes
+from deepbregman.errors import ReportedElsewhere, UserError, explain_error
 from deepbregman.launching import (
     Process,
     current_process,
@@ -24,6 +25,7 @@ from deepbregman.launching import (
     under_srun,
     under_torchrun,
 )
+from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load
 
 SMALL = [
@@ -111,6 +113,29 @@ class TestAskedFor:
         setting(monkeypatch, TORCHRUN)
         with pytest.raises(UserError, match=r"--devices is 4, but torchrun started 4 .* on 2"):
             must_start_processes(4, None)
+
+    @pytest.mark.parametrize("words", [["digits"], ["--resume"]])
+    def test_all_gpus_of_the_machine(
+        self, words: list[str], short_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[int] = []
+
+        def start(devices: int, *rest: object) -> None:
+            asked.append(devices)
+            raise ReportedElsewhere(0)
+
+        monkeypatch.setattr("deepbregman.commands.pretrain.run_in_processes", start)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+        monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+        place = [str(short_run.path)] if words == ["--resume"] else ["--run", str(tmp_path / "new")]
+        with pytest.raises(SystemExit):
+            main(["pretrain", *words, *place, "--devices", "all"])
+        assert asked == [3]
+
+    def test_a_process_of_all_starts_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        setting(monkeypatch, TORCHRUN)
+        assert _count_processes("all", "auto") is None
 
     @pytest.mark.parametrize("count", [0, -1])
     def test_none_or_less(self, count: int) -> None:

@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
     Accelerator = str  # programs choose by text of their own; pick_device checks it
     Devices: TypeAlias = int | str
+    MaybeDevices: TypeAlias = int | str | None
     RunFolder: TypeAlias = Run | Path | str
 else:
     Accelerator = Literal["auto", "cpu", "cuda", "mps"]
     Devices = Annotated[int | Literal["all"], tyro.conf.arg(metavar="INT|all")]
+    MaybeDevices = Annotated[
+        int | Literal["all"] | None,
+        tyro.conf.arg(metavar="INT|all", help_behavior_hint=""),  # the text tells the default
+    ]
     RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 
 

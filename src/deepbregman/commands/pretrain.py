@@ -24,7 +24,13 @@ from deepbregman.config import (
 )
 from deepbregman.errors import UserError, suggest
 from deepbregman.files import hold_folder
-from deepbregman.launching import current_process, must_start_processes, run_in_processes
+from deepbregman.launching import (
+    current_process,
+    must_start_processes,
+    run_in_processes,
+    under_srun,
+    under_torchrun,
+)
 from deepbregman.runs import Run, default_folder, is_complete, is_run
 from deepbregman.terminal import (
     MaybeNumber,
@@ -35,7 +41,7 @@ from deepbregman.terminal import (
     say,
 )
 
-from .parameters import Accelerator, PythonOnly, check_dataset
+from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -64,7 +70,7 @@ def pretrain(
     objective: PythonOnly["MakeObjective | None"] = None,
     callbacks: PythonOnly["Sequence[Callback]"] = (),
     accelerator: Accelerator = "auto",
-    devices: MaybeNumber = None,
+    devices: MaybeDevices = None,
     nodes: MaybeNumber = None,
     console: PythonOnly[Console | None] = None,
     source: PythonOnly["Source | None"] = None,
@@ -98,8 +104,8 @@ def pretrain(
             encoder and the settings of the heads, or a function that makes one.
         callbacks: Told of steps and epochs, see :class:`Callback`.
         accelerator: Device to train on; auto takes a GPU if there is one.
-        devices: Number of processes on this machine, one for each GPU. By default one, or as many
-            as torchrun or srun started.
+        devices: Number of processes on this machine, one for each GPU, or all. By default one, or
+            as many as torchrun or srun started.
         nodes: Number of machines, each with the same number of processes. Without torchrun or srun,
             run the command on each machine and set MASTER_ADDR, MASTER_PORT and NODE_RANK.
         console: Where to print; nothing is printed when None.
@@ -126,8 +132,9 @@ def pretrain(
         Run.check_free(folder)
     if source is None and images is None:
         check_dataset(config)
-    if must_start_processes(devices, nodes):
-        _start_processes(devices or 1, nodes or 1, folder, ["--run", str(folder)])
+    number = _count_processes(devices, accelerator)
+    if must_start_processes(number, nodes):
+        _start_processes(number or 1, nodes or 1, folder, ["--run", str(folder)])
     parts = Parts(own, source, images, tuple(callbacks))
     return _train(config, folder, False, accelerator, console, parts, request)
 
@@ -214,7 +221,7 @@ def resume(
     objective: PythonOnly["MakeObjective | None"] = None,
     callbacks: PythonOnly["Sequence[Callback]"] = (),
     accelerator: Accelerator = "auto",
-    devices: MaybeNumber = None,
+    devices: MaybeDevices = None,
     nodes: MaybeNumber = None,
     console: PythonOnly[Console | None] = None,
     source: PythonOnly["Source | None"] = None,
@@ -231,7 +238,7 @@ def resume(
         objective: If the run had a method of your own: the same code.
         callbacks: Told of steps and epochs, see :class:`Callback`.
         accelerator: Device to train on; auto takes a GPU if there is one.
-        devices: Number of processes on this machine; it may differ from before.
+        devices: Number of processes on this machine, or all; it may differ from before.
         nodes: Number of machines, each with the same number of processes.
         console: Where to print; nothing is printed when None.
         source: The run's dataset, already open.
@@ -247,8 +254,9 @@ def resume(
         )
     if source is None and data is None:
         check_dataset(config)
-    if must_start_processes(devices, nodes):
-        _start_processes(devices or 1, nodes or 1, folder, [])
+    number = _count_processes(devices, accelerator)
+    if must_start_processes(number, nodes):
+        _start_processes(number or 1, nodes or 1, folder, [])
     own = _collect_own(encoder, augment, objective)
     parts = Parts(own, source, data, tuple(callbacks))
     return _train(config, folder, True, accelerator, console, parts)
@@ -411,6 +419,17 @@ def _add_tables(config: Config, words: list[str]) -> Config:
     options = [word.replace("-", "_") for word in words if word.startswith("--")]
     asked = [table for table in OPTIONAL if any(o.startswith(f"__{table}.") for o in options)]
     return override(config, {table: {} for table in asked if getattr(config, table) is None})
+
+
+def _count_processes(devices: int | str | None, accelerator: str) -> int | None:
+    """Return the number of processes on this machine; None leaves it to who starts them."""
+    if devices is None or isinstance(devices, int):
+        return devices
+    if under_torchrun() or under_srun():  # one that --devices all started, among others
+        return None
+    from deepbregman.training.devices import pick_devices
+
+    return len(pick_devices(accelerator, devices))
 
 
 def _start_processes(devices: int, nodes: int, folder: Path, extra: list[str]) -> None:

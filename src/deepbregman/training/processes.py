@@ -50,8 +50,8 @@ def launch(accelerator: str = "auto") -> Fabric:
     if kind == "cuda" and here.local_processes > torch.cuda.device_count():
         raise UserError(
             f"{here.local_processes} processes on a machine with {torch.cuda.device_count()} "
-            "visible GPUs: every process needs one; start fewer (--devices), or use "
-            "--accelerator cpu"
+            "visible GPUs: every process needs one; start fewer (--devices), let all tasks of srun "
+            "see all GPUs of their node (--gres, not --gpus-per-task), or use --accelerator cpu"
         )
     if kind == "mps" and here.processes > 1:
         raise UserError(
