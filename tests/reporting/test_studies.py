@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 
 from deepbregman.reporting import screen, searches, studies
 from deepbregman.reporting.page import read_study
+from deepbregman.reporting.tables import Cell, Row, Table
 from deepbregman.runs import Record, write_json
 
 ROOT = Path(__file__).parents[2]
@@ -169,3 +170,20 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(
     assert (
         "6 trials by gp (3 complete, 1 pruned, 2 diverged)" in (tmp_path / "search.svg").read_text()
     )
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 400])
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(width: int) -> None:
+    names = [f"measure, {letter * 9}" for letter in "abcdef"]
+    cells = tuple(Cell(text="+0.19 [-0.38, +0.76]") for _ in names)
+    table = Table("key", "title", "method", tuple(names), (Row("moco-v2plus", cells),))
+    lines = printed(screen.FittingTable(table), width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    text = " ".join(lines)
+    assert "moco-v2plus" in text
+    shown = [name for name in names if name.split()[1] in text]
+    assert shown == names[: len(shown)]
+    assert text.count("-0.38,") == text.count("+0.76]") == len(shown) > 0
+    left_out = len(names) - len(shown)
+    assert (f"{left_out} column" in text) == (left_out > 0)
+    assert (len(shown) == len(names)) == (width >= 120)

@@ -1,9 +1,11 @@
 """Records to tables on the terminal."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group
+from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from deepbregman.errors import make_printable
@@ -189,9 +191,9 @@ def study_table(results: Record) -> Group:
     words = f"{arms.title} {studies.describe_conditions(results)}"
     arms = arms._replace(title=words + f"; {budget}" * bool(budget))
     if results["study"]["figure"] == "groups":  # one line for each method tells all
-        return Group(draw_table(arms))
+        return Group(FittingTable(arms))
     shown = (*STUDY_METRICS, *studies.COSTS.values(), "seconds")
-    return Group(*(draw_table(table, shown) for table in (arms, *others)))
+    return Group(*(FittingTable(table, shown) for table in (arms, *others)))
 
 
 def trial_table(record: Record) -> Table:
@@ -199,6 +201,59 @@ def trial_table(record: Record) -> Table:
     number, states = len(record["trials"]), searches.count_trials(record)
     title = f"{record['recipe']} on {record['data']}: best of {number} trials ({states})"
     return draw_table(searches.trial_table(record, "")._replace(title=title))
+
+
+@dataclass(frozen=True)
+class FittingTable:
+    """A table of the page that leaves out its last columns where the terminal is too narrow.
+
+    Otherwise numbers would be broken into pieces.
+    """
+
+    table: tables.Table
+    shown: Collection[str] = ()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for number in range(len(self.table.columns), 0, -1):
+            drawn = draw_table(_cut(self.table, number), self.shown)
+            if _fit_columns(drawn, console, options):
+                break
+        yield drawn
+        left_out = len(draw_table(self.table, self.shown).columns) - len(drawn.columns)
+        if left_out:
+            columns = f"{left_out} column{'s' * (left_out > 1)}"
+            yield f"{columns} more in tables.md, or on a wider terminal"
+
+
+def _fit_columns(table: Table, console: Console, options: ConsoleOptions) -> bool:
+    """Choose widths that break no word; False if the terminal is too narrow for that.
+
+    What is left is shared by the columns that would fill more than one line.
+    """
+    wide = options.update(width=10_000)
+    borders = Measurement.get(console, wide, table).maximum
+    widths, limits = [], []
+    for column in table.columns:
+        parts = [Measurement.get(console, wide, part) for part in (column.header, *column.cells)]
+        widths.append(max(part.minimum for part in parts))
+        limits.append(max(part.maximum for part in parts))
+        borders -= limits[-1]
+    left = options.max_width - borders - sum(widths)
+    if left < 0:
+        return False
+    while left > 0 and (short := [i for i, limit in enumerate(limits) if widths[i] < limit]):
+        for index in short[:left]:
+            widths[index] += 1
+        left -= len(short)
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+    return True
+
+
+def _cut(table: tables.Table, number: int) -> tables.Table:
+    """Keep the first columns of a table."""
+    rows = tuple(row._replace(cells=row.cells[:number]) for row in table.rows)
+    return table._replace(columns=table.columns[:number], rows=rows)
 
 
 def draw_table(table: tables.Table, shown: Collection[str] = ()) -> Table:
