@@ -49,9 +49,13 @@ def test_digits_with_labels_for_a_few(
     data = json.loads(re.search(r'id="data">([^<]*)</script>', text)[1])  # type: ignore[index]  # found
     assert data["names"] == [f"train:{i}" for i in range(200)] + [f"test:{i}" for i in range(100)]
     titles = [column["title"] for column in data["columns"]]
-    assert titles == ["predicted label", "confidence", "class", "cluster", "winning subnetwork"]
-    classes = [data["columns"][2]["categories"][i] for i in read(text, "column-2", "<u2")]
+    own = ["class", "cluster", "winning subnetwork"]
+    assert titles == ["predicted label", "confidence", "label next", *own]
+    classes = [data["columns"][3]["categories"][i] for i in read(text, "column-3", "<u2")]
     assert classes[:200] == [str(label) for label in truth]
+    assert int(read(text, "column-2", "<u2").sum()) == 20  # to label next
+    given = [line.split(",") for line in lines]
+    assert sorted([f"train:{i}", label] for i, label in data["labels"]) == sorted(given)
     # The nearest by both measures are what a search finds.
     for number, measure in enumerate(("cosine", "divergence")):
         found = read(text, f"indices-{number}", "<i4").reshape(300, 12)

@@ -119,9 +119,16 @@ def test_winners_and_what_they_score_highest(monkeypatch: pytest.MonkeyPatch) ->
 def test_labels_of_a_table(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     path.write_text("image,label,probability\na.png,cat,0.9\n'=b.png,dog,0.5\n")
-    assert read_given(path, ["=b.png", "a.png", "c.png"]) == (["dog", "cat", None], [0.5, 0.9, 0.0])
+    found = read_given(path, ["=b.png", "a.png", "c.png"])
+    assert found == (["dog", "cat", None], [0.5, 0.9, 0.0], [False] * 3, [False] * 3)
     path.write_text("image,label\na.png,cat\n")
-    assert read_given(path, ["a.png", "b.png"]) == (["cat", None], None)
+    assert read_given(path, ["a.png", "b.png"]) == (["cat", None], None, [True, False], [False] * 2)
+    path.write_text("image,label,probability,given\na.png,cat,1,Yes\nb.png,dog,0.5,no\n")
+    assert read_given(path, ["a.png", "b.png"]).by_user == [True, False]
+    path.write_text("image,label,label next\na.png,cat,\nb.png,dog,1\nc.png,,\n")
+    found = read_given(path, ["a.png", "b.png", "c.png", "d.png"])
+    assert found.wanted == [False, True, True, False]
+    assert found.by_user == [True, True, False, False]
 
 
 @pytest.mark.parametrize(

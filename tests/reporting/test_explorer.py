@@ -71,6 +71,7 @@ def sample(count: int) -> Explorer:
             np.stack([places[:4], places[-4:]]).astype(np.int32),
             np.stack([places * 255 // count, 255 - places * 255 // count], 1).astype(np.uint8),
         ),
+        {5: "old"},
     )
 
 
@@ -300,6 +301,31 @@ class TestBrowser:
         assert count < 20
         tab.ask("document.getElementById('clear').click()")
         assert tab.ask("document.getElementById('selection').hidden")
+        assert tab.messages == []
+
+    def test_labels_are_given_and_saved(self, tab: "chromium.Tab", page: Path) -> None:
+        open_page(tab, page, 1400, "light")
+        saved = "[...explorer.labelTable().trim().split('\\n')]"
+        assert tab.ask(saved) == ["image,label", "photo-5.jpg,old"]  # given before
+        give = (
+            "((label) => {{ document.getElementById('label').value = label; "
+            "document.getElementById('give').requestSubmit(); }})('{}')"
+        )
+        press(tab, *place_of(tab, 250))
+        tab.wait_for("!document.getElementById('give').hidden")
+        assert "this image" in tab.ask("document.getElementById('give').innerText")
+        tab.ask(give.format("red, dark"))
+        assert "your label" in tab.ask("document.getElementById('about').innerText")
+        tab.ask("(explorer.chosen[7] = explorer.chosen[9] = 1, explorer.showSelection())")
+        assert "2 selected" in tab.ask("document.getElementById('give').innerText")
+        tab.ask(give.format("blue"))
+        lines = ["photo-7.jpg,blue", "photo-9.jpg,blue", 'photo-250.jpg,"red, dark"']
+        assert tab.ask(saved) == ["image,label", "photo-5.jpg,old", *lines]
+        assert "4 labelled by you" in tab.ask("document.getElementById('saving').innerText")
+        tab.ask("explorer.open(7)")  # nothing is selected any more: an empty label takes it back
+        tab.ask(give.format(""))
+        assert tab.ask(f"{saved}.length") == 4
+        tab.ask("document.getElementById('save-labels').click()")  # else leaving the page asks
         assert tab.messages == []
 
     def test_the_wheel_zooms_until_pictures_appear(self, tab: "chromium.Tab", page: Path) -> None:

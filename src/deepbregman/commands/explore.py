@@ -69,7 +69,8 @@ def explore(
         run: Folder of the run.
         out: File to write, .html or .parquet; it must not exist.
         data: A dataset instead of the run's own; labels are not needed.
-        labels: CSV file of `deepbregman label`, to colour by its labels and probabilities.
+        labels: CSV file of `deepbregman label`, to colour by its labels and probabilities, or by
+            what is to be labelled.
         clusters: How many groups to colour by; the number of classes, or 12 without labels.
         split: Which images.
         format: html: the page. parquet: a table in the layout that Embedding Atlas reads.
@@ -148,9 +149,13 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
 
     columns = []  # the map is coloured by the first
     if found.given is not None:
-        columns.append(category("predicted label", found.given.labels))
+        if any(found.given.labels):
+            columns.append(category("predicted label", found.given.labels))
         if found.given.probabilities is not None:
             columns.append(Column("confidence", np.array(found.given.probabilities)))
+        if any(found.given.wanted):
+            kinds = ("others", "label next")
+            columns.append(Column("label next", np.array(found.given.wanted), kinds, has_none=True))
     if found.classes is not None:
         columns.append(category("class", list(found.classes)))
     numbers = tuple(map(str, range(int(found.clusters.max()) + 1)))
@@ -166,6 +171,11 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
     neighbours = tuple(
         Neighbours(TITLES[measure], *ranked) for measure, ranked in found.ranked.items()
     )
+    given = found.given
+    labels = {}
+    if given is not None:
+        pairs = enumerate(zip(given.labels, given.by_user, strict=True))
+        labels = {place: label for place, (label, known) in pairs if known and label is not None}
     facts = (f"{len(found.names):,} images of {data}", f"run {run.path}", f"by {found.map_method}")
     return Explorer(
         "Images as the encoder sees them",
@@ -175,4 +185,5 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         tuple(columns),
         neighbours,
         subnetworks,
+        labels,
     )

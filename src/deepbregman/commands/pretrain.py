@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
+LONG_ENOUGH = 0.5
+"""Share of the epochs that images are worth, below which a run says how to train longer."""
 
 
 def pretrain(
@@ -479,10 +481,13 @@ def _train(
             return Run(folder)
     was_complete = resuming and is_complete(Run(folder))
     source = parts.source
+    short = ""
     if request is not None:
         plan, source = _choose_settings(config, request, fabric, console, parts)
         config = plan.config
         show_plan(plan, console)
+        if config.training.epochs < LONG_ENOUGH * plan.enough:
+            short = f"up to {plan.enough} epochs help: {_train_longer(folder, config)}"
     if not resuming and are_fetched(config):
         words = "without a network, this gives up after up to a minute"
         say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
@@ -522,6 +527,8 @@ def _train(
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         words = f"{len(skipped)} images could not be decoded and were replaced by others"
         say(console, words, "yellow")
+    if short:
+        say(console, short)
     if was_complete:  # its checkpoint and its images have been checked again
         say(console, _say_complete(run, None))
     return run

@@ -95,12 +95,17 @@ def _read_table(path: Path) -> list[GivenLabel]:
             given = []
             for row in reader:
                 cells = [cell.strip() for cell in row] + [""] * (len(header) - len(row))
-                counts = chosen is None or cells[chosen].lower() in ("yes", "true", "1")
+                counts = chosen is None or is_yes(cells[chosen])
                 if cells[image] and cells[label] and counts:
                     given.append(GivenLabel(cells[image], cells[label]))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{where}: it cannot be read as CSV in UTF-8 ({error})") from None
     return given
+
+
+def is_yes(word: str) -> bool:
+    """Whether a cell of the column ``given`` says that the user gave the label."""
+    return word.strip().lower() in ("yes", "true", "1")
 
 
 def _find_column(header: list[str], names: tuple[str, ...]) -> int | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import Split
+from deepbregman.data.labels import is_yes
 from deepbregman.errors import Notice, UserError
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
@@ -66,6 +67,10 @@ class Given(NamedTuple):
 
     labels: list[str | None]
     probabilities: list[float] | None
+    by_user: list[bool]
+    """Whether the user gave the label; the others are predicted."""
+    wanted: list[bool]
+    """Whether the table asks for a label: it has none yet, or it would teach much."""
 
 
 class Exploration(NamedTuple):
@@ -299,7 +304,14 @@ def read_given(path: Path, names: Sequence[str]) -> Given:
             probabilities = [float(row["probability"]) if row else 0.0 for row in matched]
         except (TypeError, ValueError):
             raise UserError(f"labels {str(path)!r}: a probability is no number") from None
-    return Given([row["label"] or None if row else None for row in matched], probabilities)
+    labels = [row["label"] or None if row else None for row in matched]
+    unsaid = "no" if "probability" in rows[0] else "yes"
+    by_user = [row is not None and is_yes(row.get("given") or unsaid) for row in matched]
+    wanted = [
+        row is not None and bool(row.get("label next") or not row["label"]) for row in matched
+    ]
+    by_user = [is_one and label is not None for is_one, label in zip(by_user, labels, strict=True)]
+    return Given(labels, probabilities, by_user, wanted)
 
 
 def read_pixels(found: Exploration, progress: ReportProgress = ignore_progress) -> Iterator[Pixels]:

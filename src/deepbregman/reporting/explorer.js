@@ -374,10 +374,14 @@
 
   // Pointing, moving, zooming, selecting.
   const hint = find("hint");
-  const facts = (index) => columns.filter((c) => !(c.none && c.values()[index] === 0)).map((column) => {
-    const value = column.values()[index];
-    return [column.title, column.categories ? column.categories[value] : value.toFixed(3)];
-  });
+  const labels = new Map(data.labels); // those of the user, by image
+  const facts = (index) => [
+    ...(labels.has(index) ? [["your label", labels.get(index)]] : []),
+    ...columns.filter((c) => !(c.none && c.values()[index] === 0)).map((column) => {
+      const value = column.values()[index];
+      return [column.title, column.categories ? column.categories[value] : value.toFixed(3)];
+    }),
+  ];
   const hover = (index, px, py) => {
     if (index === hovered) {
       if (index < 0) return;
@@ -518,6 +522,7 @@
         view.y += view.height / 2 - py;
       }
     }
+    showLabels();
     draw();
   };
   if (subnetworks) {
@@ -549,6 +554,7 @@
     find("selection").hidden = !numChosen;
     find("chosen").textContent = numChosen.toLocaleString("en");
     find("some").replaceChildren(...indices.slice(0, 48).map((i) => thumb(i, "")));
+    showLabels();
     draw();
   };
   find("clear").addEventListener("click", () => {
@@ -560,19 +566,51 @@
     const safe = /^\s*[=+\-@\t\r\n]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
     return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
   };
+  const toText = (lines) => `${lines.map((line) => line.map(cell).join(",")).join("\n")}\n`;
+  const download = (text, name) => {
+    const link = make("a");
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
   const table = () => {
     const lines = [["image", ...columns.map((column) => column.title)]];
     for (let i = 0; i < count; i++) {
       if (chosen[i]) lines.push([data.names[i], ...columns.map((c) => (c.categories ? c.categories[c.values()[i]] : c.values()[i]))]);
     }
-    return `${lines.map((line) => line.map(cell).join(",")).join("\n")}\n`;
+    return toText(lines);
   };
-  find("save").addEventListener("click", () => {
-    const link = make("a");
-    link.href = URL.createObjectURL(new Blob([table()], { type: "text/csv" }));
-    link.download = "selection.csv";
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  find("save").addEventListener("click", () => download(table(), "selection.csv"));
+
+  // Labels that the user gives: to the selection, or to the image that was clicked.
+  let unsaved = false;
+  const labelTable = () => toText([["image", "label"], ...[...labels].sort(([a], [b]) => a - b).map(([i, label]) => [data.names[i], label])]);
+  const showLabels = () => {
+    find("labelling").hidden = current < 0 && !numChosen && !labels.size;
+    find("give").hidden = current < 0 && !numChosen;
+    find("target").textContent = numChosen ? `${numChosen.toLocaleString("en")} selected` : "this image";
+    find("known").replaceChildren(...[...new Set(labels.values())].sort().map((label) => new Option(label)));
+    find("saving").hidden = !labels.size;
+    find("labelled").textContent = `${labels.size.toLocaleString("en")} labelled by you`;
+  };
+  find("give").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const label = find("label").value.trim();
+    const give = (index) => (label ? labels.set(index, label) : labels.delete(index)); // none takes it back
+    if (numChosen) chosen.forEach((is, i) => is && give(i));
+    else give(current);
+    unsaved = true;
+    chosen.fill(0);
+    showSelection();
+    if (current >= 0) open(current);
+  });
+  find("save-labels").addEventListener("click", () => {
+    download(labelTable(), "labels.csv");
+    unsaved = false;
+  });
+  window.addEventListener("beforeunload", (event) => {
+    if (unsaved) event.preventDefault();
   });
 
   // The start.
@@ -603,5 +641,6 @@
   colourBy("0");
   new ResizeObserver(resize).observe(canvas.parentElement);
   resize();
-  window.explorer = { open, at, table, selectInside, view, points, chosen, shown };
+  showLabels();
+  window.explorer = { open, at, table, labelTable, showSelection, selectInside, view, points, chosen, shown };
 })();

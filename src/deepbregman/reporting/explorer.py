@@ -2,9 +2,10 @@
 
 import base64
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,8 @@ class Explorer(NamedTuple):
     columns: tuple[Column, ...]
     neighbours: tuple[Neighbours, ...]
     subnetworks: Subnetworks | None
+    labels: Mapping[int, str] = MappingProxyType({})
+    """Labels that the user has given, by the place of the image."""
 
 
 def thumbnail_side(count: int) -> int:
@@ -144,6 +147,7 @@ def render(explorer: Explorer, sheets: Sequence[bytes]) -> str:
             {"title": column.title, "categories": column.categories, "none": column.has_none}
             for column in explorer.columns
         ],
+        "labels": sorted(explorer.labels.items()),
         "k": explorer.neighbours[0].indices.shape[1] if explorer.neighbours else 0,
         "neighbours": [{"title": each.title} for each in explorer.neighbours],
         "subnetworks": None

@@ -76,6 +76,8 @@ class Plan:
     choices: tuple[Choice, ...]
     seconds: float
     """Estimated time of pretraining."""
+    enough: int
+    """Epochs that such images are worth, if there is time for them."""
 
 
 Measure = Callable[[Config, float], float]
@@ -135,7 +137,7 @@ def make_plan(
     plan.take(Choice("encoder.name", tried.encoder.name, why), length)
     steps = plan.config.training.epochs * count_steps(plan.config, facts.num_images)
     plan.take(_choose_bank(plan.config, facts, steps), *_choose_schedule(plan.config, facts, steps))
-    return Plan(plan.config, tuple(plan.made), steps * seconds)
+    return Plan(plan.config, tuple(plan.made), steps * seconds, enough)
 
 
 class _Choices:
