@@ -25,6 +25,7 @@ from deepbregman.studies.definition import Study
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+RECIPES = ROOT / "src" / "deepbregman" / "recipes"
 PAGES = sorted(DOCS.glob("*.md"))
 TEXTS = [*PAGES, *ROOT.glob("*.md"), *ROOT.glob("examples/*.md"), *DOCS.glob("examples/*.md")]
 
@@ -243,9 +244,20 @@ def test_the_traffic_of_a_step_is_the_committed_record() -> None:
             assert f"{4 * (size - 1) * number / 1e6:.1f} MB" in text
 
 
+def test_the_cost_of_imagenet_follows_from_the_measured_speed() -> None:
+    text = " ".join((DOCS / "scaling.md").read_text().split())
+    record = json.loads((ROOT / "results/bench/h200/streaming.json").read_text())
+    speed = record["groups"][0]["arms"][1]["images_per_second"]  # an older name of views
+    assert f"{speed:,.0f} views a second" in text
+    for name, passes in (("simclr-imagenet", 1.0), ("best-imagenet", 7 / 6)):
+        hours = passes * 100 * 2 * 1_281_167 / speed / 3600
+        assert re.search(rf"`{name}` .* \| {hours:.1f} hours \| {hours / 8:.1f} hours \|", text)
+        assert f"{hours:.1f} hours" in (RECIPES / f"{name}.toml").read_text()
+
+
 def test_the_cpus_of_a_task_are_enough_for_the_recipe_s_workers() -> None:
     texts = [DOCS / "scaling.md", ROOT / "examples" / "pretrain.sbatch"]
     cpus = [re.findall(r"--cpus-per-task=(\d+)", text.read_text()) for text in texts]
-    assert list(map(len, cpus)) == [2, 1]
+    assert list(map(len, cpus)) == [3, 1]
     workers = load_recipe("best-imagenet").data.workers
     assert all(int(number) > workers for found in cpus for number in found)  # and one to train
