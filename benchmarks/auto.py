@@ -32,9 +32,9 @@ from deepbregman.data import open_source
 from deepbregman.errors import UserError
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import load_run, open_labelled
-from deepbregman.evaluation.knn import knn_by_cosine
-from deepbregman.evaluation.linear import linear_on_cached
-from deepbregman.runs import Run, now, provenance
+from deepbregman.evaluation.knn import classify_by_cosine
+from deepbregman.evaluation.linear import measure_on_cached
+from deepbregman.runs import Run, collect_provenance, now
 from deepbregman.training.devices import device_name, pick_device
 from deepbregman.training.planning import measure_step
 from deepbregman.training.randomness import count_steps
@@ -95,7 +95,7 @@ def measure(
         compiled: Compile steps on a GPU; without it short arms of a given length are faster.
     """
     device = pick_device("auto")
-    made = provenance(device_name(device))
+    made = collect_provenance(device_name(device))
     length = budget if epochs is None else f"{epochs} epochs"
     quiet = QUIET if compiled else {**QUIET, "training.compile": "no"}
     fixed = {} if epochs is None else {"training.epochs": epochs, "encoder.name": encoder}
@@ -168,13 +168,13 @@ def judge(run: Run, draws: int = 5) -> Row:
     loaded = load_run(run)
     source = open_labelled(loaded.config)
     labelled = LabelledFeatures(loaded.model, loaded.config, source, loaded.device, balanced=True)
-    votes = next(vote for vote in knn_by_cosine(labelled) if vote.variant.endswith("k=20"))
+    votes = next(vote for vote in classify_by_cosine(labelled) if vote.variant.endswith("k=20"))
     found = {"knn": votes.values["top1"]}
     for weighted, names in (
         (False, {"top1": "linear", "balanced": "balanced of plain classes"}),
         (True, {"balanced": "balanced", "top1": "top-1 of weighted classes"}),
     ):
-        fits = [linear_on_cached(labelled, draw, weighted=weighted) for draw in range(draws)]
+        fits = [measure_on_cached(labelled, draw, weighted=weighted) for draw in range(draws)]
         for metric, name in names.items():
             found[name] = statistics.mean(fit.values[metric] for fit in fits)
     return found

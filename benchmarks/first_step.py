@@ -45,7 +45,7 @@ def take_steps(arm: str, stored: Path | None, tiny: bool) -> dict[str, Any]:
 
         AsyncCompile.warm_pool()
         AsyncCompile.wakeup()
-    from deepbregman.benchmarking import QUIET, random_images, start_run
+    from deepbregman.benchmarking import QUIET, make_random_images, start_run
     from deepbregman.config import load_recipe, override
     from deepbregman.training.processes import launch
 
@@ -57,7 +57,7 @@ def take_steps(arm: str, stored: Path | None, tiny: bool) -> dict[str, Any]:
     small = {"encoder.name": "small", "data.image_size": 8, "training.batch_size": 32}
     compiled = {"training.compile": "no" if arm in ("eager", "blocks", "default") else "yes"}
     config = override(load_recipe("simclr"), {**QUIET, **(small if tiny else {}), **compiled})
-    images = random_images(4 * config.training.batch_size, config.data.image_size)
+    images = make_random_images(4 * config.training.batch_size, config.data.image_size)
     fabric = launch("auto")
     if arm == "unsearched":
         torch.backends.cudnn.benchmark = False

@@ -42,7 +42,7 @@ from deepbregman.evaluation.results import balanced_accuracy
 from deepbregman.evaluation.retrieval import ranking_quality
 from deepbregman.files import write_json
 from deepbregman.method.views import centre_view
-from deepbregman.runs import provenance
+from deepbregman.runs import collect_provenance
 from deepbregman.statistics import summarise
 from deepbregman.training.devices import device_name, pick_device
 
@@ -93,7 +93,7 @@ def measure(
     if out is not None:
         sizes = {"num_train": len(here["train"]), "num_test": len(here["test"])}
         sizes |= {f"num_{Path(name).stem}": len(found) for name, found in others.items()}
-        about = provenance(device_name(pick_device("auto")))
+        about = collect_provenance(device_name(pick_device("auto")))
         write_json(out, {**about, "data": Path(data).stem, **sizes, "rows": rows})
 
 

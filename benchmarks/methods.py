@@ -24,10 +24,10 @@ from deepbregman.benchmarking import (
     Build,
     Effort,
     Step,
+    build_training_step,
+    make_random_images,
     measure,
-    random_images,
     start_run,
-    training_step,
 )
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import Images
@@ -35,7 +35,7 @@ from deepbregman.errors import UserError
 from deepbregman.files import Record, write_json
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import Group
-from deepbregman.runs import provenance
+from deepbregman.runs import collect_provenance
 from deepbregman.studies.catalogue.methods import STUDY
 from deepbregman.studies.definition import read_changes
 from deepbregman.training.devices import device_name, is_mixed
@@ -136,7 +136,7 @@ def methods(
         out: A JSON file for the record.
     """
     console, fabric = Console(), launch("auto")
-    record: Record = {**provenance(device_name(fabric.device)), "groups": []}
+    record: Record = {**collect_provenance(device_name(fabric.device)), "groups": []}
     for recipe in recipes:
         config = override(load_recipe(recipe), {**QUIET, **read_changes(changes)})
         configs = {"step": config}
@@ -163,13 +163,13 @@ def time_steps(
 ) -> Record:
     """Time the passes of the first configuration, and the steps of all, in turns."""
     config = configs["step"]
-    pictures = random_images(max(images, 2 * config.training.batch_size), 32)
+    pictures = make_random_images(max(images, 2 * config.training.batch_size), 32)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         passes = record_passes(config, pictures, fabric, folder)
         arms: dict[str, Build] = {"passes": lambda: passes_step(passes, config, fabric)}
         for arm, changed in configs.items():
-            arms[arm] = partial(training_step, changed, pictures, fabric, folder)
+            arms[arm] = partial(build_training_step, changed, pictures, fabric, folder)
         group = measure(config, arms, effort, fabric.device, console)
     group["passes"] = [{"shape": list(one.shape), "learns": one.learns} for one in passes]
     return group

@@ -28,17 +28,17 @@ from deepbregman.benchmarking import (
     QUIET,
     Effort,
     Step,
+    build_training_step,
     configure,
+    list_arms,
+    make_random_images,
     measure,
-    random_images,
-    standard_arms,
-    training_step,
 )
 from deepbregman.commands.bench import SCALES, keep_group
 from deepbregman.config import Config, fields_of, load_recipe, override
 from deepbregman.data import ArrayImages
 from deepbregman.objectives import build_run_encoder
-from deepbregman.runs import provenance
+from deepbregman.runs import collect_provenance
 from deepbregman.training.devices import device_name
 from deepbregman.training.processes import launch
 
@@ -200,15 +200,15 @@ def peers(scale: Literal["main", "cpu", "tiny"] = "main", out: Path | None = Non
     settings, console, fabric = SCALES[scale], Console(), launch("auto")
     encoder, batch_size = settings.groups[0]
     config = configure(encoder, batch_size)
-    images = random_images(max(settings.images, 2 * batch_size), 32)
+    images = make_random_images(max(settings.images, 2 * batch_size), 32)
     with tempfile.TemporaryDirectory() as folder:
-        ours = standard_arms(encoder, batch_size, images, fabric, Path(folder))
+        ours = list_arms(encoder, batch_size, images, fabric, Path(folder))
         arms = {name: ours[name] for name in (BARE, "SimCLR", "K=100", "views alone")}
         if fabric.device.type == "cpu":
             arms["torchvision views"] = lambda: torchvision_views_step(config, images)
         byol = override(load_recipe("byol"), {**QUIET, "encoder.name": encoder})
         byol = override(byol, {"training.batch_size": batch_size})
-        arms["BYOL"] = lambda: training_step(byol, images, fabric, Path(folder))
+        arms["BYOL"] = lambda: build_training_step(byol, images, fabric, Path(folder))
         if importlib.util.find_spec("lightly") is not None:
             arms["lightly SimCLR"] = lambda: lightly_simclr(config, images, fabric.device)
             arms["lightly BYOL"] = lambda: lightly_byol(config, images, fabric.device)
@@ -220,7 +220,7 @@ def peers(scale: Literal["main", "cpu", "tiny"] = "main", out: Path | None = Non
         }
         effort = Effort(*settings.effort)
         group = measure(config, arms, effort, fabric.device, console, lead_in)
-    record = {**provenance(device_name(fabric.device)), "scale": scale, "groups": []}
+    record = {**collect_provenance(device_name(fabric.device)), "scale": scale, "groups": []}
     keep_group(record, group, out, console)
 
 

@@ -20,7 +20,7 @@ from streaming import HEIGHT, WIDTH, write_photographs, write_shards
 from deepbregman.data import StreamingBatches, open_source
 from deepbregman.data.images import FileImages
 from deepbregman.files import create_file
-from deepbregman.runs import provenance
+from deepbregman.runs import collect_provenance
 from deepbregman.training.devices import device_name
 
 BATCH = 128
@@ -62,7 +62,7 @@ def shards(
                 seen = sum(len(batch.images) for batch in feed.iterate(order, BATCH))
                 seconds[name].append((time.perf_counter() - begun) / seen)
     record = {
-        **provenance(device_name(device)),
+        **collect_provenance(device_name(device)),
         "files": f"{count} JPEG files of {WIDTH}x{HEIGHT}, {mean_bytes} bytes on average",
         "image_size": size,
         "workers": workers,

@@ -28,7 +28,14 @@ from torch import Tensor
 from torch.nn import functional
 from torchvision.io import ImageReadMode, decode_jpeg
 
-from deepbregman.benchmarking import BARE, Effort, bare_step, measure, start_run, training_step
+from deepbregman.benchmarking import (
+    BARE,
+    Effort,
+    build_bare_step,
+    build_training_step,
+    measure,
+    start_run,
+)
 from deepbregman.config import load_recipe, override
 from deepbregman.data import open_source
 from deepbregman.data.batches import Batch, StreamingBatches, cut_orders
@@ -36,7 +43,7 @@ from deepbregman.data.frames import decode_to, fit_size
 from deepbregman.data.images import FileImages, Images
 from deepbregman.files import write_json
 from deepbregman.reporting.screen import speed_table
-from deepbregman.runs import provenance
+from deepbregman.runs import collect_provenance
 from deepbregman.training.devices import device_name
 from deepbregman.training.processes import launch
 
@@ -315,9 +322,9 @@ def streaming(tiny: bool = False, share: float = 0.25, out: Path | None = None) 
             return lambda: job.advance(feed)
 
         arms: dict[str, Callable[[], Any]] = {
-            BARE: lambda: bare_step(config, fabric),
-            "K=100, files": lambda: training_step(config, files, fabric, Path(folder)),
-            "K=100, shards": lambda: training_step(config, shards, fabric, Path(folder)),
+            BARE: lambda: build_bare_step(config, fabric),
+            "K=100, files": lambda: build_training_step(config, files, fabric, Path(folder)),
+            "K=100, shards": lambda: build_training_step(config, shards, fabric, Path(folder)),
         }
         if not refused:
             arms[f"K=100, {share:.0%} by the device"] = lambda: by_device(share)
@@ -331,7 +338,11 @@ def streaming(tiny: bool = False, share: float = 0.25, out: Path | None = None) 
     group["files"] = f"{count} JPEG files of {WIDTH}x{HEIGHT}, {mean_bytes} bytes on average"
     group["workers"] = workers
     group["device"] = {"refused": refused} if refused else {"difference_in_levels": difference}
-    record = {**provenance(device_name(fabric.device)), "scale": "streaming", "groups": [group]}
+    record = {
+        **collect_provenance(device_name(fabric.device)),
+        "scale": "streaming",
+        "groups": [group],
+    }
     console.print(speed_table(group))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-from deepbregman.reporting.studies import study_tables
+from deepbregman.reporting.studies import tabulate_study
 from deepbregman.reporting.tables import to_markdown
 
 PAGES = Path(__file__).parent
@@ -23,7 +23,7 @@ def fill(page: str) -> str:
 
     def write(place: re.Match[str]) -> str:
         results = json.loads((RESULTS / place["record"] / "results.json").read_text())
-        _, _, table = to_markdown(study_tables(results, "")[0]).partition("\n\n")
+        _, _, table = to_markdown(tabulate_study(results, "")[0]).partition("\n\n")
         return f"{place[1]}\n{table}\n\n{place[3]}"
 
     return PLACE.sub(write, page)

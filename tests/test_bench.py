@@ -167,7 +167,7 @@ def test_views_are_as_large_as_those_of_other_libraries() -> None:
 def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path: Path) -> None:
     """Here SwAV has small views and no teacher; MoCo one view of each."""
     methods = script("methods")
-    images, fabric = benchmarking.random_images(16, 32), launch("cpu")
+    images, fabric = benchmarking.make_random_images(16, 32), launch("cpu")
     small = {**benchmarking.QUIET, "encoder.name": "small", "training.batch_size": 8}
     small["views.relative_size"] = 1.0
     expected = {

@@ -20,7 +20,7 @@ from deepbregman.errors import UserError
 from deepbregman.exporting import formats
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import OwnParts, build_step
-from deepbregman.runs import Run, provenance
+from deepbregman.runs import Run, collect_provenance
 from deepbregman.training import checkpoints
 
 pytestmark = pytest.mark.usefixtures("cheap_weights")
@@ -42,11 +42,11 @@ def scramble(model: nn.Module) -> None:
 
 def run_of(folder: Path, config: Config, trunk: nn.Module | None = None) -> Run:
     """Make a run folder whose encoder has been through something, in no time."""
-    run = Run.create(folder, config, provenance("cpu"))
+    run = Run.create(folder, config, collect_provenance("cpu"))
     torch.manual_seed(1)
     step = build_step(config, MEAN, DEVIATION, own=OwnParts(trunk))
     scramble(step)
-    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 2.0})
+    checkpoints.save(run.last_checkpoint, {**checkpoints.collect_networks(step), "epoch": 2.0})
     return run
 
 

@@ -20,7 +20,7 @@ from deepbregman.commands.pretrain import _count_processes
 from deepbregman.errors import ReportedElsewhere, UserError, explain_error
 from deepbregman.launching import (
     Process,
-    current_process,
+    find_process,
     must_start_processes,
     under_srun,
     under_torchrun,
@@ -66,35 +66,35 @@ def setting(monkeypatch: pytest.MonkeyPatch, values: Mapping[str, str]) -> None:
 
 class TestPlace:
     def test_alone(self) -> None:
-        assert current_process() == Process(0, 1, 0, 1)
-        assert current_process().nodes == 1
+        assert find_process() == Process(0, 1, 0, 1)
+        assert find_process().nodes == 1
 
     def test_under_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, TORCHRUN)
         assert under_torchrun()
-        assert current_process() == Process(rank=3, processes=4, local_rank=1, local_processes=2)
-        assert current_process().nodes == 2
+        assert find_process() == Process(rank=3, processes=4, local_rank=1, local_processes=2)
+        assert find_process().nodes == 2
 
     def test_under_srun(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, SRUN)
         assert under_srun()
-        assert current_process() == Process(rank=5, processes=8, local_rank=1, local_processes=4)
+        assert find_process() == Process(rank=5, processes=8, local_rank=1, local_processes=4)
         environment = SLURMEnvironment(auto_requeue=False)  # what the processes are joined by
-        environment.validate_settings(num_devices=current_process().local_processes, num_nodes=2)
-        assert environment.global_rank() == current_process().rank
-        assert environment.world_size() == current_process().processes
+        environment.validate_settings(num_devices=find_process().local_processes, num_nodes=2)
+        assert environment.global_rank() == find_process().rank
+        assert environment.world_size() == find_process().processes
         assert environment.main_address == "gpu07"
 
     def test_a_batch_script_without_srun_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         batch = {name: value for name, value in SRUN.items() if "_STEP_" not in name}
         setting(monkeypatch, batch | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
         assert not under_srun()
-        assert current_process() == Process()
+        assert find_process() == Process()
 
     def test_uneven_tasks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, SRUN | {"SLURM_STEP_NUM_TASKS": "7"})
         with pytest.raises(UserError, match=r"7 tasks on 2 nodes.*--ntasks-per-node"):
-            current_process()
+            find_process()
 
 
 class TestAskedFor:

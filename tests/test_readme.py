@@ -81,7 +81,7 @@ def shortened(words: list[str]) -> list[str]:
 @pytest.mark.usefixtures("without_umap")
 def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Empty: no browser opens the page here.
-    monkeypatch.setattr("deepbregman.reporting.page.vega_bundle", str)
+    monkeypatch.setattr("deepbregman.reporting.page.load_vega", str)
     choose = linear.choose_l2  # among one penalty: on such data the choice takes longest
     monkeypatch.setattr(linear, "choose_l2", lambda *a, **k: choose(*a, **{**k, "grid": (0.1,)}))
     for line in "".join(blocks("sh")).splitlines():

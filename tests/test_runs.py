@@ -17,10 +17,10 @@ from deepbregman.errors import UserError, mask_secrets
 from deepbregman.method import networks
 from deepbregman.runs import (
     Run,
-    default_folder,
-    provenance,
+    collect_provenance,
+    hash_source_tree,
+    name_run_folder,
     replace_file,
-    source_tree,
     write_json,
 )
 
@@ -391,7 +391,7 @@ def test_a_field_of_another_version_is_named_with_that_version(run: Run, wrote: 
     write_json(run.path / "provenance.json", {"versions": {"deepbregman": wrote}})
     with pytest.raises(UserError, match=r"unknown field 'training\.warp'") as caught:
         _ = run.config
-    here = provenance("cpu")["versions"]["deepbregman"]
+    here = collect_provenance("cpu")["versions"]["deepbregman"]
     said = f"made by deepbregman {wrote}, this is {here}"
     assert (said in str(caught.value)) == (wrote is not None)
 
@@ -399,7 +399,7 @@ def test_a_field_of_another_version_is_named_with_that_version(run: Run, wrote: 
 def test_a_wrong_field_of_this_version_blames_no_version(run: Run) -> None:
     path = run.path / "config.toml"
     path.write_text(path.read_text().replace("[training]", "[training]\nwarp = 9"))
-    for record in (provenance("cpu"), {}, {"versions": 3}):
+    for record in (collect_provenance("cpu"), {}, {"versions": 3}):
         write_json(run.path / "provenance.json", record)
         with pytest.raises(UserError) as caught:
             _ = run.config
@@ -443,7 +443,7 @@ def test_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
         return known(package)
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    record = provenance("a device")
+    record = collect_provenance("a device")
     assert record["command"] == ["deepbregman", "pretrain", "--seed", "1"]
     assert record["device"] == "a device"
     assert record["versions"]["torchvision"] is None
@@ -457,7 +457,7 @@ def test_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "run", refuse)
-    assert provenance("cpu")["commit"] is None
+    assert collect_provenance("cpu")["commit"] is None
 
 
 def test_the_source_is_named_as_git_names_it(tmp_path: Path) -> None:
@@ -466,7 +466,7 @@ def test_the_source_is_named_as_git_names_it(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("b/one.py", "b.toml", "b0.py", "b/__pycache__/one.pyc"):
         (tmp_path / name).write_text(f"# {name}\n")
-    named = source_tree(tmp_path)
+    named = hash_source_tree(tmp_path)
     (tmp_path / ".gitignore").write_text("__pycache__\n")
 
     def git(*words: str) -> str:
@@ -477,11 +477,11 @@ def test_the_source_is_named_as_git_names_it(tmp_path: Path) -> None:
     git("add", "b", "b.toml", "b0.py")
     assert named == git("write-tree")
     (tmp_path / "b" / "one.py").write_text("# changed\n")
-    assert source_tree(tmp_path) != named
+    assert hash_source_tree(tmp_path) != named
 
 
 def test_default_folder_says_what_and_when() -> None:
-    folder = default_folder("digits")
+    folder = name_run_folder("digits")
     assert folder.parent == Path("runs")
     name, when = folder.name.split("-", 1)
     assert name == "digits"
@@ -522,7 +522,7 @@ def test_passwords_are_not_written_down(
     monkeypatch.setattr(sys, "argv", ["deepbregman", "--storage", address, f"--storage={address}"])
     masked = f"{address.partition('://')[0]}://{shown}"
     words = ["deepbregman", "--storage", masked, f"--storage={masked}"]
-    assert provenance("cpu")["command"] == words
+    assert collect_provenance("cpu")["command"] == words
     assert SECRET not in masked
     assert mask_secrets(f"cannot open {address} now") == f"cannot open {masked} now"
 

@@ -30,7 +30,7 @@ from deepbregman.errors import UserError
 from deepbregman.exporting.loading import load_encoder
 from deepbregman.objectives import build_run_encoder, build_step
 from deepbregman.runs import Run
-from deepbregman.training.checkpoints import network_states, save
+from deepbregman.training.checkpoints import collect_networks, save
 
 from .conftest import Command
 
@@ -58,7 +58,7 @@ class Bomb:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> Run:
     run = Run.create(tmp_path_factory.mktemp("made") / "run", short_config, {"versions": {}})
-    save(run.last_checkpoint, {**network_states(build_step(short_config)), "epoch": 1})
+    save(run.last_checkpoint, {**collect_networks(build_step(short_config)), "epoch": 1})
     return run
 
 

@@ -165,34 +165,34 @@ def configure(encoder: str, batch_size: int, changes: Mapping[str, Any] | None =
     return override(load_recipe("simclr"), {**common, **(changes or {})})
 
 
-def random_images(count: int, side: int) -> ArrayImages:
+def make_random_images(count: int, side: int) -> ArrayImages:
     """Make images of noise; the time of a step does not depend on their content."""
     generator = torch.Generator().manual_seed(0)
     shape = (count, 3, side, side)
     return ArrayImages(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
 
 
-def standard_arms(
+def list_arms(
     encoder: str, batch_size: int, images: ArrayImages, fabric: Fabric, folder: Path
 ) -> dict[str, Build]:
     """List the arms of ``deepbregman bench``: name -> a function that makes the step."""
     plain = configure(encoder, batch_size)
-    arms: dict[str, Build] = {BARE: lambda: bare_step(plain, fabric)}
+    arms: dict[str, Build] = {BARE: lambda: build_bare_step(plain, fabric)}
 
     def add(name: str, changes: Mapping[str, Any]) -> None:
         config = configure(encoder, batch_size, changes)
-        arms[name] = lambda: training_step(config, images, fabric, folder)
+        arms[name] = lambda: build_training_step(config, images, fabric, folder)
 
     add("SimCLR", {})
     for count in (10, 100, 1000):
         add(f"K={count}", {**DIVERGENCE, "divergence.num_subnetworks": count})
     add("K=100, all pairs", {**DIVERGENCE, "divergence.pairs": "all"})
     add("K=100, smooth", {**DIVERGENCE, "divergence.smoothing": 1.0})
-    arms["views alone"] = lambda: views_step(plain, images, fabric)
+    arms["views alone"] = lambda: build_views_step(plain, images, fabric)
     return arms
 
 
-def bare_step(config: Config, fabric: Fabric) -> Step:
+def build_bare_step(config: Config, fabric: Fabric) -> Step:
     """Build the reference: encoder forward, backward and optimiser on one fixed batch of views."""
     device = fabric.device
     count = config.training.batch_size * config.views.num_views
@@ -216,7 +216,7 @@ def bare_step(config: Config, fabric: Fabric) -> Step:
     return step
 
 
-def training_step(config: Config, images: Images, fabric: Fabric, folder: Path) -> Step:
+def build_training_step(config: Config, images: Images, fabric: Fabric, folder: Path) -> Step:
     """Build the step exactly as the loop takes it; it makes a temporary run in the folder."""
     job = start_run(config, images, fabric, folder)
     feed = job.feed(0, 0)  # of so many epochs that it does not end
@@ -231,7 +231,7 @@ def start_run(config: Config, images: Images, fabric: Fabric, folder: Path) -> P
     return job
 
 
-def views_step(config: Config, images: ArrayImages, fabric: Fabric) -> Step:
+def build_views_step(config: Config, images: ArrayImages, fabric: Fabric) -> Step:
     """Build the random views alone, compiled where the step is."""
     device = fabric.device
     views = build_views(config.views, config.data.image_size)

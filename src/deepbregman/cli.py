@@ -32,7 +32,7 @@ from .errors import Notice, UserError, explain_error, mask_secrets, suggest
 from .launching import (
     COMMAND_LINE,
     Process,
-    current_process,
+    find_process,
     is_first_of_machine,
     require_one_process,
 )
@@ -133,7 +133,7 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
         console = Console()
         with contextlib.ExitStack() as stack:
             if "console" in signature.parameters:
-                console = lasting_console(quiet=current_process().rank > 0)
+                console = lasting_console(quiet=find_process().rank > 0)
                 options["console"] = console
             if "progress" in signature.parameters:
                 bars = progress_bars(lasting_console(stderr=True))
@@ -206,7 +206,7 @@ def _print_error(error: BaseException, debug: bool) -> int:
     if (shared or isinstance(error, KeyboardInterrupt)) and not is_first_of_machine():
         return code
     if message:
-        here = Process() if shared else current_process()  # which may be what is wrong
+        here = Process() if shared else find_process()  # which may be what is wrong
         who = f"process {here.rank} of processes 0 to {here.processes - 1}: " * (here.rank > 0)
         asked = hasattr(error, "signal_number")  # a run that was told to stop and saved itself
         label = "" if asked else "error: "

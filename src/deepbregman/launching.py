@@ -64,7 +64,7 @@ def under_srun() -> bool:
     return tasks not in ("", "0", "1") and "SLURM_PROCID" in os.environ
 
 
-def current_process() -> Process:
+def find_process() -> Process:
     """Read this process's position from the environment; without variables it is alone."""
     if under_torchrun():
         return Process(*map(_read_count, _TORCHRUN))
@@ -98,7 +98,7 @@ def is_first_of_machine() -> bool:
 
 def leave_group() -> Process:
     """Make this process one of its own from now on, though it was started with others."""
-    here = current_process()
+    here = find_process()
     for name in (*_TORCHRUN, "SLURM_STEP_NUM_TASKS", LAUNCHER):
         os.environ.pop(name, None)
     return here
@@ -106,7 +106,7 @@ def leave_group() -> Process:
 
 def require_one_process(verb: str) -> None:
     """Refuse a verb in one of several processes: each would do all the work and write it."""
-    here = current_process()
+    here = find_process()
     if here.processes > 1:
         who = "torchrun" if under_torchrun() else "srun"
         raise UserError(
@@ -126,7 +126,7 @@ def must_start_processes(devices: int | None, nodes: int | None) -> bool:
             raise UserError(f"--{name} is {count}: it must be 1 or more")
     if not under_torchrun() and not under_srun():
         return (devices or 1) * (nodes or 1) > 1
-    here = current_process()
+    here = find_process()
     for name, asked, running in (
         ("devices", devices, here.local_processes),
         ("nodes", nodes, here.nodes),
@@ -161,7 +161,7 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
             "start your script by torchrun and leave both out"
         )
     command = [sys.executable, "-m", "deepbregman", *words, *extra]
-    environments = _environments(devices, nodes)
+    environments = _make_environments(devices, nodes)
     started: list[subprocess.Popen[bytes]] = []
     with _pass_on_signals(started):
         try:
@@ -186,7 +186,7 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
     raise ReportedElsewhere(code)
 
 
-def _environments(devices: int, nodes: int) -> list[dict[str, str]]:
+def _make_environments(devices: int, nodes: int) -> list[dict[str, str]]:
     shared = {"WORLD_SIZE": str(devices * nodes), "LOCAL_WORLD_SIZE": str(devices)}
     if nodes == 1:
         with socket.socket() as free:
@@ -233,7 +233,7 @@ def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(_POLL_SECONDS)
 
 
-def stopping_signals() -> tuple[signal.Signals, ...]:
+def list_stopping_signals() -> tuple[signal.Signals, ...]:
     """List the signals that ask for an end: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal.
 
     Where SIGHUP is ignored, as under nohup, it stays ignored.
@@ -253,7 +253,7 @@ def _pass_on_signals(started: Sequence[subprocess.Popen[bytes]]) -> Iterator[Non
             if process.poll() is None:
                 process.send_signal(number)
 
-    watched = stopping_signals()
+    watched = list_stopping_signals()
     before = [signal.signal(number, pass_on) for number in watched]
     try:
         yield

@@ -91,12 +91,12 @@ def check_new_file(path: Path, suffix: str, option: str = "out") -> None:
         )
 
 
-def default_folder(name: str) -> Path:
+def name_run_folder(name: str) -> Path:
     """Name a new run folder by what it is and when it began."""
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
-def source_tree(folder: Path = Path(__file__).parent) -> str:
+def hash_source_tree(folder: Path = Path(__file__).parent) -> str:
     """Return the name that git gives to the contents of the package's folder.
 
     It needs neither git nor a repository, so it is known on every machine. The commits with this
@@ -109,7 +109,7 @@ def source_tree(folder: Path = Path(__file__).parent) -> str:
         if path.is_dir():
             # git knows no empty folders, and compares the name of a folder as if it ended in "/".
             if any(part.is_file() for part in path.rglob("*") if "__pycache__" not in part.parts):
-                digest = bytes.fromhex(source_tree(path))
+                digest = bytes.fromhex(hash_source_tree(path))
                 entries.append((f"{path.name}/", b"40000 %s\0%s" % (path.name.encode(), digest)))
         else:
             content = path.read_bytes()
@@ -119,7 +119,7 @@ def source_tree(folder: Path = Path(__file__).parent) -> str:
     return hashlib.sha1(b"tree %d\0%s" % (len(body), body)).hexdigest()
 
 
-def _commit(source: str) -> str | None:
+def _find_commit(source: str) -> str | None:
     """Return the commit that the package runs from, marked if the package was changed since.
 
     None where there is no repository, as in an installed package or a copied folder.
@@ -141,12 +141,12 @@ def _commit(source: str) -> str | None:
     return commit + "-dirty" * (committed != source) if commit else None
 
 
-def command_line() -> list[str]:
+def read_command_line() -> list[str]:
     """Return the words that started this process, without the password of any address in them."""
     return [mask_address(word) for word in (Path(sys.argv[0]).name, *sys.argv[1:])]
 
 
-def recorded_versions() -> dict[str, str | None]:
+def list_versions() -> dict[str, str | None]:
     """Return the versions of the packages that numbers depend on; None for one not installed."""
     versions: dict[str, str | None] = {"deepbregman": __version__}
     for package in ("torch", "torchvision", "numpy"):
@@ -157,15 +157,15 @@ def recorded_versions() -> dict[str, str | None]:
     return versions
 
 
-def provenance(device: str) -> Record:
+def collect_provenance(device: str) -> Record:
     """Collect the origin of a number: command, commit, source, versions, machine, time."""
-    source = source_tree()
+    source = hash_source_tree()
     return {
-        "command": command_line(),
+        "command": read_command_line(),
         "started": now(),
-        "commit": _commit(source),
+        "commit": _find_commit(source),
         "source": source,
-        "versions": {"python": platform.python_version(), **recorded_versions()},
+        "versions": {"python": platform.python_version(), **list_versions()},
         "platform": platform.platform(),
         "device": device,
     }

@@ -9,7 +9,7 @@ from PIL import Image
 
 from deepbregman.commands.pretrain import suggest_next
 from deepbregman.config import Config, override
-from deepbregman.runs import Run, provenance
+from deepbregman.runs import Run, collect_provenance
 from deepbregman.training import checkpoints
 
 from ..conftest import Command
@@ -66,7 +66,7 @@ def test_only_data_with_labels_are_to_be_evaluated(
         Image.new("RGB", (8, 8)).save(tmp_path / folder / "1.png")
     source = kind if kind == "digits" else str(tmp_path / kind)
     config = override(short_config, {"data.source": source})
-    run = Run.create(tmp_path / "run", config, provenance("cpu"))
+    run = Run.create(tmp_path / "run", config, collect_provenance("cpu"))
     explore = f"explore {run.path} --out map.html"
     label = f"label {run.path} --out few.csv --sheet few.png"
     evaluate = f"evaluate {run.path}"

@@ -182,7 +182,7 @@ def test_decoding_in_pieces(files: FileImages, monkeypatch: pytest.MonkeyPatch) 
 
 def test_residence_follows_free_memory(files: FileImages, monkeypatch: pytest.MonkeyPatch) -> None:
     free = {"bytes": files.nbytes * 10 // 4}
-    monkeypatch.setattr(batches_module, "_free_memory", lambda device: free["bytes"])
+    monkeypatch.setattr(batches_module, "_find_free_memory", lambda device: free["bytes"])
     assert open_batches(files, CPU).resident
     free["bytes"] -= 4
     assert not open_batches(files, CPU, num_workers=0).resident
@@ -195,7 +195,7 @@ def test_residence_follows_free_memory(files: FileImages, monkeypatch: pytest.Mo
 
 
 def test_free_memory_of_this_machine_is_sane() -> None:
-    assert 1 << 20 < batches_module._free_memory(CPU) < 1 << 50
+    assert 1 << 20 < batches_module._find_free_memory(CPU) < 1 << 50
 
 
 def test_wrong_arguments_are_refused(files: FileImages) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from deepbregman.data import ArrayImages, open_source
-from deepbregman.data.opening import images_to_pretrain_on
+from deepbregman.data.opening import select_images
 from deepbregman.errors import UserError
 
 
@@ -118,7 +118,7 @@ def test_stl10_is_transposed_and_counted_from_zero(
     assert source.classes == tuple(names)
 
     # Pretraining is on train and unlabelled, without what is held out; never on test.
-    pretrained = images_to_pretrain_on(source, torch.tensor([1]))
+    pretrained = select_images(source, torch.tensor([1]))
     assert isinstance(pretrained, ArrayImages)
     expected = np.concatenate([images["train"][1:], images["unlabeled"]])
     assert np.array_equal(pretrained.pixels.numpy(), expected)

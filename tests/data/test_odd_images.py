@@ -24,7 +24,7 @@ from PIL import Image
 
 from deepbregman.data import FileImages, StreamingBatches, open_source
 from deepbregman.data.folders import HAS_AVIF, explain_ignored, list_folder
-from deepbregman.data.frames import Frame, decode_frame, quiet_pillow, read_size
+from deepbregman.data.frames import Frame, decode_frame, read_size, silence_pillow
 from deepbregman.errors import UserError
 
 SIDE = 24
@@ -393,7 +393,7 @@ def _put(case: Case, folder: Path) -> Path:
 
 def _decode(path: Path) -> Frame | UserError:
     try:
-        with quiet_pillow():
+        with silence_pillow():
             return decode_frame(path, SIDE)
     except UserError as error:
         return error
@@ -436,7 +436,7 @@ def test_is_used_rightly_or_refused_by_name(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [case.name for case in CASES if "bomb-" in str(case.name)])
 def test_header_of_a_bomb_is_enough_to_refuse_it(name: str, tmp_path: Path) -> None:
     path = _put(next(case for case in CASES if case.name == name), tmp_path)
-    with time_limit(20), quiet_pillow(), pytest.raises(UserError):
+    with time_limit(20), silence_pillow(), pytest.raises(UserError):
         read_size(path)
 
 

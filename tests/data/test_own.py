@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 from deepbregman import own_data
 from deepbregman.data import ArrayImages, FileImages, fingerprint, open_batches
 from deepbregman.data.images import group_identical, join_images
-from deepbregman.data.own import typical_own_side
+from deepbregman.data.own import find_own_side
 from deepbregman.errors import UserError
 
 CPU = torch.device("cpu")
@@ -137,8 +137,8 @@ def test_copies_are_found_and_parts_joined() -> None:
 
 
 def test_the_typical_side() -> None:
-    assert typical_own_side(PIXELS) == 7
-    assert typical_own_side(Pictures()) == 7
+    assert find_own_side(PIXELS) == 7
+    assert find_own_side(Pictures()) == 7
 
 
 @pytest.mark.parametrize(

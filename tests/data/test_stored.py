@@ -303,7 +303,7 @@ class TestParquet:
     ) -> None:
         if folder.name != "parquet":
             pytest.skip("shards stay on the disk")
-        monkeypatch.setattr("deepbregman.data.parquet.free_memory", lambda: 100)
+        monkeypatch.setattr("deepbregman.data.parquet.find_free_memory", lambda: 100)
         with pytest.raises(UserError, match="write tar shards, which stay on the disk"):
             open_source(str(folder), image_size=8)
 

@@ -22,14 +22,14 @@ from deepbregman.evaluation.detection import protocol
 from deepbregman.evaluation.detection.average_precision import METRICS
 from deepbregman.evaluation.detection.detectors import (
     find_differences,
+    map_trunk_names,
     require_fitting,
-    trunk_names,
 )
 from deepbregman.evaluation.inputs import Evaluation
 from deepbregman.evaluation.options import Architecture, Detect, Options
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import OwnParts, build_step
-from deepbregman.runs import Record, Run, provenance
+from deepbregman.runs import Record, Run, collect_provenance
 from deepbregman.training import checkpoints
 
 pytestmark = pytest.mark.usefixtures("cheap_weights")
@@ -72,10 +72,10 @@ def make_run(path: Path, **changes: object) -> Run:
     """A run as pretraining leaves it, of a network whose weights were never trained."""
     settings = {"encoder.name": "resnet18", "encoder.stem": "standard", **changes}
     config = override(Config(), settings)
-    run = Run.create(path, config, provenance("cpu"))
+    run = Run.create(path, config, collect_provenance("cpu"))
     torch.manual_seed(1)
     step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2))
-    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 400.0})
+    checkpoints.save(run.last_checkpoint, {**checkpoints.collect_networks(step), "epoch": 400.0})
     return run
 
 
@@ -168,7 +168,7 @@ def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:
         protocol.assemble_detector(evaluation, "fpn", trunk, 0) for trunk in TINY.arms
     )
     assert (loaded, none) == (120, 0)
-    trunk = set(trunk_names(pretrained).values())
+    trunk = set(map_trunk_names(pretrained).values())
     theirs = random.state_dict()
     for name, tensor in pretrained.state_dict().items():
         if name not in trunk:
@@ -233,9 +233,9 @@ def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
     own = torchvision.models.resnet18()
     own.fc = nn.Identity()
     config = override(Config(), {"encoder.name": "custom"})
-    run = Run.create(tmp_path / "run", config, provenance("cpu"))
+    run = Run.create(tmp_path / "run", config, collect_provenance("cpu"))
     step = build_step(config, (0.45, 0.45, 0.45), (0.2, 0.2, 0.2), own=OwnParts(own))
-    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 400.0})
+    checkpoints.save(run.last_checkpoint, {**checkpoints.collect_networks(step), "epoch": 400.0})
     options = Options(("detect",), str(devkit), detect=TINY)
     evaluation = Evaluation(run, options, "cpu", encoder=own)
     for trunk, loaded in zip(TINY.arms, (120, 0), strict=True):

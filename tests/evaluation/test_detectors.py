@@ -13,8 +13,8 @@ from deepbregman.evaluation.detection.detectors import (
     build_detector,
     find_differences,
     load_trunk,
+    map_trunk_names,
     require_fitting,
-    trunk_names,
 )
 from deepbregman.evaluation.options import Architecture
 from deepbregman.method.networks import Encoder, build_encoder
@@ -77,7 +77,7 @@ def test_every_tensor_of_the_trunk_is_loaded(
     assert find_differences(detector, state)
     assert load_trunk(detector, state, "a run") == len(state) == count
     assert find_differences(detector, state) == []
-    assert set(trunk_names(detector)) == set(state)
+    assert set(map_trunk_names(detector)) == set(state)
 
 
 def test_the_c4_detector_computes_the_features_of_the_encoder() -> None:

@@ -10,11 +10,11 @@ from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Batch, ResidentBatches, StreamingBatches
 from deepbregman.evaluation import features
 from deepbregman.evaluation.features import (
+    build_crop_and_flip,
     compute_crop_features,
     compute_features,
-    crop_and_flip,
 )
-from deepbregman.evaluation.frozen import frozen
+from deepbregman.evaluation.frozen import keep_frozen
 from deepbregman.method.networks import Model
 from deepbregman.method.views import centre_view
 from deepbregman.objectives import build_step
@@ -60,7 +60,7 @@ def copied(module: nn.Module) -> dict[str, Tensor]:
 def test_frozen_is_evaluation_without_gradient_and_undone_after(training: bool) -> None:
     module = network().train(training)
     before = copied(module)
-    with frozen(module):
+    with keep_frozen(module):
         assert not any(part.training for part in module.modules())
         assert not torch.is_grad_enabled()
         inputs = torch.randn(5, 4)
@@ -116,14 +116,17 @@ def train_and_return(module: nn.Module) -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_frozen_catches(touch: Callable[[nn.Module], None], words: str, training: bool) -> None:
     module = network().train(training)
-    with pytest.raises(RuntimeError, match=f"frozen network was touched.*{words}"), frozen(module):
+    with (
+        pytest.raises(RuntimeError, match=f"frozen network was touched.*{words}"),
+        keep_frozen(module),
+    ):
         touch(module)
     assert all(part.training == training for part in module.modules())
 
 
 def test_frozen_lets_an_error_through() -> None:
     module = network()
-    with pytest.raises(ValueError, match="inside"), frozen(module):
+    with pytest.raises(ValueError, match="inside"), keep_frozen(module):
         raise ValueError("inside")
     assert module.training
 
@@ -133,7 +136,7 @@ def test_frozen_does_not_accuse_a_network_that_has_diverged(value: float) -> Non
     module = network()
     with torch.no_grad():
         module.get_parameter("0.bias")[0] = value
-    with frozen(module):
+    with keep_frozen(module):
         pass
 
 
@@ -143,7 +146,7 @@ def test_frozen_sees_a_change_to_or_from_nan_and_the_least_one(before: float, af
     bias = module.get_parameter("0.bias")
     with torch.no_grad():
         bias[0] = before
-    with pytest.raises(RuntimeError, match=r"changed \['0\.bias'\]"), frozen(module):
+    with pytest.raises(RuntimeError, match=r"changed \['0\.bias'\]"), keep_frozen(module):
         bias[0] = after
 
 
@@ -151,7 +154,7 @@ def test_frozen_sees_a_change_to_or_from_nan_and_the_least_one(before: float, af
 def test_frozen_gives_each_part_its_own_mode_back(fails: bool) -> None:
     module = network()
     module[1].eval()
-    with contextlib.suppress(ValueError), frozen(module):
+    with contextlib.suppress(ValueError), keep_frozen(module):
         assert not any(part.training for part in module.modules())
         if fails:
             raise ValueError
@@ -244,14 +247,14 @@ def one_crop_at_a_time(
     model: Model, images: Tensor, sizes: Tensor | None, config: Config, crops: int, seed: int
 ) -> Tensor:
     """In float64, drawn image after image, each crop made and encoded by itself."""
-    views = crop_and_flip(config)
+    views = build_crop_and_flip(config)
     encoder = copy.deepcopy(model.encoder).double().eval()
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for index in range(len(images)):
         one = slice(index, index + 1)
         total = torch.zeros(model.encoder.num_features, dtype=torch.float64)
-        drawn = crop_and_flip(config, crops).draw(1, device="cpu", generator=generator)
+        drawn = build_crop_and_flip(config, crops).draw(1, device="cpu", generator=generator)
         for uniforms in drawn.unsqueeze(1):
             view = views(images[one], None if sizes is None else sizes[one], uniforms)[0]
             with torch.no_grad():
@@ -273,7 +276,7 @@ def test_crop_features_agree_with_one_crop_at_a_time(
         sizes = torch.randint(5, 13, (9, 2), generator=torch.Generator().manual_seed(2))
     monkeypatch.setattr(features, "BATCH_SIZE", batch_size)
     batches = kind(ArrayImages(pixels, sizes), CPU)
-    found = compute_crop_features(model, batches, crop_and_flip(config, 3), 11)
+    found = compute_crop_features(model, batches, build_crop_and_flip(config, 3), 11)
     expected = one_crop_at_a_time(model, pixels, sizes, config, 3, 11)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
@@ -285,7 +288,7 @@ def test_crops_that_are_the_whole_image_change_nothing() -> None:
     model, batches = build(), ResidentBatches(ArrayImages(pictures(9, 12)), CPU)
     whole = {"views.crop_area": (1.0, 1.0), "views.crop_aspect": (1.0, 1.0), "views.flip": 0.0}
     config = override(load_recipe("digits"), whole)
-    found = compute_crop_features(model, batches, crop_and_flip(config, 5), 0)
+    found = compute_crop_features(model, batches, build_crop_and_flip(config, 5), 0)
     expected = compute_features(model, batches, SIZE).representation
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -293,7 +296,7 @@ def test_crops_that_are_the_whole_image_change_nothing() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_crop_features_repeat_differ_by_seed_and_leave_the_model_alone(training: bool) -> None:
     model, batches = build().train(training), ResidentBatches(ArrayImages(pictures(9, 12)), CPU)
-    before, views = copied(model), crop_and_flip(load_recipe("digits"), 2)
+    before, views = copied(model), build_crop_and_flip(load_recipe("digits"), 2)
     seen: list[tuple[int, int]] = []
     found = compute_crop_features(model, batches, views, 3, lambda *at: seen.append(at))
     assert torch.equal(found, compute_crop_features(model, batches, views, 3))
@@ -307,4 +310,6 @@ def test_crop_features_repeat_differ_by_seed_and_leave_the_model_alone(training:
 def test_crop_features_of_a_model_that_trains_meanwhile_are_refused() -> None:
     model = build()
     with pytest.raises(RuntimeError, match="frozen network was touched"):
-        compute_crop_features(model, Meddling(model), crop_and_flip(load_recipe("digits"), 2), 0)
+        compute_crop_features(
+            model, Meddling(model), build_crop_and_flip(load_recipe("digits"), 2), 0
+        )

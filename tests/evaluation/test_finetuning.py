@@ -15,7 +15,7 @@ from deepbregman.commands.evaluate import evaluate
 from deepbregman.data import ArrayImages, ResidentBatches
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation import retraining
-from deepbregman.evaluation.features import LabelledFeatures, crop_and_flip
+from deepbregman.evaluation.features import LabelledFeatures, build_crop_and_flip
 from deepbregman.evaluation.finetuning import (
     Budget,
     Classifier,
@@ -213,7 +213,7 @@ class TestStarts:
         before = copy.deepcopy(few.model.state_dict())
         for start in (from_encoder, from_projection):
             network = Classifier(*start(few, 0), 10, seed=0)
-            views = crop_and_flip(few.config)
+            views = build_crop_and_flip(few.config)
             finetune(
                 network,
                 few.train.batches,

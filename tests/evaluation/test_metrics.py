@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import balanced_accuracy_score, recall_score, top_k_accuracy_score
 
-from deepbregman.evaluation.results import accuracies, balanced_accuracy, top_k_accuracy
+from deepbregman.evaluation.results import balanced_accuracy, measure_accuracies, top_k_accuracy
 
 
 @given(st.integers(0, 1000), st.integers(6, 12), st.integers(1, 5))
@@ -37,11 +37,11 @@ def test_balanced_leaves_absent_classes_out() -> None:
 def test_which_metrics_there_are() -> None:
     logits = torch.eye(6)
     labels, predicted = torch.tensor([0, 1, 2, 3, 4, 4]), logits.argmax(1)
-    assert accuracies(labels, predicted=predicted) == {"top1": pytest.approx(500 / 6)}
-    assert set(accuracies(labels, predicted=predicted, logits=logits)) == {"top1", "top5"}
+    assert measure_accuracies(labels, predicted=predicted) == {"top1": pytest.approx(500 / 6)}
+    assert set(measure_accuracies(labels, predicted=predicted, logits=logits)) == {"top1", "top5"}
     five = logits[:, :5]
-    assert set(accuracies(labels, predicted=predicted, logits=five)) == {"top1"}
-    found = accuracies(labels, predicted=predicted, logits=logits, balanced=True)
+    assert set(measure_accuracies(labels, predicted=predicted, logits=five)) == {"top1"}
+    found = measure_accuracies(labels, predicted=predicted, logits=logits, balanced=True)
     assert list(found) == ["top1", "top5", "balanced"]
     assert found["balanced"] == pytest.approx(90.0)
 
@@ -49,5 +49,5 @@ def test_which_metrics_there_are() -> None:
 def test_top_5_is_five() -> None:
     """The fifth largest of six counts, the sixth does not."""
     logits = torch.arange(6.0).repeat(2, 1)
-    found = accuracies(torch.tensor([1, 0]), predicted=logits.argmax(1), logits=logits)
+    found = measure_accuracies(torch.tensor([1, 0]), predicted=logits.argmax(1), logits=logits)
     assert found == {"top1": 0.0, "top5": 50.0}

@@ -9,7 +9,7 @@ from deepbregman.data.opening import batch_images, split_for_monitor
 from deepbregman.errors import UserError
 from deepbregman.evaluation import knn
 from deepbregman.evaluation.features import compute_features
-from deepbregman.evaluation.knn import knn_accuracy, knn_monitor
+from deepbregman.evaluation.knn import build_knn_monitor, knn_accuracy
 from deepbregman.objectives import build_step
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ def test_it_queries_what_was_held_out_in_a_bank_of_the_rest(short_config: Config
     train = open_source("digits", image_size=8).train
     assert train.labels is not None
     model = build_step(short_config).model.eval()
-    monitor = knn_monitor(train, short_config, CPU)
+    monitor = build_knn_monitor(train, short_config, CPU)
     assert monitor is not None
     kept, held_out = split_for_monitor(train, short_config)
     features = compute_features(model, batch_images(train.images, short_config, CPU), 8)
@@ -32,7 +32,7 @@ def test_diverged_networks_are_named(short_config: Config) -> None:
     model = build_step(short_config).model
     with torch.no_grad():
         next(model.encoder.parameters()).fill_(torch.nan)
-    monitor = knn_monitor(open_source("digits", image_size=8).train, short_config, CPU)
+    monitor = build_knn_monitor(open_source("digits", image_size=8).train, short_config, CPU)
     assert monitor is not None
     with pytest.raises(UserError, match=r"not finite.*optimiser\.learning_rate"):
         monitor(model)
@@ -40,8 +40,8 @@ def test_diverged_networks_are_named(short_config: Config) -> None:
 
 def test_there_is_none_without_labels_or_when_off(short_config: Config) -> None:
     train = open_source("digits", image_size=8).train
-    assert knn_monitor(Split(train.images), short_config, CPU) is None
-    assert knn_monitor(train, override(short_config, {"training.knn_every": 0}), CPU) is None
+    assert build_knn_monitor(Split(train.images), short_config, CPU) is None
+    assert build_knn_monitor(train, override(short_config, {"training.knn_every": 0}), CPU) is None
 
 
 def test_large_images_make_a_smaller_bank(
@@ -56,7 +56,7 @@ def test_large_images_make_a_smaller_bank(
 
     monkeypatch.setattr(knn, "batch_images", note)
     monkeypatch.setattr(knn, "MONITOR_BYTES", 100 * 3 * 16**2 + 5)
-    knn_monitor(open_source("digits", image_size=8).train, short_config, CPU)
+    build_knn_monitor(open_source("digits", image_size=8).train, short_config, CPU)
     bank, queries = sizes
     assert bank == pytest.approx(100, abs=5)
     assert queries == 130
@@ -70,6 +70,6 @@ def test_the_monitor_of_photographs_fits_beside_the_training(
     train = Split(images, torch.arange(60_000) % 1000)
     sizes = []
     monkeypatch.setattr(knn, "batch_images", lambda images, *rest: sizes.append(len(images)))
-    knn_monitor(train, load_recipe("paper-imagenet"), CPU)
+    build_knn_monitor(train, load_recipe("paper-imagenet"), CPU)
     assert min(sizes) >= 1000  # one of each class
     assert sum(sizes) * 3 * 448**2 < 6e9

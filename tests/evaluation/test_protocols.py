@@ -19,17 +19,17 @@ from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.search import search
 from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, FileImages, Source, Split, fingerprint
-from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
+from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.evaluation.features import (
     AveragedFeatures,
     LabelledFeatures,
+    build_crop_and_flip,
     compute_crop_features,
-    crop_and_flip,
 )
 from deepbregman.evaluation.inputs import Evaluation, load_run, open_labelled
-from deepbregman.evaluation.knn import knn, knn_by_cosine, knn_by_measure
-from deepbregman.evaluation.linear import fit_linear, linear_on_cached, linear_on_crops
+from deepbregman.evaluation.knn import classify_by, classify_by_cosine, knn
+from deepbregman.evaluation.linear import fit_linear, measure_on_cached, measure_on_crops
 from deepbregman.evaluation.options import Options
 from deepbregman.method.bregman import divergence, soft_divergence
 from deepbregman.objectives import build_step
@@ -51,8 +51,8 @@ def of(
 def test_an_untrained_encoder_scores_less(short_run: Run, labelled: LabelledFeatures) -> None:
     """Loading is real: the run's weights do better than fresh ones of the same shape."""
     fresh = build_step(labelled.config).model.eval()
-    trained = knn_by_measure(labelled, "divergence")[0]
-    untrained = knn_by_measure(replace(labelled, model=fresh), "divergence")[0]
+    trained = classify_by(labelled, "divergence")[0]
+    untrained = classify_by(replace(labelled, model=fresh), "divergence")[0]
     assert trained.values["top1"] > untrained.values["top1"]
 
 
@@ -70,7 +70,7 @@ def test_knn_by_divergence_equals_a_loop(
     width = config.divergence.sigma if sigma is None else sigma
     bank = labelled.source.train.select(torch.arange(1297)[::21][:60])
     few = replace(of(labelled, train=bank), config=config, model=model)
-    (found,) = knn_by_measure(few, "divergence")
+    (found,) = classify_by(few, "divergence")
     assert few.train.features.scores is not None
     assert few.test.features.scores is not None
     form = (lambda p, q: soft_divergence(p, q, smoothing)) if smoothing else divergence
@@ -87,15 +87,15 @@ def test_knn_by_divergence_equals_a_loop(
     expected = 100 * correct / len(few.test.labels)
     assert found.variant == "divergence, k=20"
     assert found.values["top1"] == pytest.approx(expected)
-    assert [arm.variant for arm in knn_by_cosine(few)] == ["cosine, k=20"]  # the bank has 60
+    assert [arm.variant for arm in classify_by_cosine(few)] == ["cosine, k=20"]  # the bank has 60
 
 
 def test_linear_is_above_chance_and_reports_what_it_chose(few: LabelledFeatures) -> None:
-    cached = linear_on_cached(few, seed=0)
+    cached = measure_on_cached(few, seed=0)
     assert cached.values["top1"] > 80.0
     assert cached.values["top5"] >= cached.values["top1"]
     assert cached.chosen["l2"] in cached.details["l2_grid"]
-    crops = linear_on_crops(few, seed=0, epochs=2)
+    crops = measure_on_crops(few, seed=0, epochs=2)
     assert crops.values["top1"] > 30.0
     assert crops.details["epochs"] == 2
     assert crops.chosen["learning_rate"] in crops.details["learning_rates"]
@@ -114,7 +114,7 @@ def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(
     fits[5] = fits[12 + 5] = good
     fits[7] = diverged
     monkeypatch.setattr("deepbregman.evaluation.linear.fit_linear_sgd", lambda *_, **__: fits)
-    found = linear_on_crops(few, seed=0, epochs=1)
+    found = measure_on_crops(few, seed=0, epochs=1)
     assert (found.chosen["weight_decay"], found.chosen["learning_rate"]) == (1e-4, 0.03)
     assert found.chosen["held_out"] > 90.0
     assert found.values["top1"] > 80.0
@@ -122,10 +122,10 @@ def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(
 
 def test_evaluation_leaves_the_networks_alone(few: LabelledFeatures) -> None:
     before = {name: value.clone() for name, value in few.model.state_dict().items()}
-    knn_by_cosine(few)
-    knn_by_measure(few, "divergence")
-    linear_on_cached(few, seed=0)
-    linear_on_crops(few, seed=0, epochs=1)
+    classify_by_cosine(few)
+    classify_by(few, "divergence")
+    measure_on_cached(few, seed=0)
+    measure_on_crops(few, seed=0, epochs=1)
     assert all(torch.equal(value, before[name]) for name, value in few.model.state_dict().items())
     assert not any(part.training for part in few.model.modules())
 
@@ -148,7 +148,7 @@ def test_test_labels_do_not_influence_the_classifier(few: LabelledFeatures) -> N
     assert test is not None
     assert test.labels is not None
     shuffled = of(few, test=replace(test, labels=test.labels.roll(7)))
-    for judge in (linear_on_cached, partial(linear_on_crops, epochs=1)):
+    for judge in (measure_on_cached, partial(measure_on_crops, epochs=1)):
         honest, other = judge(few, seed=0), judge(shuffled, seed=0)
         assert honest.chosen == other.chosen
         assert other.values["top1"] < 40.0
@@ -196,8 +196,8 @@ def test_data_that_changed_since_pretraining_are_said(
     assert step.divergence is not None
     assert step.divergence.log_sigma is not None
     step.divergence.log_sigma.data.fill_(math.log(0.3))
-    state = {**checkpoints.network_states(step), "epoch": 1.0}
-    state["data"] = fingerprint(images_to_pretrain_on(source, kept))
+    state = {**checkpoints.collect_networks(step), "epoch": 1.0}
+    state["data"] = fingerprint(select_images(source, kept))
     run = Run.create(tmp_path / "run", config, {})
     checkpoints.save(run.last_checkpoint, state)
     if noise:
@@ -277,8 +277,8 @@ class TestCrops:
     def test_crops_of_the_whole_image_judge_alike(self, wide: LabelledFeatures) -> None:
         averaged = wide.average_crops(3, seed=5)
         told = {"crops": 3, "seed": 5}
-        cosine = zip(knn_by_cosine(wide), knn_by_cosine(wide, averaged), strict=True)
-        linear = linear_on_cached(wide, 0), linear_on_cached(wide, 0, averaged=averaged)
+        cosine = zip(classify_by_cosine(wide), classify_by_cosine(wide, averaged), strict=True)
+        linear = measure_on_cached(wide, 0), measure_on_cached(wide, 0, averaged=averaged)
         for plain, found in (*cosine, linear):
             assert found.variant.split(",")[0] == f"{plain.variant.split(',')[0]} of 3 crops"
             assert found.values == pytest.approx(plain.values, abs=1.0)  # rounding: one digit
@@ -288,7 +288,7 @@ class TestCrops:
     def test_they_are_the_average_that_the_configuration_draws(self, few: LabelledFeatures) -> None:
         """Of both splits, each with draws of its own."""
         averaged = few.average_crops(4, seed=2)
-        views = crop_and_flip(few.config, 4)
+        views = build_crop_and_flip(few.config, 4)
         for split, found in (("train", averaged.train), ("test", averaged.test)):
             seed = derive_seed(2, f"crops of {split}")
             side = few.train if split == "train" else few.test
@@ -310,7 +310,7 @@ class TestCrops:
 
         with few.model.encoder.register_forward_pre_hook(record):
             small.average_crops(2, seed=0)
-            linear_on_crops(small, seed=0, epochs=1)
+            measure_on_crops(small, seed=0, epochs=1)
         assert set(sides) == {8}
 
     @pytest.mark.slow
@@ -386,7 +386,9 @@ def test_the_classifier_of_balanced_accuracy_weighs_classes(labelled: LabelledFe
     labels = labelled.source.train.known_labels
     rare = torch.cat([(labels != 1).nonzero()[:300, 0], (labels == 1).nonzero()[:4, 0]])
     uneven = replace(of(labelled, labelled.source.train.select(rare)), balanced=True)
-    plain, weighted = (linear_on_cached(uneven, 0, weighted=weighted) for weighted in (False, True))
+    plain, weighted = (
+        measure_on_cached(uneven, 0, weighted=weighted) for weighted in (False, True)
+    )
     assert plain.details.get("chosen_by") is None
     assert weighted.details["chosen_by"] == "balanced"
     assert weighted.variant == "cached features, weighted classes"
@@ -405,7 +407,7 @@ def test_what_is_finished_stays_when_a_later_protocol_is_stopped(
         raise KeyboardInterrupt
 
     short_run.add_result(evaluations=[])
-    monkeypatch.setattr("deepbregman.evaluation.linear.linear_on_cached", stopped)
+    monkeypatch.setattr("deepbregman.evaluation.linear.measure_on_cached", stopped)
     with pytest.raises(KeyboardInterrupt):
         evaluate(short_run, protocols=["knn", "linear"], accelerator="cpu")
     assert {row["protocol"] for row in short_run.result()["evaluations"]} == {"knn"}
@@ -438,11 +440,11 @@ def test_features_that_are_no_numbers_are_refused(labelled: LabelledFeatures) ->
     model = copy.deepcopy(labelled.model)
     model.encoder.mean.fill_(float("nan"))
     with pytest.raises(Diverged, match="not finite"):
-        knn_by_cosine(replace(labelled, model=model))
+        classify_by_cosine(replace(labelled, model=model))
     model = copy.deepcopy(labelled.model)
     next(model.divergence_network.parameters()).data.fill_(float("nan"))
     with pytest.raises(Diverged, match="not finite"):
-        knn_by_measure(replace(labelled, model=model), "divergence")
+        classify_by(replace(labelled, model=model), "divergence")
 
 
 def test_images_that_cannot_be_decoded_are_neither_learned_from_nor_judged(

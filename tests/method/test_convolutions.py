@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from deepbregman.method import convolutions
-from deepbregman.method.convolutions import fast_gradients
+from deepbregman.method.convolutions import use_fast_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_output_is_the_same_and_gradients_are_those_of_float64(
     torch.manual_seed(0)
     layer = nn.Conv2d(5, 6, kernel, stride, padding, bias=bias).to(memory_format=layout)
     images = torch.randn(4, 5, 8, 6).contiguous(memory_format=layout).requires_grad_()
-    with fast_gradients(images):
+    with use_fast_gradients(images):
         found = layer(images)
     assert calls
     assert torch.equal(found, layer(images))
@@ -74,16 +74,16 @@ def test_output_is_the_same_and_gradients_are_those_of_float64(
 )
 def test_other_convolutions_are_left_alone(calls: list[int], layer: nn.Conv2d) -> None:
     images = torch.randn(2, 4, 8, 8, dtype=layer.weight.dtype)
-    with fast_gradients(images):
+    with use_fast_gradients(images):
         layer(images).sum().backward()
-    with torch.no_grad(), fast_gradients(images):
+    with torch.no_grad(), use_fast_gradients(images):
         layer(images)
     assert calls == []
 
 
 def test_large_maps_are_left_alone(calls: list[int]) -> None:
     images = torch.randn(2, 3, 16, 16)
-    with fast_gradients(images):
+    with use_fast_gradients(images):
         nn.Conv2d(3, 4, 3)(images).sum().backward()
     assert calls == []
 
@@ -93,6 +93,6 @@ def test_nothing_changes_on_other_processors(
 ) -> None:
     monkeypatch.setattr(convolutions, "ON_ARM", False)
     images = torch.randn(2, 3, 4, 4)
-    with fast_gradients(images):
+    with use_fast_gradients(images):
         nn.Conv2d(3, 4, 3)(images)
     assert calls == []

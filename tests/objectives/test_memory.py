@@ -14,7 +14,7 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import load_recipe, override
 from deepbregman.data.opening import open_data
 from deepbregman.errors import UserError
-from deepbregman.evaluation.knn import knn_monitor
+from deepbregman.evaluation.knn import build_knn_monitor
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.memory import MemoryBank, MemoryContrast
 from deepbregman.objectives.pirl import contrast_with_memory
@@ -210,7 +210,7 @@ def test_brightness_and_colours_teach_each_other_shapes(tmp_path: Path) -> None:
         },
     )
     source = open_data(config)
-    monitor = knn_monitor(source.train, config, torch.device("cpu"))
+    monitor = build_knn_monitor(source.train, config, torch.device("cpu"))
     assert monitor is not None
     fresh = build_step(config, num_images=len(source.train))
     before = monitor(fresh.model.eval())["knn"]

@@ -14,7 +14,7 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import METHODS, Config, from_toml, load_recipe, override, recipes, to_toml
 from deepbregman.data.images import ArrayImages
 from deepbregman.errors import UserError
-from deepbregman.evaluation.knn import knn_monitor
+from deepbregman.evaluation.knn import build_knn_monitor
 from deepbregman.objectives import Samples, Step, StepOutputs, ViewGroups, build_step
 from deepbregman.training import checkpoints, diagnostics
 from deepbregman.training.loop import Pretraining
@@ -163,7 +163,7 @@ def test_its_step_is_one_graph(name: str) -> None:
 
 
 def untrained_accuracy(config: Config, source: Any) -> float:
-    monitor = knn_monitor(source.train, config, torch.device("cpu"))
+    monitor = build_knn_monitor(source.train, config, torch.device("cpu"))
     assert monitor is not None
     return monitor(build(config).model.eval())["knn"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from deepbregman.commands.report import Report, report
 from deepbregman.config import load_recipe, override
-from deepbregman.runs import Record, Run, provenance
+from deepbregman.runs import Record, Run, collect_provenance
 
 RECORDS = Path(__file__).parents[2] / "results" / "digits-report"
 
@@ -39,7 +39,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         result: Record | None = None,
     ) -> Path:
         config = override(load_recipe("digits"), changes or {})
-        run = Run.create(tmp_path / "made" / name, config, provenance("a device"))
+        run = Run.create(tmp_path / "made" / name, config, collect_provenance("a device"))
         lines = [json.dumps(row) + "\n" for row in metrics or []]
         (run.path / "metrics.jsonl").write_text("".join(lines))
         if result is not None:

@@ -13,15 +13,15 @@ from deepbregman.reporting.charts import (
     PALETTE,
     Figure,
     colour,
-    curve_figures,
     dash,
-    evaluation_figure,
-    for_file,
-    for_page,
+    draw_curves,
+    draw_evaluations,
+    fit_to_file,
+    fit_to_page,
     save_chart,
     stack,
 )
-from deepbregman.reporting.records import RunGroup, RunRecord, group_runs, measures
+from deepbregman.reporting.records import RunGroup, RunRecord, group_runs, list_measures
 from deepbregman.runs import Record
 from deepbregman.terminal import format_duration
 
@@ -37,7 +37,7 @@ def points_of(spec: Record) -> list[Record]:
 
 
 def curves_of(paths: list[Path]) -> dict[str, Figure]:
-    curves, diagnostics = curve_figures(groups_of(paths))
+    curves, diagnostics = draw_curves(groups_of(paths))
     return {figure.key: figure for figure in [*curves, *diagnostics]}
 
 
@@ -73,7 +73,7 @@ def test_every_loss_term_is_drawn_whatever_its_name(make_run: MakeRun) -> None:
         {"epoch": epoch, "total": 3.0, "it's \\ odd": 1.0 / epoch, "usage": 0.0, "alignment": 0.0}
         for epoch in (1, 2)
     ]
-    curves, diagnostics = curve_figures(groups_of([make_run("a", metrics=metrics)]))
+    curves, diagnostics = draw_curves(groups_of([make_run("a", metrics=metrics)]))
     assert [figure.title for figure in curves] == ["Total loss", "It's \\ odd"]
     assert [figure.title for figure in diagnostics] == ["Alignment"]  # 0 is a value of it
     for figure in curves:
@@ -112,7 +112,7 @@ def test_many_arms_have_other_strokes(make_run: MakeRun) -> None:
     looks = {(colour(place), tuple(dash(place))) for place in range(len(paths))}
     assert len(looks) == 9
     assert len({look[0] for look in looks}) == len(PALETTE)
-    svg = vl_convert.vegalite_to_svg(for_file(curves_of(paths)["total"].spec))
+    svg = vl_convert.vegalite_to_svg(fit_to_file(curves_of(paths)["total"].spec))
     assert "stroke-dasharray" in svg
 
 
@@ -125,7 +125,7 @@ def test_files_hold_no_invisible_marks(sample_runs: list[Path], tmp_path: Path) 
     assert whole.count("<path") > drawn.count("<path") >= 6
     assert ">bregman<" in drawn
     assert ">simclr<" in drawn
-    shown = vl_convert.vegalite_to_svg({**for_page(figure.spec, legend=False), "width": 300})
+    shown = vl_convert.vegalite_to_svg({**fit_to_page(figure.spec, legend=False), "width": 300})
     assert ">bregman<" not in shown
     with Image.open(paths[1]) as image:
         assert (image.format, image.mode) == ("PNG", "RGB")
@@ -141,12 +141,12 @@ def test_charts_are_put_together_with_their_words(sample_runs: list[Path]) -> No
 
 def test_evaluations_show_means_and_deviations(sample_runs: list[Path]) -> None:
     groups = groups_of(sample_runs)
-    figure = evaluation_figure(groups, "digits", "key", "Title")
+    figure = draw_evaluations(groups, "digits", "key", "Title")
     datasets = [layer["data"]["values"] for layer in figure.spec["layer"]]
     means = next(d for d in datasets if "low" in d[0])
     assert len(means) == sum(
         any(row["variant"] == m.variant for run in group.runs for row in run.evaluations)
-        for m in measures(groups)
+        for m in list_measures(groups)
         for group in groups
     )
     point = next(p for p in means if p["arm"] == "simclr" and p["measure"].startswith("linear"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepbregman.reporting.evidence import evidence_tables
+from deepbregman.reporting.evidence import tabulate_evidence
 from deepbregman.reporting.tables import Table, to_latex, to_markdown
 from deepbregman.runs import Record
 
@@ -30,7 +30,7 @@ def tables() -> dict[str, Table]:
         quantity("transfer", "fine-tuned", "top1", trained_on="tiny"),
     ]
     results: Record = {"arms": ["simclr", "best"], "pairs": [["best", "simclr"]], "runs": []}
-    return {t.key: t for t in evidence_tables({**results, "quantities": found})}
+    return {t.key: t for t in tabulate_evidence({**results, "quantities": found})}
 
 
 def test_published_values_stand_apart(tables: dict[str, Table]) -> None:

@@ -33,7 +33,7 @@ def test_the_quickstart_s_figure(tmp_path: Path) -> None:
 def test_maps_hold_every_point(tmp_path: Path) -> None:
     labels = np.array([0, 0, 1, 1, 1])
     one = FeatureMap("run", RANDOM.normal(size=(5, 2)), ("silhouette 0.5",))
-    spec = figures.feature_map(one, labels, ["cat", "<dog>"]).spec
+    spec = figures.draw_feature_map(one, labels, ["cat", "<dog>"]).spec
     points, names = spec["layer"][0]["data"]["values"], spec["layer"][1]["data"]["values"]
     assert [point["class"] for point in points] == ["cat", "cat", "<dog>", "<dog>", "<dog>"]
     assert [point["x"] for point in points] == pytest.approx(one.points[:, 0], rel=1e-4)

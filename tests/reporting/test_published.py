@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from deepbregman.reporting.published import (
+    find_published,
+    format_series_value,
+    list_published_series,
     load_published,
-    published_for,
-    published_series,
-    series_value,
 )
 from deepbregman.reporting.records import Measure
 from deepbregman.runs import Record
@@ -82,7 +82,7 @@ def test_what_stands_beside_a_quantity(
 ) -> None:
     data, protocol, variant, metric = asked
     measure = Measure(data, protocol, variant, metric, "", 1, 1)
-    found = [entry.value for entry in published_for(measure, kappas)]
+    found = [entry.value for entry in find_published(measure, kappas)]
     assert found[:4] == values
 
 
@@ -93,11 +93,11 @@ def series(name: str, values: Record, **conditions: object) -> Record:
 def test_a_value_of_a_study_stands_beside_its_own_method() -> None:
     parts = [series("the paper", {"5": 85.2}, beside=["ours"]), series("others", {"5": 71.9})]
     results: Record = {"study": {"published": parts}, "data": "images/CIFAR10.npz"}
-    assert published_series(results) == parts
+    assert list_published_series(results) == parts
     ours, theirs = ({"series": name, "x": 5} for name in ("ours", "theirs"))
-    assert [series_value(part, ours) for part in parts] == ["85.2", "71.9"]
-    assert [series_value(part, theirs) for part in parts] == ["", "71.9"]
-    assert [series_value(part, ours | {"x": 6}) for part in parts] == ["", ""]
+    assert [format_series_value(part, ours) for part in parts] == ["85.2", "71.9"]
+    assert [format_series_value(part, theirs) for part in parts] == ["", "71.9"]
+    assert [format_series_value(part, ours | {"x": 6}) for part in parts] == ["", ""]
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,6 @@ def test_a_series_stands_beside_the_same_images_and_encoder(
     part = series("SimCLR", {"simclr": 84.8}, encoder="resnet18")
     arm = {"series": "SimCLR", "x": "simclr", "cost": {"encoder": "resnet18"}}
     results: Record = {"study": {"published": [part]}, "data": "cifar10", "arms": [arm]}
-    assert published_series(results | changes) == [part] * is_there
+    assert list_published_series(results | changes) == [part] * is_there
     other = arm | {"cost": {"encoder": "resnet50"}}
-    assert [series_value(part, each) for each in (arm, other)] == ["84.8", ""]
+    assert [format_series_value(part, each) for each in (arm, other)] == ["84.8", ""]

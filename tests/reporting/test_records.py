@@ -11,12 +11,12 @@ from deepbregman.errors import UserError
 from deepbregman.reporting.page import make_card
 from deepbregman.reporting.records import (
     RunRecord,
-    differences,
+    find_differences,
+    find_unequal_budget,
     group_runs,
-    measures,
-    unequal_budget,
+    list_measures,
 )
-from deepbregman.reporting.tables import Cell, evaluation_tables, mark_best, summarise_measure
+from deepbregman.reporting.tables import Cell, mark_best, summarise_measure, tabulate_evaluations
 from deepbregman.runs import Record
 
 MakeRun = Callable[..., Path]
@@ -41,12 +41,12 @@ def test_arms_are_runs_that_differ_only_by_seed(make_run: MakeRun) -> None:
         ("plain", ["plain"]),
         ("other", ["other"]),
     ]
-    found = differences(arms)
+    found = find_differences(arms)
     assert list(found.items()) == [
         ("divergence.weight", ("1", "0", "1")),
         ("training.epochs", ("100", "100", "7")),
     ]
-    assert unequal_budget(found) == ["training.epochs"]
+    assert find_unequal_budget(found) == ["training.epochs"]
     assert [arm.method for arm in arms][1] == "SimCLR: no divergence term"
 
 
@@ -110,7 +110,7 @@ def test_a_summary_is_over_runs_and_says_how_many(make_run: MakeRun) -> None:
         make_run("a-seed2", {"seed": 2}),
     ]
     (arm,) = group_runs(map(RunRecord.read, paths))
-    (measure,) = measures([arm])
+    (measure,) = list_measures([arm])
     cell = summarise_measure(arm, measure)
     assert cell.summary == {"mean": 91.0, "deviation": pytest.approx(2**0.5), "n": 2}
     assert cell.of_runs == 3
@@ -123,11 +123,11 @@ def test_what_was_judged_on_other_images_is_not_pooled(make_run: MakeRun) -> Non
         make_run("a-seed1", {"seed": 1}, result={"evaluations": [row(92.0, num_test=10)]}),
     ]
     arms = group_runs(map(RunRecord.read, paths))
-    assert [summarise_measure(arms[0], measure).summary for measure in measures(arms)] == [
+    assert [summarise_measure(arms[0], measure).summary for measure in list_measures(arms)] == [
         {"mean": 90.0, "deviation": None, "n": 1},
         {"mean": 92.0, "deviation": None, "n": 1},
     ]
-    (table,) = evaluation_tables(arms)
+    (table,) = tabulate_evaluations(arms)
     assert table.columns == (
         "linear: cached features [1,297 / 500]",
         "linear: cached features [1,297 / 10]",
@@ -137,7 +137,7 @@ def test_what_was_judged_on_other_images_is_not_pooled(make_run: MakeRun) -> Non
 def test_an_early_encoder_is_noted(make_run: MakeRun) -> None:
     path = make_run("a", result={"evaluations": [row(90.0, epoch=2)]})
     arms = group_runs([RunRecord.read(path)])
-    assert "saved at epoch 2 of 3" in summarise_measure(arms[0], measures(arms)[0]).note
+    assert "saved at epoch 2 of 3" in summarise_measure(arms[0], list_measures(arms)[0]).note
 
 
 cells = st.lists(
@@ -184,7 +184,7 @@ def test_published_figures_stand_apart_and_are_never_best(make_run: MakeRun) -> 
             changes = {"divergence.weight": weight, "divergence.num_subnetworks": 100}
             result = {"evaluations": [row(value, data="cifar10")]}
             paths.append(make_run(f"{arm}-seed{seed}", {**changes, "seed": seed}, result=result))
-    (table,) = evaluation_tables(group_runs(map(RunRecord.read, paths)))
+    (table,) = tabulate_evaluations(group_runs(map(RunRecord.read, paths)))
     names = [(line.name, line.is_published, line.cells[0].latex) for line in table.rows]
     assert names == [
         ("ours", False, r"$\mathbf{94.10} \pm 0.10$"),

@@ -61,7 +61,7 @@ def test_frames_say_whose_class_it_is_and_images_are_in_them() -> None:
 
 def test_the_same_sheet_is_written_again(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
-        sheets.contact_sheet(tmp_path / name, [panel(4, same=False)])
+        sheets.write_contact_sheet(tmp_path / name, [panel(4, same=False)])
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     with Image.open(tmp_path / "a.png") as image:
         image.load()

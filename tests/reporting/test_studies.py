@@ -41,7 +41,7 @@ def results(make_study: MakeStudy) -> Record:
 def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results: Record) -> None:
     series = results["study"]["published"]
     series.append({**series[0], "series": "another", "metric": "kNN"})
-    figure = studies.study_figures(results, "kappa")[0]
+    figure = studies.draw_study(results, "kappa")[0]
     names = {point["method"] for part in layers_of(figure) for point in part if "method" in point}
     assert names == {"published: the paper"}
     assert "published: another, kNN" in printed(screen.study_table(results))
@@ -52,7 +52,7 @@ def test_arms_stand_at_their_means_and_published_values_apart(kind: str, results
     results["study"]["figure"] = kind
     if kind == "drops":
         results["arms"][2]["difference"][results["metric"]] |= {"mean": 0.0, "deviation": 0.0}
-    figure = studies.study_figures(results, "kappa")[0]
+    figure = studies.draw_study(results, "kappa")[0]
     means = {
         p["name"]: (p["low"], p["value"], p["high"])
         for part in layers_of(figure)
@@ -87,7 +87,7 @@ def test_the_figure_says_under_which_conditions_and_what_diverged(
 def test_pairs_show_every_seed_and_the_differences() -> None:
     path = ROOT / "results" / "studies" / "comparison-cpu" / "results.json"
     results = json.loads(path.read_text())
-    arms, differences = studies.study_figures(results, "comparison")
+    arms, differences = studies.draw_study(results, "comparison")
     means, _, seeds = layers_of(arms)[:3]
     linear = [point for point in seeds if point["measure"] == "linear classifier"]
     assert [(point["arm"], point["value"]) for point in linear] == [
@@ -143,7 +143,7 @@ def test_trials_are_counted_by_what_became_of_them(search: Record, tmp_path: Pat
 def test_slices_show_all_of_the_space_and_trials_without_a_value(
     search: Record, tmp_path: Path
 ) -> None:
-    slices = searches.search_figures(search, "search", {FIELDS[0]: 15.0})
+    slices = searches.draw_search(search, "search", {FIELDS[0]: 15.0})
     axes = [figure.spec["layer"][0]["encoding"]["x"]["scale"] for figure in slices]
     assert axes[0]["domain"] == [10, 20]  # 12 is the largest that came to a value
     assert axes[1]["domain"] == ["true", "false"]

@@ -29,7 +29,7 @@ from deepbregman.studies.definition import (
 )
 from deepbregman.studies.engine import MAIN_METRIC
 from deepbregman.studies.grid import open_grid
-from deepbregman.studies.grid_plan import plan_study, study_folder
+from deepbregman.studies.grid_plan import name_study_folder, plan_study
 from deepbregman.studies.results import write_results
 
 from .conftest import TINY
@@ -257,7 +257,7 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
         UserError, match=r"comparison, ours \[x\] was begun with other settings \(.*epochs"
     ):
         open_grid(STUDY, settings)
-    name = study_folder(STUDY, StudyOptions(data="cifar10"))
+    name = name_study_folder(STUDY, StudyOptions(data="cifar10"))
     assert name == Path("studies/comparison-simclr-best-cifar10")
 
 

@@ -21,7 +21,7 @@ from deepbregman.studies.definition import (
     read_value,
 )
 from deepbregman.studies.grid import plan_cells
-from deepbregman.studies.grid_plan import usable_arms
+from deepbregman.studies.grid_plan import select_usable_arms
 
 ENTRIES = load_catalogue()
 GRIDS = {name: entry for name, entry in ENTRIES.items() if isinstance(entry, Study)}
@@ -54,7 +54,7 @@ def test_an_unknown_study_is_refused_with_the_nearest() -> None:
 @pytest.mark.parametrize("recipe", ["paper", "authors", "best", "digits", "paper-imagenet"])
 def test_every_arm_is_a_configuration(name: str, recipe: str) -> None:
     study, base = GRIDS[name], load_recipe(recipe)
-    arms = usable_arms(study.arms, base)
+    arms = select_usable_arms(study.arms, base)
     if name == "teacher" and base.teacher is None:  # its parts can only be changed where they are
         with pytest.raises(UserError, match=r"teacher|bank"):
             plan_cells(arms, base, (3,), Path("runs"))
@@ -113,10 +113,10 @@ def test_arms_that_come_to_the_same_share_a_run() -> None:
 
 def test_progressive_removal_leaves_out_steps_that_the_recipe_does_not_have() -> None:
     study = GRIDS["augmentations"]
-    cifar = usable_arms(study.arms, load_recipe("paper"))
+    cifar = select_usable_arms(study.arms, load_recipe("paper"))
     steps = [arm.x for arm in cifar if arm.series == "SimCLR"]
     assert steps == ["all", "no greyscale", "no colour", "crop only", "all but crop"]
-    imagenet = usable_arms(study.arms, load_recipe("paper-imagenet"))
+    imagenet = select_usable_arms(study.arms, load_recipe("paper-imagenet"))
     assert "crop and blur" in [arm.x for arm in imagenet]
     removed = [set(arm.changes["views.without"]) for arm in imagenet if arm.series == "SimCLR"]
     progressive = removed[:-1]
@@ -199,5 +199,5 @@ def test_views_of_a_study_are_shares_of_the_images(recipe: str, sides: list[int]
 @pytest.mark.parametrize("name", ["view-size", "encoder-depth"])
 def test_a_recipe_without_the_divergence_has_no_arms_with_it(name: str) -> None:
     base = load_recipe("simclr")
-    arms = usable_arms(GRIDS[name].with_values(("resnet18",)).arms, base)
+    arms = select_usable_arms(GRIDS[name].with_values(("resnet18",)).arms, base)
     assert [arm.series for arm in arms] == ["SimCLR"]

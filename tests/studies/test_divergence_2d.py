@@ -8,13 +8,18 @@ import torch
 from scipy.special import kl_div
 
 from deepbregman.cli import main
-from deepbregman.studies.divergence_2d import classical, draw_classes, learn, separation
+from deepbregman.studies.divergence_2d import (
+    draw_classes,
+    learn,
+    list_classical,
+    measure_separation,
+)
 
 
 def test_classical_divergences_are_of_the_shifted_plane() -> None:
     x, y = torch.tensor([[-1.0, 2.0], [0.5, 0.0]]), torch.tensor([[0.0, -1.0]])
     shift = torch.tensor([2.0, 3.0])
-    found = classical(shift)
+    found = list_classical(shift)
     expected = 0.5 * (x - y).square().sum(dim=1, keepdim=True)
     assert torch.allclose(found["squared Euclidean"](x, y), expected)
     by_scipy = kl_div((x + shift).numpy(), (y + shift).numpy()).sum(axis=1)
@@ -28,7 +33,7 @@ def test_the_learned_divergence_is_zero_within_a_class_and_convex_in_its_first_a
     points, labels = draw_classes(100, seed=3)
     measures, _ = learn(points, labels, num_subnetworks=8, steps=150, seed=0)
     hard = measures["learned, max form"]
-    found = separation(hard(points, points), labels)
+    found = measure_separation(hard(points, points), labels)
     assert found["same class at zero"] > 0.8
     assert found["other class at zero"] < 0.1
     # Affine subnetworks: phi is convex on the plane, so D(. || x0) is.
@@ -40,7 +45,7 @@ def test_the_learned_divergence_is_zero_within_a_class_and_convex_in_its_first_a
 
 def test_separation_on_a_matrix_done_by_hand() -> None:
     distance = torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, 0.0], [1.0, 3.0, 0.0]])
-    found = separation(distance, torch.tensor([0, 0, 1]))
+    found = measure_separation(distance, torch.tensor([0, 0, 1]))
     # Pairs of two classes: 2, 0, 1, 3; of one: 0, 0. One of the four ties with both.
     assert found["AUC"] == pytest.approx((3 + 0.5) / 4)
     assert found["same class at zero"] == 1.0

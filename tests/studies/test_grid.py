@@ -24,7 +24,7 @@ from deepbregman.config import Config, override
 from deepbregman.data import opening
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features, inputs
-from deepbregman.launching import current_process
+from deepbregman.launching import find_process
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import kappa, psi
@@ -406,10 +406,10 @@ def test_a_task_of_srun_joins_no_group(
     """It would wait for the other task, which is not there, and average gradients with it."""
     for name, value in (SLURM | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}).items():
         monkeypatch.setenv(name, value)
-    assert current_process() == (1, 2, 1, 2)
+    assert find_process() == (1, 2, 1, 2)
     asked = settings(few_digits, out, only=("5",), seeds=1)
     run_study(kappa.STUDY, asked)
-    assert current_process() == (0, 1, 0, 1)
+    assert find_process() == (0, 1, 0, 1)
     assert not torch.distributed.is_initialized()
     assert read(out)["cells"][0]["state"] == "done"
 

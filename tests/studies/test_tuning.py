@@ -36,9 +36,9 @@ from deepbregman.studies.tuning import (
     SharedSearch,
     build_sampler,
     join_search,
+    list_trials,
     open_storage,
     run_search,
-    trial_rows,
     write_trials,
 )
 from deepbregman.training.faults import Interrupted
@@ -249,7 +249,7 @@ def test_the_command_that_goes_on_names_the_storage(
         main([*command[1:], "--accelerator", "cpu"])
     assert ended.value.code == 128 + signal.SIGINT  # it joined, and was stopped again
     secret = SearchOptions(storage="postgresql+psycopg://me:s3cret@host/database")
-    assert "s3cret" not in tuning._continue_command(secret, out, None)
+    assert "s3cret" not in tuning._format_command(secret, out, None)
 
 
 def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
@@ -592,7 +592,7 @@ def test_a_lost_trial_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Monkey
         ("FAIL", None),  # gave way
         ("COMPLETE", x),
     ]
-    assert [row["trial"] for row in trial_rows(study)] == [0, 2]
+    assert [row["trial"] for row in list_trials(study)] == [0, 2]
 
 
 @pytest.mark.parametrize("state", [TrialState.WAITING, TrialState.RUNNING, TrialState.COMPLETE])
@@ -708,8 +708,8 @@ def test_the_last_trial_is_not_run_twice() -> None:
         SharedSearch(study, 1)._run(late := study.ask(), objective)
     study.tell(late, state=TrialState.FAIL)
     assert ran == []
-    assert trial_rows(study)[0]["trial"] == earlier.number
-    assert len(trial_rows(study)) == 1  # a trial that gave way is none
+    assert list_trials(study)[0]["trial"] == earlier.number
+    assert len(list_trials(study)) == 1  # a trial that gave way is none
     study.tell(earlier, state=TrialState.FAIL)
     judge_all(study, 1, objective)  # now there is one left
     assert ran == [2]

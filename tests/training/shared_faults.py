@@ -25,12 +25,12 @@ from deepbregman.config import load_recipe, override
 from deepbregman.data import Source, Split
 from deepbregman.data.images import FileImages
 from deepbregman.errors import explain_error
-from deepbregman.launching import current_process
+from deepbregman.launching import find_process
 from deepbregman.method.views import Views
 from deepbregman.runs import Record, Run
 from deepbregman.training import loop
 
-FIRST = current_process().rank == 0
+FIRST = find_process().rank == 0
 SMALL: dict[str, Any] = {
     **{"training.epochs": 3, "training.batch_size": 512, "training.save_seconds": 0.0},
     **{"training.knn_every": 0, "training.tensorboard": False},
@@ -114,10 +114,10 @@ def main() -> None:
                     override(config, SMALL | changes), run=folder / str(index), accelerator="cpu"
                 )
             )
-        print(current_process().rank, name, found[name], flush=True, file=sys.stderr)
+        print(find_process().rank, name, found[name], flush=True, file=sys.stderr)
     for resident in ("no", "yes"):
         found[f"unreadable, resident {resident}"] = unreadable(folder, resident), 0
-    (folder / f"found{current_process().rank}.json").write_text(json.dumps(found))
+    (folder / f"found{find_process().rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

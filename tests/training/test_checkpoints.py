@@ -25,10 +25,10 @@ from deepbregman.training import checkpoints
 from deepbregman.training.checkpoints import (
     FORMAT,
     DamagedCheckpoint,
+    collect_networks,
     load,
     load_strictly,
     load_trained,
-    network_states,
     require,
 )
 from deepbregman.training.checkpoints import save as save_checkpoint
@@ -343,7 +343,7 @@ def run(tmp_path: Path, config: Config) -> Run:
     run = Run.create(tmp_path / "run", config, {})
     torch.manual_seed(0)
     step = build_step(config, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    save_checkpoint(run.last_checkpoint, {**network_states(step), "epoch": 2.5})
+    save_checkpoint(run.last_checkpoint, {**collect_networks(step), "epoch": 2.5})
     return run
 
 
@@ -369,7 +369,7 @@ def test_the_learnt_sigma_is_what_evaluation_gets(tmp_path: Path, config: Config
     with torch.no_grad():
         step.divergence.log_sigma.fill_(math.log(0.9))
     run = Run.create(tmp_path / "run", learning, {})
-    save_checkpoint(run.last_checkpoint, {**network_states(step), "epoch": 1.0})
+    save_checkpoint(run.last_checkpoint, {**collect_networks(step), "epoch": 1.0})
     assert load_trained(run).model.sigma == pytest.approx(0.9)
 
 
@@ -388,7 +388,7 @@ def test_load_encoder_takes_bytes_and_floats(run: Run) -> None:
 def test_load_model_of_another_configuration(run: Run, config: Config) -> None:
     other = override(config, {"divergence.num_subnetworks": 6})
     torch.manual_seed(0)
-    save_checkpoint(run.last_checkpoint, {**network_states(build_step(other)), "epoch": 1.0})
+    save_checkpoint(run.last_checkpoint, {**collect_networks(build_step(other)), "epoch": 1.0})
     with pytest.raises(UserError, match=r"network\..*has shape") as caught:
         load_trained(run)
     assert str(run.last_checkpoint) in str(caught.value)

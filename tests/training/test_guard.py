@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override
-from deepbregman.data.opening import images_to_pretrain_on, open_data
+from deepbregman.data.opening import open_data, select_images
 from deepbregman.errors import UserError
 from deepbregman.method.views import Views
 from deepbregman.objectives import Step, StepOutputs
@@ -72,7 +72,7 @@ def poison_gradient(monkeypatch: pytest.MonkeyPatch) -> Poison:
 
 def start(config: Config, folder: Path) -> Pretraining:
     source = open_data(config)
-    images = images_to_pretrain_on(source, torch.arange(len(source.train)))
+    images = select_images(source, torch.arange(len(source.train)))
     return Pretraining(config, images, launch("cpu"), folder)
 
 

@@ -23,8 +23,8 @@ from deepbregman.training import health
 from deepbregman.training.checkpoints import load_trained_encoder
 from deepbregman.training.diagnostics import (
     alpha_req,
+    find_nearest,
     lidar,
-    nearest_indices,
     neighbour_stability,
     rankme,
 )
@@ -158,7 +158,7 @@ def test_neighbours_and_their_stability_agree_with_naive_loops(n: int, seed: int
         ]
         sets.append([{j for _, j in row[:k]} for row in order])
     expected = math.fsum(len(a & b) / k for a, b in zip(*sets, strict=True)) / n
-    found = [nearest_indices(h, k) for h in (before, after)]
+    found = [find_nearest(h, k) for h in (before, after)]
     assert [[set(row) for row in part.tolist()] for part in found] == sets
     assert float(neighbour_stability(found[0], found[1])) == pytest.approx(expected)
     assert float(neighbour_stability(found[0], found[0].flip(1))) == 1.0

@@ -220,13 +220,13 @@ class TestTraining:
         assert bool(job._warnings(record)) == warned
 
     def test_held_out_images_are_not_trained_on(self, short_config: Config) -> None:
-        from deepbregman.data.opening import images_to_pretrain_on, split_for_monitor
+        from deepbregman.data.opening import select_images, split_for_monitor
 
         source = open_source("digits", image_size=8)
         kept, held_out = split_for_monitor(source.train, short_config)
         assert len(held_out) == round(0.1 * len(source.train))
         assert not set(kept.tolist()) & set(held_out.tolist())
-        images = images_to_pretrain_on(source, kept)
+        images = select_images(source, kept)
         assert isinstance(images, ArrayImages)
         assert isinstance(source.train.images, ArrayImages)
         assert torch.equal(images.pixels, source.train.images.pixels[kept])

@@ -55,7 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> tu
     folder = tmp_path_factory.mktemp("trained") / "run"
     run = Run.create(folder, tiny_config, {})
     step = build_step(override(tiny_config, {"seed": 5}), MEAN, DEVIATION)
-    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 2.0})
+    checkpoints.save(run.last_checkpoint, {**checkpoints.collect_networks(step), "epoch": 2.0})
     return run, step
 
 
@@ -97,7 +97,7 @@ def test_an_export(short_config: Config, tmp_path: Path) -> None:
     config = override(short_config, {"encoder.name": "resnet18", "data.image_size": 32})
     run = Run.create(tmp_path / "run", config, {})
     step = build_step(override(config, {"seed": 5}), MEAN, DEVIATION)
-    checkpoints.save(run.last_checkpoint, {**checkpoints.network_states(step), "epoch": 2.0})
+    checkpoints.save(run.last_checkpoint, {**checkpoints.collect_networks(step), "epoch": 2.0})
     encoder = build_encoder("resnet18", 32)
     for kind, suffix in (("torchvision", "pth"), ("safetensors", "safetensors")):
         path = tmp_path / f"encoder.{suffix}"

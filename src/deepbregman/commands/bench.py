@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.files import Record, check_can_be_folder, write_json
-from deepbregman.runs import provenance
+from deepbregman.runs import collect_provenance
 from deepbregman.terminal import MaybePath
 
 from .parameters import Accelerator, PythonOnly
@@ -77,11 +77,15 @@ def bench(
     from deepbregman.training.processes import launch
 
     fabric = launch(accelerator)
-    record: Record = {**provenance(device_name(fabric.device)), "scale": scale, "groups": []}
+    record: Record = {
+        **collect_provenance(device_name(fabric.device)),
+        "scale": scale,
+        "groups": [],
+    }
     for index, (encoder, batch_size) in enumerate(settings.groups):
-        images = benchmarking.random_images(max(settings.images, 2 * batch_size), 32)
+        images = benchmarking.make_random_images(max(settings.images, 2 * batch_size), 32)
         with tempfile.TemporaryDirectory() as folder:
-            arms = benchmarking.standard_arms(encoder, batch_size, images, fabric, Path(folder))
+            arms = benchmarking.list_arms(encoder, batch_size, images, fabric, Path(folder))
             wanted = set(only or (arms if index == 0 and scale != "large" else MAIN_ARMS))
             wanted.add(benchmarking.BARE)
             chosen = {name: build for name, build in arms.items() if name in wanted}

@@ -75,7 +75,7 @@ def cluster(
         out = Path(out)
         check_new_file(out, ".csv")
         for method in ("features", "divergence"):
-            check_new_file(_sheet_beside(out, method), ".png")
+            check_new_file(_name_sheet(out, method), ".png")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
     images = open_images(
@@ -95,18 +95,18 @@ def cluster(
     sheets = []
     for method, groups in found.typical.items():
         assert out is not None
-        sheets.append(_sheet_beside(out, method))
+        sheets.append(_name_sheet(out, method))
         write_sheet(sheets[-1], groups)
     return replace(found, sheets=tuple(sheets))
 
 
-def _sheet_beside(out: Path, method: str) -> Path:
+def _name_sheet(out: Path, method: str) -> Path:
     return out.with_name(f"{out.stem}-{method}.png")
 
 
 def write_sheet(path: Path, clusters: "Sequence[TypicalCluster]") -> None:
     """Draw the most typical images of each cluster, a strip each."""
-    from deepbregman.reporting.sheets import Panel, Strip, Tile, contact_sheet
+    from deepbregman.reporting.sheets import Panel, Strip, Tile, write_contact_sheet
 
     strips = []
     for number, size, images in clusters:
@@ -120,7 +120,7 @@ def write_sheet(path: Path, clusters: "Sequence[TypicalCluster]") -> None:
             for rank, image in enumerate(images, start=1)
         ]
         strips.append(Strip(f"cluster {number}: {size:,} images, the most typical", tuple(tiles)))
-    contact_sheet(path, [Panel(None, tuple(strips))])
+    write_contact_sheet(path, [Panel(None, tuple(strips))])
 
 
 def show(found: "Clustering", console: Console) -> None:

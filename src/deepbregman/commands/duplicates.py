@@ -115,7 +115,7 @@ def show(found: "Duplicates", console: Console) -> None:
 def write_sheet(path: Path, found: "Duplicates") -> None:
     """Draw the largest groups, a strip each."""
     from deepbregman.evaluation.duplicates import SHOWN_GROUPS, SHOWN_IMAGES
-    from deepbregman.reporting.sheets import Panel, Strip, Tile, contact_sheet
+    from deepbregman.reporting.sheets import Panel, Strip, Tile, write_contact_sheet
 
     def draw(copy: "Copy") -> Tile:
         assert copy.pixels is not None
@@ -129,4 +129,4 @@ def write_sheet(path: Path, found: "Duplicates") -> None:
         )
         for number, group in enumerate(found.groups[:SHOWN_GROUPS], start=1)
     ]
-    contact_sheet(path, [Panel(None, tuple(strips))])
+    write_contact_sheet(path, [Panel(None, tuple(strips))])

@@ -272,10 +272,10 @@ def _write_tiles(
     path: Path, title: str, tiles: "Sequence[tuple[str, str, tuple[str, ...], Pixels | None]]"
 ) -> None:
     """Draw images, each with a title, a value and lines below it."""
-    from deepbregman.reporting.sheets import Panel, Strip, Tile, contact_sheet
+    from deepbregman.reporting.sheets import Panel, Strip, Tile, write_contact_sheet
 
     drawn = []
     for name, value, lines, pixels in tiles:
         assert pixels is not None  # they were asked for
         drawn.append(Tile(pixels, name, value, lines))
-    contact_sheet(path, [Panel(None, (Strip(title, tuple(drawn)),))])
+    write_contact_sheet(path, [Panel(None, (Strip(title, tuple(drawn)),))])

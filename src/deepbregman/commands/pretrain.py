@@ -25,13 +25,13 @@ from deepbregman.config import (
 from deepbregman.errors import UserError, suggest
 from deepbregman.files import hold_folder
 from deepbregman.launching import (
-    current_process,
+    find_process,
     must_start_processes,
     run_in_processes,
     under_srun,
     under_torchrun,
 )
-from deepbregman.runs import Run, default_folder, is_complete, is_run
+from deepbregman.runs import Run, is_complete, is_run, name_run_folder
 from deepbregman.terminal import (
     MaybeNumber,
     MaybePath,
@@ -129,7 +129,7 @@ def pretrain(
     config = override(config, given)
     request = _read_request(recipe, given, budget)
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
-    folder = default_folder(name) if run is None else Path(run)
+    folder = name_run_folder(name) if run is None else Path(run)
     if not is_run(folder):
         Run.check_free(folder)
     if source is None and images is None:
@@ -313,7 +313,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
 
     @functools.wraps(pretrain)
     def with_fields(recipe: Config, run: Path | None, **rest: Any) -> Run:
-        folder = run or default_folder(Path(name).stem)
+        folder = run or name_run_folder(Path(name).stem)
         if name == AUTO:
             given = _find_given(load_recipe(name), recipe, words)
             return pretrain(AUTO, run=folder, changes=given, **rest)
@@ -450,7 +450,7 @@ def _train(
     request: AutoRequest | None = None,
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
-    from deepbregman.evaluation.knn import knn_monitor
+    from deepbregman.evaluation.knn import build_knn_monitor
     from deepbregman.objectives import OwnParts
     from deepbregman.training.faults import explain_faults
     from deepbregman.training.notices import (
@@ -473,7 +473,7 @@ def _train(
         console = Console(quiet=True)
     folder = broadcast(fabric, folder)  # a default one is named by the clock
     if not resuming and broadcast(fabric, is_run(folder)):
-        config = run_together(fabric, lambda: _settings_to_continue(folder, config, request))
+        config = run_together(fabric, lambda: _read_settings(folder, config, request))
         words = _say_complete(Run(folder), config if request is not None else None)
         resuming, request = True, None
         if broadcast(fabric, is_complete(Run(folder))):
@@ -520,7 +520,7 @@ def _train(
         def build_monitor() -> "Monitor | None":
             if not fabric.is_global_zero:  # process 0 measures for all
                 return None
-            return knn_monitor(source.train, config, fabric.device)
+            return build_knn_monitor(source.train, config, fabric.device)
 
         run = job.fit(run_together(fabric, build_monitor), console)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
@@ -551,8 +551,8 @@ def _assemble(
 ) -> tuple["Pretraining", int]:
     """Put together what is trained; return it, and how many images are held out."""
     from deepbregman.data.opening import (
-        images_to_pretrain_on,
-        labels_to_pretrain_on,
+        select_images,
+        select_labels,
         split_for_monitor,
     )
     from deepbregman.objectives import OwnParts
@@ -560,8 +560,8 @@ def _assemble(
     from deepbregman.training.processes import run_together
 
     kept, held_out = run_together(fabric, lambda: split_for_monitor(source.train, config))
-    labels = run_together(fabric, lambda: labels_to_pretrain_on(source, kept, config))
-    images = images_to_pretrain_on(source, kept, labelled=labels is not None)
+    labels = run_together(fabric, lambda: select_labels(source, kept, config))
+    images = select_images(source, kept, labelled=labels is not None)
     own = parts.own or OwnParts()
     job = Pretraining(config, images, fabric, folder, resuming, own, labels, parts.callbacks)
     return job, len(held_out)
@@ -577,8 +577,8 @@ def _choose_settings(
     """Look at the images and the machine, and choose settings; process 0 does, for all."""
     from deepbregman.data import typical_side
     from deepbregman.data.memory import count_cpus
-    from deepbregman.data.opening import images_to_pretrain_on, split_for_monitor
-    from deepbregman.data.own import typical_own_side
+    from deepbregman.data.opening import select_images, split_for_monitor
+    from deepbregman.data.own import find_own_side
     from deepbregman.objectives import OwnParts
     from deepbregman.training.planning import Facts, choose_image_size, make_plan, measure_step
     from deepbregman.training.processes import broadcast, run_first_then_others, run_together
@@ -591,16 +591,16 @@ def _choose_settings(
         side = run_together(
             fabric,
             lambda: (
-                typical_side(config.data.source, Path(config.data.root))
+                typical_side(config.data.source)
                 if parts.images is None
-                else typical_own_side(parts.images)
+                else find_own_side(parts.images)
             ),
         )
         size = choose_image_size(side, on_gpu)
         sized = override(config, {size.field: given.get(size.field, size.value)})
         opened = run_first_then_others(fabric, lambda: parts.open(sized))
         kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
-        images = images_to_pretrain_on(opened, kept, labelled=sized.objective.needs_labels)
+        images = select_images(opened, kept, labelled=sized.objective.needs_labels)
         labels = opened.train.labels
         facts = Facts(
             len(images),
@@ -608,7 +608,7 @@ def _choose_settings(
             len(opened.classes or ()) if labels is not None else 0,
             on_gpu,
             fabric.world_size,
-            count_cpus(current_process().local_processes),
+            count_cpus(find_process().local_processes),
             request.budget,
         )
 
@@ -624,7 +624,7 @@ def _choose_settings(
     return plan, opened
 
 
-def _settings_to_continue(folder: Path, config: Config, request: AutoRequest | None) -> Config:
+def _read_settings(folder: Path, config: Config, request: AutoRequest | None) -> Config:
     """Return the settings of a run that is there; refuse to go on with other ones.
 
     Of ``auto``, only what the user has given counts: the rest was chosen when the run began.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.runs import Record, Run, default_folder
+from deepbregman.runs import Record, Run, name_run_folder
 from deepbregman.statistics import summarise
 from deepbregman.terminal import MaybeNumber, MaybePath, say
 
@@ -49,7 +49,7 @@ def quickstart(
     config = load_recipe("digits")
     if epochs is not None:
         config = override(config, {"training.epochs": epochs})
-    folder = default_folder("quickstart") if run is None else Path(run)
+    folder = name_run_folder("quickstart") if run is None else Path(run)
     finished = pretrain(config, run=folder, accelerator="cpu", console=console)
     features = _compute_features(finished, config)
     rows = [measure(name, *parts, seed=config.seed) for name, parts in features.items()]
@@ -63,7 +63,7 @@ def show(run: Run, console: Console) -> None:
     from deepbregman.reporting.screen import quickstart_table
 
     console.print(quickstart_table(run.result()["quickstart"]))
-    say(console, f"figure: {_figure(run)}")
+    say(console, f"figure: {_name_figure(run)}")
     say(console, f"run:    {run.path}")
 
 
@@ -131,7 +131,7 @@ def _compute_features(run: Run, config: Config) -> dict[str, tuple[Labelled, Lab
     }
 
 
-def _figure(run: Run) -> Path:
+def _name_figure(run: Run) -> Path:
     return run.path / "quickstart.png"
 
 
@@ -148,4 +148,4 @@ def _draw(run: Run, features: dict[str, tuple[Labelled, Labelled]]) -> None:
         plane = TSNE(random_state=0, init="pca", perplexity=30).fit_transform(points.numpy())
         maps.append(FeatureMap(f"t-SNE of test digits: {kind}", np.asarray(plane)))
     classes = [str(index) for index in range(1 + int(labels.max()))]
-    save_quickstart_figure(_figure(run), run.metrics(), maps, labels.numpy(), classes)
+    save_quickstart_figure(_name_figure(run), run.metrics(), maps, labels.numpy(), classes)

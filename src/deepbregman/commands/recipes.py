@@ -49,12 +49,12 @@ def show(result: str | dict[str, str], console: Console) -> None:
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name in dict.fromkeys((*FIRST, *result)):
-        table.add_row(f"[bold]{name}[/bold]", escape(_summary(result[name])))
+        table.add_row(f"[bold]{name}[/bold]", escape(_summarise(result[name])))
     console.print(table)
     console.print("\ndeepbregman recipes NAME prints a recipe, with its cost and what to expect")
 
 
-def _summary(text: str) -> str:
+def _summarise(text: str) -> str:
     """Return the first sentence of the comment at the head of a recipe: what it is."""
     header = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
     about = " ".join(header.split()).split(" Command:")[0]

@@ -121,9 +121,9 @@ def show(result: "SearchResult", console: Console) -> None:
 
 def write_sheet(path: Path, answers: "Sequence[Answer]") -> None:
     """Draw the queries and what was found for them, and write the picture."""
-    from deepbregman.reporting.sheets import contact_sheet
+    from deepbregman.reporting.sheets import write_contact_sheet
 
-    contact_sheet(path, [_make_panel(answer) for answer in answers])
+    write_contact_sheet(path, [_make_panel(answer) for answer in answers])
 
 
 def _make_panel(answer: "Answer") -> "Panel":

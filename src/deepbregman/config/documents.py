@@ -16,7 +16,7 @@ from .rules import Section
 from .sections import OPTIONAL, SECTIONS, Config
 
 
-def _section_class(name: str, values: dict[str, Any]) -> type[Section]:
+def _find_section(name: str, values: dict[str, Any]) -> type[Section]:
     """Return the class for a table; the objective's depends on its name."""
     if name != ObjectiveSettings.table:
         return SECTIONS[name]
@@ -43,7 +43,7 @@ def from_dict(values: dict[str, Any]) -> Config:
             raise UserError(
                 f"{name} is {abbreviate(value)}: it is a table of fields, written [{name}]"
             )
-        kind: type[Any] = _section_class(name, value)
+        kind: type[Any] = _find_section(name, value)
         fields = [field.name for field in dataclasses.fields(kind)]
         for key in value:
             if key not in fields:

@@ -135,7 +135,7 @@ def find_broken_rule(value: Any, hint: Any) -> str | None:
 
 
 @functools.cache
-def _hints(section: type) -> dict[str, Any]:
+def _read_hints(section: type) -> dict[str, Any]:
     """Return the annotation of every field; a study makes thousands of configurations."""
     hints = get_type_hints(section, include_extras=True)
     return {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
@@ -153,7 +153,7 @@ class Section:
         cls.table = table or words
 
     def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
+        for name, hint in _read_hints(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
             value, where = getattr(self, name), f"{self.table}.{name}"
             if isinstance(value, list):  # as TOML has it, and JSON
                 value = tuple(value)

@@ -50,7 +50,7 @@ def open_archive(path: Path) -> Source:
         extra = None
         if "unlabelled_images" in reader.keys:
             extra = Split(_read_split(reader, "unlabelled").images)
-        classes = _class_names(reader, train, test)
+        classes = _read_class_names(reader, train, test)
     return Source(path.stem, train, test, extra, classes)
 
 
@@ -63,14 +63,14 @@ def verify_checksums(path: Path) -> None:
             )
 
 
-def _class_names(reader: NpzReader, *splits: Split | None) -> tuple[str, ...] | None:
+def _read_class_names(reader: NpzReader, *splits: Split | None) -> tuple[str, ...] | None:
     labels = [split.labels for split in splits if split is not None and split.labels is not None]
     if not labels:
         return None
     num_classes = int(torch.cat(labels).max()) + 1
     if "class_names" not in reader.keys:
         return tuple(str(label) for label in range(num_classes))
-    return _read_text(reader, "class_names", num_classes, _most_classes(sum(map(len, labels))))
+    return _read_text(reader, "class_names", num_classes, _limit_classes(sum(map(len, labels))))
 
 
 def _read_split(reader: NpzReader, name: str) -> Split:
@@ -163,7 +163,7 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
         problem = f"has {len(labels)} labels for {num_images} images: give one for each"
     elif labels.min() < 0:
         problem = f"holds {labels.min()}: classes are numbered from 0; renumber them"
-    elif labels.max() >= _most_classes(num_images):
+    elif labels.max() >= _limit_classes(num_images):
         problem = (
             f"holds {labels.max()} for {num_images} images: classes are numbered from 0 without "
             "large gaps; renumber them"
@@ -173,7 +173,7 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
     return torch.from_numpy(labels.astype(np.int64).reshape(-1))
 
 
-def _most_classes(num_images: int) -> int:
+def _limit_classes(num_images: int) -> int:
     """Return the largest plausible number of classes; more are taken for a mistake."""
     return max(1000, 10 * num_images)
 
@@ -214,11 +214,11 @@ def write_archive(
         for name, split in splits.items():
             images, sizes = split.images, []
             shape = (len(images), *images.frame, 3)
-            with _member(archive, f"{name}_images") as stream:
+            with _open_member(archive, f"{name}_images") as stream:
                 np.lib.format.write_array_header_1_0(
                     stream, {"descr": "|u1", "fortran_order": False, "shape": shape}
                 )
-                for pixels, fitted, broken in _pieces(images, skip_unreadable):
+                for pixels, fitted, broken in _read_pieces(images, skip_unreadable):
                     stream.write(pixels.data.cast("B"))
                     sizes.append(fitted)
                     num_replaced += len(broken)
@@ -236,7 +236,9 @@ def write_archive(
     return num_replaced
 
 
-def _pieces(images: Images, skip_unreadable: bool) -> Iterator[tuple[Pixels, Sizes, list[int]]]:
+def _read_pieces(
+    images: Images, skip_unreadable: bool
+) -> Iterator[tuple[Pixels, Sizes, list[int]]]:
     """Yield frames (n, H, W, 3), their true sizes (n, 2), and which have a stand-in."""
     height, width = images.frame
     step = max(1, _WRITTEN_BYTES // (height * width * 3))
@@ -252,9 +254,9 @@ def _pieces(images: Images, skip_unreadable: bool) -> Iterator[tuple[Pixels, Siz
 def _write_array(archive: zipfile.ZipFile, key: str, values: npt.NDArray[np.generic]) -> None:
     content = io.BytesIO()
     np.lib.format.write_array(content, values, allow_pickle=False)
-    with _member(archive, key) as stream:
+    with _open_member(archive, key) as stream:
         stream.write(content.getbuffer())
 
 
-def _member(archive: zipfile.ZipFile, key: str) -> IO[bytes]:
+def _open_member(archive: zipfile.ZipFile, key: str) -> IO[bytes]:
     return archive.open(zipfile.ZipInfo(f"{key}.npy", _WRITTEN_AT), "w", force_zip64=True)

@@ -20,11 +20,11 @@ from deepbregman.data.frames import (
     UnreadableImage,
     decode_frames,
     decode_to,
-    quiet_pillow,
     replace_unreadable,
+    silence_pillow,
 )
 from deepbregman.data.images import ArrayImages, FileImages, ImagePlace, Images, StoredImages
-from deepbregman.data.memory import count_cpus, free_memory
+from deepbregman.data.memory import count_cpus, find_free_memory
 from deepbregman.errors import UserError
 
 _CHUNK = 2048  # files decoded at a time into the memory of the device
@@ -154,7 +154,7 @@ class _FrameDataset(Dataset[_Decoded]):
         pixels = frames.numpy()
         sizes = np.zeros((len(indices), 2), dtype=np.int64)
         broken: dict[int, str] = {}
-        with quiet_pillow():
+        with silence_pillow():
             for position, index in enumerate(indices):
                 try:
                     sizes[position] = decode_to(self._place(index), pixels[position])
@@ -372,7 +372,7 @@ def open_batches(
         skip_unreadable: Replace what cannot be decoded by its neighbour instead of stopping.
     """
     in_place = isinstance(images, ArrayImages) and device.type == images.pixels.device.type
-    free = _free_memory(device)
+    free = _find_free_memory(device)
     if resident == "yes" and not in_place and images.nbytes > free:
         raise UserError(
             f"data.resident 'yes': the images take {images.nbytes / 1e9:.1f} GB and {device} has "
@@ -387,5 +387,5 @@ def open_batches(
     )
 
 
-def _free_memory(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
+def _find_free_memory(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else find_free_memory()

@@ -120,7 +120,7 @@ def _decode_all(
     broken = [str(place) for place, size in pairs if isinstance(size, UnreadableImage)]
     known = [size for size in sizes if not isinstance(size, UnreadableImage)]
     if known:
-        report.rows.append(("sizes", _size_range(known)))
+        report.rows.append(("sizes", _format_sizes(known)))
     report.rows.append(("unreadable", f"{len(broken):,}"))
     if broken:
         report.problems.append(
@@ -143,10 +143,10 @@ def _check_archive(path: Path, report: CheckReport, progress: ReportProgress) ->
         assert isinstance(split.images, ArrayImages)
         labels = None if split.labels is None else split.labels.tolist()
         _count_classes(name, len(split), labels, source.classes, report)
-        report.rows.append((f"{name} sizes", _size_range(split.images.true_sizes().tolist())))
+        report.rows.append((f"{name} sizes", _format_sizes(split.images.true_sizes().tolist())))
 
 
-def _size_range(sizes: Sequence[Sequence[int]]) -> str:
+def _format_sizes(sizes: Sequence[Sequence[int]]) -> str:
     heights, widths = zip(*sizes, strict=True)
     low, high = (min(heights), min(widths)), (max(heights), max(widths))
     if low == high:

@@ -291,7 +291,7 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
             pass
 
 
-def typical_side(spec: str, root: Path = Path("data")) -> int:
+def typical_side(spec: str) -> int:
     """Return the median of the shorter sides of a source's training images, in pixels.
 
     Of files, the headers of a sample are read.
@@ -299,18 +299,18 @@ def typical_side(spec: str, root: Path = Path("data")) -> int:
     import numpy as np
 
     from deepbregman.data.images import StoredImages
-    from deepbregman.data.listings import median_side
+    from deepbregman.data.listings import find_median_side
 
     dataset, path = find_source(spec)
     if dataset is not None:
         return dataset.image_size
     if (stored := find_format(path)) is not None:
         store = stored.index(path).train.store
-        return median_side(StoredImages(store, np.arange(len(store))))
+        return find_median_side(StoredImages(store, np.arange(len(store))))
     if not path.is_dir():
         with open_npz(path) as reader, reader.open("train_images") as (_, header):
             return int(min(header.shape[1:3], default=1))
-    return median_side(list_folder(path).train.paths)
+    return find_median_side(list_folder(path).train.paths)
 
 
 def open_source(

@@ -22,7 +22,7 @@ def open_download(name: str, root: Path, download: bool) -> Source:
     """Open digits, CIFAR-10, CIFAR-100 (fine labels) or STL-10."""
     if name == "digits":
         return _open_digits()
-    kind = _torchvision_class(name)
+    kind = _find_torchvision_class(name)
     with _explain_failure(name, root, kind.base_folder, kind.url):
         if name == "stl10":
             return _open_stl10(root, kind(str(root), split="test", download=download))
@@ -52,14 +52,14 @@ def list_checksums(name: str) -> dict[str, str]:
     """Return the unpacked files of CIFAR or STL-10 under their root, with their MD5 sums."""
     if name == "digits":
         return {}
-    kind = _torchvision_class(name)
+    kind = _find_torchvision_class(name)
     listed = [*kind.train_list, *kind.test_list]
     if hasattr(kind, "meta"):
         listed.append([kind.meta["filename"], kind.meta["md5"]])
     return {f"{kind.base_folder}/{file}": md5 for file, md5 in listed}
 
 
-def _torchvision_class(name: str) -> Any:
+def _find_torchvision_class(name: str) -> Any:
     """Return the class of torchvision that downloads a dataset and knows its checksums."""
     from torchvision.datasets import CIFAR10, CIFAR100, STL10
 

@@ -129,7 +129,7 @@ def decode_to(path: ImagePlace, frame: Pixels) -> tuple[int, int]:
         colour = _to_rgb(image)
         if box is not None and box != (0, 0, *colour.size):  # a fraction that ends within a pixel
             colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)
-        method = _TRANSPOSE.get(_orientation(image))
+        method = _TRANSPOSE.get(_read_orientation(image))
         pixels = _shrink(colour, target)
         if method is not None:
             turned = Image.fromarray(np.ascontiguousarray(pixels)).transpose(method)
@@ -178,7 +178,7 @@ def map_files(
             return error
 
     results: list[Result | UnreadableImage] = []
-    with quiet_pillow(), ThreadPoolExecutor() as pool:
+    with silence_pillow(), ThreadPoolExecutor() as pool:
         for start in range(0, len(items), _CHUNK):
             results.extend(pool.map(attempt, items[start : start + _CHUNK]))
             progress(len(results), len(items))
@@ -230,7 +230,7 @@ def decode_frames(
 
 
 @contextmanager
-def quiet_pillow() -> Iterator[None]:
+def silence_pillow() -> Iterator[None]:
     """Silence Pillow's warnings about odd metadata; what matters is raised as an error here.
 
     Entered once around many files, by the thread that owns the pool: the filters are global.
@@ -289,7 +289,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _orientation(image: Image.Image) -> int:
+def _read_orientation(image: Image.Image) -> int:
     """Return the EXIF orientation, 1 where there is none or where the EXIF block is damaged."""
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
@@ -323,7 +323,7 @@ def channel_statistics(
         indices = torch.arange(len(images))
     count, total, squares = 0, torch.zeros(3).double(), torch.zeros(3).double()
     for part in torch.split(indices, _MEASURED_CHUNK):
-        pixels, num_pixels = _measurable(images.select(part), skip_unreadable)
+        pixels, num_pixels = _read_pixels(images.select(part), skip_unreadable)
         values = pixels.double()  # (n, 3, H, W); padding is zero, so it adds nothing to the sums
         total += values.sum(dim=(0, 2, 3))
         squares += values.square().sum(dim=(0, 2, 3))
@@ -335,7 +335,7 @@ def channel_statistics(
     return (red, green, blue), (deviations[0], deviations[1], deviations[2])
 
 
-def _measurable(images: Images, skip_unreadable: bool) -> tuple[Tensor, int]:
+def _read_pixels(images: Images, skip_unreadable: bool) -> tuple[Tensor, int]:
     """Return the pixels of a few images (n, 3, H, W), and how many are not padding."""
     if not isinstance(images, FileImages):
         return images.pixels, int(images.true_sizes().prod(dim=1).sum())

@@ -146,7 +146,7 @@ def read_content(place: ImagePlace, most: int = -1) -> bytes:
     return content if most < 0 else content[:most]
 
 
-def content_size(place: ImagePlace) -> int:
+def count_bytes(place: ImagePlace) -> int:
     """Return how many bytes an image has; of a file without reading it."""
     return place.stat().st_size if isinstance(place, Path) else len(read_content(place))
 
@@ -252,7 +252,7 @@ def group_identical(images: Images) -> list[list[int]]:
             content = pixels[:, : size[0], : size[1]].contiguous().numpy().tobytes()
             keys.append((index, (*size, hashlib.blake2b(content, digest_size=16).digest())))
         return _group(keys)
-    same_size = _group((i, content_size(place)) for i, place in enumerate(images.places))
+    same_size = _group((i, count_bytes(place)) for i, place in enumerate(images.places))
     return [
         group
         for candidates in same_size
@@ -286,7 +286,7 @@ def fingerprint(images: Images) -> str:
     start = len(os.path.join(os.path.commonpath(ends), ""))  # what the ends share, all share
     digest.update("\0".join(name[start:] for name in names).encode("utf-8", "surrogateescape"))
     for i in spread_places(len(images), _SIZED):
-        digest.update(f"{_file_size(images.paths[i])} ".encode())
+        digest.update(f"{_measure_file(images.paths[i])} ".encode())
     for i in spread_places(len(images), _HASHED):
         with suppress(OSError):
             digest.update(read_content(images.paths[i], _HASHED_BYTES))
@@ -298,9 +298,9 @@ def spread_places(count: int, most: int) -> list[int]:
     return [i * count // min(count, most) for i in range(min(count, most))]
 
 
-def _file_size(place: ImagePlace) -> int:
+def _measure_file(place: ImagePlace) -> int:
     try:
-        return content_size(place) if isinstance(place, Path) else 0
+        return count_bytes(place) if isinstance(place, Path) else 0
     except OSError:
         return -1
 

@@ -77,7 +77,7 @@ def open_listing(
     folder, num_train = listing.folder, len(listing.train.paths)
     paths = [path for files in listing.splits.values() for path in files.paths]
     if len(paths) > FULL_DECODE_LIMIT and not listing.read_headers:
-        readable = _Readable([True] * len(paths), largest_side(image_size), False)
+        readable = _Readable([True] * len(paths), find_largest_side(image_size), False)
     else:
         readable = _check_files(folder, paths, image_size, skip_unreadable, progress)
     kept = readable.kept
@@ -97,7 +97,7 @@ def open_listing(
         train,
         test,
         classes=listing.classes,
-        skipped=_relative_names(folder, compress(paths, (not good for good in kept))),
+        skipped=_list_relative_names(folder, compress(paths, (not good for good in kept))),
         ignored=listing.ignored,
     )
 
@@ -156,14 +156,14 @@ def frame_store(store: Store, image_size: int, skip_unreadable: bool = False) ->
     sizes = collect_sizes(map_files(read_size, sample), skip_unreadable)
     known = [(height, width) for height, width in sizes.tolist() if height]
     whole = len(known) == len(store)
-    side = largest_side(image_size)
+    side = find_largest_side(image_size)
     if whole:
         side = min(side, max(max(size) for size in known))
     fills = whole and all(fit_size(height, width, side) == (side, side) for height, width in known)
     return FileImages(places, side, fills)
 
 
-def median_side(places: Sequence[ImagePlace]) -> int:
+def find_median_side(places: Sequence[ImagePlace]) -> int:
     """Return the median of the shorter sides of a sample of images, in pixels.
 
     Only headers are read; images that cannot be read do not count.
@@ -212,7 +212,7 @@ def _leave_out_undecodable(split: Split, progress: Progress) -> tuple[Split, tup
 
 def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
     """Take single files as images, in the frames that a folder of them would have."""
-    side = largest_side(image_size)
+    side = find_largest_side(image_size)
     sizes = map_files(lambda path: decode_frame(path, side).size, paths)
     for path, size in zip(paths, sizes, strict=True):
         if isinstance(size, UnreadableImage):
@@ -222,7 +222,7 @@ def open_files(paths: Sequence[Path], *, image_size: int) -> FileImages:
     return FileImages(tuple(paths), side)
 
 
-def largest_side(image_size: int) -> int:
+def find_largest_side(image_size: int) -> int:
     """Return the side of the frame that files are decoded into, if they are as large."""
     return math.ceil(_FRAME_MARGIN * image_size)
 
@@ -240,7 +240,7 @@ def _check_files(
     next time, and only files that could not be read are tried again.
     """
     decodes = len(paths) <= FULL_DECODE_LIMIT
-    cache = _cache_file(folder, paths, decodes) if len(paths) >= CACHED_FROM else None
+    cache = _name_cache(folder, paths, decodes) if len(paths) >= CACHED_FROM else None
     sizes = _load_sizes(cache, len(paths))
     before = sizes.copy()
     unknown = np.flatnonzero(sizes[:, 0] == 0)
@@ -250,7 +250,7 @@ def _check_files(
     sizes[unknown] = collect_sizes(results, skip_unreadable)
     if not sizes.any():
         raise UserError(f"data.source {str(folder)!r}: none of its {len(paths)} images can be read")
-    side = min(int(sizes.max()), largest_side(image_size))
+    side = min(int(sizes.max()), find_largest_side(image_size))
     if decodes:
         unknown = unknown[sizes[unknown, 0] > 0]
         results = map_files(
@@ -265,7 +265,7 @@ def _check_files(
     return _Readable((sizes[:, 0] > 0).tolist(), side, fills)
 
 
-def _cache_file(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | None:
+def _name_cache(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | None:
     """Name a file of the user's cache by the folder and its present contents."""
     content = hashlib.blake2b(b"decoded" if decodes else b"headers", digest_size=16)
     try:
@@ -308,10 +308,10 @@ def _make_split(folder: Path, files: Files, keep: list[bool], readable: _Readabl
     labels = None
     if files.labels is not None:
         labels = torch.tensor(files.labels, dtype=torch.int64)[torch.tensor(keep, dtype=torch.bool)]
-    names = _relative_names(folder, paths)
+    names = _list_relative_names(folder, paths)
     return Split(FileImages(paths, readable.side, readable.fills_frame), labels, names)
 
 
-def _relative_names(folder: Path, paths: Iterable[Path]) -> tuple[str, ...]:
+def _list_relative_names(folder: Path, paths: Iterable[Path]) -> tuple[str, ...]:
     prefix = len(str(folder / "x")) - 1  # a million calls of relative_to take longer than listing
     return tuple(path.as_posix()[prefix:] for path in paths)

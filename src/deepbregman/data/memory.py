@@ -10,13 +10,13 @@ _GROUP = Path("/sys/fs/cgroup")
 _UNKNOWN = 4 << 30  # assumed where the system does not tell
 
 
-def free_memory() -> int:
+def find_free_memory() -> int:
     """Return the bytes that this process can take without swapping and within its limits.
 
     The least of what Linux can make free, what a container's limit leaves, and what ``ulimit -v``
     leaves. Where the system tells none of them: half of the physical memory, or 4 GiB.
     """
-    bounds = [*_available(), *_left_in_group(), *_left_in_address_space()]
+    bounds = [*_read_available(), *_read_group_memory(), *_read_address_space()]
     if bounds:
         return min(bounds)
     try:
@@ -35,7 +35,7 @@ def count_cpus(local_processes: int = 1) -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everything
     is_bound = not under_torchrun() and allowed * local_processes <= everything
     mine = allowed if is_bound else allowed // local_processes
-    shared = [*_cpus_of_job(), *(math.ceil(cpus) for cpus in _cpus_of_group())]
+    shared = [*_cpus_of_job(), *(math.ceil(cpus) for cpus in _read_group_cpus())]
     return max(1, min([mine, *(cpus // local_processes for cpus in shared)]))
 
 
@@ -45,7 +45,7 @@ def _cpus_of_job() -> list[int]:
     return [int(told)] if told.isdecimal() else []
 
 
-def _cpus_of_group() -> list[float]:
+def _read_group_cpus() -> list[float]:
     """Return the CPUs that a container's quota of time is worth, where it has one."""
     try:
         quota, period = (_GROUP / "cpu.max").read_text().split()  # of the second version
@@ -61,7 +61,7 @@ def _cpus_of_group() -> list[float]:
         return []
 
 
-def _available() -> list[int]:
+def _read_available() -> list[int]:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         return [int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:")]
@@ -69,7 +69,7 @@ def _available() -> list[int]:
         return []
 
 
-def _left_in_group() -> list[int]:
+def _read_group_memory() -> list[int]:
     """Return what the limit of a container leaves; the system drops cached files by itself."""
     try:
         limit, used = ((_GROUP / f"memory.{x}").read_text().strip() for x in ("max", "current"))
@@ -82,7 +82,7 @@ def _left_in_group() -> list[int]:
         return []
 
 
-def _left_in_address_space() -> list[int]:
+def _read_address_space() -> list[int]:
     try:
         import resource
     except ImportError:  # Windows

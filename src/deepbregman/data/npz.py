@@ -15,7 +15,7 @@ from typing import IO, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deepbregman.data.memory import free_memory
+from deepbregman.data.memory import find_free_memory
 from deepbregman.errors import UserError, abbreviate
 
 _MAX_RATIO = 1032
@@ -108,7 +108,7 @@ class NpzReader:
 
     def check_room(self, key: str, num_bytes: int) -> None:
         """Refuse what would not fit into the memory that is free."""
-        free = free_memory()
+        free = find_free_memory()
         if num_bytes > free:
             raise self.error(
                 key,

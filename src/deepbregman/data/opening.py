@@ -19,7 +19,7 @@ from deepbregman.data import (
 from deepbregman.data.memory import count_cpus
 from deepbregman.data.own import own_data
 from deepbregman.errors import UserError
-from deepbregman.launching import current_process
+from deepbregman.launching import find_process
 
 
 def open_data(config: Config, source: str | None = None, own: object | None = None) -> Source:
@@ -53,7 +53,7 @@ def batch_images(images: Images, config: Config, device: torch.device, sharing: 
         device,
         resident=config.data.resident,
         num_workers=min(workers, max(1, count_cpus() // sharing)) if sharing > 1 else workers,
-        local_processes=current_process().local_processes,
+        local_processes=find_process().local_processes,
         skip_unreadable=config.data.skip_unreadable,
     )
 
@@ -63,7 +63,7 @@ def split_for_monitor(train: Split, config: Config) -> tuple[Tensor, Tensor]:
     return stratified_split(train.labels, len(train), config.data.holdout, config.seed)
 
 
-def images_to_pretrain_on(source: Source, kept: Tensor, labelled: bool = False) -> Images:
+def select_images(source: Source, kept: Tensor, labelled: bool = False) -> Images:
     """Join the training images that are not held out with a source's unlabelled ones.
 
     Args:
@@ -77,7 +77,7 @@ def images_to_pretrain_on(source: Source, kept: Tensor, labelled: bool = False) 
     return join_images(images, source.unlabelled.images)
 
 
-def labels_to_pretrain_on(source: Source, kept: Tensor, config: Config) -> Tensor | None:
+def select_labels(source: Source, kept: Tensor, config: Config) -> Tensor | None:
     """Return the labels (N,) of the images to pretrain on, if the method learns from labels.
 
     Raises:

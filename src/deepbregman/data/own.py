@@ -20,7 +20,7 @@ from deepbregman.data.images import (
     StoredImage,
     read_content,
 )
-from deepbregman.data.listings import frame_store, median_side, take_test
+from deepbregman.data.listings import find_median_side, frame_store, take_test
 from deepbregman.errors import UserError
 
 OWN = "custom"
@@ -208,7 +208,7 @@ def to_labels(values: Any, count: int, what: str) -> Tensor | None:
     return labels.to(torch.int64)
 
 
-def typical_own_side(data: Any) -> int:
+def find_own_side(data: Any) -> int:
     """Return the median of the shorter sides of images of the user's own, in pixels."""
     images: Images = make_split(data, None, 10_000, "train").images
-    return min(images.frame) if isinstance(images, ArrayImages) else median_side(images.places)
+    return min(images.frame) if isinstance(images, ArrayImages) else find_median_side(images.places)

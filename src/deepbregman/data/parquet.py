@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepbregman.data.memory import free_memory
+from deepbregman.data.memory import find_free_memory
 from deepbregman.data.stored import (
     StoredData,
     StoredSplit,
@@ -21,7 +21,7 @@ from deepbregman.data.stored import (
     number_labels,
 )
 from deepbregman.errors import UserError, abbreviate
-from deepbregman.launching import current_process
+from deepbregman.launching import find_process
 
 LABELS = ("label", "labels", "target", "fine_label", "class")
 """Names of a column of labels, the first that is there."""
@@ -78,7 +78,7 @@ def index_parquet(path: Path) -> StoredData:
     return StoredData(path.resolve().stem, splits[0], splits[1] if splits[1:] else None, classes)
 
 
-def _import() -> Any:
+def _import_pyarrow() -> Any:
     try:
         import pyarrow.compute
         import pyarrow.parquet  # noqa: F401  # a part of what is returned
@@ -91,7 +91,7 @@ def _import() -> Any:
 
 
 def _open(path: Path) -> Any:
-    arrow = _import()
+    arrow = _import_pyarrow()
     try:
         return arrow.parquet.ParquetFile(path)
     except (OSError, arrow.ArrowException) as error:
@@ -103,7 +103,7 @@ def _open(path: Path) -> Any:
 
 def find_image_column(schema: Any, path: Path) -> str:
     """Return the name of the column of images: bytes, or a struct that has ``bytes``."""
-    arrow = _import()
+    arrow = _import_pyarrow()
     good = []
     for field in schema:
         kind = field.type
@@ -135,8 +135,8 @@ def _require_room(path: Path, files: Sequence[Path]) -> None:
                 for chunk in chunks
                 if chunk.path_in_schema.split(".")[0] == column
             )
-    processes = current_process().local_processes
-    free = free_memory()
+    processes = find_process().local_processes
+    free = find_free_memory()
     if needed * processes > 0.8 * free:
         raise UserError(
             f"data.source {str(path)!r}: its images take {needed / 1e9:.1f} GB of memory in each "
@@ -149,7 +149,7 @@ def _read_tables(
     paths: Sequence[Path], name: str
 ) -> tuple[ParquetStore, list[str | int] | None, list[str] | None]:
     """Read the images, the labels and the names of the classes of one split."""
-    arrow = _import()
+    arrow = _import_pyarrow()
     chunks: list[Any] = []
     labels: list[str | int] = []
     names: list[str] | None = None
@@ -171,7 +171,7 @@ def _read_tables(
             chunks.append(arrow.compute.struct_field(chunk, "bytes") if whole else chunk)
         if label is not None:
             labels += read[label].to_pylist()
-            names = names or _class_names(schema, label)
+            names = names or _read_class_names(schema, label)
     store = ParquetStore(paths, [chunk for chunk in chunks if len(chunk)], name)
     if not len(store):
         raise UserError(f"data.source: no row in {', '.join(map(str, paths[:3]))}")
@@ -183,7 +183,7 @@ def _read_tables(
     return store, labels or None, names
 
 
-def _class_names(schema: Any, label: str) -> list[str] | None:
+def _read_class_names(schema: Any, label: str) -> list[str] | None:
     """Return the names that the Hugging Face hub keeps in a table's metadata."""
     try:
         known = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))

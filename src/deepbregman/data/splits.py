@@ -36,8 +36,8 @@ def stratified_split(
             f"labels of shape {tuple(labels.shape)} for {num_items} items: give one label for each"
         )
     _, positions, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    quotas = _quotas(counts.tolist(), Fraction(fraction).limit_denominator(10**6))
-    random = _random(seed)
+    quotas = _find_quotas(counts.tolist(), Fraction(fraction).limit_denominator(10**6))
+    random = _make_random(seed)
     held = torch.zeros(num_items, dtype=torch.bool)
     for group, quota in enumerate(quotas):
         members = torch.nonzero(positions == group).flatten()
@@ -72,17 +72,18 @@ def grouped_split(
     table.index_put_((members, classes), torch.ones_like(classes), accumulate=True)
     sizes, main = table.sum(dim=1).numpy(), table.numpy().argmax(axis=1)
     counts = np.bincount(main, weights=sizes, minlength=num_classes).astype(int).tolist()
-    random = _random(seed)
+    random = _make_random(seed)
     held = np.zeros(len(numbers), dtype=bool)
-    for label, quota in enumerate(_quotas(counts, Fraction(fraction).limit_denominator(10**6))):
+    quotas = _find_quotas(counts, Fraction(fraction).limit_denominator(10**6))
+    for label, quota in enumerate(quotas):
         candidates = np.flatnonzero(main == label)
-        chosen = _nearest_sum(sizes[candidates], quota, random.permutation(len(candidates)))
+        chosen = _choose_groups(sizes[candidates], quota, random.permutation(len(candidates)))
         held[candidates[chosen]] = True
     out = torch.from_numpy(held)[members]
     return torch.nonzero(~out).flatten(), torch.nonzero(out).flatten()
 
 
-def _nearest_sum(
+def _choose_groups(
     sizes: npt.NDArray[np.int64], target: int, order: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
     """Choose groups, in an order, whose sizes add up to about ``target``: some, but not all."""
@@ -103,7 +104,7 @@ def labelled_subset(labels: Tensor, per_class: int, seed: int) -> Tensor:
     """Draw the same number of items of each class that occurs; return their ascending indices."""
     if per_class < 1:
         raise UserError(f"labelled images per class {per_class}: must be at least 1")
-    random = _random(seed)
+    random = _make_random(seed)
     chosen = []
     for label in torch.unique(labels).tolist():
         members = torch.nonzero(labels == label).flatten()
@@ -121,7 +122,7 @@ def _check_fraction(fraction: float) -> None:
         raise UserError(f"held-out fraction {fraction}: must be at least 0 and below 1, e.g. 0.1")
 
 
-def _quotas(counts: list[int], fraction: Fraction) -> list[int]:
+def _find_quotas(counts: list[int], fraction: Fraction) -> list[int]:
     """Return how many items to hold out of each class."""
     if fraction == 0:
         return [0] * len(counts)
@@ -139,6 +140,6 @@ def _quotas(counts: list[int], fraction: Fraction) -> list[int]:
     return quotas
 
 
-def _random(seed: int) -> np.random.RandomState:
+def _make_random(seed: int) -> np.random.RandomState:
     """Return NumPy's legacy generator: the only one whose stream is promised never to change."""
     return np.random.RandomState(seed)

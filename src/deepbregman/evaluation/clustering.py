@@ -119,7 +119,7 @@ def _refine(points: Tensor, centroids: Tensor, smoothing: float) -> Clusters:
     objective = [step.divergence.mean().item()]
     for _ in range(MAX_ITERATIONS):
         filled = _fill_empty(step, len(centroids))
-        centroids = _means(points, filled, centroids)
+        centroids = _average_clusters(points, filled, centroids)
         step = _assign(points, centroids, smoothing, filled)
         objective += [step.before.mean().item(), step.divergence.mean().item()]
         if torch.equal(step.assignment, filled):
@@ -183,7 +183,7 @@ def _fill_empty(step: _Step, num_clusters: int) -> Tensor:
     return assignment
 
 
-def _means(points: Tensor, assignment: Tensor, centroids: Tensor) -> Tensor:
+def _average_clusters(points: Tensor, assignment: Tensor, centroids: Tensor) -> Tensor:
     """Return the mean of each cluster's points, and an empty one's centroid as it was."""
     num_clusters = len(centroids)
     sums = sum_classes(points, assignment, num_clusters)

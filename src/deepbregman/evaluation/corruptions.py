@@ -22,7 +22,7 @@ from .frozen import InOrder
 from .inputs import Evaluation
 from .knn import VOTE_TEMPERATURE, find_neighbours, vote
 from .linear import fit_on_cached
-from .results import Measurement, accuracies, make_rows
+from .results import Measurement, make_rows, measure_accuracies
 
 STRENGTHS: dict[str, tuple[float, float, float]] = {
     "noise": (0.04, 0.08, 0.1),
@@ -138,7 +138,7 @@ def _measure(
     labelled: LabelledFeatures, classifiers: dict[str, Predict], features: Features
 ) -> dict[str, dict[str, float]]:
     return {
-        name: accuracies(
+        name: measure_accuracies(
             labelled.test.labels, predicted=predict(features), balanced=labelled.balanced
         )
         for name, predict in classifiers.items()

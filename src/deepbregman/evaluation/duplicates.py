@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import ArrayImages, FileImages, Progress, ResidentBatches, join_images
-from deepbregman.data.images import content_size, group_identical
+from deepbregman.data.images import count_bytes, group_identical
 from deepbregman.errors import UserError
 from deepbregman.files import create_csv
 from deepbregman.runs import Record
@@ -139,7 +139,7 @@ def find_duplicates(
     groups = connect(pairs, len(features))
     sizes = None
     if isinstance(everything, FileImages):
-        sizes = {i: content_size(everything.paths[i]) for group in groups for i in group}
+        sizes = {i: count_bytes(everything.paths[i]) for group in groups for i in group}
         groups = [sorted(group, key=lambda i: (-sizes[i], i)) for group in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
@@ -172,7 +172,7 @@ def choose_thresholds(opened: OpenedRun, gallery: Gallery, features: Tensor) -> 
     """
     chosen = np.unique(np.linspace(0, len(features) - 1, SAMPLE).round().astype(int)).tolist()
     originals = list(gallery.pixels(chosen).values())
-    copies = [_change(image) for image in originals]
+    copies = [_change_slightly(image) for image in originals]
     height = max(copy.shape[0] for copy in copies)
     width = max(copy.shape[1] for copy in copies)
     frames = torch.zeros(len(copies), 3, height, width, dtype=torch.uint8)
@@ -211,7 +211,7 @@ def shrink(images: Sequence[Pixels]) -> Tensor:
     return functional.normalize((rows - rows.mean(dim=(2, 3), keepdim=True)).flatten(1), dim=1)
 
 
-def _change(image: Pixels) -> Pixels:
+def _change_slightly(image: Pixels) -> Pixels:
     height, width = image.shape[:2]
     top, left = round(CUT * height), round(CUT * width)
     file = io.BytesIO()

@@ -24,7 +24,7 @@ from deepbregman.training.randomness import derive_seed
 from .clustering import CLUSTERS
 from .features import Features
 from .gallery import Gallery, OpenedRun, Pixels, image_name
-from .knn import MEASURES, features_for, rank_bank
+from .knn import MEASURES, rank_bank, select_features
 
 LARGEST = 50_000
 """Images of a page; of more a seeded sample is shown."""
@@ -163,7 +163,7 @@ def rank_all(
     progress: ReportProgress = ignore_progress,
 ) -> Ranked:
     """Find the images most like each image, as many as the map and the page need."""
-    bank = features_for(features, measure)
+    bank = select_features(features, measure)
     k = min(max(NEAREST, MAP_NEIGHBOURS), len(bank) - 1)
     indices, values = [], []
     for start in range(0, len(bank), _QUERIES):

@@ -22,7 +22,7 @@ from deepbregman.data.images import ArrayImages, StoredImages
 from deepbregman.errors import UserError
 from deepbregman.files import is_temporary, refuse_link
 from deepbregman.method.networks import Model
-from deepbregman.runs import recorded_versions
+from deepbregman.runs import list_versions
 from deepbregman.training import checkpoints
 
 FOLDER = "features"
@@ -75,7 +75,7 @@ class FeatureCache:
         settings = {
             "image_size": image_size,
             "device": device.type,
-            "versions": recorded_versions(),
+            "versions": list_versions(),
         }
         networks = checkpoints.fingerprint_weights(model)
         return cls(folder, networks, digest(json.dumps(settings).encode()), device)

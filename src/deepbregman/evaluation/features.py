@@ -19,7 +19,7 @@ from deepbregman.training.randomness import derive_seed
 from .classes import FeatureBank
 from .feature_cache import FeatureCache
 from .frozen import InOrder, Outputs, SharedBatches, map_batches
-from .results import accuracies
+from .results import measure_accuracies
 
 BATCH_SIZE = 512
 Change = Callable[[Tensor, int], Tensor]
@@ -118,7 +118,7 @@ def compute_crop_features(
     return torch.cat([means for (means,) in found if means is not None])
 
 
-def crop_and_flip(config: Config, num_views: int = 1) -> Views:
+def build_crop_and_flip(config: Config, num_views: int = 1) -> Views:
     """Build the augmentation that classifiers are trained with: the run's crop and flip, no colour.
 
     Unlike in pretraining, views are as large as the images.
@@ -188,7 +188,7 @@ class SplitFeatures:
 
     def average_crops(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
         """Return the representation (N, d) averaged over random crops and flips of each image."""
-        views = crop_and_flip(self.config, crops)
+        views = build_crop_and_flip(self.config, crops)
         features = compute_crop_features(self.model, self.shared, views, seed, progress)
         return Features(features, None).require_finite().representation
 
@@ -271,6 +271,6 @@ class LabelledFeatures:
 
     def measure(self, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
         """Compare predictions for the test split with its labels, in per cent."""
-        return accuracies(
+        return measure_accuracies(
             self.test.labels, predicted=predicted, logits=logits, balanced=self.balanced
         )

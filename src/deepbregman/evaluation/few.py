@@ -22,9 +22,9 @@ from deepbregman.training.randomness import derive_seed
 from .classes import FeatureBank, class_means, divergence_to, mean_cosines
 from .features import Features, LabelledFeatures
 from .inputs import Evaluation, class_name
-from .knn import features_for, rank_bank
+from .knn import rank_bank, select_features
 from .linear import fit_linear
-from .results import Measurement, accuracies, make_rows
+from .results import Measurement, make_rows, measure_accuracies
 
 PENALTY = 1e-2
 """Penalty of the linear classifier; there are too few labels to choose one."""
@@ -50,9 +50,9 @@ Rule = Callable[[Task], Tensor]
 
 def nearest_distribution(task: Task) -> Tensor:
     """Predict the class whose labelled images, as one distribution, are at the smallest D."""
-    known = features_for(task.known, "divergence")
+    known = select_features(task.known, "divergence")
     means = class_means(known, task.labels, task.num_classes)
-    queries = features_for(task.queries, "divergence")
+    queries = select_features(task.queries, "divergence")
     return divergence_to(queries, means, task.smoothing).argmin(dim=1)
 
 
@@ -64,7 +64,7 @@ def nearest_over_bank(task: Task) -> Tensor:
 
 def nearest_mean(task: Task, *, measure: str, centred: bool = False) -> Tensor:
     """Predict the class of the mean of largest cosine."""
-    known, asked = (features_for(part, measure) for part in (task.known, task.queries))
+    known, asked = (select_features(part, measure) for part in (task.known, task.queries))
     if centred:
         known, asked = task.bank.centre(known), task.bank.centre(asked)
     return mean_cosines(known, task.labels, asked, task.num_classes).argmax(dim=1)
@@ -72,7 +72,7 @@ def nearest_mean(task: Task, *, measure: str, centred: bool = False) -> Tensor:
 
 def nearest_image(task: Task, *, measure: str) -> Tensor:
     """Predict the class of the nearest labelled image."""
-    asked, bank = (features_for(part, measure) for part in (task.queries, task.known))
+    asked, bank = (select_features(part, measure) for part in (task.queries, task.known))
     nearest = rank_bank(measure, asked, bank, 1, smoothing=task.smoothing).indices[:, 0]
     return task.labels[nearest]
 
@@ -160,7 +160,9 @@ def measure_draw(labelled: LabelledFeatures, count: int, seed: int) -> dict[str,
         if name in BY_DIVERGENCE and known.scores is None:
             continue
         predicted = present[rule(task)]
-        found[name] = accuracies(test.labels, predicted=predicted, balanced=labelled.balanced)
+        found[name] = measure_accuracies(
+            test.labels, predicted=predicted, balanced=labelled.balanced
+        )
     return found
 
 

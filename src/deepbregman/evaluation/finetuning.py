@@ -19,7 +19,7 @@ from deepbregman.training.optimisers import learning_rate, split_by_decay
 from deepbregman.training.randomness import derive_seed, epoch_order, seed_dropout
 
 from .features import BATCH_SIZE, LabelledFeatures
-from .frozen import frozen
+from .frozen import keep_frozen
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def predict(
 ) -> Tensor:
     """Return the logits (M, C) of whole images, resized and centre-cropped; of all by default."""
     rows = torch.arange(batches.num_images) if indices is None else indices
-    with frozen(network):
+    with keep_frozen(network):
         logits = torch.cat(
             [
                 network(centre_view(batch.images, batch.sizes, image_size))

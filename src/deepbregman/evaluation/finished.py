@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from deepbregman.config import to_toml
 from deepbregman.data import Split
 from deepbregman.errors import UserError
-from deepbregman.runs import Record, Run, now, read_json, recorded_versions
+from deepbregman.runs import Record, Run, list_versions, now, read_json
 from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.devices import device_name
 
@@ -39,7 +39,7 @@ def describe_part(
         "num_classes": labelled.num_classes,
         "balanced": labelled.balanced,
         "device": device_name(labelled.device),
-        "versions": recorded_versions(),
+        "versions": list_versions(),
         **options,
     }
     record: Record = json.loads(json.dumps(settings))  # as it is read again

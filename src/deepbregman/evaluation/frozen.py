@@ -25,7 +25,7 @@ Work = Callable[[Model, Batch, int], Outputs]
 
 
 @contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
+def keep_frozen(module: nn.Module) -> Iterator[None]:
     """Run a block with a module in evaluation mode, without gradient, and assert that it stays so.
 
     Parameters and buffers (running statistics of batch normalisation among them) are compared
@@ -40,7 +40,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
         training = [name for name, part in module.named_modules() if part.training]
         after = module.state_dict()
         changed = [
-            name for name in {**before, **after} if not _same(before.get(name), after.get(name))
+            name for name in {**before, **after} if not _are_same(before.get(name), after.get(name))
         ]
         if training or changed:
             raise RuntimeError(
@@ -51,7 +51,7 @@ def frozen(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _same(before: Tensor | None, after: Tensor | None) -> bool:
+def _are_same(before: Tensor | None, after: Tensor | None) -> bool:
     """Whether two tensors are equal to the bit, NaN being equal to itself."""
     if before is None or after is None or before.shape != after.shape:
         return False
@@ -116,7 +116,7 @@ def map_batches(
         return _map_shares(model, batches, work, progress)
     found = []
     done = 0
-    with frozen(model):
+    with keep_frozen(model):
         for number, batch in enumerate(
             batches.iterate(torch.arange(batches.num_images), batch_size)
         ):
@@ -147,7 +147,7 @@ def _map_shares(
 
     def serve(share: Share, network: Model, feed: Iterator[Batch]) -> None:
         try:
-            with _current(share.device), frozen(network):
+            with _make_current(share.device), keep_frozen(network):
                 for number, batch in zip(share.numbers, feed, strict=True):
                     if stop.is_set():
                         return
@@ -181,7 +181,7 @@ def _map_shares(
             elif isinstance(message, BaseException):
                 raise message
             else:
-                found[message.number] = _bring(message.outputs, shares[0].device)
+                found[message.number] = _move_outputs(message.outputs, shares[0].device)
                 done += message.num_images
                 if progress is not None:
                     progress(done, batches.num_images)
@@ -202,12 +202,12 @@ def _copy_to(model: Model, device: torch.device) -> Model:
         ) from error
 
 
-def _current(device: torch.device) -> AbstractContextManager[object]:
+def _make_current(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one of the thread, whose memory is page-locked for it."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _bring(outputs: Outputs, device: torch.device) -> Outputs:
+def _move_outputs(outputs: Outputs, device: torch.device) -> Outputs:
     return tuple(None if part is None else part.to(device, non_blocking=True) for part in outputs)
 
 

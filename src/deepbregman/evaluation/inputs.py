@@ -14,7 +14,7 @@ from torch import nn
 
 from deepbregman.config import Config, override
 from deepbregman.data import Source, fingerprint, without_unreadable
-from deepbregman.data.opening import images_to_pretrain_on, open_data, split_for_monitor
+from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError
 from deepbregman.method.networks import Model, measure_width
@@ -61,7 +61,7 @@ class LoadedRun:
             return None
         kept, _ = split_for_monitor(source.train, self.config)
         changed = (
-            fingerprint(images_to_pretrain_on(source, kept, self.config.objective.needs_labels))
+            fingerprint(select_images(source, kept, self.config.objective.needs_labels))
             != self.data_fingerprint
         )
         if changed:

@@ -69,7 +69,7 @@ def nearest_by(
         similarity: Maps a chunk of queries (c, ...) to its similarities with the bank (c, B).
         chunk: Queries at a time; memory is proportional to ``chunk * B``.
     """
-    parts = [_largest(similarity(part), k) for part in torch.split(queries, chunk)]
+    parts = [_take_largest(similarity(part), k) for part in torch.split(queries, chunk)]
     similarities, indices = (torch.cat(columns) for columns in zip(*parts, strict=True))
     return Neighbours(similarities, indices)
 
@@ -142,7 +142,7 @@ def knn_accuracy(
     return 100.0 * (predictions == query_labels.to(predictions.device)).double().mean().item()
 
 
-def _largest(similarities: Tensor, k: int) -> Neighbours:
+def _take_largest(similarities: Tensor, k: int) -> Neighbours:
     """Take the k largest of every row (c, B), the lower index first among equals."""
     size = similarities.shape[1]
     # topk leaves the order of equals open. So select on an integer that has no equals: the float's
@@ -155,7 +155,7 @@ def _largest(similarities: Tensor, k: int) -> Neighbours:
     return Neighbours(similarities.float().gather(1, indices), indices)
 
 
-def features_for(features: Features, measure: str) -> Tensor:
+def select_features(features: Features, measure: str) -> Tensor:
     """Return what a measure compares: ``cosine`` features, ``embedding`` z, ``divergence`` scores.
 
     Embeddings are compared by cosine, too. They are what scores are made of, so they show how much
@@ -216,19 +216,19 @@ def knn(evaluation: Evaluation) -> list[Record]:
     neighbours vote for few classes, so there is no top 5.
     """
     labelled, seeds = evaluation.labelled, evaluation.options.each_seed
-    rows = make_rows([knn_by_cosine(labelled)])
+    rows = make_rows([classify_by_cosine(labelled)])
     if evaluation.options.crops:
         rows += make_rows(
-            [knn_by_cosine(labelled, evaluation.average_crops(seed)) for seed in seeds]
+            [classify_by_cosine(labelled, evaluation.average_crops(seed)) for seed in seeds]
         )
     if labelled.model.divergence_network is not None:
-        rows += make_rows([knn_by_measure(labelled, "embedding")])
+        rows += make_rows([classify_by(labelled, "embedding")])
         drawn = seeds[:1] if labelled.config.divergence.smoothing > 0 else seeds
-        rows += make_rows([knn_by_measure(labelled, "divergence", seed) for seed in drawn])
+        rows += make_rows([classify_by(labelled, "divergence", seed) for seed in drawn])
     return rows
 
 
-def knn_by_cosine(
+def classify_by_cosine(
     labelled: LabelledFeatures, averaged: AveragedFeatures | None = None
 ) -> list[Measurement]:
     """Classify by the neighbours of the largest cosine, averaged over crops if given."""
@@ -240,7 +240,7 @@ def knn_by_cosine(
     return _measure_votes(f"cosine of {averaged.crops} crops", found, labelled, details)
 
 
-def knn_by_measure(labelled: LabelledFeatures, measure: str, seed: int = 0) -> list[Measurement]:
+def classify_by(labelled: LabelledFeatures, measure: str, seed: int = 0) -> list[Measurement]:
     """Classify by the learned divergence, or by the cosine of embeddings; the seed orders ties."""
     found = find_neighbours(labelled, labelled.test.features, measure, max(NEIGHBOURS), seed)
     return _measure_votes(VARIANTS[measure], found, labelled, {})
@@ -253,10 +253,10 @@ def find_neighbours(
 
     These are cosines, or the Gaussian kernel of divergences, whose width the run may have learned.
     """
-    settings, bank = labelled.config.divergence, features_for(labelled.train.features, measure)
+    settings, bank = labelled.config.divergence, select_features(labelled.train.features, measure)
     found = rank_bank(
         measure,
-        features_for(queries, measure),
+        select_features(queries, measure),
         bank,
         min(k, len(bank)),
         smoothing=settings.smoothing,
@@ -285,7 +285,7 @@ def _measure_votes(
     return measured
 
 
-def knn_monitor(train: Split, config: Config, device: torch.device) -> "Monitor | None":
+def build_knn_monitor(train: Split, config: Config, device: torch.device) -> "Monitor | None":
     """Build the monitor; None if there are no labels or it is turned off.
 
     The queries are the held-out training images; the bank is the rest. With ``data.holdout`` 0 a

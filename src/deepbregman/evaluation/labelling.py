@@ -38,8 +38,8 @@ from deepbregman.training.randomness import derive_seed
 from .classes import FeatureBank, class_means, divergence_to
 from .features import Features, compute_features
 from .gallery import Gallery, OpenedRun, Pixels, join_features, open_gallery
-from .knn import VOTE_TEMPERATURE, cosine_neighbours, features_for
-from .linear import standardisation
+from .knn import VOTE_TEMPERATURE, cosine_neighbours, select_features
+from .linear import measure_scale
 
 KINDS = ("knn", "linear", "divergence", "bank")
 NEIGHBOURS = (1, 5, 20)
@@ -85,7 +85,7 @@ class Candidate(NamedTuple):
         if self.kind == "linear":
             return _linear_logits(train, labels, queries, self.setting, self.weighted)
         if self.kind == "divergence":
-            scores, known = (features_for(part, "divergence") for part in (queries, train))
+            scores, known = (select_features(part, "divergence") for part in (queries, train))
             return -divergence_to(scores, class_means(known, labels, num_classes), smoothing)
         found = cosine_neighbours(queries.representation, train.representation, int(self.setting))
         nearest = found.similarities[:, :1]
@@ -102,7 +102,7 @@ def _linear_logits(
     from sklearn.linear_model import LogisticRegression
 
     values = train.representation.cpu().double()
-    mean, deviation = standardisation(values, one_scale=True)
+    mean, deviation = measure_scale(values, one_scale=True)
     weights = "balanced" if weighted else None
     fit = LogisticRegression(C=1.0 / (l2 * len(values)), max_iter=1000, class_weight=weights)
     with warnings.catch_warnings():  # with two labels of each class it suspects a regression

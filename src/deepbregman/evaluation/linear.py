@@ -22,8 +22,8 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed, epoch_order
 
-from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, crop_and_flip
-from .frozen import frozen
+from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, build_crop_and_flip
+from .frozen import keep_frozen
 from .inputs import Evaluation
 from .results import Measurement, balanced_accuracy, make_rows, pack, top_k_accuracy
 
@@ -62,7 +62,7 @@ class LinearClassifier(NamedTuple):
         return standardised @ self.weight.T + self.bias
 
 
-def standardisation(features: Tensor, one_scale: bool = False) -> tuple[Tensor, Tensor]:
+def measure_scale(features: Tensor, one_scale: bool = False) -> tuple[Tensor, Tensor]:
     """Return the mean and the deviation, (d,) each, of features (n, d); a constant one has 1."""
     mean, deviation = features.mean(dim=0), features.std(dim=0, correction=0)
     if one_scale:
@@ -99,7 +99,7 @@ def fit_linear(
         present, targets = torch.unique(labels.to(features.device).long(), return_inverse=True)
         wide = features.numel() <= FLOAT64_ELEMENTS and features.device.type != "mps"
         values = features.detach().to(torch.float64 if wide else torch.float32, copy=True)
-        mean, deviation = standardisation(values, one_scale)
+        mean, deviation = measure_scale(values, one_scale)
         design = values.sub_(mean).div_(deviation)  # (n, d)
         # The bias of an absent class would go to minus infinity: solve without it, then set that.
         weight, bias = design.new_zeros(len(present), design.shape[1]), mean.new_zeros(len(present))
@@ -185,9 +185,9 @@ def minimise(
     # The distance to the optimum is at most the slope over l2, so a small l2 asks for more.
     tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
     coordinates, growth, basis = weight, 1.0, None
-    with _few_threads(design):
+    with _limit_threads(design):
         if len(design) >= _ROWS_PER_FEATURE * design.shape[1]:
-            factor = _curvature_factor(
+            factor = _factor_curvature(
                 design, design @ weight.T + bias, l2
             )  # (d, d), lower triangular
             identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
@@ -230,7 +230,7 @@ def minimise(
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
-def _curvature_factor(design: Tensor, logits: Tensor, l2: float) -> Tensor:
+def _factor_curvature(design: Tensor, logits: Tensor, l2: float) -> Tensor:
     """Return the Cholesky factor (d, d) of the curvature at the start, as a mean over the classes.
 
     That is the covariance, each row weighted by its mean p (1 - p), plus l2, over the bias's own.
@@ -251,7 +251,7 @@ def _curvature_factor(design: Tensor, logits: Tensor, l2: float) -> Tensor:
 
 
 @contextmanager
-def _few_threads(design: Tensor) -> Iterator[None]:
+def _limit_threads(design: Tensor) -> Iterator[None]:
     """Solve a small problem with one thread; on a busy machine several threads block each other."""
     before = torch.get_num_threads()
     if design.numel() <= _ONE_THREAD_ELEMENTS:
@@ -357,21 +357,21 @@ def linear(evaluation: Evaluation) -> list[Record]:
     """
     labelled, options = evaluation.labelled, evaluation.options
     seeds, epochs = options.each_seed, EPOCHS if options.epochs is None else options.epochs
-    rows = make_rows([[linear_on_cached(labelled, seed)] for seed in seeds])
+    rows = make_rows([[measure_on_cached(labelled, seed)] for seed in seeds])
     if labelled.balanced:
-        rows += make_rows([[linear_on_cached(labelled, seed, weighted=True)] for seed in seeds])
+        rows += make_rows([[measure_on_cached(labelled, seed, weighted=True)] for seed in seeds])
     if options.crops:
         rows += make_rows(
-            [[linear_on_cached(labelled, seed, evaluation.average_crops(seed))] for seed in seeds]
+            [[measure_on_cached(labelled, seed, evaluation.average_crops(seed))] for seed in seeds]
         )
     if epochs:
         rows += make_rows(
-            [[linear_on_crops(labelled, seed, epochs, evaluation.progress)] for seed in seeds]
+            [[measure_on_crops(labelled, seed, epochs, evaluation.progress)] for seed in seeds]
         )
     return rows
 
 
-def linear_on_cached(
+def measure_on_cached(
     labelled: LabelledFeatures,
     seed: int,
     averaged: AveragedFeatures | None = None,
@@ -406,7 +406,7 @@ def fit_on_cached(
     return fit_linear(train, labels, num_classes=count, l2=l2, weighted=weighted), l2
 
 
-def linear_on_crops(
+def measure_on_crops(
     labelled: LabelledFeatures, seed: int, epochs: int, progress: ReportProgress = ignore_progress
 ) -> Measurement:
     """Train a classifier by SGD on features of random crops and flips of the training images.
@@ -419,8 +419,8 @@ def linear_on_crops(
         seed: of the held-out part, the order, the crops and the initial weights.
     """
     train, device = labelled.train, labelled.device
-    views, encoder = crop_and_flip(labelled.config), labelled.model.encoder
-    mean, deviation = standardisation(train.features.representation)
+    views, encoder = build_crop_and_flip(labelled.config), labelled.model.encoder
+    mean, deviation = measure_scale(train.features.representation)
     held_out = _hold_out(labelled, seed)
     kept = torch.ones(len(train.labels), dtype=torch.bool, device=device)
     kept[held_out] = False
@@ -442,7 +442,7 @@ def linear_on_crops(
 
     pairs = [(rate, decay) for decay in WEIGHT_DECAYS for rate in LEARNING_RATES]
     settings = [SgdSetting(*pair, kept_only) for kept_only in (True, False) for pair in pairs]
-    with frozen(labelled.model), torch.enable_grad():
+    with keep_frozen(labelled.model), torch.enable_grad():
         classifiers = fit_linear_sgd(
             epoch_features,
             settings,

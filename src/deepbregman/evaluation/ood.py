@@ -20,7 +20,7 @@ from deepbregman.training.randomness import derive_seed
 from .classes import class_means, divergence_to
 from .features import Features, LabelledFeatures
 from .inputs import Evaluation
-from .knn import features_for, rank_bank
+from .knn import rank_bank, select_features
 from .options import NOISE
 from .results import Measurement, make_rows
 
@@ -79,10 +79,10 @@ def list_distances(labelled: LabelledFeatures, neighbours: int) -> dict[str, Dis
     k = min(neighbours, len(labels))
 
     def neighbour(measure: str) -> Distance:
-        bank = features_for(train, measure)
+        bank = select_features(train, measure)
 
         def distance(features: Features) -> Tensor:
-            asked = features_for(features, measure)
+            asked = select_features(features, measure)
             return -rank_bank(measure, asked, bank, k, smoothing=smoothing).similarities[:, -1]
 
         return distance
@@ -96,7 +96,7 @@ def list_distances(labelled: LabelledFeatures, neighbours: int) -> dict[str, Dis
         means = class_means(train.scores, targets, count)
 
         def distance(features: Features) -> Tensor:
-            asked = features_for(features, "divergence")
+            asked = select_features(features, "divergence")
             return divergence_to(asked, means, smoothing).amin(dim=1)
 
         return distance

@@ -73,7 +73,7 @@ def balanced_accuracy(predicted: Tensor, labels: Tensor) -> float:
     return 100.0 * float(recall)
 
 
-def accuracies(
+def measure_accuracies(
     labels: Tensor, *, predicted: Tensor, logits: Tensor | None = None, balanced: bool = False
 ) -> dict[str, float]:
     """Measure ``top1``; ``top5`` from logits of 6 classes or more; ``balanced`` where asked for.

@@ -22,7 +22,7 @@ from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record
 from deepbregman.training.devices import is_mixed
 
-from .features import SplitFeatures, crop_and_flip
+from .features import SplitFeatures, build_crop_and_flip
 from .finetuning import (
     Budget,
     Classifier,
@@ -35,7 +35,7 @@ from .finetuning import (
 )
 from .finished import describe_part
 from .inputs import Evaluation, class_name
-from .linear import check_linear, linear_on_cached
+from .linear import check_linear, measure_on_cached
 from .results import Measurement, make_rows, pack, top_k_accuracy
 
 EPOCHS = 50
@@ -133,7 +133,7 @@ def transfer(evaluation: Evaluation) -> list[Record]:
     variant, seeds = "linear, cached features", []
     for seed in evaluation.options.each_seed:
         settings = describe_part(labelled, labelled.source.train, variant, seed, {})
-        fit = partial(linear_on_cached, labelled, seed, name=variant)
+        fit = partial(measure_on_cached, labelled, seed, name=variant)
         measured = [evaluation.finished.measure(settings, fit)]
         for name, start in starts.items():
             measured.append(_measure_variant(evaluation, labelled.train, start, name, seed, epochs))
@@ -206,7 +206,7 @@ def _train_and_test(
             network,
             train.batches,
             train.labels,
-            crop_and_flip(labelled.config),
+            build_crop_and_flip(labelled.config),
             budget,
             seed=seed,
             indices=indices,

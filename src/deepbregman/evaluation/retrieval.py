@@ -28,7 +28,7 @@ from .gallery import (
     open_gallery,
 )
 from .inputs import Evaluation
-from .knn import MEASURES, VARIANTS, features_for, likeness_to, rank_bank
+from .knn import MEASURES, VARIANTS, likeness_to, rank_bank, select_features
 from .results import Measurement, make_rows
 
 PRECISION_AT = 10
@@ -174,7 +174,7 @@ def _answer_queries(
     places = [None if q.place is None else gallery.position(*q.place) for q in queries]
     nearest: list[dict[str, list[tuple[int, float]]]] = [{} for _ in queries]
     for measure in measures:
-        asked, bank = features_for(features, measure), features_for(gallery.features, measure)
+        asked, bank = select_features(features, measure), select_features(gallery.features, measure)
         # One more than asked for, since a query that is in the gallery will not count.
         found = rank_bank(
             measure, asked, bank, min(k + 1, len(bank)), smoothing=smoothing, seed=seed
@@ -284,7 +284,7 @@ def measure_retrieval(
     def vectors(part: SplitFeatures, measure: str) -> Tensor:
         if measure == "bank":
             return bank.feature_bank.score(part.features.representation)
-        return features_for(part.features, measure)
+        return select_features(part.features, measure)
 
     measured = []
     for measure in measures:

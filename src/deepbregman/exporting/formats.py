@@ -45,7 +45,7 @@ class Content(NamedTuple):
 def load_to_export(run: Run, format_name: str, encoder: nn.Module | None = None) -> TrainedEncoder:
     """Load a run's encoder and describe it."""
     model, config, epoch, _ = load_trained(run, encoder=encoder)
-    mean, deviation = pixel_statistics(model.encoder)
+    mean, deviation = read_pixel_statistics(model.encoder)
     name = config.encoder.name
     record = {
         "format": format_name,
@@ -63,7 +63,7 @@ def load_to_export(run: Run, format_name: str, encoder: nn.Module | None = None)
     return TrainedEncoder(model.encoder, config, record)
 
 
-def pixel_statistics(encoder: Encoder) -> tuple[list[float], list[float]]:
+def read_pixel_statistics(encoder: Encoder) -> tuple[list[float], list[float]]:
     """Return the mean and the deviation of each channel, for pixels in [0, 1]."""
     return encoder.mean.flatten().tolist(), encoder.deviation.flatten().tolist()
 
@@ -127,7 +127,7 @@ def to_torchvision(source: TrainedEncoder) -> Content:
     usage = (
         "import torch, torchvision\n"
         f"model = torchvision.models.{source.config.encoder.name}()\n"
-        f"{_stem_code(trunk)}"
+        f"{_write_stem_code(trunk)}"
         "model.fc = torch.nn.Identity()  # or: strict=False, which misses fc.*\n"
         f"{LOAD}{_describe_pixels(source)}"
     )
@@ -145,7 +145,7 @@ def to_timm(source: TrainedEncoder) -> Content:
         name = name.removeprefix(TIMM)
         options = create_timm(name, image_size)[1]
     elif name in RESNETS and isinstance(trunk, ResNet):
-        stem_code = _stem_code(trunk)
+        stem_code = _write_stem_code(trunk)
     else:
         raise UserError(
             f"--format timm holds {', '.join(RESNETS)} and {TIMM}NAME, and this run's encoder is "
@@ -157,7 +157,7 @@ def to_timm(source: TrainedEncoder) -> Content:
         f'model = timm.create_model("{name}", num_classes=0{arguments})\n'
         f"{stem_code}{LOAD}{_describe_pixels(source)}"
     )
-    mean, deviation = pixel_statistics(source.encoder)
+    mean, deviation = read_pixel_statistics(source.encoder)
     settings = {
         "architecture": name,
         "num_classes": 0,
@@ -176,12 +176,12 @@ def to_timm(source: TrainedEncoder) -> Content:
     return Content(data, usage, {**source.record, **stem, "timm": settings})
 
 
-def _stem_code(trunk: ResNet) -> str:
+def _write_stem_code(trunk: ResNet) -> str:
     return THUMBNAIL_STEM if trunk.stem == "thumbnail" else ""
 
 
 def _describe_pixels(source: TrainedEncoder) -> str:
-    mean, deviation = pixel_statistics(source.encoder)
+    mean, deviation = read_pixel_statistics(source.encoder)
     return (
         f"# images: RGB, {source.config.data.image_size} px, in [0, 1], minus "
         f"{[round(x, 4) for x in mean]}, over {[round(x, 4) for x in deviation]}; exact values in "
@@ -201,7 +201,7 @@ _DETECTRON2_NAMES = (
 )
 
 
-def _detectron2_name(name: str) -> str:
+def _rename_for_detectron2(name: str) -> str:
     for pattern, replacement in _DETECTRON2_NAMES:
         name = pattern.sub(replacement, name)
     return name
@@ -220,14 +220,14 @@ def to_detectron2(source: TrainedEncoder) -> Content:
             "torchvision"
         )
     model = {
-        _detectron2_name(name): tensor
+        _rename_for_detectron2(name): tensor
         for name, tensor in _copy_tensors(trunk.state_dict()).items()
         if not name.endswith("num_batches_tracked")
     }
     # With its heuristics detectron2 finds "res2.0." in a detector's "backbone.bottom_up.res2.0.";
     # without them it continues with random weights, and only its log mentions that.
     data = _serialise({"model": model, "__author__": "deepbregman", "matching_heuristics": True})
-    mean, deviation = pixel_statistics(source.encoder)
+    mean, deviation = read_pixel_statistics(source.encoder)
     settings = {
         "MODEL.RESNETS.DEPTH": DETECTRON2_DEPTHS[source.config.encoder.name],
         "MODEL.RESNETS.STRIDE_IN_1X1": False,

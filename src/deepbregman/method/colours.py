@@ -62,14 +62,14 @@ def jitter_images(images: Tensor, factors: Tensor, hue: Tensor | None, order: Te
         factors = torch.where(operators == SATURATION, 1.0, factors)
         hue = None
     if hue is None:
-        return _blends(images, factors, operators)
+        return _blend(images, factors, operators)
     early = slots < hue_step
-    images = _blends(images, torch.where(early, factors, 1.0), operators)
+    images = _blend(images, torch.where(early, factors, 1.0), operators)
     images = _shift_hue(images, hue)
-    return _blends(images, torch.where(early, 1.0, factors), operators)
+    return _blend(images, torch.where(early, 1.0, factors), operators)
 
 
-def _blends(images: Tensor, factors: Tensor, operators: Tensor) -> Tensor:
+def _blend(images: Tensor, factors: Tensor, operators: Tensor) -> Tensor:
     """Blend ``images`` (B, C, H, W) in place, slot by slot; factors and operators are (B, 3)."""
     for slot in range(3):
         operator = operators[:, slot].view(-1, 1, 1, 1)

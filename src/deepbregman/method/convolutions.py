@@ -44,7 +44,7 @@ class _Call(NamedTuple):
         return height * width <= LARGEST_MAP
 
 
-def fast_gradients(images: Tensor) -> AbstractContextManager[object]:
+def use_fast_gradients(images: Tensor) -> AbstractContextManager[object]:
     """Give convolutions over small maps the faster gradients, where they are faster.
 
     Outputs stay the same to the bit; gradients differ in rounding.
@@ -87,9 +87,9 @@ class _Convolution(torch.autograd.Function):
         of_images = of_weight = of_bias = None
         flat = gradient.permute(0, 2, 3, 1).reshape(-1, len(weight))  # (N*h*w, out)
         if context.needs_input_grad[0]:
-            of_images = _gradient_of_images(flat, gradient, images, weight, context)
+            of_images = _compute_image_gradient(flat, gradient, images, weight, context)
         if context.needs_input_grad[1]:
-            patches = _patches(images, weight, gradient, context)
+            patches = _lay_out_patches(images, weight, gradient, context)
             side = (len(weight), *weight.shape[2:], weight.shape[1])
             of_weight = (flat.t() @ patches).view(side).permute(0, 3, 1, 2)
         if context.needs_input_grad[2]:
@@ -113,7 +113,7 @@ def _map_size(call: _Call) -> tuple[int, int]:
     return height, width
 
 
-def _windows(weight: Tensor, gradient: Tensor, context: Any) -> list[tuple[slice, slice]]:
+def _list_windows(weight: Tensor, gradient: Tensor, context: Any) -> list[tuple[slice, slice]]:
     """List, for each position in the kernel, which padded pixels it meets."""
     (down, right), (rows, columns) = context.stride, gradient.shape[2:]
     return [
@@ -123,15 +123,15 @@ def _windows(weight: Tensor, gradient: Tensor, context: Any) -> list[tuple[slice
     ]
 
 
-def _patches(images: Tensor, weight: Tensor, gradient: Tensor, context: Any) -> Tensor:
+def _lay_out_patches(images: Tensor, weight: Tensor, gradient: Tensor, context: Any) -> Tensor:
     """Lay out what the kernel meets at each output pixel as a row, (N*h*w, kernel*in)."""
-    (above, left), windows = context.padding, _windows(weight, gradient, context)
+    (above, left), windows = context.padding, _list_windows(weight, gradient, context)
     padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, left, left, above, above))
     parts = [padded[:, rows, columns] for rows, columns in windows]
     return torch.cat(parts, dim=3).view(-1, len(windows) * images.shape[1])
 
 
-def _gradient_of_images(
+def _compute_image_gradient(
     flat: Tensor, gradient: Tensor, images: Tensor, weight: Tensor, context: Any
 ) -> Tensor:
     """Compute the gradient of every patch at once, then add up where patches overlap."""
@@ -140,7 +140,7 @@ def _gradient_of_images(
     product = flat @ weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
     patches = product.view(count, *gradient.shape[2:], -1, channels)
     padded = images.new_zeros(count, height + 2 * above, width + 2 * left, channels)
-    for index, (rows, columns) in enumerate(_windows(weight, gradient, context)):
+    for index, (rows, columns) in enumerate(_list_windows(weight, gradient, context)):
         padded[:, rows, columns] += patches[:, :, :, index]
     inner = padded[:, above : above + height, left : left + width]
     return inner.permute(0, 3, 1, 2)

@@ -33,7 +33,7 @@ def widen(z: Tensor) -> Tensor:
     return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
-def _cosines(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+def _compare_all(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """Cosine similarity of every sample to every other, and where the positives and the self are.
 
     Args:
@@ -78,7 +78,7 @@ def nt_xent(*views: Tensor, temperature: Number = 0.1, gather: Gather | None = N
         A scalar.
     """
     require_positive("temperature", temperature)
-    cosines, positive, itself = _cosines(_join(views, gather))
+    cosines, positive, itself = _compare_all(_join(views, gather))
     logits = (cosines / temperature).masked_fill(itself, -torch.inf)
     log_likelihood = cosines / temperature - torch.logsumexp(logits, dim=1, keepdim=True)
     return -(log_likelihood * positive).sum() / (len(cosines) * (len(views) - 1))
@@ -99,7 +99,7 @@ def nt_logistic(*views: Tensor, temperature: Number = 0.1, gather: Gather | None
         A scalar.
     """
     require_positive("temperature", temperature)
-    cosines, positive, itself = _cosines(_join(views, gather))
+    cosines, positive, itself = _compare_all(_join(views, gather))
     if len(cosines) == len(views):
         raise ValueError("N is 1: an image needs others to be told from; give 2 images or more")
     scaled = cosines / temperature
@@ -396,7 +396,7 @@ def contrast_sets(
 # divergence that is not symmetric both directions of a pair count, each with its own anchor.
 
 
-def _pairs(distance: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _mask_pairs(distance: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return the masks (N, N) of pairs of one class, without the diagonal, and of two classes."""
     if distance.ndim != 2 or distance.shape != (len(labels), len(labels)):
         raise ValueError(
@@ -423,7 +423,7 @@ def contrastive_margin(distance: Tensor, labels: Tensor, margin: Number = 1.0) -
     Returns:
         A scalar.
     """
-    same, different = _pairs(distance, labels)
+    same, different = _mask_pairs(distance, labels)
     attract = (distance * same).sum() / same.sum().clamp_min(1)
     gap = (margin - distance).clamp_min(0.0).square()
     repel = (gap * different).sum() / different.sum().clamp_min(1)
@@ -445,7 +445,7 @@ def triplet_margin(distance: Tensor, labels: Tensor, margin: Number = 1.0) -> Te
     Returns:
         A scalar; 0 where the batch has no triplet.
     """
-    same, different = _pairs(distance, labels)
+    same, different = _mask_pairs(distance, labels)
     negatives, order = distance.masked_fill(~different, torch.inf).sort(dim=1)
     is_negative = different.gather(1, order)
     sums = torch.where(is_negative, negatives, 0.0).cumsum(dim=1)  # (N, N), of the nearest ones

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from .colours import split_colours
-from .convolutions import fast_gradients
+from .convolutions import use_fast_gradients
 
 LARGEST_THUMBNAIL = 64
 """Up to this side, in pixels, the automatic stem keeps the resolution."""
@@ -59,7 +59,7 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Encode images (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1], to (N, d)."""
         images = self.normalise(images)
-        with fast_gradients(images):
+        with use_fast_gradients(images):
             representation: Tensor = self.trunk(images)
         return representation
 
@@ -75,7 +75,7 @@ class Encoder(nn.Module):
         images, trunk = self.normalise(images), self.trunk
         if not isinstance(trunk, ResNet | SmallTrunk):
             raise ValueError(f"a {type(trunk).__name__} has no stages: only {', '.join(TRUNKS)} do")
-        with fast_gradients(images):
+        with use_fast_gradients(images):
             return trunk.forward_with_maps(images)
 
     @property
@@ -124,7 +124,7 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc]  # torchvision is
         return self.avgpool(found).flatten(1), maps
 
 
-def _resnet(
+def _make_resnet_builder(
     block: type[BasicBlock | Bottleneck], *layers: int
 ) -> Callable[[str], tuple[nn.Module, int]]:
     def build(stem: str) -> tuple[nn.Module, int]:
@@ -153,7 +153,7 @@ SMALL_STAGES = ((32, 1), (64, 2), (128, 1), (128, 2))
 """Width and stride of each convolution of the small trunk."""
 
 
-def _small(stem: str) -> tuple[nn.Module, int]:
+def _build_small(stem: str) -> tuple[nn.Module, int]:
     """Build a convolutional trunk for thumbnails, a second or so per epoch on a CPU."""
     del stem  # it has none to choose
     layers: list[nn.Module] = []
@@ -192,11 +192,11 @@ class ColourTrunk(nn.Module):
 
 
 TRUNKS: dict[str, Callable[[str], tuple[nn.Module, int]]] = {
-    "resnet18": _resnet(BasicBlock, 2, 2, 2, 2),
-    "resnet34": _resnet(BasicBlock, 3, 4, 6, 3),
-    "resnet50": _resnet(Bottleneck, 3, 4, 6, 3),
-    "resnet101": _resnet(Bottleneck, 3, 4, 23, 3),
-    "small": _small,
+    "resnet18": _make_resnet_builder(BasicBlock, 2, 2, 2, 2),
+    "resnet34": _make_resnet_builder(BasicBlock, 3, 4, 6, 3),
+    "resnet50": _make_resnet_builder(Bottleneck, 3, 4, 6, 3),
+    "resnet101": _make_resnet_builder(Bottleneck, 3, 4, 23, 3),
+    "small": _build_small,
 }
 """Name -> a function from the stem to (trunk, width of h)."""
 
@@ -229,7 +229,7 @@ def measure_width(trunk: nn.Module, image_size: int) -> int:
     return found.shape[1]
 
 
-def _timm() -> ModuleType:
+def _import_timm() -> ModuleType:
     try:
         import timm
     except ImportError:
@@ -252,7 +252,9 @@ def create_timm(
     Returns:
         The model, and the options beside ``num_classes=0`` that it was created with.
     """
-    create = functools.partial(_timm().create_model, name, pretrained=pretrained, num_classes=0)
+    create = functools.partial(
+        _import_timm().create_model, name, pretrained=pretrained, num_classes=0
+    )
     options = {"img_size": image_size}
     try:
         return create(**options), options
@@ -260,9 +262,9 @@ def create_timm(
         return create(), {}
 
 
-def _timm_trunk(name: str, image_size: int) -> tuple[nn.Module, int]:
+def _build_timm_trunk(name: str, image_size: int) -> tuple[nn.Module, int]:
     """Build a trunk of timm; the width is measured, since ``num_features`` is at times another."""
-    timm = _timm()
+    timm = _import_timm()
     if not timm.is_model(name):  # nor is a name that would be looked up on a server
         near = difflib.get_close_matches(name, timm.list_models(), n=4)
         guess = f"; did you mean {', '.join(near)}?" if near else ""
@@ -302,7 +304,7 @@ def build_encoder(
     if name.startswith(TIMM):
         if stem != "auto":
             raise ValueError(f"stem {stem!r} is for ResNets by name; {name} takes auto only")
-        trunk, num_features = _timm_trunk(name.removeprefix(TIMM), image_size)
+        trunk, num_features = _build_timm_trunk(name.removeprefix(TIMM), image_size)
         return Encoder(trunk, num_features, mean, deviation)
     if name not in TRUNKS:
         raise ValueError(f"encoder {name!r} is not one of {', '.join(TRUNKS)}, {TIMM}NAME")

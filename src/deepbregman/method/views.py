@@ -139,11 +139,13 @@ class Views(nn.Module):
         self.jitter = jitter
         self.jitter_probability = 0.0 if "jitter" in removed else jitter_probability
         self.greyscale = 0.0 if "greyscale" in removed else greyscale
-        self.blur = _by_view("blur", 0.0 if "blur" in removed else blur, num_views)
+        self.blur = _spread_chance("blur", 0.0 if "blur" in removed else blur, num_views)
         self.blur_sigma = blur_sigma
         # An odd number of pixels near a tenth of the view (SimCLR: 23 of 224), hence this radius.
         self.blur_radius = max(1, round((0.1 * size - 1) / 2))
-        self.solarise = _by_view("solarise", 0.0 if "solarise" in removed else solarise, num_views)
+        self.solarise = _spread_chance(
+            "solarise", 0.0 if "solarise" in removed else solarise, num_views
+        )
 
     def draw(
         self, num_images: int, *, device: torch.device | str, generator: Generator | None = None
@@ -182,12 +184,12 @@ class Views(nn.Module):
             factors.append(torch.where(jittered, factor, neutral))
         if self.crop:
             uniform = (columns["area"], columns["aspect"], columns["position"])
-            boxes = crop_boxes(*uniform, sizes, self.crop_area, self.crop_aspect)
+            boxes = choose_boxes(*uniform, sizes, self.crop_area, self.crop_aspect)
         else:
             whole = F.pad(sizes.long(), (2, 0))  # (N, 4): top and left are 0
             boxes = whole.expand(self.num_views, -1, -1)
         top, left, height, width = boxes.unbind(dim=-1)  # (M, N) each
-        blurred = _happens(single["blur"], self.blur)
+        blurred = _decide(single["blur"], self.blur)
         least, greatest = self.blur_sigma
         return ViewParameters(
             top=top,
@@ -204,7 +206,7 @@ class Views(nn.Module):
             grey=single["grey"] < self.greyscale,
             blurred=blurred,
             blur_sigma=torch.where(blurred, least + (greatest - least) * single["sigma"], 0.0),
-            solarised=_happens(single["solarise"], self.solarise),
+            solarised=_decide(single["solarise"], self.solarise),
         )
 
     @torch.no_grad()
@@ -260,7 +262,7 @@ class Views(nn.Module):
         fits = tuple(uniforms.shape) == (self.num_views, len(images), sum(_COLUMNS.values()))
         rule = "(num_views, number of images, columns): use draw(len(images), device=...)"
         _require(fits, "uniforms.shape", tuple(uniforms.shape), rule)
-        sizes = _whole(images) if sizes is None else sizes
+        sizes = _fill_sizes(images) if sizes is None else sizes
         return self.render(images, self.parametrise(uniforms, sizes))
 
 
@@ -285,7 +287,7 @@ def centre_view(images: Tensor, sizes: Tensor | None, size: int) -> Tensor:
     """
     _require_images(images)
     _require(size >= 1, "size", size, "at least 1 pixel")
-    sizes = _whole(images) if sizes is None else sizes
+    sizes = _fill_sizes(images) if sizes is None else sizes
     side = sizes.amin(dim=-1).float()  # (N,)
     top, left = ((sizes - side.unsqueeze(-1)) / 2).round().unbind(-1)
     with torch.autocast(images.device.type, enabled=False):
@@ -293,7 +295,7 @@ def centre_view(images: Tensor, sizes: Tensor | None, size: int) -> Tensor:
     return view.squeeze(0).clamp_(0, 1)
 
 
-def _whole(images: Tensor) -> Tensor:
+def _fill_sizes(images: Tensor) -> Tensor:
     """Return the sizes (N, 2) of images (N, C, H, W) that fill their batch."""
     height, width = images.shape[-2:]
     # Filled on the device: a tensor made from a list would be copied there, and waited for.
@@ -318,7 +320,7 @@ def _require(condition: bool, name: str, value: object, rule: str) -> None:
         raise ValueError(f"{name} is {value!r}, but must be {rule}")
 
 
-def _by_view(name: str, chance: float | Sequence[float], num_views: int) -> tuple[float, ...]:
+def _spread_chance(name: str, chance: float | Sequence[float], num_views: int) -> tuple[float, ...]:
     """Return the probability of each view."""
     chances = tuple(chance) if isinstance(chance, Sequence) else (chance,) * num_views
     fits = len(chances) == num_views and all(0 <= each <= 1 for each in chances)
@@ -327,7 +329,7 @@ def _by_view(name: str, chance: float | Sequence[float], num_views: int) -> tupl
     return chances
 
 
-def _happens(uniforms: Tensor, chances: tuple[float, ...]) -> Tensor:
+def _decide(uniforms: Tensor, chances: tuple[float, ...]) -> Tensor:
     """Decide for each of M views of N images; ``uniforms`` (M, N), ``chances`` one of each view."""
     if len(set(chances)) == 1:
         return uniforms < chances[0]
@@ -336,7 +338,7 @@ def _happens(uniforms: Tensor, chances: tuple[float, ...]) -> Tensor:
     return torch.stack([row < chance for row, chance in rows])
 
 
-def crop_boxes(
+def choose_boxes(
     area: Tensor,
     aspect: Tensor,
     position: Tensor,
@@ -399,8 +401,8 @@ def resample(
     num_views, num_images = top.shape
     channels = images.shape[1]
     mirror = None if flipped is None else flipped.T
-    rows = _triangle_weights(top.T, height.T, size, images.shape[2]).div_(255)  # (N, M, size, H)
-    columns = _triangle_weights(left.T, width.T, size, images.shape[3], mirror)  # (N, M, size, W)
+    rows = _weigh_pixels(top.T, height.T, size, images.shape[2]).div_(255)  # (N, M, size, H)
+    columns = _weigh_pixels(left.T, width.T, size, images.shape[3], mirror)  # (N, M, size, W)
     # With rows outside channels both products work on whole matrices, all views of an image share
     # the image, and nothing is copied between them.
     source = images.transpose(1, 2).to(torch.float32, memory_format=torch.contiguous_format)
@@ -411,7 +413,7 @@ def resample(
     return full.permute(1, 0, 3, 2, 4).contiguous()  # (M, N, C, size, size)
 
 
-def _triangle_weights(
+def _weigh_pixels(
     start: Tensor, extent: Tensor, size: int, length: int, mirrored: Tensor | None = None
 ) -> Tensor:
     """Return the weights (..., size, length) with which each source pixel enters each target pixel.

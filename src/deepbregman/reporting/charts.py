@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from deepbregman.runs import Record, replace_file
 from deepbregman.statistics import Summary, format_difference, format_summary
 
-from .published import published_beside
+from .published import list_published_rows
 from .records import (
     REFERENCES,
     RunGroup,
-    evaluation_rows,
-    measures,
-    metric_frame,
-    reference_values,
+    average_references,
+    collect_metrics,
+    find_rows,
+    list_measures,
 )
-from .tables import best_interval, summarise_measure, titles
+from .tables import choose_interval, name_measures, summarise_measure
 
 if TYPE_CHECKING:
     import altair as alt
@@ -144,7 +144,7 @@ def round_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def chart_of(points: Sequence[Record]) -> "alt.Chart":
+def begin_chart(points: Sequence[Record]) -> "alt.Chart":
     """Begin a chart of points, which go into its specification."""
     import altair as alt
 
@@ -152,14 +152,14 @@ def chart_of(points: Sequence[Record]) -> "alt.Chart":
     return alt.Chart(data(values=list(points)))
 
 
-def tooltip(names: Mapping[str, str]) -> list[Any]:
+def make_tooltip(names: Mapping[str, str]) -> list[Any]:
     """Name the fields that show under the pointer, with their titles."""
     import altair as alt
 
     return [alt.Tooltip(name, title=words) for name, words in names.items()]
 
 
-def arm_colour(places: Mapping[str, int]) -> "alt.Color":
+def encode_arm(places: Mapping[str, int]) -> "alt.Color":
     """Encode the arm as colour, the same in every chart."""
     import altair as alt
 
@@ -168,7 +168,7 @@ def arm_colour(places: Mapping[str, int]) -> "alt.Color":
     return alt.Color("arm:N", scale=scale, legend=legend)
 
 
-def opacity(shown: float = 1.0) -> Any:
+def highlight_arm(shown: float = 1.0) -> Any:
     """Let the arm that is chosen in the legend stand out."""
     import altair as alt
 
@@ -176,7 +176,7 @@ def opacity(shown: float = 1.0) -> Any:
 
 
 def specify(chart: Any, title: str, subtitle: str) -> Record:
-    """Make the specification of a chart as it is written to a file; see :func:`for_page`."""
+    """Make the specification of a chart as it is written to a file; see :func:`fit_to_page`."""
     import altair as alt
 
     chart = chart.add_params(alt.param(name="highlight", value=""))
@@ -190,7 +190,7 @@ def make_title(title: str, subtitle: str) -> Record:
     return {"text": textwrap.wrap(title, 66), "subtitle": textwrap.wrap(subtitle, 88)}
 
 
-def for_page(spec: Record, *, legend: bool = True) -> Record:
+def fit_to_page(spec: Record, *, legend: bool = True) -> Record:
     """Fit a specification to its container; the title is the page's.
 
     Args:
@@ -210,7 +210,7 @@ def _without_legend(encoding: Any) -> Any:
     return encoding | {"legend": None} if has_legend else encoding
 
 
-def for_file(spec: Record) -> Record:
+def fit_to_file(spec: Record) -> Record:
     """Leave out what only answers to a pointer: invisible marks, which are most of a file."""
     params = [param for param in spec["params"] if param["name"] != HOVER]
     if len(params) == len(spec["params"]):
@@ -233,7 +233,7 @@ def stack(
     """
     parts = []
     for figure in figures:
-        part = for_file(figure.spec)
+        part = fit_to_file(figure.spec)
         kept = {key: part[key] for key in part if key not in ("params", "config", "background")}
         parts.append(kept | {"title": {"text": figure.title.split("\n"), "fontSize": 12}})
     rows = [parts[start : start + columns] for start in range(0, len(parts), columns)]
@@ -255,7 +255,7 @@ def save_chart(paths: Sequence[Path], spec: Record) -> None:
     import vl_convert
     from PIL import Image
 
-    svg = vl_convert.vegalite_to_svg(for_file(spec))
+    svg = vl_convert.vegalite_to_svg(fit_to_file(spec))
     for path in paths:
         with replace_file(path) as file:
             if path.suffix == ".png":
@@ -265,14 +265,12 @@ def save_chart(paths: Sequence[Path], spec: Record) -> None:
                 file.write(vl_convert.svg_to_pdf(svg) if path.suffix == ".pdf" else svg.encode())
 
 
-def curve_figures(
-    groups: Sequence[RunGroup], prefix: str = ""
-) -> tuple[list[Figure], list[Figure]]:
+def draw_curves(groups: Sequence[RunGroup], prefix: str = "") -> tuple[list[Figure], list[Figure]]:
     """Draw every metric that any run has by epoch: the loss terms and monitors, the diagnostics.
 
     Thin lines are runs, the thick one is the mean of an arm's runs.
     """
-    frame = metric_frame(groups)
+    frame = collect_metrics(groups)
     known = {*MONITORS, *DIAGNOSTICS, *NO_CURVES}
     found = [name for name in frame.columns if name not in known]
     usual = "unweighted mean of the epoch"
@@ -284,7 +282,7 @@ def curve_figures(
     monitors = MONITORS | {"knn": (MONITORS["knn"][0], _describe_monitor(groups))}
 
     def draw(names: Mapping[str, tuple[str, str]]) -> list[Figure]:
-        drawn = (_curve(frame, groups, name, *words, prefix) for name, words in names.items())
+        drawn = (_draw_curve(frame, groups, name, *words, prefix) for name, words in names.items())
         return [figure for figure in drawn if figure is not None]
 
     return draw(first | terms | monitors), draw(DIAGNOSTICS)
@@ -298,7 +296,7 @@ def _describe_monitor(groups: Sequence[RunGroup]) -> str:
     return SEEN if len(seen) == len(groups) else f"{HELD_OUT}; of {', '.join(seen)}: {SEEN}"
 
 
-def _curve(
+def _draw_curve(
     frame: "pd.DataFrame",
     groups: Sequence[RunGroup],
     name: str,
@@ -311,7 +309,7 @@ def _curve(
         point | ({"kind": kind} if kind else {})
         for metric, kind in parts.items()
         if metric in frame.columns
-        for point in _curve_points(frame, groups, metric)
+        for point in _list_curve_points(frame, groups, metric)
     ]
     if not points:
         return None
@@ -319,12 +317,12 @@ def _curve(
     places = tuple((group.name, group.place) for group in groups if group.name in arms)
     epochs = tuple(sorted({point["epoch"] for point in points}))
     is_short = len(epochs) <= FEW_EPOCHS
-    spec = _curve_template(places, epochs if is_short else (), has_kinds=len(parts) > 1)
+    spec = _make_curve_template(places, epochs if is_short else (), has_kinds=len(parts) > 1)
     spec = spec | {"data": {"values": points}, "title": make_title(title, caption)}
     return Figure(f"{prefix}{slug(name)}", title, caption, spec)
 
 
-def _curve_points(
+def _list_curve_points(
     frame: "pd.DataFrame", groups: Sequence[RunGroup], metric: str
 ) -> list[dict[str, Any]]:
     """Return a metric of every run by epoch, and the mean of arms that have several runs."""
@@ -349,7 +347,7 @@ def _curve_points(
 
 
 @cache
-def _curve_template(
+def _make_curve_template(
     arms: tuple[tuple[str, int], ...], epochs: tuple[int, ...], *, has_kinds: bool
 ) -> Record:
     """Return the specification of curves without their points; Altair takes long to make one.
@@ -364,7 +362,7 @@ def _curve_template(
     value = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True))
     ticks: Any = {"values": epochs, "format": "d"} if epochs else {"tickMinStep": 1}
     epoch = alt.X("epoch:Q", title="epoch", axis=alt.Axis(**ticks))
-    base = chart_of([]).encode(x=epoch, y=value, color=arm_colour(places))
+    base = begin_chart([]).encode(x=epoch, y=value, color=encode_arm(places))
     if has_kinds:
         kinds = alt.Scale(domain=["positives", "negatives"], range=[[1, 0], [5, 3]])
         legend = alt.Legend(title=None, orient="bottom")
@@ -410,43 +408,43 @@ def _curve_template(
     return specify(alt.layer(*layers, dots).properties(width=WIDTH, height=210), "", "")
 
 
-def evaluation_figure(groups: Sequence[RunGroup], data: str, key: str, title: str) -> Figure:
+def draw_evaluations(groups: Sequence[RunGroup], data: str, key: str, title: str) -> Figure:
     """Draw the evaluations of arms on one dataset: means, deviations, runs, published values."""
-    columns = [measure for measure in measures(groups) if measure.data == data]
-    names = dict(zip(columns, titles(columns), strict=True))
+    columns = [measure for measure in list_measures(groups) if measure.data == data]
+    names = dict(zip(columns, name_measures(columns), strict=True))
     means, runs = [], []
     for measure in columns:
         for group in groups:
             summary = summarise_measure(group, measure).summary
             if summary is None:
                 continue
-            means.append(mean_point(names[measure], group.name, summary))
+            means.append(make_mean_point(names[measure], group.name, summary))
             runs += [
                 {"measure": names[measure], "arm": group.name, "run": run.name}
                 | {"value": round_digits(row["value"])}
-                for run, row in evaluation_rows(group, measure)
+                for run, row in find_rows(group, measure)
                 if len(group.runs) > 1
             ]
     printed = [
         {"measure": names[measure], "value": value, "method": row.method, "where": row.where}
-        for row in published_beside(groups, columns)
+        for row in list_published_rows(groups, columns)
         for measure, value in zip(columns, row.values, strict=True)
         if value is not None
     ]
     references = [
         {"measure": names[measure], "reference": name, "value": round_digits(value)}
         for measure in columns
-        for name, value in reference_values(groups, measure).items()
+        for name, value in average_references(groups, measure).items()
     ]
     caption = "mean, deviation over seeds (bar) and every run (small)"
     caption += "; dotted: most frequent class; dashed: raw pixels" * bool(references)
     caption += "; diamonds: published, other settings" * bool(printed)
     places = {group.name: group.place for group in groups}
-    chart = measure_chart(means, runs, printed, places, references)
+    chart = draw_measures(means, runs, printed, places, references)
     return Figure(key, title, caption, specify(chart, title, caption))
 
 
-def mean_point(measure: str, arm: str, summary: Summary) -> Record:
+def make_mean_point(measure: str, arm: str, summary: Summary) -> Record:
     """Return the point of a mean with the ends of its deviation."""
     mean, deviation = summary["mean"], summary["deviation"] or 0.0
     return {
@@ -456,9 +454,9 @@ def mean_point(measure: str, arm: str, summary: Summary) -> Record:
     }
 
 
-def difference_point(measure: str, arm: str, difference: Summary) -> Record:
+def make_difference_point(measure: str, arm: str, difference: Summary) -> Record:
     """Return the point of a paired difference with the ends of its interval."""
-    summary = best_interval(difference)
+    summary = choose_interval(difference)
     mean = summary["mean"]
     low, high = summary["interval"] or (mean, mean)
     return {
@@ -468,7 +466,7 @@ def difference_point(measure: str, arm: str, difference: Summary) -> Record:
     }
 
 
-def dot_chart(
+def draw_dots(
     points: Sequence[Record],
     row: str,
     colour: Any,
@@ -502,34 +500,36 @@ def dot_chart(
         shared["yOffset"] = alt.YOffset("arm:N", sort=arms, scale=alt.Scale(domain=arms))
     layers: list[Any] = []
     if levels:
-        rule = chart_of(levels).mark_rule(strokeDash=[4, 3], opacity=0.7, color=GREY)
+        rule = begin_chart(levels).mark_rule(strokeDash=[4, 3], opacity=0.7, color=GREY)
         layers.append(rule.encode(x=x))
     if references:
-        layers.append(_reference_layer(references, row, order).encode(x=x))
-    base = chart_of(points).encode(**shared)
+        layers.append(_draw_references(references, row, order).encode(x=x))
+    base = begin_chart(points).encode(**shared)
     layers += [
-        base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q"), x2="high:Q", opacity=opacity(0.55)),
+        base.mark_rule(strokeWidth=2).encode(
+            x=alt.X("low:Q"), x2="high:Q", opacity=highlight_arm(0.55)
+        ),
         base.mark_point(filled=True, size=70, shape=shape).encode(
-            x=x, opacity=opacity(), tooltip=tooltip(words)
+            x=x, opacity=highlight_arm(), tooltip=make_tooltip(words)
         ),
     ]
     if runs:
-        names = tooltip({"run:N": "run", "measure:N": "measure", "value:Q": "value"})
-        small = chart_of(runs).encode(**shared).mark_tick(thickness=1.5, size=9)
-        layers.append(small.encode(x=x, opacity=opacity(0.6), tooltip=names))
+        names = make_tooltip({"run:N": "run", "measure:N": "measure", "value:Q": "value"})
+        small = begin_chart(runs).encode(**shared).mark_tick(thickness=1.5, size=9)
+        layers.append(small.encode(x=x, opacity=highlight_arm(0.6), tooltip=names))
     if printed:
-        layers.append(published_layer(printed).encode(x=x, y=y))
+        layers.append(draw_published(printed).encode(x=x, y=y))
     height = len(order) * (max(34, 13 * len(arms)) if arms else 24)
     return alt.layer(*layers).properties(width=WIDTH, height=height)
 
 
-def _reference_layer(references: Sequence[Record], row: str, order: Sequence[str]) -> Any:
+def _draw_references(references: Sequence[Record], row: str, order: Sequence[str]) -> Any:
     """Draw a line through the band of its row for each reference, in a pattern of its own."""
     import altair as alt
 
     scale = alt.Scale(domain=list(REFERENCES.values()), range=[[1, 3], [6, 3]])
-    rule = chart_of(references).mark_rule(strokeWidth=1.5, color=GREY)
-    words = tooltip({"reference:N": "for comparison", "value:Q": "value"})
+    rule = begin_chart(references).mark_rule(strokeWidth=1.5, color=GREY)
+    words = make_tooltip({"reference:N": "for comparison", "value:Q": "value"})
     return rule.encode(
         y=alt.Y(f"{row}:N", sort=list(order), title=None, bandPosition=0.08),
         y2=alt.Y2(f"{row}:N", bandPosition=0.92),
@@ -541,7 +541,7 @@ def _reference_layer(references: Sequence[Record], row: str, order: Sequence[str
 MEASURE_WORDS = {"arm:N": "arm", "measure:N": "measure", "shown:N": "mean ± deviation"}
 
 
-def measure_chart(
+def draw_measures(
     means: list[Record],
     runs: list[Record],
     printed: list[Record],
@@ -549,10 +549,10 @@ def measure_chart(
     references: Sequence[Record] = (),
 ) -> Any:
     """Draw a line for each measure, with a dot for the mean of each arm and its runs."""
-    return dot_chart(
+    return draw_dots(
         means,
         "measure",
-        arm_colour(places),
+        encode_arm(places),
         MEASURE_WORDS,
         arms=list(places),
         runs=runs,
@@ -561,10 +561,10 @@ def measure_chart(
     )
 
 
-def published_layer(printed: Sequence[Record]) -> "alt.Chart":
+def draw_published(printed: Sequence[Record]) -> "alt.Chart":
     """Mark published values, hollow and grey: they are no arm."""
     names = {"method:N": "published", "value:Q": "value", "where:N": "in"}
-    mark = chart_of(printed).mark_point(shape="diamond", size=75, strokeWidth=1.6, filled=False)
-    chart: alt.Chart = mark.encode(tooltip=tooltip(names))
+    mark = begin_chart(printed).mark_point(shape="diamond", size=75, strokeWidth=1.6, filled=False)
+    chart: alt.Chart = mark.encode(tooltip=make_tooltip(names))
     chart.mark.color = GREY
     return chart

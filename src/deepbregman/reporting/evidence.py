@@ -7,15 +7,15 @@ from typing import Any
 from deepbregman.files import replace_file, write_csv
 from deepbregman.runs import Record
 
-from .charts import Figure, arm_colour, difference_point, dot_chart, save_chart, slug, specify
-from .published import CAVEAT, published_for
+from .charts import Figure, draw_dots, encode_arm, make_difference_point, save_chart, slug, specify
+from .published import CAVEAT, find_published
 from .records import Measure
 from .tables import (
     Cell,
     Row,
     Table,
-    cell_of,
-    difference_cell,
+    make_cell,
+    make_difference_cell,
     mark_best,
     to_csv,
     to_latex,
@@ -90,7 +90,7 @@ def is_evidence(record: Record) -> bool:
     return "quantities" in record
 
 
-def evidence_tables(results: Record, prefix: str = "") -> list[Table]:
+def tabulate_evidence(results: Record, prefix: str = "") -> list[Table]:
     """Make the tables of a record: quantities in rows, arms in columns, differences after them."""
     return [table._replace(key=f"{prefix}{table.key}") for table in _list_tables(results)]
 
@@ -107,22 +107,22 @@ def _list_tables(results: Record) -> list[Table]:
                 if quantity["metric"] in METRICS and is_shown(quantity)
             ]
             if found:
-                tables.append(_value_table(results, data, group, found))
+                tables.append(_tabulate_values(results, data, group, found))
             compared = [quantity for quantity in found if quantity["differences"]]
             if compared:
-                tables.append(_difference_table(results, data, group, compared))
+                tables.append(_tabulate_differences(results, data, group, compared))
         measures = [
             row
             for row in results.get("by_divergence", [])
             if row["data"] == data and row["metric"] in METRICS and is_compared(row)
         ]
         if measures:
-            tables.append(_measure_table(results, data, measures))
+            tables.append(_tabulate_measures(results, data, measures))
         classes = [row for row in results.get("classes", []) if row["data"] == data]
         if classes:
-            tables.append(_class_table(results, data, classes))
+            tables.append(_tabulate_classes(results, data, classes))
     if results["runs"]:
-        tables.append(_cost_table(results["runs"]))
+        tables.append(_tabulate_costs(results["runs"]))
     return tables
 
 
@@ -132,7 +132,7 @@ def is_shown(quantity: Record) -> bool:
     return not variant.endswith("k=200") and not variant.endswith(" 2")
 
 
-def _name(quantity: Record) -> str:
+def _name_quantity(quantity: Record) -> str:
     start = "" if quantity["protocol"] in ("few", "ood", "corruptions") else quantity["protocol"]
     if quantity["protocol"] == "transfer":
         start = f"from {quantity['trained_on']}"
@@ -140,40 +140,40 @@ def _name(quantity: Record) -> str:
     return f"{words}, {METRICS[quantity['metric']]}"
 
 
-def _arm_table(
+def _make_table(
     title: str, corner: str, columns: Sequence[str], rows: Iterable[Row], caption: str
 ) -> Table:
     return Table(slug(title), title, corner, tuple(columns), tuple(rows), caption)
 
 
-def _used_arms(results: Record, rows: Sequence[Record]) -> list[str]:
+def _list_used_arms(results: Record, rows: Sequence[Record]) -> list[str]:
     return [arm for arm in results["arms"] if any(arm in row["arms"] for row in rows)]
 
 
-def _value_table(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
-    arms, printed = _used_arms(results, found), _list_published(found)
+def _tabulate_values(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
+    arms, printed = _list_used_arms(results, found), _list_published(found)
     rows = []
     for quantity in found:
-        cells = [cell_of(quantity["arms"].get(arm)) for arm in arms]
+        cells = [make_cell(quantity["arms"].get(arm)) for arm in arms]
         seeds = [cell.summary["n"] if cell.summary else 0 for cell in cells]
         cells = mark_best(cells, seeds)
-        known = {(e.method, e.conditions): e.value for e in published_for(_measure(quantity))}
+        known = {(e.method, e.conditions): e.value for e in find_published(_measure(quantity))}
         cells += [
             Cell(text=f"{known[column]:.1f}" if column in known else "", is_published=True)
             for column in printed
         ]
-        rows.append(Row(_name(quantity), tuple(cells)))
+        rows.append(Row(_name_quantity(quantity), tuple(cells)))
     columns = [*arms, *(f"published: {method}" for method, _ in printed)]
-    caption = f"{SEEDS}; {_count(found)}"
+    caption = f"{SEEDS}; {_count_images(found)}"
     if printed:
         where = "; ".join(f"{method}: {conditions}" for method, conditions in printed)
         caption += f". Published: {where}. {CAVEAT}"
-    return _arm_table(f"{data}: {group}", "quantity", columns, rows, caption)
+    return _make_table(f"{data}: {group}", "quantity", columns, rows, caption)
 
 
 def _list_published(found: Iterable[Record]) -> list[tuple[str, str]]:
     """List method and conditions of every published value of these quantities."""
-    entries = [entry for quantity in found for entry in published_for(_measure(quantity))]
+    entries = [entry for quantity in found for entry in find_published(_measure(quantity))]
     return list(dict.fromkeys((entry.method, entry.conditions) for entry in entries))
 
 
@@ -181,21 +181,23 @@ def _measure(quantity: Record) -> Measure:
     return Measure.of({**quantity, "split": ""})
 
 
-def _count(found: Iterable[Record]) -> str:
+def _count_images(found: Iterable[Record]) -> str:
     counts = sorted({summary["n"] for quantity in found for summary in quantity["arms"].values()})
     tests = sorted({quantity["num_test"] for quantity in found})
     return f"n = {'-'.join(map(str, counts))}; {', '.join(f'{n:,}' for n in tests)} test images"
 
 
-def _difference_table(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
+def _tabulate_differences(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:
     differences = [{(d["arm"], d["against"]): d for d in q["differences"]} for q in found]
     pairs = [pair for pair in map(tuple, results["pairs"]) if any(pair in d for d in differences)]
     rows = [
-        Row(_name(quantity), tuple(difference_cell(known.get(pair)) for pair in pairs))
+        Row(
+            _name_quantity(quantity), tuple(make_difference_cell(known.get(pair)) for pair in pairs)
+        )
         for quantity, known in zip(found, differences, strict=True)
     ]
     columns = [f"{arm} - {other}" for arm, other in pairs]
-    return _arm_table(f"{data}: {group}, differences", "quantity", columns, rows, INTERVALS)
+    return _make_table(f"{data}: {group}, differences", "quantity", columns, rows, INTERVALS)
 
 
 def is_compared(row: Record) -> bool:
@@ -208,34 +210,34 @@ def is_compared(row: Record) -> bool:
     return not variant.endswith("k=200")
 
 
-def _measure_table(results: Record, data: str, found: Sequence[Record]) -> Table:
-    arms = _used_arms(results, found)
+def _tabulate_measures(results: Record, data: str, found: Sequence[Record]) -> Table:
+    arms = _list_used_arms(results, found)
     rows = [
         Row(
             f"{row['protocol']}, {METRICS[row['metric']]}: {row['variant']} - {row['against']}",
-            tuple(difference_cell(row["arms"].get(arm)) for arm in arms),
+            tuple(make_difference_cell(row["arms"].get(arm)) for arm in arms),
         )
         for row in found
     ]
     caption = f"A measure by the divergence minus another one of the same run. {INTERVALS}"
     title = f"{data}: by the divergence itself, differences"
-    return _arm_table(title, "quantity", arms, rows, caption)
+    return _make_table(title, "quantity", arms, rows, caption)
 
 
-def _class_table(results: Record, data: str, classes: Sequence[Record]) -> Table:
-    arms = _used_arms(results, classes)
+def _tabulate_classes(results: Record, data: str, classes: Sequence[Record]) -> Table:
+    arms = _list_used_arms(results, classes)
     rows = [
         Row(
             f"{row['class']} ({row['num_test']:,})",
-            tuple(cell_of(row["arms"].get(arm)) for arm in arms),
+            tuple(make_cell(row["arms"].get(arm)) for arm in arms),
         )
         for row in classes
     ]
     caption = f"Share of each class's test images that is right, linear, cached features. {SEEDS}"
-    return _arm_table(f"{data}: by class", "class (test images)", arms, rows, caption)
+    return _make_table(f"{data}: by class", "class (test images)", arms, rows, caption)
 
 
-def _cost_table(runs: Sequence[Record]) -> Table:
+def _tabulate_costs(runs: Sequence[Record]) -> Table:
     names = ("encoder", "epochs", "views_per_image", "view_size", "batch_size")
     rows: dict[str, list[Record]] = {}
     for run in runs:
@@ -255,7 +257,7 @@ def _cost_table(runs: Sequence[Record]) -> Table:
 
 def save_tables(folder: Path, results: Record) -> None:
     """Write the tables, and a line for each quantity and arm as CSV."""
-    tables = evidence_tables(results)
+    tables = tabulate_evidence(results)
     (folder / "tables").mkdir(exist_ok=True)
     for table in tables:
         for ending, text in ((".csv", to_csv(table)), (".tex", to_latex(table))):
@@ -275,28 +277,28 @@ def _flatten(results: Record) -> Iterable[Record]:
             yield {**{key: quantity[key] for key in keys}, "arm": arm, **kept}
 
 
-def difference_figure(results: Record, prefix: str = "") -> Figure | None:
+def draw_differences(results: Record, prefix: str = "") -> Figure | None:
     """Draw where each arm is ahead of what it is compared with; None where nothing is compared."""
     points: list[Record] = []
-    balanced = {_place(q) for q in results["quantities"] if q["metric"] == "balanced"}
+    balanced = {_locate(q) for q in results["quantities"] if q["metric"] == "balanced"}
     for quantity in results["quantities"]:
         title = DRAWN.get((quantity["protocol"], quantity["variant"]))
-        metrics = ("balanced",) if _place(quantity) in balanced else ("top1", "mAP", "NMI")
+        metrics = ("balanced",) if _locate(quantity) in balanced else ("top1", "mAP", "NMI")
         if title is None or quantity["metric"] not in metrics:
             continue
         where = quantity["data"]
         if quantity["trained_on"] != where:
             where = f"{quantity['trained_on']} to {where}"
         points += [
-            difference_point(f"{where}: {title}", f"{pair['arm']} - {pair['against']}", pair)
+            make_difference_point(f"{where}: {title}", f"{pair['arm']} - {pair['against']}", pair)
             for pair in quantity["differences"]
         ]
     if not points:
         return None
     names = list(dict.fromkeys(point["arm"] for point in points))
-    colour: Any = arm_colour({name: place for place, name in enumerate(names)})
+    colour: Any = encode_arm({name: place for place, name in enumerate(names)})
     words = {"arm:N": "arms", "measure:N": "quantity", "shown:N": "difference"}
-    chart = dot_chart(
+    chart = draw_dots(
         points, "measure", colour, words, unit="points", arms=names, levels=[{"value": 0}]
     )
     title = "Where is an arm ahead?"
@@ -307,10 +309,10 @@ def difference_figure(results: Record, prefix: str = "") -> Figure | None:
 
 def save_difference_figure(paths: Sequence[Path], results: Record) -> None:
     """Write the figure of differences, where there are any."""
-    figure = difference_figure(results)
+    figure = draw_differences(results)
     if figure is not None:
         save_chart(paths, figure.spec)
 
 
-def _place(quantity: Record) -> tuple[str, ...]:
+def _locate(quantity: Record) -> tuple[str, ...]:
     return tuple(quantity[key] for key in ("data", "trained_on", "protocol", "variant"))

@@ -15,7 +15,7 @@ from .charts import (
     PALETTE,
     STAR,
     Figure,
-    chart_of,
+    begin_chart,
     round_digits,
     save_chart,
     specify,
@@ -52,11 +52,11 @@ class PlaneMap(NamedTuple):
     """Whole numbers, regions rather than heights."""
 
 
-def _figure(chart: Any, title: str) -> Figure:
+def _make_figure(chart: Any, title: str) -> Figure:
     return Figure("", title, "", specify(chart, title, ""))
 
 
-def _dots(points: np.ndarray, **fields: Iterable[object]) -> list[Record]:
+def _list_dots(points: np.ndarray, **fields: Iterable[object]) -> list[Record]:
     """Return the data of points (N, 2), with further fields as text."""
     rows: list[Record] = [{"x": round_digits(x), "y": round_digits(y)} for x, y in points]
     for name, values in fields.items():
@@ -65,7 +65,7 @@ def _dots(points: np.ndarray, **fields: Iterable[object]) -> list[Record]:
     return rows
 
 
-def _plane_axis(channel: Any, field: str, values: np.ndarray, *, is_bare: bool) -> Any:
+def _make_axis(channel: Any, field: str, values: np.ndarray, *, is_bare: bool) -> Any:
     """Return an axis with all values and a margin; without numbers if ``is_bare``."""
     import altair as alt
 
@@ -76,7 +76,7 @@ def _plane_axis(channel: Any, field: str, values: np.ndarray, *, is_bare: bool) 
     return channel(f"{field}:Q", title=None, scale=scale, axis=axis)
 
 
-def _class_colour(field: str, names: Sequence[str], legend: Any = None) -> Any:
+def _encode_class(field: str, names: Sequence[str], legend: Any = None) -> Any:
     import altair as alt
 
     colours = [TEN_COLOURS[index % len(TEN_COLOURS)] for index in range(len(names))]
@@ -84,7 +84,7 @@ def _class_colour(field: str, names: Sequence[str], legend: Any = None) -> Any:
     return alt.Color(f"{field}:N", scale=scale, legend=legend)
 
 
-def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> Figure:
+def draw_feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> Figure:
     """Draw a map of features, coloured by label, with a legend and each name amid its class."""
     import altair as alt
 
@@ -92,12 +92,12 @@ def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> 
     names: list[Record] = []
     for index, name in enumerate(classes):
         chosen = one.points[labels == index]
-        points += _dots(chosen, **{"class": [name] * len(chosen)})
+        points += _list_dots(chosen, **{"class": [name] * len(chosen)})
         if len(chosen):
-            names += _dots(np.median(chosen, axis=0)[None], **{"class": [name]})
-    x = _plane_axis(alt.X, "x", one.points[:, 0], is_bare=True)
-    y = _plane_axis(alt.Y, "y", one.points[:, 1], is_bare=True)
-    dots = chart_of(points).mark_circle(size=12, opacity=0.8)
+            names += _list_dots(np.median(chosen, axis=0)[None], **{"class": [name]})
+    x = _make_axis(alt.X, "x", one.points[:, 0], is_bare=True)
+    y = _make_axis(alt.Y, "y", one.points[:, 1], is_bare=True)
+    dots = begin_chart(points).mark_circle(size=12, opacity=0.8)
     legend = alt.Legend(
         title=None,
         orient="bottom",
@@ -107,20 +107,20 @@ def feature_map(one: FeatureMap, labels: np.ndarray, classes: Sequence[str]) -> 
         symbolOpacity=1,
         labelLimit=360,
     )
-    words = chart_of(names).encode(x=x, y=y, text="class:N")
+    words = begin_chart(names).encode(x=x, y=y, text="class:N")
     layers = [
-        dots.encode(x=x, y=y, color=_class_colour("class", classes, legend)),
+        dots.encode(x=x, y=y, color=_encode_class("class", classes, legend)),
         words.mark_text(fontSize=13, fontWeight="bold", stroke="white", strokeWidth=4),
         words.mark_text(fontSize=13, fontWeight="bold", color="#1c2026"),
     ]
-    return _figure(alt.layer(*layers).properties(width=400, height=400), one.title)
+    return _make_figure(alt.layer(*layers).properties(width=400, height=400), one.title)
 
 
 def save_map_figure(
     paths: Sequence[Path], maps: Sequence[FeatureMap], labels: np.ndarray, classes: Sequence[str]
 ) -> None:
     """Write maps side by side, of the same images."""
-    figures = [feature_map(one, labels, classes) for one in maps]
+    figures = [draw_feature_map(one, labels, classes) for one in maps]
     notes = [f"{one.title}: {'; '.join(one.words)}" for one in maps if one.words]
     save_chart(paths, stack(figures, "Features, mapped to the plane", notes, columns=len(maps)))
 
@@ -148,19 +148,19 @@ def save_quickstart_figure(
     losses = [*curve("contrastive"), *curve("divergence")]
     scale = alt.Scale(domain=["contrastive", "divergence"], range=list(PALETTE[:2]))
     legend = alt.Legend(title=None, orient="top-right")
-    lines = chart_of(losses).mark_line(strokeWidth=2)
+    lines = begin_chart(losses).mark_line(strokeWidth=2)
     lines = lines.encode(x=x, y=y, color=alt.Color("term:N", scale=scale, legend=legend))
-    line = chart_of(curve("knn")).mark_line(
+    line = begin_chart(curve("knn")).mark_line(
         strokeWidth=2, point={"color": PALETTE[2]}, color=PALETTE[2]
     )
     size = {"width": 400, "height": 220}
     figures = [
-        _figure(alt.layer(lines).properties(**size), "Losses"),
-        _figure(
+        _make_figure(alt.layer(lines).properties(**size), "Losses"),
+        _make_figure(
             alt.layer(line.encode(x=x, y=y)).properties(**size),
             "kNN on held-out training images, %",
         ),
-        *(feature_map(one, labels, classes) for one in maps),
+        *(draw_feature_map(one, labels, classes) for one in maps),
     ]
     save_chart([path], stack(figures, "Quickstart: digits", [], columns=2))
 
@@ -181,13 +181,13 @@ def save_plane_figure(
         points: (N, 2) samples.
         chosen: index of the sample x0.
     """
-    samples = _dots(points, **{"class": labels})
-    figures = [_plane_panel(one, x, y, samples, chosen) for one in maps]
+    samples = _list_dots(points, **{"class": labels})
+    figures = [_draw_plane(one, x, y, samples, chosen) for one in maps]
     title = "Divergence from every point of the plane to a sample x0"
     save_chart(paths, stack(figures, title, [], columns=3, aligned=True))
 
 
-def _plane_panel(
+def _draw_plane(
     one: PlaneMap, x: np.ndarray, y: np.ndarray, samples: list[Record], chosen: int
 ) -> Figure:
     import altair as alt
@@ -196,32 +196,32 @@ def _plane_panel(
     top = float(np.quantile(one.values, 0.98)) or 1.0
     pixels = _colour_regions(one.values) if one.is_partition else _colour_heights(one.values, top)
     corners = {"x": float(x[0]), "x2": float(x[-1]), "y": float(y[0]), "y2": float(y[-1])}
-    across = alt.X("x:Q", title=None, axis=alt.Axis(grid=False), scale=_exact(x))
-    up = alt.Y("y:Q", title=None, axis=alt.Axis(grid=False), scale=_exact(y))
-    image = chart_of([{**corners, "url": _png_address(pixels)}]).mark_image(aspect=False)
+    across = alt.X("x:Q", title=None, axis=alt.Axis(grid=False), scale=_make_exact_scale(x))
+    up = alt.Y("y:Q", title=None, axis=alt.Axis(grid=False), scale=_make_exact_scale(y))
+    image = begin_chart([{**corners, "url": _encode_png(pixels)}]).mark_image(aspect=False)
     layers: list[Any] = [image.encode(x=across, x2="x2:Q", y=up, y2="y2:Q", url="url:N")]
     if not one.is_partition:  # of no size, for its legend
         ends = [{"x": float(x[0]), "y": float(y[0]), "value": value} for value in (0.0, top)]
         scale = alt.Scale(domain=[0.0, top], range=list(VIRIDIS))
         legend = alt.Legend(title=None, format=".2~g", gradientLength=200)
         colour = alt.Color("value:Q", scale=scale, legend=legend)
-        layers.append(chart_of(ends).mark_point(opacity=0).encode(x=across, y=up, color=colour))
+        layers.append(begin_chart(ends).mark_point(opacity=0).encode(x=across, y=up, color=colour))
     names = sorted({sample["class"] for sample in samples})
     shapes = alt.Scale(domain=names, range=[SHAPES[i % len(SHAPES)] for i in range(len(names))])
-    marks = chart_of(samples).mark_point(
+    marks = begin_chart(samples).mark_point(
         filled=True, size=18, fill="white", stroke="#1c2026", strokeWidth=0.5, opacity=0.9
     )
     shape = alt.Shape("class:N", scale=shapes, legend=None)
     layers.append(marks.encode(x=across, y=up, shape=shape))
-    target = chart_of([samples[chosen]]).encode(x=across, y=up)
+    target = begin_chart([samples[chosen]]).encode(x=across, y=up)
     layers.append(target.mark_point(size=160, filled=True, color="red", opacity=1, shape=STAR))
     words: dict[str, Any] = {"text": "x0", "dx": 14, "dy": -12, "fontWeight": "bold"}
     layers.append(target.mark_text(**words, stroke="white", strokeWidth=3))
     layers.append(target.mark_text(**words, color="red"))
-    return _figure(alt.layer(*layers).properties(width=260, height=260), one.title)
+    return _make_figure(alt.layer(*layers).properties(width=260, height=260), one.title)
 
 
-def _exact(values: np.ndarray) -> Any:
+def _make_exact_scale(values: np.ndarray) -> Any:
     import altair as alt
 
     return alt.Scale(domain=[float(values[0]), float(values[-1])], nice=False, zero=False)
@@ -247,7 +247,7 @@ def _colour_regions(values: np.ndarray) -> np.ndarray:
     return light[regions.reshape(values.shape) % len(light)].astype(np.uint8)
 
 
-def _png_address(pixels: np.ndarray) -> str:
+def _encode_png(pixels: np.ndarray) -> str:
     from PIL import Image
 
     file = io.BytesIO()
@@ -276,31 +276,31 @@ def save_ring_figure(
     means = points.mean(axis=1)
     rings = [int(index) for index in np.unique(labels)]
     every = np.concatenate([means, *(points[labels == ring][0] for ring in rings)])
-    x = _plane_axis(alt.X, "x", every[:, 0], is_bare=False)
-    y = _plane_axis(alt.Y, "y", every[:, 1], is_bare=False)
+    x = _make_axis(alt.X, "x", every[:, 0], is_bare=False)
+    y = _make_axis(alt.Y, "y", every[:, 1], is_bare=False)
     names = [str(ring) for ring in rings]
     shapes = alt.Scale(domain=names, range=list(SHAPES[: len(rings)]))
     size = {"width": 230, "height": 230}
 
-    colour = _class_colour("cluster", names)
+    colour = _encode_class("cluster", names)
     layers = []
     for ring in rings:  # every point of one distribution of each ring
         one = points[labels == ring][0]
-        marks = chart_of(_dots(one, cluster=[ring] * len(one)))
+        marks = begin_chart(_list_dots(one, cluster=[ring] * len(one)))
         layers.append(marks.mark_point(size=14, strokeWidth=0.7, filled=False))
-    layers.append(chart_of(_dots(means, cluster=labels)).mark_circle(size=14, opacity=1))
+    layers.append(begin_chart(_list_dots(means, cluster=labels)).mark_circle(size=14, opacity=1))
     first = alt.layer(*(layer.encode(x=x, y=y, color=colour) for layer in layers))
     title = "Means by ring; hollow: one distribution of each"
-    figures = [_figure(first.properties(**size), title)]
+    figures = [_make_figure(first.properties(**size), title)]
     for arm, found in clusters.items():
-        marks = chart_of(_dots(means, cluster=found, ring=labels))
+        marks = begin_chart(_list_dots(means, cluster=found, ring=labels))
         marks = marks.mark_point(filled=True, size=24, opacity=0.9).encode(
             x=x,
             y=y,
-            color=_class_colour("cluster", [str(index) for index in np.unique(found)]),
+            color=_encode_class("cluster", [str(index) for index in np.unique(found)]),
             shape=alt.Shape("ring:N", scale=shapes, legend=None),
         )
-        figures.append(_figure(alt.layer(marks).properties(**size), f"Clusters by {arm}"))
+        figures.append(_make_figure(alt.layer(marks).properties(**size), f"Clusters by {arm}"))
     bars = [
         {
             **{"name": row["arm"], "value": round_digits(row["mean"])},
@@ -311,13 +311,13 @@ def save_ring_figure(
         }
         for row in rows
     ]
-    chart = _bar_layers(bars, "adjusted Rand index", [min(0.0, *(b["low"] for b in bars)), 1.2])
-    figures.append(_figure(chart.properties(width=560), "Agreement with the rings"))
+    chart = _draw_bars(bars, "adjusted Rand index", [min(0.0, *(b["low"] for b in bars)), 1.2])
+    figures.append(_make_figure(chart.properties(width=560), "Agreement with the rings"))
     notes = [f"colour: cluster, shape: ring; bars: mean and deviation, runs: {rows[0]['n']}"]
     save_chart(paths, stack(figures, "Rings of distributions", notes, columns=3))
 
 
-def _bar_layers(bars: Sequence[Record], unit: str, ends: Sequence[float]) -> Any:
+def _draw_bars(bars: Sequence[Record], unit: str, ends: Sequence[float]) -> Any:
     """Draw a bar for each name, its words behind it, and its deviation where it has ends."""
     import altair as alt
 
@@ -328,7 +328,7 @@ def _bar_layers(bars: Sequence[Record], unit: str, ends: Sequence[float]) -> Any
         return alt.X(f"{field}:Q", title=unit, scale=scale, axis=ticks)
 
     fill = alt.condition("datum.baseline", alt.value(GREY), alt.value(PALETTE[0]))
-    base = chart_of(bars).encode(y=alt.Y("name:N", title=None, sort=[b["name"] for b in bars]))
+    base = begin_chart(bars).encode(y=alt.Y("name:N", title=None, sort=[b["name"] for b in bars]))
     layers: list[Any] = [base.mark_bar(height=13).encode(x=x("value"), color=fill)]
     has_ends = "low" in bars[0]
     if has_ends:
@@ -354,6 +354,6 @@ def save_speed_figure(path: Path, record: Record) -> None:
                 {"name": arm["name"], "value": round_digits(speed / floor), "words": words}
                 | {"baseline": arm["name"] == "bare encoder"}
             )
-        chart = _bar_layers(bars, "share of the bare encoder's views per second", [0.0, 1.35])
-        figures.append(_figure(chart.properties(width=560), speed_title(group)))
+        chart = _draw_bars(bars, "share of the bare encoder's views per second", [0.0, 1.35])
+        figures.append(_make_figure(chart.properties(width=560), speed_title(group)))
     save_chart([path], stack(figures, record["device"], [], columns=1))

@@ -27,46 +27,46 @@ from .charts import (
     Figure,
     as_sentence,
     colour,
-    curve_figures,
     dash,
-    evaluation_figure,
-    for_page,
+    draw_curves,
+    draw_evaluations,
+    fit_to_page,
     save_chart,
     slug,
 )
-from .evidence import EVIDENCE, difference_figure, evidence_tables, is_evidence
-from .published import CAVEAT, published_series
+from .evidence import EVIDENCE, draw_differences, is_evidence, tabulate_evidence
+from .published import CAVEAT, list_published_series
 from .records import (
     RunGroup,
     RunRecord,
-    differences,
+    average_references,
+    find_differences,
+    find_unequal_budget,
     group_runs,
     is_finite,
-    measures,
-    reference_values,
+    list_measures,
     refuse_links,
-    unequal_budget,
 )
-from .searches import SEARCH, count_trials, search_figures, trial_table
+from .searches import SEARCH, count_trials, draw_search, tabulate_trials
 from .studies import (
     GRID,
     describe_budget,
     describe_diverged,
+    draw_study,
     format_epochs,
     is_grid,
-    study_figures,
-    study_tables,
+    tabulate_study,
 )
 from .tables import (
     Cell,
     Row,
     Table,
-    evaluation_tables,
-    field_table,
     format_value,
-    provenance_table,
-    quickstart_tables,
     summarise_measure,
+    tabulate_evaluations,
+    tabulate_fields,
+    tabulate_provenance,
+    tabulate_quickstarts,
     to_csv,
     to_latex,
 )
@@ -237,7 +237,7 @@ def read_study(path: Path) -> StudySection:
         elif results is not None:
             _add_outcome(study, path, results)
         else:
-            study.groups = group_runs(map(RunRecord.read, _runs_of(path)))
+            study.groups = group_runs(map(RunRecord.read, _list_runs(path)))
             study.notes = ["The study has no results yet: none of its runs has been evaluated."]
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(
@@ -247,7 +247,7 @@ def read_study(path: Path) -> StudySection:
     return study
 
 
-def _runs_of(path: Path) -> list[Path]:
+def _list_runs(path: Path) -> list[Path]:
     """Return the runs of a study; links are not followed."""
     folder = path / "runs"
     if folder.is_symlink() or not folder.is_dir():
@@ -257,7 +257,7 @@ def _runs_of(path: Path) -> list[Path]:
 
 
 def _add_grid(study: StudySection, path: Path, results: Record) -> None:
-    folders = {run.name: run for run in _runs_of(path)}
+    folders = {run.name: run for run in _list_runs(path)}
     for place, arm in enumerate(results["arms"]):
         cells = [cell for cell in results["cells"] if cell["arm"] == arm["arm"]]
         names = dict.fromkeys(cell.get("run") for cell in cells)
@@ -267,7 +267,7 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
     # The runs may be gone; a cell that names no run counts as one.
     judged = {cell.get("run") or (cell["arm"], cell["seed"]) for cell in results["cells"]}
     left = sorted(set(folders) - judged)
-    printed = published_series(results)
+    printed = list_published_series(results)
     notes = [as_sentence(describe_budget(results)), as_sentence(describe_diverged(results))]
     notes.append(results["study"].get("note") or "")
     notes += [f"Begun and not evaluated: {', '.join(left)}."] if left else []
@@ -282,14 +282,14 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
         "evaluated on": "test images" if results["judge"] == "test" else "held-out training images",
         "runs": str(len(judged)),
     }
-    study.figures = study_figures(results, study.key)
-    study.tables = study_tables(results, study.key)
+    study.figures = draw_study(results, study.key)
+    study.tables = tabulate_study(results, study.key)
 
 
 def _add_evidence(study: StudySection, results: Record) -> None:
-    figure = difference_figure(results, f"{study.key}-")
+    figure = draw_differences(results, f"{study.key}-")
     study.figures = [] if figure is None else [figure]
-    study.tables = evidence_tables(results, f"{study.key}-")
+    study.tables = tabulate_evidence(results, f"{study.key}-")
     study.facts = {"arms": ", ".join(results["arms"]), "runs": str(len(results["runs"]))}
 
 
@@ -301,8 +301,8 @@ def _add_search(study: StudySection, record: Record) -> None:
         "sampler": str(record["sampler"]),
         "trials": count_trials(record),
     }
-    study.figures = search_figures(record, study.key)
-    study.tables = [trial_table(record, study.key)]
+    study.figures = draw_search(record, study.key)
+    study.tables = [tabulate_trials(record, study.key)]
     study.title = f"Search {study.title}"
     study.notes = [
         "The best of many trials is an optimistic value: one seed each, chosen by this number."
@@ -322,7 +322,7 @@ def _add_outcome(study: StudySection, path: Path, record: Record) -> None:
     }
     for name, rows in record.items():
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
-            table = _plain_table(f"{study.key}-{slug(name)}", name.replace("_", " "), rows)
+            table = _tabulate_rows(f"{study.key}-{slug(name)}", name.replace("_", " "), rows)
             study.tables += [table] if table.columns else []
     study.notes = [str(record[name]) for name in ("note", "notes") if record.get(name)]
     if isinstance(record.get("title"), str):
@@ -330,7 +330,7 @@ def _add_outcome(study: StudySection, path: Path, record: Record) -> None:
     study.pictures = read_pictures(path)
 
 
-def _plain_table(key: str, title: str, rows: list[Record]) -> Table:
+def _tabulate_rows(key: str, title: str, rows: list[Record]) -> Table:
     """Make a table of the fields with a single value in every row."""
     columns = [
         column
@@ -390,16 +390,16 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
         evaluated: add tables and charts of evaluations; a study has its own.
     """
     prefix = f"{key}-" if key else ""
-    tables = _name_files_apart(evaluation_tables(groups, prefix)) if evaluated else []
-    sources = dict.fromkeys(measure.data for measure in measures(groups)) if evaluated else {}
+    tables = _name_files_apart(tabulate_evaluations(groups, prefix)) if evaluated else []
+    sources = dict.fromkeys(measure.data for measure in list_measures(groups)) if evaluated else {}
     evaluations = [
-        evaluation_figure(groups, data, table.key, table.title)
+        draw_evaluations(groups, data, table.key, table.title)
         for data, table in zip(sources, tables, strict=True)
     ]
-    curves, diagnostics = curve_figures(groups, prefix)
+    curves, diagnostics = draw_curves(groups, prefix)
     cards = [make_card(group) for group in groups] if evaluated else []
     if evaluated:
-        tables += _name_files_apart(quickstart_tables(groups))
+        tables += _name_files_apart(tabulate_quickstarts(groups))
     return Comparison(
         groups=groups,
         cards=cards,
@@ -407,11 +407,11 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
         curves=curves,
         diagnostics=diagnostics,
         tables=tables,
-        fields=field_table(groups, prefix),
+        fields=tabulate_fields(groups, prefix),
         # A study's arms differ on purpose.
-        unequal=unequal_budget(differences(groups)) if evaluated else [],
+        unequal=find_unequal_budget(find_differences(groups)) if evaluated else [],
         incomparable=_describe_test_sets(cards),
-        provenance=provenance_table(groups, prefix),
+        provenance=tabulate_provenance(groups, prefix),
     )
 
 
@@ -453,14 +453,15 @@ def make_card(group: RunGroup) -> Card:
         states.append(f"{group.size}: so the deviation is not over independent seeds")
     elif len(group.runs) == 1:
         states.append("one seed: no deviation over seeds")
-    own = [m for m in measures([group]) if m.data == config.data.source] or measures([group])
+    known = list_measures([group])
+    own = [m for m in known if m.data == config.data.source] or known
     linear = [m for m in own if m.protocol == "linear" and m.metric == "top1"]
     main = next(iter([*linear, *own]), None)
     if main is None:  # the card says so, and there is nothing to deviate
         unusual = [f"{r.name}: {r.state}" for r in group.runs if not r.is_complete]
         ran = all(run.is_complete and run.config.training.knn_every for run in group.runs)
         return Card(group, facts, None, "", "", unusual, has_labels=bool(last) or not ran)
-    compared = reference_values([group], main).items()
+    compared = average_references([group], main).items()
     facts[:0] = [(name, f"{value:.2f} %") for name, value in compared]
     return Card(group, facts, summarise_measure(group, main), main.title, main.test_set, states)
 
@@ -489,17 +490,17 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
     here = files(__package__)
     names = ("page.html", "page.css", "page.js")
     template, style, script = ((here / name).read_text(encoding="utf-8") for name in names)
-    script, vega = make_inline(script), vega_bundle()
+    script, vega = make_inline(script), load_vega()
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(slug=slug, colour=colour, dash=dash)
     environment.globals["spec"] = lambda figure, legend: to_json(
-        for_page(figure.spec, legend=legend)
+        fit_to_page(figure.spec, legend=legend)
     )
     page = environment.from_string(template).render(
-        title=title or _title(main, studies),
-        facts=_facts(main, studies),
+        title=title or _make_title(main, studies),
+        facts=_list_facts(main, studies),
         main=main,
         studies=studies,
         style=style,
@@ -512,7 +513,7 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
 
 
 @cache
-def vega_bundle() -> str:
+def load_vega() -> str:
     """Return Vega-Embed, Vega-Lite and Vega as one script to put inside a page."""
     import vl_convert
 
@@ -539,7 +540,7 @@ def to_json(value: Record) -> str:
     return text
 
 
-def _title(main: Comparison | None, studies: Sequence[StudySection]) -> str:
+def _make_title(main: Comparison | None, studies: Sequence[StudySection]) -> str:
     """Name the arms and studies, if that is short."""
     arms = [group.name for group in main.groups] if main else []
     words = [" and ".join(arms) if len(arms) <= 3 else f"{len(arms)} arms"] if arms else []
@@ -548,7 +549,7 @@ def _title(main: Comparison | None, studies: Sequence[StudySection]) -> str:
     return ", ".join(words)
 
 
-def _facts(main: Comparison | None, studies: Sequence[StudySection]) -> list[str]:
+def _list_facts(main: Comparison | None, studies: Sequence[StudySection]) -> list[str]:
     """Return the contents of the page, its time and the version, in a line."""
     words: list[str] = []
     if main is not None:

@@ -61,7 +61,7 @@ def load_published() -> tuple[PublishedValue, ...]:
     return tuple(found)
 
 
-def published_for(measure: Measure, num_subnetworks: Collection[int] = ()) -> list[PublishedValue]:
+def find_published(measure: Measure, num_subnetworks: Collection[int] = ()) -> list[PublishedValue]:
     """Return what was printed for the same quantity.
 
     Args:
@@ -80,7 +80,9 @@ def published_for(measure: Measure, num_subnetworks: Collection[int] = ()) -> li
     ]
 
 
-def published_beside(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> list[PublishedRow]:
+def list_published_rows(
+    groups: Sequence[RunGroup], columns: Sequence[Measure]
+) -> list[PublishedRow]:
     """Return what the paper printed for these quantities, a row for each method and table."""
     counts = {
         group.config.divergence.num_subnetworks
@@ -89,7 +91,7 @@ def published_beside(groups: Sequence[RunGroup], columns: Sequence[Measure]) -> 
     }
     found: dict[tuple[str, str], dict[int, float]] = {}
     for index, measure in enumerate(columns):
-        for entry in published_for(measure, counts):
+        for entry in find_published(measure, counts):
             count = entry.num_subnetworks
             method = entry.method if count is None else f"{entry.method}, κ = {count}"
             where = f"the paper's {entry.label} ({entry.conditions})"
@@ -105,7 +107,7 @@ def is_dataset(data: str, name: str) -> bool:
     return PurePath(data).stem.lower() == name
 
 
-def published_series(results: Record) -> list[Record]:
+def list_published_series(results: Record) -> list[Record]:
     """Return the published series of a study for the same images and networks."""
     series: list[Record] = results["study"].get("published") or []
     if results.get("judge", "test") != "test":
@@ -115,28 +117,28 @@ def published_series(results: Record) -> list[Record]:
         part
         for part in series
         if is_dataset(results["data"], part["data"])
-        if part.get("encoder") is None or any(_same_encoder(part, arm) for arm in arms)
+        if part.get("encoder") is None or any(_has_same_encoder(part, arm) for arm in arms)
     ]
 
 
-def series_of_metric(series: Sequence[Record], metric: str) -> list[Record]:
+def select_series(series: Sequence[Record], metric: str) -> list[Record]:
     """Keep the published series of one quantity, which alone belong on its axis."""
     return [part for part in series if part.get("metric", metric) == metric]
 
 
-def series_title(part: Record, metric: str) -> str:
+def name_series(part: Record, metric: str) -> str:
     """Name a published series, and its quantity where that is not the study's own metric."""
     other = part.get("metric", metric)
     return f"published: {part['series']}" + f", {other}" * bool(other != metric)
 
 
-def series_value(part: Record, arm: Record) -> str:
+def format_series_value(part: Record, arm: Record) -> str:
     """Write what a published series has for the method and place of an arm; nothing otherwise."""
     value = part["values"].get(str(arm["x"]))
     if value is None or arm["series"] not in part.get("beside", [arm["series"]]):
         return ""
-    return f"{value:.1f}" if _same_encoder(part, arm) else ""
+    return f"{value:.1f}" if _has_same_encoder(part, arm) else ""
 
 
-def _same_encoder(part: Record, arm: Record) -> bool:
+def _has_same_encoder(part: Record, arm: Record) -> bool:
     return part.get("encoder") in (None, (arm.get("cost") or {}).get("encoder"))

@@ -158,7 +158,7 @@ def group_runs(runs: Iterable[RunRecord]) -> list[RunGroup]:
     groups: dict[str, list[RunRecord]] = {}
     for run in name_apart(list(runs)):
         groups.setdefault(repr(replace(run.config, seed=0)), []).append(run)
-    names = [_common_name([run.name for run in members]) for members in groups.values()]
+    names = [_find_common_name([run.name for run in members]) for members in groups.values()]
     return [
         RunGroup(name if names.count(name) == 1 else f"{name} ({place + 1})", tuple(runs), place)
         for place, (name, runs) in enumerate(zip(names, groups.values(), strict=True))
@@ -180,7 +180,7 @@ def name_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
     return named
 
 
-def _common_name(names: list[str]) -> str:
+def _find_common_name(names: list[str]) -> str:
     """Name a group by what its runs' names begin with, less what the seed adds."""
     if len(names) == 1:
         return names[0]
@@ -190,13 +190,13 @@ def _common_name(names: list[str]) -> str:
     return common if len(common) > 2 else f"{names[0]} and {len(names) - 1} more"
 
 
-def differences(groups: Sequence[RunGroup]) -> dict[str, tuple[str, ...]]:
+def find_differences(groups: Sequence[RunGroup]) -> dict[str, tuple[str, ...]]:
     """Return the fields in which groups differ, with the value of each group."""
     found = differing_fields(*(replace(group.config, seed=0) for group in groups)) if groups else {}
     return {name: tuple(map(_format_field, values)) for name, values in found.items()}
 
 
-def unequal_budget(fields: Iterable[str]) -> list[str]:
+def find_unequal_budget(fields: Iterable[str]) -> list[str]:
     """Return those of the differing fields that make a comparison unfair."""
     return [field for field in fields if field.startswith(BUDGET)]
 
@@ -209,7 +209,7 @@ def _format_field(value: Any) -> str:
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
-def metric_frame(groups: Sequence[RunGroup]) -> "pd.DataFrame":
+def collect_metrics(groups: Sequence[RunGroup]) -> "pd.DataFrame":
     """Return a row for each run and epoch: ``arm``, ``run``, ``epoch`` and every metric there is.
 
     What is no finite number is missing.
@@ -270,13 +270,13 @@ class Measure(NamedTuple):
         return f"{self.num_test:,} test images of {name}{split}" if self.num_test else name
 
 
-def measures(groups: Sequence[RunGroup]) -> list[Measure]:
+def list_measures(groups: Sequence[RunGroup]) -> list[Measure]:
     """Return all quantities of the evaluations of any run, in the order of the records."""
     rows = (row for group in groups for run in group.runs for row in run.evaluations)
     return list(dict.fromkeys(Measure.of(row) for row in rows))
 
 
-def evaluation_rows(group: RunGroup, measure: Measure) -> list[tuple[RunRecord, Record]]:
+def find_rows(group: RunGroup, measure: Measure) -> list[tuple[RunRecord, Record]]:
     """Return the rows of a group's runs for one quantity."""
     return [
         (run, row) for run in group.runs for row in run.evaluations if Measure.of(row) == measure
@@ -287,9 +287,9 @@ REFERENCES = {"chance": "most frequent class", "raw_pixels": "raw pixels"}
 """Fields of an evaluation's row with what it is read against, and their names."""
 
 
-def reference_values(groups: Sequence[RunGroup], measure: Measure) -> dict[str, float]:
+def average_references(groups: Sequence[RunGroup], measure: Measure) -> dict[str, float]:
     """Return what a quantity is read against: name -> value; older records have nothing."""
-    rows = [row for group in groups for _, row in evaluation_rows(group, measure)]
+    rows = [row for group in groups for _, row in find_rows(group, measure)]
     found = {
         name: [row[field] for row in rows if is_finite(row.get(field))]
         for field, name in REFERENCES.items()

@@ -186,7 +186,7 @@ def study_table(results: Record) -> Group:
 
     Of the metrics only those that one looks at first: ``results.csv`` has them all.
     """
-    arms, *others = studies.study_tables(results, "")
+    arms, *others = studies.tabulate_study(results, "")
     budget = studies.describe_budget(results)
     words = f"{arms.title} {studies.describe_conditions(results)}"
     arms = arms._replace(title=words + f"; {budget}" * bool(budget))
@@ -200,7 +200,7 @@ def trial_table(record: Record) -> Table:
     """Draw the best trials of a hyperparameter search and, where known, each field's importance."""
     number, states = len(record["trials"]), searches.count_trials(record)
     title = f"{record['recipe']} on {record['data']}: best of {number} trials ({states})"
-    return draw_table(searches.trial_table(record, "")._replace(title=title))
+    return draw_table(searches.tabulate_trials(record, "")._replace(title=title))
 
 
 @dataclass(frozen=True)

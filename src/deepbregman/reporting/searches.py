@@ -13,13 +13,13 @@ from .charts import (
     STAR,
     WIDTH,
     Figure,
-    chart_of,
+    begin_chart,
+    make_tooltip,
     round_digits,
     save_chart,
     slug,
     specify,
     stack,
-    tooltip,
 )
 from .records import is_finite
 from .tables import Cell, Row, Table, format_value
@@ -47,7 +47,7 @@ class Dimension(NamedTuple):
     is_log: bool
 
 
-def search_space(record: Record) -> list[Dimension]:
+def read_space(record: Record) -> list[Dimension]:
     """Read the space of a search: ``field=LOW:HIGH:log`` or ``field=A,B`` for each field."""
     space = []
     for words in record["space"]:
@@ -61,7 +61,7 @@ def search_space(record: Record) -> list[Dimension]:
     return space
 
 
-def completed_trials(record: Record) -> list[Record]:
+def list_completed_trials(record: Record) -> list[Record]:
     """Return the trials with a value of their own, best first.
 
     The value of a diverged trial is only that of guessing, which the sampler needs.
@@ -70,18 +70,18 @@ def completed_trials(record: Record) -> list[Record]:
     return sorted(done, key=lambda row: (-row["value"], row["trial"]))
 
 
-def trial_state(trial: Record) -> str:
+def name_state(trial: Record) -> str:
     """Return the state of a trial in a word."""
     return "diverged" if trial["diverged"] else str(trial["state"])
 
 
 def count_trials(record: Record) -> str:
     """Count the trials by their state."""
-    found = [trial_state(trial) for trial in record["trials"]]
+    found = [name_state(trial) for trial in record["trials"]]
     return ", ".join(f"{found.count(word)} {word}" for word in dict.fromkeys(found)) or "none"
 
 
-def search_figures(
+def draw_search(
     record: Record, key: str, published: Mapping[str, float] | None = None
 ) -> list[Figure]:
     """Draw the trials of a search over each field.
@@ -89,74 +89,74 @@ def search_figures(
     Args:
         published: field -> the best value that somebody else found.
     """
-    slices = [_slice_figure(record, key, part, published or {}) for part in search_space(record)]
+    slices = [_draw_slice(record, key, part, published or {}) for part in read_space(record)]
     return [figure for figure in slices if figure is not None]
 
 
 def save_search_figure(
     paths: Sequence[Path], record: Record, published: Mapping[str, float]
 ) -> None:
-    """Write the figure of a search; see :func:`search_figures`."""
+    """Write the figure of a search; see :func:`draw_search`."""
     title = f"Search: {record['recipe']} on {Path(str(record['data'])).name}"
     trials = f"{len(record['trials'])} trials by {record['sampler']} ({count_trials(record)})"
     objective = f"{record['objective']} on held-out images, %"
     notes = [f"{record['epochs']} epochs, {trials}", f"{objective}; {SLICE_CAPTION}"]
-    figures = search_figures(record, "search", published)
+    figures = draw_search(record, "search", published)
     if not figures:
         return  # no trial has a value yet
     save_chart(paths, stack(figures, title, notes, columns=2))
 
 
-def _slice_figure(
+def _draw_slice(
     record: Record, key: str, space: Dimension, published: Mapping[str, float]
 ) -> Figure | None:
     """Draw the value of every completed trial over one field."""
     import altair as alt
 
     field = space.field
-    done = [row for row in completed_trials(record) if field in row["values"]]
+    done = [row for row in list_completed_trials(record) if field in row["values"]]
     if not done:
         return None
-    points = [_slice_point(row, space) | {"value": round_digits(row["value"])} for row in done]
-    x, kind = _slice_axis(space)
+    points = [_make_point(row, space) | {"value": round_digits(row["value"])} for row in done]
+    x, kind = _make_axis(space)
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
-    words = tooltip({"trial:Q": "trial", kind: field, "value:Q": "value"})
+    words = make_tooltip({"trial:Q": "trial", kind: field, "value:Q": "value"})
     age = alt.Color("trial:Q", scale=alt.Scale(range=["#a6cee8", "#00456b"]), legend=None)
-    dots = chart_of(points).mark_point(filled=True, size=45, opacity=0.85)
-    best = chart_of(points[:1]).mark_point(filled=True, size=170, shape=STAR, opacity=1)
+    dots = begin_chart(points).mark_point(filled=True, size=45, opacity=0.85)
+    best = begin_chart(points[:1]).mark_point(filled=True, size=170, shape=STAR, opacity=1)
     layers: list[Any] = [
         dots.encode(x=x, y=y, color=age, tooltip=words),
         best.encode(x=x, y=y, color=alt.value(PALETTE[1]), tooltip=words),
     ]
-    names = tooltip({"trial:Q": "trial", kind: field, "state:N": "state"})
+    names = make_tooltip({"trial:Q": "trial", kind: field, "state:N": "state"})
     foot, grey = alt.value(HEIGHT - 7), alt.value(GREY)
     for state, shape in LOST_TRIALS.items():
         lost = [
-            _slice_point(row, space)
+            _make_point(row, space)
             for row in record["trials"]
-            if trial_state(row) == state and field in row["values"]
+            if name_state(row) == state and field in row["values"]
         ]
         if lost:
-            mark = chart_of(lost).mark_point(shape=shape, angle=90, size=45, strokeWidth=1.3)
+            mark = begin_chart(lost).mark_point(shape=shape, angle=90, size=45, strokeWidth=1.3)
             layers.append(mark.encode(x=x, y=foot, color=grey, tooltip=names))
     if field in published and space.bounds is not None:
-        line = chart_of([{"x": published[field], "words": "published best for these images"}])
+        line = begin_chart([{"x": published[field], "words": "published best for these images"}])
         rule = line.mark_rule(strokeDash=[2, 3], color=GREY)
-        layers.append(rule.encode(x=x, tooltip=tooltip({"words:N": "line", kind: field})))
+        layers.append(rule.encode(x=x, tooltip=make_tooltip({"words:N": "line", kind: field})))
     caption = f"{record['objective']} on held-out images, %; {SLICE_CAPTION}"
     caption += "; dotted: published" * bool(field in published)
     chart = alt.layer(*layers).properties(width=WIDTH, height=HEIGHT)
     return Figure(f"{key}-{slug(field)}", field, caption, specify(chart, field, caption))
 
 
-def _slice_point(row: Record, space: Dimension) -> Record:
+def _make_point(row: Record, space: Dimension) -> Record:
     x = row["values"][space.field]
     if space.bounds is None:
         x = str(x).lower() if isinstance(x, bool) else str(x)
-    return {"trial": row["trial"], "x": x, "state": trial_state(row)}
+    return {"trial": row["trial"], "x": x, "state": name_state(row)}
 
 
-def _slice_axis(space: Dimension) -> tuple[Any, str]:
+def _make_axis(space: Dimension) -> tuple[Any, str]:
     """Return the axis of a field, and how tooltips name its values."""
     import altair as alt
 
@@ -169,9 +169,9 @@ def _slice_axis(space: Dimension) -> tuple[Any, str]:
     return alt.X("x:Q", title=space.field, scale=scale, axis=alt.Axis(format=PLAIN)), "x:Q"
 
 
-def trial_table(record: Record, key: str) -> Table:
+def tabulate_trials(record: Record, key: str) -> Table:
     """Make a table of the best trials and, where known, the importance of each field."""
-    fields = [space.field for space in search_space(record)]
+    fields = [space.field for space in read_space(record)]
     rows = [
         Row(
             f"trial {row['trial']}",
@@ -180,7 +180,7 @@ def trial_table(record: Record, key: str) -> Table:
                 *(Cell(text=format_value(row["values"].get(field))) for field in fields),
             ),
         )
-        for row in completed_trials(record)[:BEST_TRIALS]
+        for row in list_completed_trials(record)[:BEST_TRIALS]
     ]
     if record.get("importance"):
         shares = [Cell(text=format_value(record["importance"].get(field))) for field in fields]

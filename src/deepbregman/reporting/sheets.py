@@ -64,7 +64,7 @@ class Panel(NamedTuple):
     strips: tuple[Strip, ...]
 
 
-def contact_sheet(path: Path, panels: Sequence[Panel]) -> None:
+def write_contact_sheet(path: Path, panels: Sequence[Panel]) -> None:
     """Write a PNG with a panel for each query, one below the other."""
     sheet = draw_sheet(panels)
     with replace_file(path) as file:
@@ -79,7 +79,7 @@ def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
     width = 2 * MARGIN + num_columns * CELL + (num_columns - 1) * GAP
     if any(panel.query is not None for panel in panels):
         width += CELL + 3 * GAP
-    heights = [_panel_height(panel) for panel in panels]
+    heights = [_measure_panel(panel) for panel in panels]
     legend = HEADING + GAP if judged else 0
     height = 2 * MARGIN + sum(heights) + 2 * MARGIN * (len(panels) - 1) + legend
     sheet = Image.new("RGB", (width, height), PAPER)
@@ -99,26 +99,26 @@ def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top
     left = MARGIN
     if panel.query is not None:
         draw.text((MARGIN, top), "query", font=choose_font("query"), fill=INK)
-        _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING, _tile_height([panel.query]))
+        _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING)
         left += CELL + 3 * GAP
     for strip in panel.strips:
         title = _keep_readable(strip.title)
         draw.text((left, top), title, font=choose_font(title), fill=INK)
         top += HEADING
-        row_height = _tile_height(strip.tiles)
+        row_height = _measure_tiles(strip.tiles)
         for start in range(0, len(strip.tiles), COLUMNS):
             for column, tile in enumerate(strip.tiles[start : start + COLUMNS]):
-                _draw_tile(sheet, draw, tile, left + column * (CELL + GAP), top, row_height)
+                _draw_tile(sheet, draw, tile, left + column * (CELL + GAP), top)
             top += row_height + GAP
 
 
 def _draw_tile(
-    sheet: Image.Image, draw: ImageDraw.ImageDraw, tile: Tile, left: int, top: int, height: int
+    sheet: Image.Image, draw: ImageDraw.ImageDraw, tile: Tile, left: int, top: int
 ) -> None:
     colour = {True: SAME, False: OTHER, None: UNKNOWN}[tile.same_class]
     draw.rectangle((left, top, left + CELL - 1, top + CELL - 1), fill=colour)
     inner = (left + FRAME, top + FRAME)
-    sheet.paste(_thumbnail(tile.pixels), inner)
+    sheet.paste(_fit_thumbnail(tile.pixels), inner)
     below = top + CELL + 4
     title = _shorten(tile.title)
     draw.text((left, below), title, font=choose_font(title), fill=INK)
@@ -138,21 +138,21 @@ def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
         left += 18 + round(font.getlength(words)) + 2 * GAP
 
 
-def _panel_height(panel: Panel) -> int:
+def _measure_panel(panel: Panel) -> int:
     strips = 0
     for strip in panel.strips:
         num_rows = -(-len(strip.tiles) // COLUMNS)
-        strips += HEADING + num_rows * (_tile_height(strip.tiles) + GAP)
-    query = 0 if panel.query is None else HEADING + _tile_height([panel.query])
+        strips += HEADING + num_rows * (_measure_tiles(strip.tiles) + GAP)
+    query = 0 if panel.query is None else HEADING + _measure_tiles([panel.query])
     return max(strips - GAP, query)
 
 
-def _tile_height(tiles: Sequence[Tile]) -> int:
+def _measure_tiles(tiles: Sequence[Tile]) -> int:
     """Return the height of a line of tiles, words included."""
     return CELL + 4 + LINE * (1 + max(len(tile.lines) for tile in tiles))
 
 
-def _thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
+def _fit_thumbnail(pixels: npt.NDArray[np.uint8]) -> Image.Image:
     """Fit an image into a square of paper: small ones in whole pixels, so that they stay sharp."""
     image = Image.fromarray(np.ascontiguousarray(pixels))
     scale = THUMBNAIL / max(image.size)

@@ -12,24 +12,30 @@ from .charts import (
     PALETTE,
     WIDTH,
     Figure,
-    arm_colour,
     as_sentence,
-    chart_of,
-    difference_point,
-    dot_chart,
-    mean_point,
-    measure_chart,
-    published_layer,
+    begin_chart,
+    draw_dots,
+    draw_measures,
+    draw_published,
+    encode_arm,
+    make_difference_point,
+    make_mean_point,
+    make_tooltip,
     round_digits,
     save_chart,
     slug,
     specify,
     stack,
-    tooltip,
 )
-from .published import CAVEAT, published_series, series_of_metric, series_title, series_value
+from .published import (
+    CAVEAT,
+    format_series_value,
+    list_published_series,
+    name_series,
+    select_series,
+)
 from .records import is_finite
-from .tables import Cell, Row, Table, cell_of, difference_cell, format_value, to_markdown
+from .tables import Cell, Row, Table, format_value, make_cell, make_difference_cell, to_markdown
 
 COMPARED: dict[str, str] = {
     "linear, cached features": "linear classifier",
@@ -97,7 +103,7 @@ def is_of_methods(results: Record) -> bool:
     return bool(results["study"].get("with_divergence"))
 
 
-def reference_name(results: Record) -> str | None:
+def name_reference(results: Record) -> str | None:
     """Name what the arms are compared with; None if nothing is compared."""
     names = {arm["against"] for arm in results["arms"] if arm.get("difference")}
     if not names:
@@ -149,21 +155,21 @@ def format_seeds(counts: Iterable[int]) -> str:
 # Charts of a grid.
 
 
-def study_figures(results: Record, key: str) -> list[Figure]:
+def draw_study(results: Record, key: str) -> list[Figure]:
     """Draw a study of arms and seeds: accuracies, and differences to a reference."""
     kind = results["study"]["figure"]
     drawn: list[Figure | None] = []
     if kind == "groups":
-        drawn += [_group_figure(results, key, metric) for metric in GROUPED]
+        drawn += [_draw_groups(results, key, metric) for metric in GROUPED]
     else:
-        drawn.append((_pair_figure if kind == "pairs" else _arm_figure)(results, key))
-    drawn.append(_difference_figure(results, key))
+        drawn.append((_draw_pairs if kind == "pairs" else _draw_arms)(results, key))
+    drawn.append(_draw_differences(results, key))
     return [figure for figure in drawn if figure is not None]
 
 
 def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     """Write a study's figure; the ending of a path names the format."""
-    figures = study_figures(results, "study")
+    figures = draw_study(results, "study")
     if results["study"]["figure"] != "pairs":
         figures = [figure for figure in figures if not figure.key.endswith("-differences")]
     if not figures:
@@ -175,11 +181,11 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     notes += [f"{as_sentence(diverged)}, which have no accuracy."] if diverged else []
     several = len(figures) > 1
     notes += [f"{f.title}: {f.caption}" if several else f.caption for f in figures]
-    notes += [f"Published, {p['series']}: {p['source']}." for p in published_series(results)]
+    notes += [f"Published, {p['series']}: {p['source']}." for p in list_published_series(results)]
     save_chart(paths, stack(figures, results["study"]["title"], notes, columns=2))
 
 
-def _arm_figure(results: Record, key: str) -> Figure | None:
+def _draw_arms(results: Record, key: str) -> Figure | None:
     """Draw the arms of a grid over an axis; None if none has been evaluated."""
     metric, kind = results["metric"], results["study"]["figure"]
     printed = _list_published(results, metric)
@@ -190,14 +196,14 @@ def _arm_figure(results: Record, key: str) -> Figure | None:
     beyond = {arm["name"] for arm in results["study"]["arms"] if arm.get("beyond")}
     points = []
     for arm in found:
-        point = mean_point("", arm["series"], arm[part][metric])
+        point = make_mean_point("", arm["series"], arm[part][metric])
         is_beyond = arm["arm"] in beyond
         points.append({**point, "name": arm["arm"], "x": arm["x"], "beyond": is_beyond})
     unit = "change of linear accuracy, points" if kind == "drops" else f"{metric}, %"
     caption = _caption_means(points, printed)
     if kind == "bars" and any(point["beyond"] for point in points):
         caption += "; * not in the paper"
-    draw = {"line": _line_chart, "bars": _dot_chart, "drops": _drop_chart}[kind]
+    draw = {"line": _draw_line, "bars": _draw_bars, "drops": _draw_drops}[kind]
     study = results["study"]
     chart = draw(points, printed, study.get("reference"), study["x_label"])
     spec = specify(chart, study["title"], f"{unit}; {caption}")
@@ -208,7 +214,7 @@ def _list_published(results: Record, metric: str) -> list[Record]:
     """List the published values of a metric as points over the axis."""
     return [
         {"x": x, "value": value, "method": f"published: {part['series']}", "where": part["source"]}
-        for part in series_of_metric(published_series(results), metric)
+        for part in select_series(list_published_series(results), metric)
         for x, value in part["values"].items()
     ]
 
@@ -221,7 +227,7 @@ def _caption_means(points: Sequence[Record], printed: Sequence[Record]) -> str:
 _TOOLTIP = {"name:N": "arm", "arm:N": "series", "shown:N": "mean ± deviation"}
 
 
-def _series_colour(points: Sequence[Record]) -> Any:
+def _encode_series(points: Sequence[Record]) -> Any:
     """Encode the series as colour; SimCLR and ours have the same in every study."""
     import altair as alt
 
@@ -236,14 +242,15 @@ def _series_colour(points: Sequence[Record]) -> Any:
     return alt.Color("arm:N", scale=scale, legend=legend)
 
 
-def _group_figure(results: Record, key: str, metric: str) -> Figure | None:
+def _draw_groups(results: Record, key: str, metric: str) -> Figure | None:
     """Draw all series of a word in one line, the words by the first series; None for no value."""
     found = [arm for arm in results["arms"] if metric in arm["metrics"]]
     if not found:
         return None
+    means = [make_mean_point("", arm["series"], arm["metrics"][metric]) for arm in found]
     points = [
-        {**mean_point("", arm["series"], arm["metrics"][metric]), "name": arm["arm"], "x": arm["x"]}
-        for arm in found
+        {**point, "name": arm["arm"], "x": arm["x"]}
+        for point, arm in zip(means, found, strict=True)
     ]
     series = list(dict.fromkeys(point["arm"] for point in points))
     places = {(point["x"], point["arm"]): point["value"] for point in points}
@@ -251,13 +258,13 @@ def _group_figure(results: Record, key: str, metric: str) -> Figure | None:
     words = {str(point["x"]) for point in points}
     printed = [mark for mark in _list_published(results, metric) if mark["x"] in words]
     caption = _caption_means(points, printed)
-    chart = dot_chart(points, "x", _series_colour(points), _TOOLTIP, arms=series, printed=printed)
+    chart = draw_dots(points, "x", _encode_series(points), _TOOLTIP, arms=series, printed=printed)
     title = f"{COMPARED.get(metric, metric)}, %"
     spec = specify(chart, title, caption)
     return Figure(f"{key}-{slug(metric)}", title, caption, spec)
 
 
-def _line_chart(
+def _draw_line(
     points: list[Record], printed: list[Record], reference: str | None, x_label: str
 ) -> Any:
     """Draw series over an axis of numbers or words; the reference is a level line."""
@@ -284,29 +291,31 @@ def _line_chart(
         printed = [point for point in printed if point["x"] in order]
     y = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False))
     ends_of_bar = {"y": alt.Y("low:Q", title=None), "y2": "high:Q"}
-    colour = _series_colour(points)
+    colour = _encode_series(points)
     layers: list[Any] = []
     if level:
-        flat = chart_of(level).encode(color=colour)
+        flat = begin_chart(level).encode(color=colour)
         layers.append(flat.mark_rect(opacity=0.15).encode(**ends_of_bar))
-        layers.append(flat.mark_rule(strokeWidth=1.6).encode(y=y, tooltip=tooltip(_TOOLTIP)))
+        layers.append(flat.mark_rule(strokeWidth=1.6).encode(y=y, tooltip=make_tooltip(_TOOLTIP)))
     if printed:
         shapes = alt.Scale(range=["diamond", "square", "triangle-up"])
         legend = alt.Legend(title=None, orient="bottom", labelLimit=300, columns=1)
         shape = alt.Shape("method:N", scale=shapes, legend=legend)
-        lines = chart_of(printed).mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY)
+        lines = begin_chart(printed).mark_line(strokeDash=[2, 3], strokeWidth=1.2, color=GREY)
         layers.append(lines.encode(x=x, y=y, detail="method:N"))
-        layers.append(published_layer(printed).encode(x=x, y=y, shape=shape))
-    base = chart_of(others).encode(x=x, color=colour)
+        layers.append(draw_published(printed).encode(x=x, y=y, shape=shape))
+    base = begin_chart(others).encode(x=x, color=colour)
     layers += [
         base.mark_line(strokeWidth=2).encode(y=y),
         base.mark_rule(strokeWidth=2, opacity=0.6).encode(**ends_of_bar),  # may lie on another
-        base.mark_point(filled=True, size=70, opacity=1).encode(y=y, tooltip=tooltip(_TOOLTIP)),
+        base.mark_point(filled=True, size=70, opacity=1).encode(
+            y=y, tooltip=make_tooltip(_TOOLTIP)
+        ),
     ]
     return alt.layer(*layers).properties(width=WIDTH, height=260)
 
 
-def _dot_chart(
+def _draw_bars(
     points: list[Record], printed: list[Record], reference: str | None, x_label: str
 ) -> Any:
     """Draw a dot with its deviation for each arm; the mean of the reference goes through all."""
@@ -317,22 +326,22 @@ def _dot_chart(
     known = {str(point["x"]): point["label"] for point in points}
     printed = [{**p, "label": known[p["x"]]} for p in printed if p["x"] in known]
     levels = [{"value": point["value"]} for point in points if point["name"] == reference]
-    colour = _series_colour(points)
-    return dot_chart(points, "label", colour, _TOOLTIP, levels=levels, printed=printed)
+    colour = _encode_series(points)
+    return draw_dots(points, "label", colour, _TOOLTIP, levels=levels, printed=printed)
 
 
-def _drop_chart(
+def _draw_drops(
     points: list[Record], printed: list[Record], reference: str | None, x_label: str
 ) -> Any:
     """Draw what each series loses, step by step."""
-    series, colour = list(dict.fromkeys(point["arm"] for point in points)), _series_colour(points)
+    series, colour = list(dict.fromkeys(point["arm"] for point in points)), _encode_series(points)
     levels = [{"value": 0}]
-    return dot_chart(points, "x", colour, _TOOLTIP, unit="points", arms=series, levels=levels)
+    return draw_dots(points, "x", colour, _TOOLTIP, unit="points", arms=series, levels=levels)
 
 
-def _pair_figure(results: Record, key: str) -> Figure | None:
+def _draw_pairs(results: Record, key: str) -> Figure | None:
     """Draw every seed, mean and deviation of whole recipes; None if none has been evaluated."""
-    printed = published_series(results)
+    printed = list_published_series(results)
     means: list[Record] = []
     runs, marks = [], []
     for metric, name in COMPARED.items():
@@ -340,12 +349,12 @@ def _pair_figure(results: Record, key: str) -> Figure | None:
             summary = arm["metrics"].get(metric)
             if summary is None:
                 continue
-            means.append(mean_point(name, arm["arm"], summary))
+            means.append(make_mean_point(name, arm["arm"], summary))
             marks += [
                 {"measure": name, "value": part["values"][str(arm["x"])]}
                 | {"method": part["series"], "where": part["source"]}
-                for part in series_of_metric(printed, metric)
-                if series_value(part, arm)
+                for part in select_series(printed, metric)
+                if format_series_value(part, arm)
             ]
         runs += [
             {"measure": name, "arm": row["arm"], "run": row.get("run") or f"seed {row['seed']}"}
@@ -358,26 +367,26 @@ def _pair_figure(results: Record, key: str) -> Figure | None:
     seeds = format_seeds(point["n"] for point in means)
     caption = f"top-1, %; mean, deviation over seeds (bar) and every seed (small), {seeds}"
     caption += "; diamonds: published, other settings" * bool(marks)
-    chart = measure_chart(means, runs, marks, _places(results))
+    chart = draw_measures(means, runs, marks, _number_arms(results))
     spec = specify(chart, results["study"]["title"], caption)
     return Figure(f"{key}-arms", "Arms", caption, spec)
 
 
-def _places(results: Record) -> dict[str, int]:
+def _number_arms(results: Record) -> dict[str, int]:
     return {arm["arm"]: place for place, arm in enumerate(results["arms"])}
 
 
-def _difference_figure(results: Record, key: str) -> Figure | None:
+def _draw_differences(results: Record, key: str) -> Figure | None:
     """Draw the differences to the reference with their intervals; None when there are none."""
     import altair as alt
 
-    reference, kind = reference_name(results), results["study"]["figure"]
+    reference, kind = name_reference(results), results["study"]["figure"]
     if reference is None or kind == "drops":  # those are drawn as drops
         return None
     main: str = results["metric"]
     shown = COMPARED if kind == "pairs" else {main: COMPARED.get(main, main)}
     points = [
-        difference_point(name, arm["arm"], arm["difference"][metric])
+        make_difference_point(name, arm["arm"], arm["difference"][metric])
         for metric, name in shown.items()
         for arm in results["arms"]
         if (arm.get("difference") or {}).get(metric)
@@ -388,8 +397,8 @@ def _difference_figure(results: Record, key: str) -> Figure | None:
     names = list(dict.fromkeys(point["arm"] for point in points))
     colour: Any = alt.value(PALETTE[0])  # black would not be seen on a dark page
     if several:
-        colour = arm_colour({n: p for n, p in _places(results).items() if n in names})
-    chart = dot_chart(
+        colour = encode_arm({n: p for n, p in _number_arms(results).items() if n in names})
+    chart = draw_dots(
         points,
         "measure" if several else "arm",
         colour,
@@ -408,19 +417,19 @@ def _difference_figure(results: Record, key: str) -> Figure | None:
 # Tables of a grid.
 
 
-def study_tables(results: Record, key: str) -> list[Table]:
+def tabulate_study(results: Record, key: str) -> list[Table]:
     """Make the tables of a study of arms and seeds: metrics, differences, costs.
 
     Methods and learning rates have a table of their own before these, with a line for each method.
     """
-    tables = [_arm_table(results, key)]
+    tables = [_tabulate_arms(results, key)]
     if results["study"]["figure"] == "groups":
-        draw = _method_table if is_of_methods(results) else _series_table
+        draw = _tabulate_methods if is_of_methods(results) else _tabulate_series
         tables.insert(0, draw(results, key))
-    if reference_name(results) is not None:
-        tables.append(_difference_table(results, key))
+    if name_reference(results) is not None:
+        tables.append(_tabulate_differences(results, key))
     if results["study"]["figure"] == "pairs":
-        tables.append(_cost_table(results, key))
+        tables.append(_tabulate_costs(results, key))
     return tables
 
 
@@ -429,24 +438,24 @@ def save_study_tables(path: Path, results: Record) -> None:
     words = [f"# {results['study']['title']}", f"{describe_conditions(results)}."]
     for note in (describe_budget(results), describe_diverged(results)):
         words += [as_sentence(note) + "."] if note else []
-    words += [to_markdown(table) for table in study_tables(results, "")]
+    words += [to_markdown(table) for table in tabulate_study(results, "")]
     with replace_file(path) as file:
         file.write(("\n\n".join(words) + "\n").encode())
 
 
-def _method_table(results: Record, key: str) -> Table:
+def _tabulate_methods(results: Record, key: str) -> Table:
     """Make a line for each method: alone, with the divergence, their difference, and published."""
     alone = {arm["x"]: arm for arm in results["arms"] if not arm.get("against")}
     carried = {arm["x"]: arm for arm in results["arms"] if arm.get("against")}
-    printed = published_series(results)
+    printed = list_published_series(results)
     rows = []
     for x, arm in alone.items():
         other = carried.get(x, {"metrics": {}, "difference": {}})
         cells = [Cell(text=format_value((arm.get("cost") or {}).get("learning_rate")))]
         for metric in GROUPED:
-            cells += [cell_of(part["metrics"].get(metric)) for part in (arm, other)]
-            cells.append(difference_cell(other["difference"].get(metric)))
-        cells += _published_cells(arm, printed)
+            cells += [make_cell(part["metrics"].get(metric)) for part in (arm, other)]
+            cells.append(make_difference_cell(other["difference"].get(metric)))
+        cells += _list_published_cells(arm, printed)
         marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
         rows.append(Row(str(x), tuple(cells), marks=tuple(marks)))
     columns = ["learning rate"]
@@ -461,13 +470,13 @@ def _method_table(results: Record, key: str) -> Table:
     return Table(f"{key}-methods", title, "method", tuple(columns), tuple(rows), caption)
 
 
-def _series_table(results: Record, key: str) -> Table:
+def _tabulate_series(results: Record, key: str) -> Table:
     """Make a line for each word of the axis, a column for each series, and the best setting."""
     series = list(dict.fromkeys(arm["series"] for arm in results["arms"]))
     metric, rows = results["metric"], []
     for x in dict.fromkeys(arm["x"] for arm in results["arms"]):
         mine = {arm["series"]: arm for arm in results["arms"] if arm["x"] == x}
-        cells = [cell_of(mine[s]["metrics"].get(metric) if s in mine else None) for s in series]
+        cells = [make_cell(mine[s]["metrics"].get(metric) if s in mine else None) for s in series]
         known = [arm for arm in mine.values() if metric in arm["metrics"]]
         best = max(known, key=lambda arm: float(arm["metrics"][metric]["mean"]), default=None)
         rate = None if best is None else (best.get("cost") or {}).get("learning_rate")
@@ -480,29 +489,29 @@ def _series_table(results: Record, key: str) -> Table:
     )
 
 
-def _arm_table(results: Record, key: str) -> Table:
+def _tabulate_arms(results: Record, key: str) -> Table:
     columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
-    printed = published_series(results)
+    printed = list_published_series(results)
     definitions = {arm["name"]: arm for arm in results["study"]["arms"]}
     rows = []
     for arm in results["arms"]:
-        cells = [cell_of(arm["metrics"].get(name)) for name in columns]
+        cells = [make_cell(arm["metrics"].get(name)) for name in columns]
         marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
         defined = definitions.get(arm["arm"], {})
         marks += ["supervised"] if defined.get("supervised") else []
         marks += ["not in the paper"] if defined.get("beyond") else []
         note = ", ".join(filter(None, [_count_seeds(cells), *marks]))
-        cells += _published_cells(arm, printed)
+        cells += _list_published_cells(arm, printed)
         rows.append(Row(arm["arm"], tuple(cells), note=note, marks=tuple(marks)))
-    columns += [series_title(part, results["metric"]) for part in printed]
+    columns += [name_series(part, results["metric"]) for part in printed]
     caption = "Top-1, per cent; mean ± sample deviation over seeds"
     title = results["study"]["title"]
     return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
 
 
-def _published_cells(arm: Record, printed: Sequence[Record]) -> list[Cell]:
+def _list_published_cells(arm: Record, printed: Sequence[Record]) -> list[Cell]:
     return [
-        Cell(text=series_value(part, arm), note=part["source"], is_published=True)
+        Cell(text=format_series_value(part, arm), note=part["source"], is_published=True)
         for part in printed
     ]
 
@@ -511,29 +520,29 @@ def _count_seeds(cells: Sequence[Cell]) -> str:
     return format_seeds(cell.summary["n"] for cell in cells if cell.summary is not None)
 
 
-def _difference_table(results: Record, key: str) -> Table:
+def _tabulate_differences(results: Record, key: str) -> Table:
     arms = [arm for arm in results["arms"] if arm.get("difference")]
     columns = list(dict.fromkeys(name for arm in arms for name in arm["difference"]))
     rows = []
     for arm in arms:
-        cells = [difference_cell(arm["difference"].get(name)) for name in columns]
+        cells = [make_difference_cell(arm["difference"].get(name)) for name in columns]
         note = f"to {arm['against']}, {_count_seeds(cells)}"
         rows.append(Row(arm["arm"], tuple(cells), note=note))
     caption = (
         "Points of top-1; mean ± sample deviation of the differences seed by seed, and the "
         f"{INTERVAL}"
     )
-    title = f"Difference to {reference_name(results)}"
+    title = f"Difference to {name_reference(results)}"
     return Table(f"{key}-differences", title, "arm", tuple(columns), tuple(rows), caption)
 
 
-def _cost_table(results: Record, key: str) -> Table:
+def _tabulate_costs(results: Record, key: str) -> Table:
     rows = [
         Row(
             arm["arm"],
             (
                 *(Cell(text=format_value(arm["cost"].get(name))) for name in COSTS),
-                cell_of(arm["cost"].get("seconds")),
+                make_cell(arm["cost"].get("seconds")),
             ),
         )
         for arm in results["arms"]

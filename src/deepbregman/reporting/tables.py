@@ -10,16 +10,16 @@ from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_signed, summarise
 from deepbregman.terminal import format_duration
 
-from .published import CAVEAT, published_beside
+from .published import CAVEAT, list_published_rows
 from .records import (
     REFERENCES,
     Measure,
     RunGroup,
-    differences,
-    evaluation_rows,
+    average_references,
+    find_differences,
+    find_rows,
     is_finite,
-    measures,
-    reference_values,
+    list_measures,
 )
 
 ASCENDING = (
@@ -179,7 +179,7 @@ def to_csv(table: Table) -> str:
     cells = [cell for row in table.rows for cell in row.cells]
     if not any(cell.summary for cell in cells):
         texts = [
-            {table.corner: row.name, **_by_column(table, [cell.text for cell in row.cells])}
+            {table.corner: row.name, **_pair_columns(table, [cell.text for cell in row.cells])}
             for row in table.rows
         ]
         return csv_text(texts)
@@ -205,7 +205,7 @@ def to_csv(table: Table) -> str:
     return csv_text(lines)
 
 
-def _by_column(table: Table, texts: list[str]) -> dict[str, str]:
+def _pair_columns(table: Table, texts: list[str]) -> dict[str, str]:
     """Pair columns with texts; two columns of one name, or of the corner's, keep both."""
     named: dict[str, str] = {}
     for column, text in zip(table.columns, texts, strict=True):
@@ -215,17 +215,17 @@ def _by_column(table: Table, texts: list[str]) -> dict[str, str]:
     return named
 
 
-def cell_of(summary: Summary | None) -> Cell:
+def make_cell(summary: Summary | None) -> Cell:
     """Return the cell of a summary in a study's record; a dash where nothing was measured."""
     return Cell(summary) if summary else Cell(text="—", note="not measured")
 
 
-def difference_cell(difference: Summary | None) -> Cell:
+def make_difference_cell(difference: Summary | None) -> Cell:
     """Return the cell of a paired summary; a dash where nothing was compared."""
-    return cell_of(difference and best_interval(difference))
+    return make_cell(difference and choose_interval(difference))
 
 
-def best_interval(difference: Summary) -> Summary:
+def choose_interval(difference: Summary) -> Summary:
     """Return a paired summary whose interval counts test images, where that is known."""
     interval = difference.get("over_images") or difference["interval"]
     kept = {key: difference[key] for key in ("mean", "deviation", "n")}
@@ -239,7 +239,7 @@ def format_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def titles(columns: Sequence[Measure]) -> list[str]:
+def name_measures(columns: Sequence[Measure]) -> list[str]:
     """Name quantities, those of one name by the numbers of images as well."""
     names = [measure.title for measure in columns]
     return [
@@ -250,9 +250,9 @@ def titles(columns: Sequence[Measure]) -> list[str]:
 
 def summarise_measure(group: RunGroup, measure: Measure) -> Cell:
     """Summarise one quantity over the runs of a group."""
-    found = evaluation_rows(group, measure)
+    found = find_rows(group, measure)
     if not found:
-        return cell_of(None)
+        return make_cell(None)
     notes = [f"{run.name}: {row['value']:.2f}" for run, row in found]
     early = [row for _, row in found if (row.get("epoch") or 0) < (row.get("epochs") or 0)]
     if early:
@@ -289,10 +289,10 @@ def mark_best(cells: Sequence[Cell], num_seeds: Sequence[int]) -> list[Cell]:
     return [cell._replace(is_best=is_best and i == best) for i, cell in enumerate(cells)]
 
 
-def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Table]:
+def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[Table]:
     """Make a table for each source of data: arms in rows, quantities in columns."""
     tables = []
-    found = measures(groups)
+    found = list_measures(groups)
     num_seeds = [len(group.seeds) for group in groups]
     for data in dict.fromkeys(measure.data for measure in found):
         columns = [measure for measure in found if measure.data == data]
@@ -305,7 +305,7 @@ def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Tabl
             Row(group.name, tuple(cells), group.place, note=group.size)
             for group, cells in zip(groups, zip(*by_column, strict=True), strict=True)
         ]
-        references = [reference_values(groups, measure) for measure in columns]
+        references = [average_references(groups, measure) for measure in columns]
         below = [
             Row(name, tuple(Cell(text=f"{v[name]:.2f}" if name in v else "") for v in references))
             for name in REFERENCES.values()
@@ -318,7 +318,7 @@ def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Tabl
                 is_published=True,
                 note=row.where,
             )
-            for row in published_beside(groups, columns)
+            for row in list_published_rows(groups, columns)
         ]
         name = PurePath(data).name or data
         tables.append(
@@ -326,7 +326,7 @@ def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Tabl
                 key=f"{prefix}evaluations-{name}",
                 title=f"Evaluations on {name}",
                 corner="arm",
-                columns=tuple(titles(columns)),
+                columns=tuple(name_measures(columns)),
                 rows=(*rows, *below, *printed),
                 caption="Per cent; mean ± sample deviation over seeds"
                 + f". {REFERENCE_CAPTION}" * bool(below)
@@ -337,7 +337,7 @@ def evaluation_tables(groups: Sequence[RunGroup], prefix: str = "") -> list[Tabl
     return tables
 
 
-def quickstart_tables(groups: Sequence[RunGroup]) -> list[Table]:
+def tabulate_quickstarts(groups: Sequence[RunGroup]) -> list[Table]:
     """Make a table of every run of the quickstart, which has a comparison of its own."""
     tables = []
     for run in (run for group in groups for run in group.runs if "quickstart" in run.result):
@@ -361,11 +361,11 @@ def quickstart_tables(groups: Sequence[RunGroup]) -> list[Table]:
     return tables
 
 
-def field_table(groups: Sequence[RunGroup], prefix: str) -> Table | None:
+def tabulate_fields(groups: Sequence[RunGroup], prefix: str) -> Table | None:
     """Make a table of the fields in which arms differ; None where there are none."""
     rows = [
         Row(field, tuple(Cell(text=value) for value in values))
-        for field, values in differences(groups).items()
+        for field, values in find_differences(groups).items()
     ]
     columns = tuple(group.name for group in groups)
     caption = "Only fields that differ; everything else is the same in all arms"
@@ -373,7 +373,7 @@ def field_table(groups: Sequence[RunGroup], prefix: str) -> Table | None:
     return table if rows else None
 
 
-def provenance_table(groups: Sequence[RunGroup], prefix: str) -> Table:
+def tabulate_provenance(groups: Sequence[RunGroup], prefix: str) -> Table:
     """Say where every run came from."""
     names = ("arm", "seed", "state", "started", "training took", "device", "commit")
     columns = (*names, "versions", "resumed", "command")

@@ -221,7 +221,7 @@ class Study:
             return self._with_rates(configs)
         arms: list[Arm] = []
         for name, config in configs.items():
-            changes = _changes_between(base, config)
+            changes = _list_changes(base, config)
             twin = next((arm.name for arm in arms if arm.changes == changes), None)
             if twin is not None:
                 raise UserError(
@@ -252,7 +252,7 @@ class Study:
                 rate = config.optimiser.learning_rate * factor
                 changed = override(config, {"optimiser.learning_rate": rate})
                 arm_name = name if factor == 1.0 else f"{name}-rate-x{factor:g}"
-                changes = _changes_between(base, changed)
+                changes = _list_changes(base, changed)
                 arms.append(Arm(arm_name, changes, name, f"rate x {factor:g}"))
         return dataclasses.replace(self, arms=tuple(arms), recipes=tuple(configs))
 
@@ -304,7 +304,7 @@ class Search:
     note: str = ""
 
 
-def _changes_between(base: Config, config: Config) -> dict[str, Any]:
+def _list_changes(base: Config, config: Config) -> dict[str, Any]:
     """Return what makes one configuration of another, the seed apart."""
     mine, differing = fields_of(config), differing_fields(base, config)
     changes = {field: mine[field] for field in differing if field in mine and field != "seed"}

@@ -19,7 +19,7 @@ from deepbregman.evaluation.clustering import bregman_clusters
 from deepbregman.method.bregman import of_distribution
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.figures import save_ring_figure
-from deepbregman.runs import Record, provenance
+from deepbregman.runs import Record, collect_provenance
 from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
 
@@ -89,7 +89,7 @@ def draw_rings(settings: Rings, num_sets: int, seed: int) -> Sets:
     return Sets(means.unsqueeze(1) + settings.variance**0.5 * noise, labels)
 
 
-def agreement(truth: Tensor, found: Tensor) -> dict[str, float]:
+def measure_agreement(truth: Tensor, found: Tensor) -> dict[str, float]:
     """Compare a clustering with the classes: adjusted Rand index, and the plain one."""
     from sklearn.metrics import adjusted_rand_score, rand_score
 
@@ -148,10 +148,10 @@ def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) 
     means = of_distribution(test.points)  # (N, 2)
     if name == ORACLE:
         found = (means.norm(dim=1, keepdim=True) - torch.tensor(settings.radii)).abs().argmin(dim=1)
-        return Clustered(found, agreement(test.labels, found))
+        return Clustered(found, measure_agreement(test.labels, found))
     if how is None:  # the moment form with f(x) = x
         found = cluster(means, num_clusters, "moment", seed)
-        return Clustered(found, agreement(test.labels, found))
+        return Clustered(found, measure_agreement(test.labels, found))
     form, loss = how
     by_points = name.startswith("points")
     points, labels, batch_size = train.points, train.labels, settings.batch_size
@@ -183,12 +183,13 @@ def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) 
         embedded = network(test.points)  # (N, S, K)
     rows = of_distribution(embedded)
     found = cluster(rows, num_clusters, form, seed)
-    metrics = agreement(test.labels, found)
+    metrics = measure_agreement(test.labels, found)
     if by_points:
         each = cluster(embedded.flatten(0, 1), num_clusters, form, seed)
         labels = test.labels.repeat_interleave(settings.num_points)
         metrics |= {
-            f"{key} of single points": value for key, value in agreement(labels, each).items()
+            f"{key} of single points": value
+            for key, value in measure_agreement(labels, each).items()
         }
     if form != "moment":
         metrics["subnetworks that win"] = float(len(torch.unique(rows.argmax(dim=1))))
@@ -205,7 +206,7 @@ def run_distributions(
     """Cluster distributions on rings with every arm and every seed, and draw the outcome."""
     console, settings = console or Console(quiet=True), settings or Rings()
     begin_study(out, seeds)
-    record = provenance(device_name(torch.device("cpu")))
+    record = collect_provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
     shown: dict[str, np.ndarray] = {}
     first: Sets | None = None

@@ -22,7 +22,7 @@ from deepbregman.errors import UserError
 from deepbregman.method import bregman
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.figures import PlaneMap, save_plane_figure
-from deepbregman.runs import provenance
+from deepbregman.runs import collect_provenance
 from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
 
@@ -55,7 +55,7 @@ def draw_classes(num_samples: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(CENTRES)[labels] + torch.tensor(DEVIATION) * noise, labels
 
 
-def separation(distance: Tensor, labels: Tensor) -> dict[str, float]:
+def measure_separation(distance: Tensor, labels: Tensor) -> dict[str, float]:
     """Measure how well divergences between all samples (N, N) tell classes apart.
 
     Returns:
@@ -100,18 +100,18 @@ def run_divergence_2d(
     if not 0 <= target < len(CENTRES):
         raise UserError(f"--target {target}: classes are 0 to {len(CENTRES) - 1}")
     begin_study(out, seeds)
-    record = provenance(device_name(torch.device("cpu")))
+    record = collect_provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
     for seed in range(seeds):
         points, labels = draw_classes(samples, derive_seed(seed, "train"))
         held_out, truth = draw_classes(samples, derive_seed(seed, "test"))
         with console.status(f"divergence-2d, seed {seed}"):
             measures, network = learn(points, labels, num_subnetworks, steps, seed)
-        low, high = _square(points)
+        low, high = _find_square(points)
         shift = LEAST - torch.minimum(low, held_out.amin(dim=0))
-        measures |= classical(shift)
+        measures |= list_classical(shift)
         for name, measure in measures.items():
-            for metric, found in separation(measure(held_out, held_out), truth).items():
+            for metric, found in measure_separation(measure(held_out, held_out), truth).items():
                 values.setdefault((name, metric), []).append(found)
         if seed == 0:
             axes = [torch.linspace(*ends, resolution) for ends in zip(low, high, strict=True)]
@@ -124,7 +124,7 @@ def run_divergence_2d(
     return write_rows(out, "divergence-2d", settings, record, values, notes)
 
 
-def _square(points: Tensor) -> tuple[Tensor, Tensor]:
+def _find_square(points: Tensor) -> tuple[Tensor, Tensor]:
     """Return the corners (2,) of the square that is drawn."""
     middle = (points.amin(dim=0) + points.amax(dim=0)) / 2
     half = (points.amax(dim=0) - points.amin(dim=0)).max() / 2 + BORDER
@@ -153,16 +153,16 @@ def learn(
             learning_rate=0.02,
             seed=seed,
         )
-        measures[name] = partial(_of_network, networks[form], form)
+        measures[name] = partial(_diverge, networks[form], form)
     return measures, networks["max"]
 
 
-def _of_network(network: PlaneNetwork, form: Form, x: Tensor, y: Tensor) -> Tensor:
+def _diverge(network: PlaneNetwork, form: Form, x: Tensor, y: Tensor) -> Tensor:
     with torch.no_grad():
         return FORMS[form](network(x), network(y))
 
 
-def classical(shift: Tensor) -> dict[str, Divergence]:
+def list_classical(shift: Tensor) -> dict[str, Divergence]:
     """Return D of points for each classical divergence; ``shift`` makes coordinates positive."""
 
     def measure(phi: bregman.Generator, offset: Tensor, x: Tensor, y: Tensor) -> Tensor:

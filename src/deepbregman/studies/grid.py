@@ -26,13 +26,13 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.studies import save_study_figure
-from deepbregman.runs import Record, Run, provenance, write_json
+from deepbregman.runs import Record, Run, collect_provenance, write_json
 from deepbregman.statistics import summarise
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import Arm, Study, StudyOptions, StudyResult
 from .engine import EvaluationPlan, Trial, TrialQueue, Worker, become_worker, lock, work
-from .grid_plan import plan_study, usable_arms
+from .grid_plan import plan_study, select_usable_arms
 from .results import write_results
 
 
@@ -88,7 +88,7 @@ class Grid(TrialQueue):
             runs = self.folder / "runs"
             names = [re.search(r"-seed(\d+)$", path.name) for path in runs.glob("*-seed*")]
             seeds = sorted({int(name[1]) for name in names if name})
-            arms = usable_arms(self.study.arms, self.base)
+            arms = select_usable_arms(self.study.arms, self.base)
             cells = plan_cells(arms, self.base, seeds, runs)
             cells.sort(key=lambda cell: (arms.index(cell.arm), cell.seed))
             done = [(cell, outcome) for cell in cells if (outcome := cell.trial.outcome())]
@@ -179,7 +179,7 @@ def open_grid(study: Study, options: StudyOptions) -> Grid:
         plan = plan_study(study, options)  # another process may have begun it meanwhile
         definition = plan.definition
         if definition["provenance"] is None:
-            definition["provenance"] = provenance(device_name(device))
+            definition["provenance"] = collect_provenance(device_name(device))
         write_json(plan.folder / "study.json", definition)
     how = EvaluationPlan(
         definition["judge"],

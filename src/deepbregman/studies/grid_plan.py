@@ -62,7 +62,7 @@ class GridPlan:
 def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     """Check all that can be checked before torch is loaded and an image is read."""
     _check_kind(study, options)
-    folder = options.out or study_folder(study, options)
+    folder = options.out or name_study_folder(study, options)
     before = _read_definition(folder, study)
     if before is None and not options.train:
         raise UserError(f"--no-train: {folder} holds no study; name its folder by --out")
@@ -76,7 +76,7 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
         study = study.with_recipes(bases)
     if not study.rate_factors:
         study = study.with_values(settings["values"])
-    arms = usable_arms(study.arms, base)
+    arms = select_usable_arms(study.arms, base)
     chosen = tuple(arm for arm in study.choose_arms(settings["only"]) if arm in arms)
     if not chosen:
         raise UserError(
@@ -107,13 +107,13 @@ def plan_study(study: Study, options: StudyOptions) -> GridPlan:
     return GridPlan(study, folder, base, arms, chosen, definition)
 
 
-def usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
+def select_usable_arms(arms: tuple[Arm, ...], base: Config) -> tuple[Arm, ...]:
     """Leave out arms that change nothing in this recipe."""
     fields = fields_of(base)
     return tuple(arm for arm in arms if arm.only_if is None or fields[arm.only_if])
 
 
-def study_folder(study: Study, options: StudyOptions) -> Path:
+def name_study_folder(study: Study, options: StudyOptions) -> Path:
     """Name the folder by study, recipe and data, so that the same command continues the study."""
     recipes = list(options.recipes or study.recipes)
     names = name_arms(recipes) if recipes else [Path(options.recipe or study.recipe).stem]
@@ -219,7 +219,7 @@ def _build_bases(
         before_arm = stored.get(name)
         config = build_config(recipe, join_changes(options), before_arm, settings["changes"])
         if options.rates:
-            rate = best_rate(options.rates, name)
+            rate = find_best_rate(options.rates, name)
             config = override(config, {"optimiser.learning_rate": rate})
         if settings["judge"] == "holdout" and config.data.holdout == 0.0:
             config = override(config, {"data.holdout": HOLDOUT})
@@ -228,9 +228,9 @@ def _build_bases(
     return bases
 
 
-def best_rate(folders: Sequence[Path], recipe: str) -> float:
+def find_best_rate(folders: Sequence[Path], recipe: str) -> float:
     """Return the learning rate at which a recipe was best, in the first study that has it."""
-    found = (best_rate_of_study(folder, recipe) for folder in folders)
+    found = (find_rate_of_study(folder, recipe) for folder in folders)
     rate = next((rate for rate in found if rate is not None), None)
     if rate is None:
         raise UserError(
@@ -241,7 +241,7 @@ def best_rate(folders: Sequence[Path], recipe: str) -> float:
     return rate
 
 
-def best_rate_of_study(folder: Path, recipe: str) -> float | None:
+def find_rate_of_study(folder: Path, recipe: str) -> float | None:
     """Return the learning rate at which a recipe was best in a study; None if it has no result."""
     path = folder / "results.json"
     if not path.is_file():

@@ -74,7 +74,7 @@ def find_references(study: Record) -> dict[str, str]:
     return {arm: other for arm, other in against.items() if other not in (None, arm)}
 
 
-def interval_of_pairs(
+def estimate_interval(
     pairs: Sequence[tuple["Predictions | None", "Predictions | None"]], *, balanced: bool = False
 ) -> list[float] | None:
     """Return the interval of a difference in points, over seeds and test images.
@@ -127,7 +127,7 @@ def compare_arms(
                     (find(arm, seed, metric), find(other, seed, metric))
                     for seed in sorted(mine.keys() & others.keys())
                 ]
-                found[arm][metric] = {**pair, "over_images": interval_of_pairs(predicted)}
+                found[arm][metric] = {**pair, "over_images": estimate_interval(predicted)}
     return found
 
 

@@ -34,7 +34,7 @@ PARTS = {
 DEFAULTS: Record = {"objective": "linear", "sampler": "gp", "prune": True, "trials": 40}
 
 
-def search_folder(recipe: str | None, options: SearchOptions) -> Path:
+def name_search_folder(recipe: str | None, options: SearchOptions) -> Path:
     """Return the folder of a search."""
     return options.out or Path("studies") / f"tune-{Path(recipe or 'search').stem}"
 
@@ -46,7 +46,7 @@ def has_begun(folder: Path) -> bool:
 
 def check_search(recipe: str | None, options: SearchOptions) -> None:
     """Check all that can be checked before torch is loaded and an image is read."""
-    folder = search_folder(recipe, options)
+    folder = name_search_folder(recipe, options)
     check_can_be_folder(folder)
     if options.trials is not None and options.trials < 1:
         raise UserError(f"--trials {options.trials}: there must be at least 1")

@@ -71,7 +71,7 @@ class Choice:
         return value
 
     def __str__(self) -> str:
-        return f"{self.field}={','.join(map(_written, self.values))}"
+        return f"{self.field}={','.join(map(_format_value, self.values))}"
 
 
 Dimension = Interval | Choice
@@ -91,7 +91,7 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
         if equals:
             pairs.append((name, text))
         elif word.endswith(".toml"):
-            pairs += _from_file(Path(word))
+            pairs += _read_file(Path(word))
         else:
             raise UserError(
                 f"--space {word!r}: write field=LOW:HIGH, field=LOW:HIGH:log or field=A,B,C, such "
@@ -103,7 +103,7 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
     for name, text in pairs:
         if name in seen:
             raise UserError(f"--space names {name} twice: once is enough")
-        seen[name] = _dimension(name, text, base)
+        seen[name] = _read_dimension(name, text, base)
     space = tuple(seen.values())
     check_terms(
         base, [name for name in seen if f"{name.partition('.')[0]}.weight" not in seen], "--space"
@@ -132,7 +132,7 @@ def check_corners(space: Space, base: Config) -> None:
             raise UserError(f"--space reaches {where}, where {error}") from None
 
 
-def _from_file(path: Path) -> list[tuple[str, Any]]:
+def _read_file(path: Path) -> list[tuple[str, Any]]:
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -150,7 +150,7 @@ def _from_file(path: Path) -> list[tuple[str, Any]]:
     return pairs
 
 
-def _kind(name: str, base: Config) -> Any:
+def _find_type(name: str, base: Config) -> Any:
     """Return the type of a field that can be searched."""
     section, _, key = name.partition(".")
     if section in ("seed", "data"):
@@ -174,30 +174,30 @@ def _kind(name: str, base: Config) -> Any:
     return hint
 
 
-def _dimension(name: str, text: Any, base: Config) -> Dimension:
-    kind = _kind(name, base)
+def _read_dimension(name: str, text: Any, base: Config) -> Dimension:
+    kind = _find_type(name, base)
     if isinstance(text, list):
-        return _choice(name, text)
+        return _read_choice(name, text)
     if not isinstance(text, str):
-        return _choice(name, [text])
+        return _read_choice(name, [text])
     if kind in (int, float) and ":" in text:
-        return _interval(name, text, kind)
-    return _choice(name, [read_value(part.strip()) for part in text.split(",")])
+        return _read_interval(name, text, kind)
+    return _read_choice(name, [read_value(part.strip()) for part in text.split(",")])
 
 
-def _choice(name: str, values: list[Any]) -> Choice:
+def _read_choice(name: str, values: list[Any]) -> Choice:
     if not all(isinstance(value, bool | int | float | str) for value in values):
         raise UserError(f"--space {name}={values}: every value must be a number, text or true")
-    distinct = list(dict.fromkeys(map(_written, values)))
+    distinct = list(dict.fromkeys(map(_format_value, values)))
     if len(distinct) < max(2, len(values)):
         raise UserError(
-            f"--space {name}={','.join(map(_written, values))}: give at least two values, each "
-            "once; one value alone belongs into --set"
+            f"--space {name}={','.join(map(_format_value, values))}: give at least two values, "
+            "each once; one value alone belongs into --set"
         )
     return Choice(name, tuple(values))
 
 
-def _interval(name: str, text: str, kind: type) -> Interval:
+def _read_interval(name: str, text: str, kind: type) -> Interval:
     wrong = f"--space {name}={text}: "
     low, high, *rest = text.split(":")
     if rest not in ([], ["log"]):
@@ -214,5 +214,5 @@ def _interval(name: str, text: str, kind: type) -> Interval:
     return Interval(name, ends[0], ends[1], bool(rest), kind is int)
 
 
-def _written(value: Value) -> str:
+def _format_value(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

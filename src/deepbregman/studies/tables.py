@@ -32,13 +32,13 @@ from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.evidence import save_difference_figure, save_tables
-from deepbregman.runs import Record, Run, is_run, now, provenance, read_json, write_json
+from deepbregman.runs import Record, Run, collect_provenance, is_run, now, read_json, write_json
 from deepbregman.statistics import summarise, summarise_pairs
 from deepbregman.training.devices import device_name, pick_device
 
 from .definition import StudyResult
 from .engine import EvaluationPlan, Trial, TrialQueue, Worker, become_worker, lock, name_top1, work
-from .results import interval_of_pairs
+from .results import estimate_interval
 from .tables_plan import (
     FILE,
     Part,
@@ -233,7 +233,7 @@ def _begin(plan: TablePlan, device: str) -> None:
             "arms": list(dict.fromkeys([*before.get("arms", []), *plan.arms])),
             "data": list(dict.fromkeys([*before.get("data", []), *plan.options.data])),
             "asked": asked,
-            "provenance": before.get("provenance") or provenance(device),
+            "provenance": before.get("provenance") or collect_provenance(device),
         }
         write_json(path, record)
 
@@ -324,7 +324,7 @@ def _compare(mine: dict[int, Record], other: dict[int, Record], metric: str) -> 
     pair = summarise_pairs(first, second)
     if pair is None:
         return None
-    return {**pair, "over_images": _interval_over_images(mine, other, metric)}
+    return {**pair, "over_images": _estimate_interval(mine, other, metric)}
 
 
 def _compare_measures(
@@ -350,7 +350,7 @@ def _compare_measures(
     return found
 
 
-def _interval_over_images(
+def _estimate_interval(
     mine: dict[int, Record], other: dict[int, Record], metric: str
 ) -> list[float] | None:
     """Return the interval in points over seeds and test images, where predictions are kept."""
@@ -362,7 +362,7 @@ def _interval_over_images(
         return kept.find(row["data"], f"{row['protocol']}, {row['variant']}")
 
     pairs = [(find(mine[seed]), find(other[seed])) for seed in sorted(mine.keys() & other.keys())]
-    return interval_of_pairs(pairs, balanced=metric == "balanced")
+    return estimate_interval(pairs, balanced=metric == "balanced")
 
 
 def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:

@@ -23,7 +23,7 @@ from deepbregman.exporting.loading import Export, read_export
 from deepbregman.method.networks import Model
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
-from deepbregman.runs import Run, provenance, replace_file, write_csv
+from deepbregman.runs import Run, collect_provenance, replace_file, write_csv
 from deepbregman.statistics import format_summary, summarise
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.devices import device_name, pick_device
@@ -73,10 +73,10 @@ def run_tsne(
         raise UserError(f"--runs {' '.join(names)}: a run is named twice")
     device = pick_device(accelerator)
     source = open_labelled(opened[0].config, data)
-    chosen = _subset(source, images)
+    chosen = _choose_subset(source, images)
     labels = chosen.known_labels
     begin_study(out, seeds)
-    record = provenance(device_name(device))
+    record = collect_provenance(device_name(device))
     classes = list(source.classes or map(str, range(1 + int(labels.max()))))
     values: dict[tuple[str, str], list[float]] = {}
     maps: dict[str, list[np.ndarray]] = {}
@@ -87,8 +87,9 @@ def run_tsne(
         found: dict[str, list[float]] = {"k-means NMI": [], "k-means ARI": []}
         for seed in range(seeds):
             with console.status(f"t-SNE of {name}, seed {seed} ..."):
-                maps.setdefault(name, []).append(_tsne(measured.features, seed))
-                for metric, value in _kmeans(measured.features, labels.numpy(), seed).items():
+                maps.setdefault(name, []).append(_map_to_plane(measured.features, seed))
+                clusters = _measure_clusters(measured.features, labels.numpy(), seed)
+                for metric, value in clusters.items():
                     found[metric].append(value)
         fixed = {"silhouette": [measured.silhouette], f"kNN, k={NEIGHBOURS}, %": [measured.knn]}
         for metric, each in {**fixed, **found}.items():
@@ -130,7 +131,7 @@ def load_model(trained: Run | Export, device: torch.device) -> Model:
     return Model(trained.build(device), torch.nn.Sequential(), None)
 
 
-def _subset(source: Source, images: int) -> Split:
+def _choose_subset(source: Source, images: int) -> Split:
     """Take at most ``images`` test images, stratified by class."""
     test = source.known_test
     least = 2 * len(torch.unique(test.known_labels))
@@ -162,7 +163,7 @@ def _measure(
     return Measured(features, float(widths.mean()), by_class, accuracy)
 
 
-def _tsne(features: np.ndarray, seed: int) -> np.ndarray:
+def _map_to_plane(features: np.ndarray, seed: int) -> np.ndarray:
     from sklearn.manifold import TSNE  # a second to import
 
     perplexity = min(PERPLEXITY, (len(features) - 1) / 3)
@@ -170,7 +171,7 @@ def _tsne(features: np.ndarray, seed: int) -> np.ndarray:
     return np.asarray(mapped, dtype=np.float32)
 
 
-def _kmeans(features: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+def _measure_clusters(features: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
     from sklearn.cluster import KMeans
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 

@@ -36,14 +36,14 @@ from deepbregman.files import refuse_link
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.searches import save_search_figure
-from deepbregman.runs import Record, command_line, now, replace_file, write_csv, write_json
+from deepbregman.runs import Record, now, read_command_line, replace_file, write_csv, write_json
 from deepbregman.training.devices import pick_device
 from deepbregman.training.faults import Interrupted
 
 from .definition import Search, SearchOptions, StudyResult
 from .engine import EvaluationPlan, Queue, Trial, Worker, become_worker, lock, work
 from .results import MAIN_METRIC
-from .search_plan import SearchPlan, check_search, has_begun, plan_search, search_folder
+from .search_plan import SearchPlan, check_search, has_begun, name_search_folder, plan_search
 
 NAME = "search"
 """Of the search in a folder's own database, so that the folder can be renamed or copied."""
@@ -80,7 +80,7 @@ def run_search(
     become_worker()
     pick_device(options.accelerator)
     check_search(recipe, options)  # a refused request leaves no folder
-    folder = search_folder(recipe, options)
+    folder = name_search_folder(recipe, options)
     url, name = locate_storage(options, folder)
     with _explain_storage_errors(folder):
         with _leave_no_folder(folder), lock(folder, "search"):
@@ -94,7 +94,7 @@ def run_search(
             worker.say(source.skipped_notice)
         queue = SearchQueue(study, plan, folder, options.trials or plan.definition["trials"])
         worker.say(f"search in {folder}: {queue.describe()}; evaluated on held-out training images")
-        record = work(queue, worker, _continue_command(options, folder, entry))
+        record = work(queue, worker, _format_command(options, folder, entry))
     figures = [folder / f"search.{kind}" for kind in FIGURE_KINDS]
     published = (
         entry.published if entry and is_dataset(record["data"], entry.published_data) else {}
@@ -118,7 +118,7 @@ def _leave_no_folder(folder: Path) -> Iterator[None]:
         raise
 
 
-def _continue_command(options: SearchOptions, folder: Path, entry: Search | None) -> str:
+def _format_command(options: SearchOptions, folder: Path, entry: Search | None) -> str:
     verb = ["study", entry.name] if entry else ["tune"]
     words = ["deepbregman", *verb, "--out", str(folder)]
     words += ["--storage", mask_address(options.storage)] if options.storage else []
@@ -139,7 +139,7 @@ def join_search(
         )
     stored = optuna.load_study(study_name=name, storage=storage).user_attrs if known else {}
     plan = plan_search(recipe, options, stored.get("definition"))
-    plan.definition.setdefault("command", command_line())  # the one that began the search
+    plan.definition.setdefault("command", read_command_line())  # the one that began the search
     worker = stored.get("workers", 0)
     study = optuna.create_study(
         study_name=name,
@@ -294,12 +294,12 @@ def find_places(study: optuna.Study) -> list[Place]:
     attempts: dict[int, list[FrozenTrial]] = {}
     for trial in study.get_trials(deepcopy=False):
         if SURPLUS not in trial.user_attrs:
-            attempts.setdefault(_first_attempt(trial), []).append(trial)
+            attempts.setdefault(_find_first_attempt(trial), []).append(trial)
     places = [Place(first, attempts[first]) for first in sorted(attempts)]
     return [place for place in places if place.is_held or place.is_owed]
 
 
-def _first_attempt(trial: optuna.Trial | FrozenTrial) -> int:
+def _find_first_attempt(trial: optuna.Trial | FrozenTrial) -> int:
     first: int = trial.user_attrs.get(CONTINUES, trial.number)
     return first
 
@@ -381,7 +381,7 @@ class SharedSearch:
 
     def _is_surplus(self, trial: optuna.Trial) -> bool:
         """Whether older places are enough, or an earlier continuation has this one's place."""
-        first = _first_attempt(trial)
+        first = _find_first_attempt(trial)
         places = find_places(self.study)
         is_continued = any(
             other.number < trial.number and other.state != TrialState.FAIL
@@ -455,7 +455,7 @@ class SearchQueue(SharedSearch, Queue):
 
         If a worker that seemed dead still writes there, take a new folder.
         """
-        for number in (_first_attempt(trial), trial.number):
+        for number in (_find_first_attempt(trial), trial.number):
             name = f"trial-{number:04d}"
             if stack.enter_context(lock(self.folder, name, wait=False)):
                 return self.folder / "runs" / name
@@ -478,7 +478,7 @@ def _guess_accuracy(worker: Worker, trial: Trial) -> float:
 # The results of a search.
 
 
-def trial_rows(study: optuna.Study) -> list[Record]:
+def list_trials(study: optuna.Study) -> list[Record]:
     """Return a row for every trial that was ever begun."""
     rows = []
     for trial in study.get_trials(deepcopy=False):
@@ -520,7 +520,7 @@ def measure_importance(study: optuna.Study) -> dict[str, float] | None:
 
 def write_trials(folder: Path, study: optuna.Study, definition: Record) -> Record:
     """Write ``trials.json`` and ``trials.csv``; return what is in ``trials.json``."""
-    rows = trial_rows(study)
+    rows = list_trials(study)
     complete = [row for row in rows if row["value"] is not None and not row["diverged"]]
     record = {
         **{key: value for key, value in definition.items() if key != "base"},

@@ -133,7 +133,7 @@ def require(state: State, parts: Iterable[str], origin: str) -> None:
         )
 
 
-def _shape(value: Any) -> tuple[int, ...] | None:
+def _find_shape(value: Any) -> tuple[int, ...] | None:
     return tuple(value.shape) if isinstance(value, Tensor) else None
 
 
@@ -155,7 +155,7 @@ def list_misfits(expected: dict[str, Tensor], state: dict[str, Tensor]) -> list[
     problems += [
         f"{name} has shape {shape}, expected {tuple(tensor.shape)}"
         for name, tensor in expected.items()
-        if name in state and (shape := _shape(state[name])) != tuple(tensor.shape)
+        if name in state and (shape := _find_shape(state[name])) != tuple(tensor.shape)
     ]
     return problems
 
@@ -165,7 +165,7 @@ def join_misfits(problems: list[str]) -> str:
     return "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" * (len(problems) > 4))
 
 
-def network_states(step: Step) -> State:
+def collect_networks(step: Step) -> State:
     """Collect the networks of a step, as a checkpoint holds them."""
     parts = {name: getattr(step, name) for name in NETWORKS}
     return {name: {} if part is None else part.state_dict() for name, part in parts.items()}
@@ -230,7 +230,7 @@ def load_trained(
     run = run if isinstance(run, Run) else Run.open(Path(run))
     saved = _load_last(run, (*NETWORKS, "epoch"))
     counts = {name: saved.get(name, 0) for name in ("num_images", "num_classes")}
-    config = _without_own_views(run.config)
+    config = _drop_own_views(run.config)
     if config.objective.name == "custom":
         model = _load_custom(run, saved, encoder)
     else:
@@ -242,7 +242,7 @@ def load_trained(
     return Trained(model.to(device).eval(), run.config, epoch, data)
 
 
-def _without_own_views(config: Config) -> Config:
+def _drop_own_views(config: Config) -> Config:
     """Return a configuration that needs no augmentation of the user's: for networks alone."""
     own = [table for table, group in config.view_groups.items() if group.custom]
     return override(config, {f"{table}.custom": False for table in own})
@@ -260,7 +260,7 @@ def _load_custom(run: Run, saved: State, encoder: nn.Module | None) -> Model:
     load_strictly(loaded, select_part(state, "encoder."), origin)
     own = select_part(state, "projection.")
     expected = {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
-    if expected != {name: _shape(tensor) for name, tensor in own.items()}:
+    if expected != {name: _find_shape(tensor) for name, tensor in own.items()}:
         return Model(loaded, nn.Sequential(), None)
     load_strictly(head, own, origin)
     settings = run.config.divergence

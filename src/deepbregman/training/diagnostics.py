@@ -98,7 +98,7 @@ def lidar(views: Tensor) -> Tensor:
     return _count_shares(F.pad(values, (0, width - len(values))))
 
 
-def nearest_indices(h: Tensor, k: int) -> Tensor:
+def find_nearest(h: Tensor, k: int) -> Tensor:
     """Return the k nearest others (N, k) by cosine of each of ``h`` (N, d)."""
     z = F.normalize(h, dim=1)
     return (z @ z.T).fill_diagonal_(-torch.inf).topk(k, dim=1).indices

@@ -22,7 +22,7 @@ from deepbregman.errors import (
     first_line,
     is_out_of_memory,
 )
-from deepbregman.launching import stopping_signals
+from deepbregman.launching import list_stopping_signals
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -73,7 +73,7 @@ def watch_signals(
                 os.write(2, b"\nsaving after this step; Ctrl-C again stops at once\n")
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    before = {number: signal.signal(number, receive) for number in stopping_signals()}
+    before = {number: signal.signal(number, receive) for number in list_stopping_signals()}
     try:
         yield received
     finally:

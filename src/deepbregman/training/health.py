@@ -79,7 +79,7 @@ class Health:
             views = self._embed_views(encoder, order[: self.uniforms[0].shape[1]])
         if not (h.isfinite().all() and views.isfinite().all()):
             return {}
-        neighbours = diagnostics.nearest_indices(h, min(NEIGHBOURS, len(h) - 1))
+        neighbours = diagnostics.find_nearest(h, min(NEIGHBOURS, len(h) - 1))
         found = {
             "rankme": diagnostics.rankme(h),
             "alpha_req": diagnostics.alpha_req(h),
@@ -96,7 +96,7 @@ class Health:
             encoder(centre_view(batch.images, batch.sizes, self.size))
             for batch in self.batches.iterate(order, BATCH_SIZE)
         ]
-        return _on_host(torch.cat(parts))
+        return _move_to_host(torch.cat(parts))
 
     def _embed_views(self, encoder: nn.Module, order: Tensor) -> Tensor:
         """Embed (M, n, d) random views of some images."""
@@ -104,11 +104,11 @@ class Health:
         embedded = []
         for uniforms in self.uniforms:
             shown = self.views(batch.images, batch.sizes, uniforms.to(self.device))
-            embedded.append(_on_host(encoder(shown.flatten(0, 1))).view(*shown.shape[:2], -1))
+            embedded.append(_move_to_host(encoder(shown.flatten(0, 1))).view(*shown.shape[:2], -1))
         return torch.cat(embedded)
 
 
-def _on_host(h: Tensor) -> Tensor:
+def _move_to_host(h: Tensor) -> Tensor:
     """Return representations in double precision on the CPU, where every spectrum is exact."""
     return h.float().cpu().double()
 
@@ -149,7 +149,7 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
         return "under-trained", f"only {words}"
     if last["learning_rate"] < HIGH_RATE * max(record["learning_rate"] for record in records):
         return "healthy", f"{words}, while the learning rate falls"
-    change = max(_change(before, last, name) for name in WATCHED)
+    change = max(_compare(before, last, name) for name in WATCHED)
     if stability >= SETTLED and change <= LITTLE_CHANGE:
         return (
             "saturated",
@@ -158,7 +158,7 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
     return "healthy", f"{words}, and the representations still change"
 
 
-def _change(before: Record, last: Record, name: str) -> float:
+def _compare(before: Record, last: Record, name: str) -> float:
     """Return the relative change of a diagnostic; infinite where it was not measured or is 0."""
     if not before.get(name) or name not in last:
         return math.inf

@@ -27,7 +27,7 @@ from deepbregman.objectives import (
     build_step,
     gather_alone,
 )
-from deepbregman.runs import Record, Run, now, provenance
+from deepbregman.runs import Record, Run, collect_provenance, now
 
 from . import checkpoints, diagnostics
 from .callbacks import Callback, collect_metrics
@@ -149,7 +149,7 @@ class Pretraining:
 
     def _open_folder(self, resume: bool, found: FoundCheckpoint | None) -> None:
         if self.fabric.is_global_zero:
-            record = provenance(device_name(self.fabric.device))
+            record = collect_provenance(device_name(self.fabric.device))
             record |= {"processes": self.fabric.world_size, **self.start_record}
             if own := self.own.describe():
                 record["own"] = own
@@ -463,7 +463,7 @@ class Pretraining:
     def take_snapshot(self) -> checkpoints.State:
         """Collect what the run needs to continue to the bit; randomness follows from the step."""
         return {
-            **checkpoints.network_states(self.step_module),
+            **checkpoints.collect_networks(self.step_module),
             "optimiser": self.optimiser.state_dict(),
             "step": self.step,
             "epoch": self.step / self.steps_per_epoch,

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepbregman.config import Config
 from deepbregman.errors import ReportedElsewhere, UserError, explain_error
-from deepbregman.launching import LAUNCHER, current_process, under_torchrun, when_launcher_ends
+from deepbregman.launching import LAUNCHER, find_process, under_torchrun, when_launcher_ends
 from deepbregman.method.gathering import gather_with_gradient
 
 from .devices import pick_device
@@ -46,7 +46,7 @@ def launch(accelerator: str = "auto") -> Fabric:
     numbers of the views included.
     """
     kind = pick_device(accelerator).type
-    here = current_process()
+    here = find_process()
     if kind == "cuda" and here.local_processes > torch.cuda.device_count():
         raise UserError(
             f"{here.local_processes} processes on a machine with {torch.cuda.device_count()} "
@@ -70,13 +70,13 @@ def launch(accelerator: str = "auto") -> Fabric:
         accelerator=kind,
         devices=here.local_processes,
         num_nodes=here.nodes,
-        strategy=_ddp(),
+        strategy=_make_strategy(),
         plugins=[
             TorchElasticEnvironment() if under_torchrun() else SLURMEnvironment(auto_requeue=False)
         ],
     )
     fabric.launch()
-    _host_group()
+    _open_host_group()
     atexit.unregister(_leave_groups)
     atexit.register(_leave_groups)
     return fabric
@@ -97,11 +97,11 @@ def _leave_groups() -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
-    _host_group.cache_clear()  # a thread is joined when nobody holds its group any more
+    _open_host_group.cache_clear()  # a thread is joined when nobody holds its group any more
     dist.destroy_process_group()
 
 
-def _ddp() -> DDPStrategy:
+def _make_strategy() -> DDPStrategy:
     # Buffers need not be sent at every step: synchronised normalisation keeps them equal, and
     # without it those of process 0 are saved. torch has renamed this option.
     options = inspect.signature(nn.parallel.DistributedDataParallel).parameters
@@ -111,7 +111,7 @@ def _ddp() -> DDPStrategy:
 
 
 @functools.cache
-def _host_group() -> dist.ProcessGroup:
+def _open_host_group() -> dist.ProcessGroup:
     """Make the group for messages between hosts, without the GPUs; every process must call it."""
     group = dist.new_group(backend="gloo", timeout=HOST_TIMEOUT)
     assert isinstance(group, dist.ProcessGroup)
@@ -133,7 +133,7 @@ def run_together(fabric: Fabric, work: Callable[[], T]) -> T:
         mine = error
     code = 0 if mine is None else (explain_error(mine) or ("", 1))[1]
     codes: list[Any] = [0] * fabric.world_size
-    dist.all_gather_object(codes, code, group=_host_group())
+    dist.all_gather_object(codes, code, group=_open_host_group())
     failed = [rank for rank, other in enumerate(codes) if other]
     if not failed:
         return result
@@ -153,7 +153,7 @@ def broadcast(fabric: Fabric, value: T) -> T:
     if fabric.world_size == 1:
         return value
     values = [value]
-    dist.broadcast_object_list(values, src=0, group=_host_group())
+    dist.broadcast_object_list(values, src=0, group=_open_host_group())
     return values[0]
 
 
@@ -162,7 +162,7 @@ def gather_values(fabric: Fabric, value: T) -> list[T]:
     if fabric.world_size == 1:
         return [value]
     values: list[Any] = [None] * fabric.world_size
-    dist.all_gather_object(values, value, group=_host_group())
+    dist.all_gather_object(values, value, group=_open_host_group())
     return values
 
 
@@ -188,7 +188,7 @@ class Vote:
             return
         self.close()
         ballot = torch.tensor(received[:1] or [0])
-        work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=_host_group(), async_op=True)
+        work = dist.all_reduce(ballot, dist.ReduceOp.MAX, group=_open_host_group(), async_op=True)
         self._pending = ballot, work
         self.under_way.add(work)
 

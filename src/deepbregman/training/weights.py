@@ -82,9 +82,9 @@ def find_weights(config: Config) -> StartingWeights | None:
     name, wanted = config.encoder.name, config.encoder.weights
     if are_fetched(config):
         if wanted.startswith(TORCHVISION):
-            return _download(wanted, name, lambda: _from_torchvision(name, wanted))
-        return _download(wanted, name, lambda: _from_timm(name.removeprefix(TIMM), config))
-    return None if wanted in (RANDOM, AUTO) else _from_path(Path(wanted))
+            return _download(wanted, name, lambda: _fetch_torchvision(name, wanted))
+        return _download(wanted, name, lambda: _fetch_timm(name.removeprefix(TIMM), config))
+    return None if wanted in (RANDOM, AUTO) else _read_path(Path(wanted))
 
 
 def are_fetched(config: Config) -> bool:
@@ -117,7 +117,7 @@ def _download(wanted: str, name: str, fetch: Callable[[], StartingWeights]) -> S
         ) from None
 
 
-def _from_timm(name: str, config: Config) -> StartingWeights:
+def _fetch_timm(name: str, config: Config) -> StartingWeights:
     import timm
 
     try:
@@ -137,7 +137,7 @@ def _from_timm(name: str, config: Config) -> StartingWeights:
     return StartingWeights(model.state_dict(), f"timm's {full}", record, pixels)
 
 
-def _from_torchvision(name: str, wanted: str) -> StartingWeights:
+def _fetch_torchvision(name: str, wanted: str) -> StartingWeights:
     known = torchvision.models.get_model_weights(name)
     tag = wanted.removeprefix(TORCHVISION)
     if tag not in known.__members__:
@@ -153,9 +153,9 @@ def _from_torchvision(name: str, wanted: str) -> StartingWeights:
     return StartingWeights(state, f"torchvision's {chosen.name} of {name}", record, pixels)
 
 
-def _from_path(path: Path) -> StartingWeights:
+def _read_path(path: Path) -> StartingWeights:
     if is_run(path):
-        return _from_checkpoint(Run.open(path).last_checkpoint)
+        return _read_checkpoint(Run.open(path).last_checkpoint)
     if not path.is_file():
         raise UserError(
             f"encoder.weights is {str(path)!r}: no run and no file is there; give random, auto, "
@@ -163,29 +163,29 @@ def _from_path(path: Path) -> StartingWeights:
             "(.safetensors, .pth, .pt)"
         )
     if path.suffix == ".safetensors":
-        return _from_safetensors(path)
+        return _read_safetensors(path)
     with path.open("rb") as file:
         is_checkpoint = file.read(24).startswith(b"deepbregman checkpoint ")
-    return _from_checkpoint(path) if is_checkpoint else _from_torch_file(path)
+    return _read_checkpoint(path) if is_checkpoint else _read_torch_file(path)
 
 
-def _from_checkpoint(path: Path) -> StartingWeights:
+def _read_checkpoint(path: Path) -> StartingWeights:
     saved = checkpoints.load(path)
     checkpoints.require(saved, ("objective",), str(path))
     state = checkpoints.select_part(saved["objective"], "encoder.")
     record = {"from": str(path), "epoch": saved.get("epoch")}
-    return _of_encoder(state, str(path), record)
+    return _take_trunk(state, str(path), record)
 
 
-def _from_safetensors(path: Path) -> StartingWeights:
+def _read_safetensors(path: Path) -> StartingWeights:
     with _explain_damage(path), safetensors.safe_open(path, "pt") as file:
         state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no dict
     if all(name.startswith("trunk.") or name in PIXELS for name in state):  # an export of ours
-        return _of_encoder(state, str(path), {"from": str(path)})
+        return _take_trunk(state, str(path), {"from": str(path)})
     return StartingWeights(state, str(path), {"from": str(path)})
 
 
-def _from_torch_file(path: Path) -> StartingWeights:
+def _read_torch_file(path: Path) -> StartingWeights:
     with _explain_damage(path):
         found = checkpoints.read_tensors(path.read_bytes())
         for name in WRAPPERS:
@@ -201,7 +201,7 @@ def _from_torch_file(path: Path) -> StartingWeights:
     return StartingWeights(found, str(path), {"from": str(path)}, pixels)
 
 
-def _of_encoder(state: Weights, origin: str, record: Record) -> StartingWeights:
+def _take_trunk(state: Weights, origin: str, record: Record) -> StartingWeights:
     """Take the trunk and the normalisation out of the state of a whole encoder."""
     pixels = None
     if all(isinstance(state.get(name), Tensor) for name in PIXELS):

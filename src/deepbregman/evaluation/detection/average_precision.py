@@ -88,14 +88,14 @@ class _Evaluation(COCOeval):  # type: ignore[misc]  # pycocotools is untyped
         self._dts: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
         number = 0  # 0 means "not matched" to COCOeval, so records are numbered from 1
         for image, (objects, found) in enumerate(zip(self.truth, self.found, strict=True)):
-            rows = zip(_corner_and_size(objects.boxes), *map(_list, objects[1:]), strict=True)
+            rows = zip(_convert_boxes(objects.boxes), *map(_list, objects[1:]), strict=True)
             for box, label, difficult in rows:
                 number += 1
                 hard = int(difficult)
                 record = {"id": number, "bbox": box, "area": 1.0, "iscrowd": hard, "ignore": hard}
                 self._gts[image, label].append(record)
             for box, label, value in zip(
-                _corner_and_size(found.boxes), *map(_list, found[1:]), strict=True
+                _convert_boxes(found.boxes), *map(_list, found[1:]), strict=True
             ):
                 number += 1
                 self._dts[image, label].append(
@@ -117,7 +117,7 @@ def _list(values: Tensor) -> Any:
     return values.tolist()
 
 
-def _corner_and_size(boxes: Tensor) -> Any:
+def _convert_boxes(boxes: Tensor) -> Any:
     corners = boxes.double()
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()
 

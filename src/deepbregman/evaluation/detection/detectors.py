@@ -45,7 +45,7 @@ class _Conv4(nn.Module):
         self.conv1, self.bn1 = trunk.conv1, trunk.bn1
         self.relu, self.maxpool = trunk.relu, trunk.maxpool
         self.layer1, self.layer2, self.layer3 = trunk.layer1, trunk.layer2, trunk.layer3
-        self.out_channels = _width(trunk) // 2
+        self.out_channels = _find_width(trunk) // 2
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images (N, 3, H, W) to features (N, C, H / 16, W / 16)."""
@@ -60,7 +60,7 @@ class _Conv5Head(nn.Module):
     def __init__(self, trunk: ResNet) -> None:
         super().__init__()
         self.layer4 = trunk.layer4
-        self.norm = nn.BatchNorm2d(_width(trunk))
+        self.norm = nn.BatchNorm2d(_find_width(trunk))
 
     def forward(self, regions: Tensor) -> Tensor:
         """Map regions (R, C, 14, 14) to features (R, 2 C)."""
@@ -123,11 +123,11 @@ def build_detector(
             rpn_pre_nms_top_n_test=6_000,
             box_roi_pool=MultiScaleRoIAlign(["0"], output_size=14, sampling_ratio=2),
             box_head=_Conv5Head(trunk),
-            box_predictor=FastRCNNPredictor(_width(trunk), 1 + len(CLASSES)),
+            box_predictor=FastRCNNPredictor(_find_width(trunk), 1 + len(CLASSES)),
             **settings,
         )
     else:
-        widths = [_width(trunk) // 2**power for power in (3, 2, 1, 0)]
+        widths = [_find_width(trunk) // 2**power for power in (3, 2, 1, 0)]
         outputs = {stage: str(position) for position, stage in enumerate(STAGES)}
         detector = Detector(
             BackboneWithFPN(trunk, outputs, widths, out_channels=256),
@@ -138,7 +138,7 @@ def build_detector(
             **settings,
         )
     if norm == "frozen":
-        names = set(trunk_names(detector).values())
+        names = set(map_trunk_names(detector).values())
         detector.frozen_norms = tuple(
             module
             for name, module in detector.named_modules()
@@ -171,7 +171,7 @@ def require_fitting(encoder: Encoder) -> ResNet:
     return trunk
 
 
-def _width(trunk: ResNet) -> int:
+def _find_width(trunk: ResNet) -> int:
     """Return the number of channels that the last stage gives."""
     last = trunk.layer4[-1]
     return int((last.bn3 if hasattr(last, "bn3") else last.bn2).num_features)
@@ -201,7 +201,7 @@ def _as_float32(outputs: Any) -> Any:
     return type(outputs)(_as_float32(output) for output in outputs)
 
 
-def trunk_names(detector: Detector) -> dict[str, str]:
+def map_trunk_names(detector: Detector) -> dict[str, str]:
     """Return, for each tensor of the trunk's state, its name in the detector's."""
     places = ("backbone.body.", "roi_heads.box_head.layer4.", "backbone.")
     names = {}
@@ -223,7 +223,7 @@ def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int
     Returns:
         The number of tensors copied: all of them, or it is an error that names the others.
     """
-    names, mine = trunk_names(detector), detector.state_dict()
+    names, mine = map_trunk_names(detector), detector.state_dict()
     problems = [f"{name} is missing" for name in names if name not in state]
     problems += [f"{name} has no place in the detector" for name in state if name not in names]
     problems += [
@@ -246,7 +246,7 @@ def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int
 
 def find_differences(detector: Detector, state: dict[str, Tensor]) -> list[str]:
     """Return the tensors of a trunk's state that the detector does not hold, value by value."""
-    names, mine = trunk_names(detector), detector.state_dict()
+    names, mine = map_trunk_names(detector), detector.state_dict()
     return [
         name
         for name, tensor in state.items()

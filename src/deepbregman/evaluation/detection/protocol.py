@@ -80,7 +80,7 @@ def detect(evaluation: Evaluation) -> list[Record]:
         f"{len(voc.train):,} images to train on, {len(voc.test):,} to test on: "
         f"{', '.join(voc.found)}{missing}"
     )
-    details = _options_of(evaluation, SETTINGS[:6]) | {"splits": list(voc.found)}
+    details = _select_options(evaluation, SETTINGS[:6]) | {"splits": list(voc.found)}
     sizes = len(voc.train), len(voc.test)
     seeds: list[list[Measurement]] = []
     per_class: dict[tuple[str, str, int], dict[str, float]] = {}
@@ -93,7 +93,7 @@ def detect(evaluation: Evaluation) -> list[Record]:
             name = f"{architecture.upper()}, {trunk}"
             measured.append(Measurement(name, result["scores"], *sizes, details=settings))
         seeds.append(measured)
-    evaluation.console.print(class_table(per_class))
+    evaluation.console.print(draw_class_table(per_class))
     return make_rows(seeds)
 
 
@@ -192,13 +192,13 @@ def _describe_detector(
         "architecture": architecture,
         "arm": trunk,
         "seed": seed,
-        **_options_of(evaluation, SETTINGS),
+        **_select_options(evaluation, SETTINGS),
         "images": hashlib.sha256(names.encode()).hexdigest()[:16],
         "encoder": fingerprint_weights(evaluation.loaded.model.encoder),
     }
 
 
-def _options_of(evaluation: Evaluation, names: Sequence[str]) -> Record:
+def _select_options(evaluation: Evaluation, names: Sequence[str]) -> Record:
     options = evaluation.options.detect
     values = {name: getattr(options, name) for name in names}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
@@ -223,7 +223,7 @@ def _write_weights(path: Path, detector: Detector) -> None:
         file.write(save(state))
 
 
-def class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float]]) -> Table:
+def draw_class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float]]) -> Table:
     """Draw AP50 by class, a column for each architecture and arm: the mean over seeds.
 
     Args:

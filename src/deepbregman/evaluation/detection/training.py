@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from deepbregman.data import UnreadableImage
 from deepbregman.data.batches import keep_batch, obey_parent_only
-from deepbregman.data.frames import decode_whole, quiet_pillow
+from deepbregman.data.frames import decode_whole, silence_pillow
 from deepbregman.data.voc import Detections, Objects
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.options import Detect
@@ -48,7 +48,7 @@ class _Files(Dataset[list[Tensor | str]]):
         self._paths = paths
 
     def __getitem__(self, indices: list[int]) -> list[Tensor | str]:
-        with quiet_pillow():
+        with silence_pillow():
             return [_decode(self._paths[index]) for index in indices]
 
 
@@ -184,7 +184,7 @@ def fine_tune(
             for iteration, batch in enumerate(
                 load_batches(data, batches, device, options.workers), done
             ):
-                loss = _step(detector, optimiser, batch, options, seed, iteration)
+                loss = _take_step(detector, optimiser, batch, options, seed, iteration)
                 report(iteration + 1, loss)
                 is_due = time.monotonic() - last_saved >= options.save_seconds
                 if received or is_due or iteration + 1 == options.iterations:
@@ -198,7 +198,7 @@ def fine_tune(
         settle_norms(detector, data, options, seed, device)
 
 
-def _losses(
+def _compute_loss(
     detector: Detector, batch: Photographs, options: Detect, seed: int, iteration: int
 ) -> Tensor:
     # The size of the images and the sampled regions come from torch's global generator: seeded by
@@ -211,7 +211,7 @@ def _losses(
     return torch.stack(list(losses.values())).sum()
 
 
-def _step(
+def _take_step(
     detector: Detector,
     optimiser: torch.optim.SGD,
     batch: Photographs,
@@ -221,7 +221,7 @@ def _step(
 ) -> float:
     for group in optimiser.param_groups:
         group["lr"] = learning_rate(options, iteration)
-    loss = _losses(detector, batch, options, seed, iteration)
+    loss = _compute_loss(detector, batch, options, seed, iteration)
     value = loss.item()
     if not torch.isfinite(torch.tensor(value)):
         raise Diverged(
@@ -258,7 +258,7 @@ def settle_norms(
     count = min(SETTLING, options.iterations)
     batches = order_batches(len(data), options.batch_size, seed, 0, count)
     for iteration, batch in enumerate(load_batches(data, batches, device, options.workers)):
-        _losses(detector, batch, options, seed, iteration)
+        _compute_loss(detector, batch, options, seed, iteration)
     for norm, momentum in zip(norms, momenta, strict=True):
         norm.momentum = momentum
 
