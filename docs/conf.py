@@ -21,6 +21,8 @@ version = release = deepbregman.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["examples"]  # an example of a report, not pages
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"deepbregman {version}"
 html_show_copyright = False
 html_copy_source = False

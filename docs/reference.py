@@ -14,6 +14,8 @@ from typing import Annotated, Any, ForwardRef, get_args, get_origin
 import deepbregman
 from deepbregman.cli import VERBS, main
 
+WIDTH = 90
+"""Characters of a line of code that fit on a page of the site."""
 GROUPS = {
     "commands": "Commands",
     "config": "Configurations",
@@ -45,19 +47,19 @@ def list_commands() -> list[tuple[str, ...]]:
 
 
 def capture(*words: str) -> str:
-    """Return what a command prints, 100 characters wide and without colours."""
+    """Return what a command prints, without colours and as wide as a page of the site."""
     printed = io.StringIO()
     with _plain_terminal(), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main(list(words))
     lines = [line.rstrip() for line in printed.getvalue().splitlines()]
-    wrapped = (textwrap.fill(line, 100) if line[:1].strip() else line for line in lines)
+    wrapped = (textwrap.fill(line, WIDTH) if line[:1].strip() else line for line in lines)
     return "\n".join(wrapped).strip()
 
 
 @contextlib.contextmanager
 def _plain_terminal() -> Iterator[None]:
     before = dict(os.environ)
-    os.environ.update(COLUMNS="100", NO_COLOR="1")
+    os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1")
     try:
         yield
     finally:
