@@ -105,6 +105,15 @@ def test_pairs_show_every_seed_and_the_differences() -> None:
     assert "Cost of training" in words
 
 
+def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results: Record) -> None:
+    results["study"]["recipes"] = [f"method-{number}" for number in range(6)]
+    arms = [{**results["arms"][0], "x": name} for name in results["study"]["recipes"]]
+    arms[5] = {**arms[5], "metrics": {}}  # without a finished run
+    assert studies.describe_conditions({**results, "arms": arms}).startswith("5 of 6 recipes on ")
+    arms[5] = {**arms[0], "x": "method-5"}
+    assert studies.describe_conditions({**results, "arms": arms}).startswith("6 recipes on ")
+
+
 def test_the_names_of_arms_are_whole_on_a_narrow_screen(results: Record) -> None:
     names = [f"deep-moment-contrastive-and-a-very-long-name-{index}" for index in range(3)]
     for arm, name in zip(results["arms"], names, strict=True):

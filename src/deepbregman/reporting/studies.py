@@ -142,7 +142,9 @@ def describe_conditions(results: Record) -> str:
     split = "test" if results["judge"] == "test" else "held-out training"
     epochs, data = format_epochs(results), Path(results["data"]).name
     recipe, number = results["recipe"], len(results["study"].get("recipes") or ())
-    recipe = f"{number} recipes" if number > MANY_RECIPES else recipe
+    if number > MANY_RECIPES:
+        done = len({arm["x"] for arm in results["arms"] if arm["metrics"]})
+        recipe = f"{number} recipes" if done == number else f"{done} of {number} recipes"
     return f"{recipe} on {data}, {epochs} epochs, {split} images, top-1 %"
 
 
