@@ -12,6 +12,8 @@ import deepbregman
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
+from deepbregman.evaluation.gallery import open_gallery, open_run
+from deepbregman.evaluation.labelling import draw_images
 from deepbregman.runs import Run
 
 from ..conftest import Command
@@ -111,6 +113,19 @@ def test_the_first_images_to_label_are_drawn(command: Command, run: Run, tmp_pat
     code, _, err = command("label", run.path)
     assert code == 2
     assert "draws images at random" in err
+
+
+def test_pictures_show_more_than_the_encoder_sees(run: Run, tmp_path: Path) -> None:
+    """Its images have 8 px, in frames of 12 at most; people would not know what to label."""
+    large = tmp_path / "large"
+    large.mkdir()
+    for index in range(4):
+        Image.new("RGB", (400, 300), (60 * index, 90, 20)).save(large / f"{index}.jpg")
+    images = open_run(run, str(large), "cpu", None)
+    drawn = draw_images(images, 4, 0, with_pixels=True)
+    assert [pixels.shape for pixels in drawn.values() if pixels is not None] == [(120, 160, 3)] * 4
+    seen = open_gallery(images, "all").pixels([0, 1])
+    assert max(seen[0].shape) < 20
 
 
 def test_unequal_classes_are_told_both_ways(command: Command, run: Run, tmp_path: Path) -> None:

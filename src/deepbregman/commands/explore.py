@@ -110,11 +110,12 @@ def explore(
         progress=progress or ignore_progress,
     )
     page = _describe(images.loaded.run, found, images.data)
-    pixels = read_pixels(found, progress or ignore_progress)
+    side = thumbnail_side(len(found.names))
+    pixels = read_pixels(found, side, progress or ignore_progress)
     if format == "parquet":
         write_parquet(out, page, pixels)
     else:
-        write_page(out, page, draw_sheets(pixels, thumbnail_side(len(found.names))))
+        write_page(out, page, draw_sheets(pixels, side))
     return Explored(out, len(found.names), found.map_method)
 
 

@@ -171,7 +171,8 @@ def show_draw(found: FirstImages, console: Console) -> None:
     say(console, f"wrote {found.table}: {images} to label first, drawn at random")
     if found.sheet is not None:
         say(console, f"sheet: {found.sheet}")
-    say(console, "write a label beside each, or none where you cannot tell; then")
+    browser = f"deepbregman explore {found.run} --labels {found.table} --out few.html"
+    say(console, f"write a label beside each name; to label in a browser instead: {browser}")
     words = f"--labels {found.table} --out all.csv"
     say(console, f"next: deepbregman label {found.run} {words}")
 

@@ -391,7 +391,7 @@ def find_typical(
         if len(members):
             found, far = rank_members(method, features, members, smoothing)
             ranked[number] = found[:SHOWN].tolist(), far[:SHOWN].tolist()
-    pixels = gallery.pixels([i for indices, _ in ranked.values() for i in indices])
+    pixels = gallery.pictures([i for indices, _ in ranked.values() for i in indices])
     names, classes = gallery.names, opened.name_classes(gallery)
     clusters = []
     for number, members_and_distances in ranked.items():

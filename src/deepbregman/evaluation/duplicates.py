@@ -143,7 +143,7 @@ def find_duplicates(
         groups = [sorted(group, key=lambda i: (-sizes[i], i)) for group in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
-    pixels = gallery.pixels(shown) if with_pixels else {}
+    pixels = gallery.pictures(shown) if with_pixels else {}
     content = {i: number for number, group in enumerate(identical) for i in group}
     names, classes = gallery.names, opened.name_classes(gallery)
 

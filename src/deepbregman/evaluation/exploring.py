@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ SCORE_BYTES = 8_000_000
 MAP_NEIGHBOURS = 15
 _QUERIES = 2048  # at a time
 _DECODED = 512
+_OBLONG = 1.5  # the longer side of a usual photo: a thumbnail shows the middle
 
 
 class Ranked(NamedTuple):
@@ -314,12 +316,14 @@ def read_given(path: Path, names: Sequence[str]) -> Given:
     return Given(labels, probabilities, by_user, wanted)
 
 
-def read_pixels(found: Exploration, progress: ReportProgress = ignore_progress) -> Iterator[Pixels]:
-    """Decode all images in turn, a few at a time."""
+def read_pixels(
+    found: Exploration, side: int, progress: ReportProgress = ignore_progress
+) -> Iterator[Pixels]:
+    """Decode all images in turn, a few at a time, for square thumbnails of a side."""
     report = partial(progress, "thumbnails")
     count = len(found.names)
     for start in range(0, count, _DECODED):
         stop = min(start + _DECODED, count)
-        decoded = found.gallery.pixels(range(start, stop))
+        decoded = found.gallery.pictures(range(start, stop), math.ceil(_OBLONG * side))
         yield from (decoded[index] for index in range(start, stop))
         report(stop, count)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -11,7 +11,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from deepbregman.data import Batches, ResidentBatches, Source, Split, without_unreadable
+from deepbregman.data import (
+    Batches,
+    FileImages,
+    Images,
+    ResidentBatches,
+    Source,
+    Split,
+    without_unreadable,
+)
 from deepbregman.data.opening import open_data
 from deepbregman.errors import Notice, UserError, suggest
 from deepbregman.runs import Record, Run
@@ -22,6 +30,8 @@ from .inputs import LoadedRun, load_run
 from .results import can_record, record_rows
 
 Pixels = npt.NDArray[np.uint8]
+PICTURE = 160
+"""Longer side of the pictures on contact sheets, before they are fitted into their places."""
 SPLITS = ("train", "test", "all")
 
 
@@ -169,8 +179,16 @@ class Gallery:
             start += len(part.split)
         return None
 
-    def pixels(self, indices: Sequence[int]) -> dict[int, Pixels]:
-        """Return images (H, W, 3), each in its own size."""
+    def pictures(self, indices: Sequence[int], side: int = PICTURE) -> dict[int, Pixels]:
+        """Return images (H, W, 3) for people, who want to see more than small encoders do.
+
+        Args:
+            side: the longer side of those that are as large, in pixels.
+        """
+        return self.pixels(indices, side)
+
+    def pixels(self, indices: Sequence[int], side: int = 0) -> dict[int, Pixels]:
+        """Return images (H, W, 3), each in its own size; see also :meth:`pictures`."""
         pixels: dict[int, Pixels] = {}
         start = 0
         for part in self.parts.values():
@@ -178,8 +196,7 @@ class Gallery:
             wanted = sorted({i - start for i in indices if 0 <= i - start < size})
             if wanted:  # these alone: all images may never have been decoded
                 chosen = part.split.images.select(torch.tensor(wanted))
-                shown = ResidentBatches(chosen, torch.device("cpu"))
-                images = decode_images(shown, list(range(len(wanted))))
+                images = read_pictures(chosen, side)
                 pixels |= {start + i: image for i, image in zip(wanted, images, strict=True)}
             start += size
         return pixels
@@ -207,6 +224,14 @@ def join_features(parts: Sequence[Features]) -> Features:
 def image_name(split: str, images: Split, index: int) -> str:
     """Name an image by its file, or by its split and position, which a query may be named by."""
     return f"{split}:{index}" if images.names is None else images.names[index]
+
+
+def read_pictures(images: Images, side: int = PICTURE) -> list[Pixels]:
+    """Decode images as (H, W, 3); from large files with a longer side of ``side`` or more."""
+    if isinstance(images, FileImages) and images.side < side:
+        images = replace(images, side=side, fills_frame=False)
+    shown = ResidentBatches(images, torch.device("cpu"))
+    return decode_images(shown, list(range(len(images))))
 
 
 def decode_images(batches: Batches, indices: list[int]) -> list[Pixels]:

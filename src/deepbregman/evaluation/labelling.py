@@ -360,7 +360,7 @@ def draw_images(
     names = gallery.names
     generator = torch.Generator().manual_seed(derive_seed(seed, "images to label"))
     drawn = torch.randperm(len(names), generator=generator)[:count].sort().values.tolist()
-    pixels = gallery.pixels(drawn) if with_pixels else {}
+    pixels = gallery.pictures(drawn) if with_pixels else {}
     return {names[index]: pixels.get(index) for index in drawn}
 
 
@@ -468,7 +468,7 @@ def label_images(
     chosen = suggest_images(features.representation, probabilities, is_given, suggest)
     probabilities, is_given = probabilities[: len(names)], is_given[: len(names)]
     shares = dict(zip(taught, found.class_accuracies, strict=True))
-    pixels = gallery.pixels(chosen) if with_pixels else {}
+    pixels = gallery.pictures(chosen) if with_pixels else {}
     best, guesses = probabilities.max(dim=1)
     suggestions = [
         Suggestion(names[i], classes[int(guesses[i])], float(best[i]), pixels.get(i))

@@ -22,10 +22,10 @@ from .gallery import (
     Gallery,
     OpenedRun,
     Pixels,
-    decode_images,
     image_name,
     join_features,
     open_gallery,
+    read_pictures,
 )
 from .inputs import Evaluation
 from .knn import MEASURES, VARIANTS, likeness_to, rank_bank, select_features
@@ -187,13 +187,13 @@ def _answer_queries(
             pairs = zip(indices, row, strict=True)
             answer[measure] = [pair for pair in pairs if pair[0] != place][:k]
     wanted = {index for answer in nearest for row in answer.values() for index, _ in row}
-    pixels, names = gallery.pixels(sorted(wanted)), gallery.names
+    pixels, names = gallery.pictures(sorted(wanted)), gallery.names
     classes = opened.name_classes(gallery)
     answers = []
-    for query, batches, rows in zip(queries, seen, nearest, strict=True):
+    for query, rows in zip(queries, nearest, strict=True):
         label = query.images.labels
         known = None if label is None else opened.class_name(int(label[0]))
-        (shown,) = decode_images(batches, [0])
+        (shown,) = read_pictures(query.images.images)
         hits = {
             measure: tuple(Hit(Image(names[i], classes[i], pixels[i]), value) for i, value in row)
             for measure, row in rows.items()
