@@ -33,8 +33,7 @@ class Interrupted(Exception):
 
     def __init__(self, folder: Path, number: int, advice: str | None = None) -> None:
         advice = advice or f"continue with: deepbregman pretrain --resume {folder}"
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        super().__init__(f"stopped by {name}; everything is saved, {advice}")
+        super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved, {advice}")
         self.signal_number = number
 
 
