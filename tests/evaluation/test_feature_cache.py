@@ -15,6 +15,7 @@ from PIL import Image
 from deepbregman.config import override
 from deepbregman.data import Split
 from deepbregman.data.images import FileImages
+from deepbregman.data.own import own_data
 from deepbregman.errors import UserError
 from deepbregman.evaluation import feature_cache
 from deepbregman.evaluation import features as features_module
@@ -193,6 +194,28 @@ def test_nothing_is_kept_through_a_link_or_beside_a_file(
     look(load_run(loaded.run, "cpu"), split)
     assert (loaded.run.path / "features").read_text() == "a file in its place"
     assert passes == [5]
+
+
+def test_nothing_is_kept_of_a_dataset_of_the_program(loaded: LoadedRun) -> None:
+    """To know that its images are the same, all would have to be decoded, one after the other."""
+    pixels = torch.randint(0, 256, (5, 8, 8, 3), dtype=torch.uint8)
+    reads: list[int] = []
+
+    class Pictures:
+        def __len__(self) -> int:
+            return len(pixels)
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index >= len(self):
+                raise IndexError
+            reads.append(index)
+            return pixels[index]
+
+    split = own_data(Pictures(), image_size=8).train
+    reads.clear()
+    look(loaded, split)
+    assert sorted(reads) == [0, 1, 2, 3, 4]
+    assert not (loaded.run.path / "features").exists()
 
 
 def test_nothing_is_kept_of_an_encoder_whose_code_may_change(loaded: LoadedRun) -> None:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from deepbregman.data import Images
-from deepbregman.data.images import ArrayImages, StoredImages
+from deepbregman.data.images import ArrayImages, FileImages, StoredImages
+from deepbregman.data.own import DatasetStore
 from deepbregman.errors import UserError
 from deepbregman.files import is_temporary, refuse_link
 from deepbregman.method.networks import Model
@@ -53,6 +54,13 @@ def digest_images(images: Images) -> str:
     return digest(json.dumps([images.side, known]).encode())
 
 
+def must_be_decoded(images: Images) -> bool:
+    """Whether images can be told from others only by decoding them all, as for their features."""
+    if isinstance(images, FileImages) and isinstance(images.paths, StoredImages):
+        return isinstance(images.paths.store, DatasetStore)
+    return False
+
+
 @dataclass(frozen=True)
 class FeatureCache:
     """The cached features of a run's networks."""
@@ -82,6 +90,8 @@ class FeatureCache:
 
     def read(self, images: Images) -> dict[str, Tensor] | None:
         """Return the cached tensors of some images; None if there are none."""
+        if must_be_decoded(images):
+            return None
         path = self._path(images)
         try:
             state = checkpoints.load(path, self.device) if path.is_file() else {}
@@ -95,7 +105,8 @@ class FeatureCache:
 
     def write(self, images: Images, tensors: Mapping[str, Tensor]) -> None:
         """Cache tensors, a row for each image, if the folder can be written to and has room."""
-        if sum(part.nbytes for part in tensors.values()) > LARGEST_TOTAL:
+        size = sum(part.nbytes for part in tensors.values())
+        if size > LARGEST_TOTAL or must_be_decoded(images):
             return
         path = self._path(images)
         with suppress(OSError):  # a full disk: it is only computed again
