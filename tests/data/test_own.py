@@ -7,12 +7,13 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 from torchvision.transforms import v2
 
 from deepbregman import own_data
 from deepbregman.data import ArrayImages, FileImages, fingerprint, open_batches
 from deepbregman.data.images import group_identical, join_images
-from deepbregman.data.own import find_own_side
+from deepbregman.data.own import DatasetStore, _read_labels, find_own_side
 from deepbregman.errors import UserError
 
 CPU = torch.device("cpu")
@@ -112,6 +113,26 @@ def test_labels_are_read_without_decoding_where_the_dataset_keeps_them() -> None
     assert labels is not None
     assert labels.tolist() == [1, 0, 1, 0, 1, 0]
     assert dataset.read == 6  # for the sizes
+
+
+def test_labels_of_parts_of_a_dataset_are_read_without_decoding() -> None:
+    class Counted(Pictures):
+        targets = (5, 4, 3, 2, 1, 0)
+        reads = 0
+
+        def __getitem__(self, index: int) -> Any:
+            Counted.reads += 1
+            return super().__getitem__(index)
+
+    whole = Counted()
+    part = Subset(whole, [1, 1, 4, 0])
+    assert _read_labels(DatasetStore(part)) == [4, 4, 1, 5]
+    joined = ConcatDataset([Subset(part, [2]), whole])
+    assert _read_labels(DatasetStore(joined)) == [1, 5, 4, 3, 2, 1, 0]
+    assert Counted.reads == 0
+    mixed = ConcatDataset([whole, Pictures()])  # which has no list: all items are read
+    assert len(_read_labels(DatasetStore(mixed))) == 12
+    assert Counted.reads > 0
 
 
 def test_the_fingerprint_tells_other_images() -> None:

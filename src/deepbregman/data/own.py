@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import ConcatDataset, Subset
 
 from deepbregman.data.images import (
     ArrayImages,
@@ -182,13 +183,27 @@ def make_split(values: Any, labels: Any, image_size: int, what: str) -> Split:
 
 def _read_labels(store: DatasetStore) -> list[Any] | None:
     """Return the labels of a dataset, without decoding images if it has a list of labels."""
-    for attribute in ("targets", "labels"):  # as the datasets of torchvision do
-        found = getattr(store.dataset, attribute, None)
-        if found is not None and not callable(found) and len(found) == len(store):
-            return list(found)
+    known = _list_labels(store.dataset)
+    if known is not None:
+        return known
     if store.label(0) is None:
         return None
     return [store.label(index) for index in range(len(store))]
+
+
+def _list_labels(dataset: Any) -> list[Any] | None:
+    """Return the list of labels that a dataset or its parts have; None if they have none."""
+    for attribute in ("targets", "labels"):  # as the datasets of torchvision do
+        found = getattr(dataset, attribute, None)
+        if found is not None and not callable(found) and len(found) == len(dataset):
+            return list(found)
+    if isinstance(dataset, Subset):
+        whole = _list_labels(dataset.dataset)
+        return None if whole is None else [whole[index] for index in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_list_labels(part) for part in dataset.datasets]
+        return None if None in parts else [label for part in parts if part for label in part]
+    return None
 
 
 def to_labels(values: Any, count: int, what: str) -> Tensor | None:
