@@ -9,6 +9,7 @@ import gc
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -52,6 +53,7 @@ SHORT: Mapping[str, Any] = {
 
 Stages = tuple[tuple[int, int], ...]
 Command = Callable[..., tuple[int, str, str]]
+StopAfter = Callable[[int], contextlib.AbstractContextManager[None]]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -231,6 +233,27 @@ def cheap_weights(
 
     for name in ("kaiming_normal_", "kaiming_uniform_"):
         monkeypatch.setattr(torch.nn.init, name, fill)
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> StopAfter:
+    """Send SIGTERM after a step of the runs that train inside the block."""
+    from deepbregman.training.display import Display
+
+    @contextlib.contextmanager
+    def stop(last: int) -> Iterator[None]:
+        show = Display.step
+
+        def show_and_stop(display: Display, step: int) -> None:
+            show(display, step)
+            if step == last:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Display, "step", show_and_stop)
+            yield
+
+    return stop
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,16 +140,18 @@ def test_a_folder_is_held_once_in_a_process_and_free_after(tmp_path: Path) -> No
         pass
 
 
+@contextmanager
+def start(program: str, path: Path) -> Iterator[Any]:
+    """Start a Python program with a path as its argument, its streams as pipes."""
+    words = [sys.executable, "-c", program, str(path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
+        yield process
+
+
 @pytest.mark.parametrize("how", ["ends", "is killed"])
 def test_another_process_is_refused_until_the_holder_is_gone(tmp_path: Path, how: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDING, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdin is not None
+    with start(HOLDING, tmp_path) as holder:
         assert holder.stdout.readline() == "held\n"
         assert f"process {holder.pid} on {platform.node()} since " in refusal(tmp_path)
         holder.kill() if how == "is killed" else holder.stdin.close()
@@ -166,19 +170,12 @@ def test_forked_workers_do_not_hold_the_folder_on(tmp_path: Path) -> None:
         "    if worker: print(worker, flush=True); os._exit(9)\n"
         "    sys.stdin.read(); os._exit(0)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with start(program, tmp_path) as process:
         worker = int(process.stdout.readline())
         process.wait()
         os.kill(worker, 0)  # it lives
         with hold_folder(tmp_path):
             pass
-        assert process.stdin is not None
         process.stdin.close()
 
 
@@ -199,14 +196,7 @@ def test_a_file_system_without_locks_is_used_without(
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
 def test_a_file_is_waited_for_until_its_holder_is_gone(tmp_path: Path, how: str) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", WAITED_FOR, str(tmp_path / "lock")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdin is not None
+    with start(WAITED_FOR, tmp_path / "lock") as holder:
         assert holder.stdout.readline() == "held\n"
         with hold_lock(tmp_path / "lock", 0.05) as is_held:
             assert not is_held
@@ -245,14 +235,7 @@ def test_a_process_forked_meanwhile_does_not_hold_a_file_on(tmp_path: Path) -> N
         "    if os.fork() == 0: sys.stdin.read(); os._exit(0)\n"
         "print('free', flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "lock")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
+    with start(program, tmp_path / "lock") as process:
         assert process.stdout.readline() == "free\n"
         with hold_lock(tmp_path / "lock", 5.0) as is_held:
             assert is_held

@@ -1,7 +1,5 @@
 """What the interface promises to any method, shown by one that uses all of it."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,10 @@ from deepbregman.objectives import ViewGroups, build_step
 from deepbregman.objectives.objective import OBJECTIVES
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.randomness import Share
 
+from ..conftest import StopAfter
 from . import toy
 
 SMALL = {
@@ -155,19 +153,10 @@ def test_teacher_queue_and_predictor_are_in_its_state(complete: Run) -> None:
 
 @pytest.mark.parametrize("stop_at", [2, 6])
 def test_it_goes_on_to_the_bit(
-    complete: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int
+    complete: Run, tmp_path: Path, stop_after: StopAfter, stop_at: int
 ) -> None:
-    plain = Display.step
-
-    def stop(display: Display, step: int) -> None:
-        plain(display, step)
-        if step == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Display, "step", stop)
-        with pytest.raises(Interrupted):
-            pretrain(complete.config, run=tmp_path / "run", accelerator="cpu")
+    with stop_after(stop_at), pytest.raises(Interrupted):
+        pretrain(complete.config, run=tmp_path / "run", accelerator="cpu")
     run = resume(tmp_path / "run", accelerator="cpu")
     found, expected = states(run), states(complete)
     assert found.keys() == expected.keys()

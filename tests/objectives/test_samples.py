@@ -1,7 +1,5 @@
 """Methods that ask for labels, for places in the dataset and for randomness get the right ones."""
 
-import os
-import signal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from deepbregman.errors import UserError
 from deepbregman.objectives import Samples
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
+from ..conftest import StopAfter
 from .toy import InformedSettings
 
 SMALL = {
@@ -109,20 +107,11 @@ def test_labels_train_on_labelled_images_alone(tmp_path: Path) -> None:
         assert checkpoints.load(run.last_checkpoint)["num_images"] == count
 
 
-def test_it_goes_on_to_the_bit_and_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_goes_on_to_the_bit_and_loads(tmp_path: Path, stop_after: StopAfter) -> None:
     config = configure(**{"divergence.weight": 1.0})
     whole = pretrain(config, run=tmp_path / "whole", accelerator="cpu", source=source(True))
-    plain = Display.step
-
-    def stop(display: Display, step: int) -> None:
-        plain(display, step)
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Display, "step", stop)
-        with pytest.raises(Interrupted):
-            pretrain(config, run=tmp_path / "run", accelerator="cpu", source=source(True))
+    with stop_after(2), pytest.raises(Interrupted):
+        pretrain(config, run=tmp_path / "run", accelerator="cpu", source=source(True))
     resumed = resume(tmp_path / "run", accelerator="cpu", source=source(True))
     found, expected = (checkpoints.load(run.last_checkpoint) for run in (resumed, whole))
     assert found["objective"]["memory"].shape == (27, 6)

@@ -1,8 +1,6 @@
 """The teacher, the bank and the matched divergence, against loops and closed forms."""
 
 import math
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +20,9 @@ from deepbregman.method.losses import info_nce, match_scores
 from deepbregman.objectives import Step, StepOutputs, ViewGroups, build_step
 from deepbregman.objectives.teacher import Prototypes, momentum_at
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display
 from deepbregman.training.faults import Interrupted
+
+from ..conftest import StopAfter
 
 SEEDS = st.integers(0, 2**31)
 WARM = st.floats(0.05, 2.0)
@@ -360,21 +359,12 @@ def test_settings_that_contradict_are_refused(changes: dict[str, Any], words: st
 
 
 def test_a_run_with_a_half_filled_bank_resumes_to_the_bit(
-    tmp_path: Path, few_digits: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, few_digits: str, stop_after: StopAfter
 ) -> None:
     config = configure(**{"data.source": few_digits, "divergence.num_subnetworks": 128})
     complete = pretrain(config, run=tmp_path / "complete", accelerator="cpu")
-    plain = Display.step
-
-    def stop(display: Display, step: int) -> None:
-        plain(display, step)
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Display, "step", stop)
-        with pytest.raises(Interrupted):
-            pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    with stop_after(2), pytest.raises(Interrupted):
+        pretrain(config, run=tmp_path / "run", accelerator="cpu")
     run = resume(tmp_path / "run", accelerator="cpu")
     found, expected = (checkpoints.load(each.last_checkpoint) for each in (run, complete))
     for part in checkpoints.NETWORKS:

@@ -2,8 +2,6 @@
 
 import io
 import math
-import os
-import signal
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -21,10 +19,11 @@ from deepbregman.method.views import Views
 from deepbregman.objectives import Step, StepOutputs
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
+
+from ..conftest import StopAfter
 
 Poison = Callable[..., None]
 
@@ -119,36 +118,19 @@ def test_a_gradient_of_an_epochs_last_step_is_found_before_the_save(
 
 
 def test_a_signal_does_not_save_what_has_diverged(
-    tiny_config: Config, tmp_path: Path, poison_views: Poison, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tmp_path: Path, poison_views: Poison, stop_after: StopAfter
 ) -> None:
     poison_views(3)
-    plain = Display.step
-
-    def stopping(display: Display, step: int) -> None:
-        plain(display, step)
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    monkeypatch.setattr(Display, "step", stopping)
-    with pytest.raises(UserError, match="not finite from step 3 on"):
+    with stop_after(3), pytest.raises(UserError, match="not finite from step 3 on"):
         pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
     assert saved_step(tmp_path / "run") == 2
 
 
 def test_counting_goes_on_after_a_resumption_inside_an_epoch(
-    tiny_config: Config, tmp_path: Path, poison_views: Poison, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tmp_path: Path, poison_views: Poison, stop_after: StopAfter
 ) -> None:
-    plain = Display.step
-
-    def stopping(display: Display, step: int) -> None:
-        plain(display, step)
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Display, "step", stopping)
-        with pytest.raises(Interrupted):
-            pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+    with stop_after(3), pytest.raises(Interrupted):
+        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
     poison_views(2)
     with pytest.raises(UserError, match="not finite from step 5 on"):
         resume(tmp_path / "run", accelerator="cpu")
@@ -240,20 +222,11 @@ def test_no_more_than_allowed(tiny_config: Config, tmp_path: Path, poison_views:
 
 
 def test_what_was_skipped_before_a_resumption_counts(
-    tiny_config: Config, tmp_path: Path, poison_views: Poison, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tmp_path: Path, poison_views: Poison, stop_after: StopAfter
 ) -> None:
     poison_views(3)
-    plain = Display.step
-
-    def stopping(display: Display, step: int) -> None:
-        plain(display, step)
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Display, "step", stopping)
-        with pytest.raises(Interrupted):
-            pretrain(skipping(tiny_config, 1), run=tmp_path / "run", accelerator="cpu")
+    with stop_after(3), pytest.raises(Interrupted):
+        pretrain(skipping(tiny_config, 1), run=tmp_path / "run", accelerator="cpu")
     poison_views(2)  # batch 5 of the run
     with pytest.raises(UserError, match="not finite at step 5"):
         resume(tmp_path / "run", accelerator="cpu")

@@ -1,8 +1,6 @@
 """The loop: what it trains, what it writes, and that an interruption changes nothing."""
 
 import importlib.metadata
-import os
-import signal
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,11 +18,12 @@ from deepbregman.errors import UserError
 from deepbregman.objectives import build_step, build_views
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 from deepbregman.training.randomness import count_steps
+
+from ..conftest import StopAfter
 
 CLOCK = {"images_per_second", "views_per_second"}
 PLAIN_SGD = {
@@ -314,21 +313,12 @@ class TestResume:
         tiny_config: Config,
         tiny_run: Run,
         tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
+        stop_after: StopAfter,
         stop_at: int,
     ) -> None:
         """Stopped inside the first epoch, at its very end, and inside the second; with dropout."""
-        plain = Display.step
-
-        def stopping(display: Display, step: int) -> None:
-            plain(display, step)
-            if step == stop_at:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Display, "step", stopping)
-            with pytest.raises(Interrupted, match=r"SIGTERM.*--resume"):
-                pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        with stop_after(stop_at), pytest.raises(Interrupted, match=r"SIGTERM.*--resume"):
+            pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
         torch.manual_seed(6)  # dropout draws from torch's global state
         assert_identical(resume(tmp_path / "run", accelerator="cpu"), tiny_run)
 

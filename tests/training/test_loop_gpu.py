@@ -1,7 +1,5 @@
 """The loop on a GPU: no waits, no second compilation, the same bits again, memory as promised."""
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,10 +16,11 @@ from deepbregman.method.losses import divergence_loss, nt_xent
 from deepbregman.objectives import build_step
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.display import Display
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
+
+from ..conftest import StopAfter
 
 pytestmark = [
     pytest.mark.gpu,
@@ -122,21 +121,12 @@ def test_a_stopped_run_goes_on_to_the_bit(
     plain_config: Config,
     uninterrupted: Run,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    stop_after: StopAfter,
     stop_at: int,
 ) -> None:
     """Stopped inside the first epoch, at its very end, and inside the second."""
-    plain = Display.step
-
-    def stopping(display: Display, step: int) -> None:
-        plain(display, step)
-        if step == stop_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Display, "step", stopping)
-        with pytest.raises(Interrupted, match=r"SIGTERM.*--resume"):
-            pretrain(plain_config, run=tmp_path / "run", accelerator="cuda")
+    with stop_after(stop_at), pytest.raises(Interrupted, match=r"SIGTERM.*--resume"):
+        pretrain(plain_config, run=tmp_path / "run", accelerator="cuda")
     assert checkpoints.load(tmp_path / "run" / "checkpoints" / "last.pt")["step"] == stop_at
     resumed = resume(tmp_path / "run", accelerator="cuda")
     assert resumed.provenance()["device"] == torch.cuda.get_device_name()
