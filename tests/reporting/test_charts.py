@@ -9,18 +9,17 @@ import vl_convert
 from PIL import Image
 
 from deepbregman.reporting.charts import (
-    MAX_POINTS,
     PALETTE,
     Figure,
     colour,
     dash,
-    draw_curves,
     draw_evaluations,
     fit_to_file,
     fit_to_page,
     save_chart,
     stack,
 )
+from deepbregman.reporting.curves import MAX_POINTS, draw_curves
 from deepbregman.reporting.records import RunGroup, RunRecord, group_runs, list_measures
 from deepbregman.runs import Record
 from deepbregman.terminal import format_duration

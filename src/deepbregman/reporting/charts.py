@@ -5,11 +5,9 @@ and paper alike. Altair is imported where it is used, since that takes half a se
 """
 
 import io
-import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +19,6 @@ from .records import (
     REFERENCES,
     RunGroup,
     average_references,
-    collect_metrics,
     find_rows,
     list_measures,
 )
@@ -29,7 +26,6 @@ from .tables import choose_interval, name_measures, summarise_measure
 
 if TYPE_CHECKING:
     import altair as alt
-    import pandas as pd
 
 PALETTE: tuple[str, ...] = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
@@ -46,45 +42,7 @@ WIDTH = 460
 FIGURE_KINDS = ("svg", "png", "pdf")
 """Files of a figure: for the web, for slides, for papers."""
 PNG_SCALE = 2.0
-MAX_POINTS = 2500
-"""Largest number of points of a chart; longer curves are thinned, so that the page stays small."""
-FEW_EPOCHS = 12
-"""Up to so many, every value is marked; a line through one would not be seen at all."""
-MEAN_OF_RUNS = "mean of runs"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-TERMS = {
-    "total": ("Total loss", "all terms, weighted"),
-    "contrastive": ("Contrastive loss", "unweighted mean of the epoch"),
-    "divergence": ("Divergence loss", "unweighted mean of the epoch"),
-    "usage": ("Usage bonus", "entropy of the subnetworks' use, unweighted"),
-}
-"""Titles and captions of the loss terms that have plain names; others are titled by theirs."""
-HELD_OUT = "accuracy on held-out training images, %"
-SEEN = "accuracy on a tenth of the training images, which were trained on without labels, %"
-MONITORS = {
-    "knn": ("kNN monitor", HELD_OUT),
-    "learning_rate": ("Learning rate", "at the end of the epoch"),
-}
-DIAGNOSTICS = {
-    "active_subnetworks": ("Active subnetworks", "that win for some sample of the last batch"),
-    "usage_entropy": ("Usage entropy", "of the winners, as a share of log K"),
-    "divergences": ("D of positives and negatives", "mean; positives solid, negatives dashed"),
-    "effective_rank": ("Effective rank", "of the representations of the last batch"),
-    "rankme": ("RankMe", "rank of the sample's representations, by entropy"),
-    "lidar": ("LiDAR", "directions that tell images apart more than views"),
-    "alpha_req": ("alpha-ReQ", "decay of the eigenvalues; near 1 is between flat and steep"),
-    "neighbour_stability": ("Neighbour stability", "share that stay from one measurement on"),
-    "alignment": ("Alignment", "squared distance of positives; less is closer"),
-    "uniformity": ("Uniformity", "log of the mean potential; less is more even"),
-    "spread": ("Spread", "about 1 even on the sphere, 0 collapsed"),
-    "sigma": ("Sigma", "of the Gaussian kernel, learned"),
-    "views_per_second": ("Throughput", "views per second; an image has two or more"),
-}
-PARTS = {"divergences": {"divergence_positives": "positives", "divergence_negatives": "negatives"}}
-NO_CURVES = (
-    *("epoch", "step", "arm", "run", "images_per_second"),
-    *(name for parts in PARTS.values() for name in parts),
-)
 STAR = "M0,-1L.24,-.32L.95,-.31L.38,.12L.59,.81L0,.4L-.59,.81L-.38,.12L-.95,-.31L-.24,-.32Z"
 """A shape that Vega lacks."""
 HOVER = "hover"
@@ -263,149 +221,6 @@ def save_chart(paths: Sequence[Path], spec: Record) -> None:
                 Image.open(io.BytesIO(png)).convert("RGB").save(file, "PNG", optimize=True)
             else:
                 file.write(vl_convert.svg_to_pdf(svg) if path.suffix == ".pdf" else svg.encode())
-
-
-def draw_curves(groups: Sequence[RunGroup], prefix: str = "") -> tuple[list[Figure], list[Figure]]:
-    """Draw every metric that any run has by epoch: the loss terms and monitors, the diagnostics.
-
-    Thin lines are runs, the thick one is the mean of an arm's runs.
-    """
-    frame = collect_metrics(groups)
-    known = {*MONITORS, *DIAGNOSTICS, *NO_CURVES}
-    found = [name for name in frame.columns if name not in known]
-    usual = "unweighted mean of the epoch"
-    terms = {n: TERMS.get(n, (as_sentence(n.replace("_", " ")), usual)) for n in found}
-    for name in found:  # a term of weight 0 is recorded as 0, and is no curve
-        never = frame.groupby(["arm", "run"])[name].transform(lambda values: not values.any())
-        frame.loc[never, name] = float("nan")
-    first = {name: terms.pop(name) for name in TERMS if name in terms}
-    monitors = MONITORS | {"knn": (MONITORS["knn"][0], _describe_monitor(groups))}
-
-    def draw(names: Mapping[str, tuple[str, str]]) -> list[Figure]:
-        drawn = (_draw_curve(frame, groups, name, *words, prefix) for name, words in names.items())
-        return [figure for figure in drawn if figure is not None]
-
-    return draw(first | terms | monitors), draw(DIAGNOSTICS)
-
-
-def _describe_monitor(groups: Sequence[RunGroup]) -> str:
-    """Say which images the kNN monitor judges: held out, or seen without their labels."""
-    seen = [group.name for group in groups if group.config.data.holdout == 0.0]
-    if not seen:
-        return HELD_OUT
-    return SEEN if len(seen) == len(groups) else f"{HELD_OUT}; of {', '.join(seen)}: {SEEN}"
-
-
-def _draw_curve(
-    frame: "pd.DataFrame",
-    groups: Sequence[RunGroup],
-    name: str,
-    title: str,
-    caption: str,
-    prefix: str,
-) -> Figure | None:
-    parts = PARTS.get(name, {name: ""})
-    points = [
-        point | ({"kind": kind} if kind else {})
-        for metric, kind in parts.items()
-        if metric in frame.columns
-        for point in _list_curve_points(frame, groups, metric)
-    ]
-    if not points:
-        return None
-    arms = {point["arm"] for point in points}
-    places = tuple((group.name, group.place) for group in groups if group.name in arms)
-    epochs = tuple(sorted({point["epoch"] for point in points}))
-    is_short = len(epochs) <= FEW_EPOCHS
-    spec = _make_curve_template(places, epochs if is_short else (), has_kinds=len(parts) > 1)
-    spec = spec | {"data": {"values": points}, "title": make_title(title, caption)}
-    return Figure(f"{prefix}{slug(name)}", title, caption, spec)
-
-
-def _list_curve_points(
-    frame: "pd.DataFrame", groups: Sequence[RunGroup], metric: str
-) -> list[dict[str, Any]]:
-    """Return a metric of every run by epoch, and the mean of arms that have several runs."""
-    import pandas as pd
-
-    runs = frame[["arm", "run", "epoch", metric]].dropna()
-    sizes = runs["arm"].map({group.name: len(group.runs) for group in groups})
-    several = runs[sizes > 1]
-    means = several.groupby(["arm", "epoch"], sort=False)[metric].agg(["mean", "count"])
-    means = means.reset_index().rename(columns={"mean": metric}).assign(run=MEAN_OF_RUNS)
-    whole = means["arm"].map({group.name: len(group.runs) for group in groups})
-    means = means[means["count"] == whole].drop(columns="count")  # of epochs that all runs have
-    curves = pd.concat([runs.assign(faint=sizes > 1), means.assign(faint=False)])
-    series = curves.groupby(["arm", "run"], sort=False)
-    step = max(1, math.ceil(series.size().max() * series.ngroups / MAX_POINTS)) if len(runs) else 1
-    kept = curves[series.cumcount(ascending=False) % step == 0]  # the last epoch among them
-    return [
-        {"arm": row.arm, "run": row.run, "epoch": int(row.epoch), "value": round_digits(value)}
-        | ({"faint": 1} if row.faint else {})
-        for row, value in zip(kept.itertuples(), kept[metric], strict=True)
-    ]
-
-
-@cache
-def _make_curve_template(
-    arms: tuple[tuple[str, int], ...], epochs: tuple[int, ...], *, has_kinds: bool
-) -> Record:
-    """Return the specification of curves without their points; Altair takes long to make one.
-
-    Args:
-        epochs: to mark, where they are few.
-        has_kinds: with solid and dashed lines, for positives and negatives.
-    """
-    import altair as alt
-
-    places = dict(arms)
-    value = alt.Y("value:Q", title=None, scale=alt.Scale(zero=False, nice=True))
-    ticks: Any = {"values": epochs, "format": "d"} if epochs else {"tickMinStep": 1}
-    epoch = alt.X("epoch:Q", title="epoch", axis=alt.Axis(**ticks))
-    base = begin_chart([]).encode(x=epoch, y=value, color=encode_arm(places))
-    if has_kinds:
-        kinds = alt.Scale(domain=["positives", "negatives"], range=[[1, 0], [5, 3]])
-        legend = alt.Legend(title=None, orient="bottom")
-        base = base.encode(strokeDash=alt.StrokeDash("kind:N", scale=kinds, legend=legend))
-    elif any(place >= len(PALETTE) for place in places.values()):
-        strokes = alt.Scale(domain=list(places), range=[dash(place) for place in places.values()])
-        base = base.encode(strokeDash=alt.StrokeDash("arm:N", scale=strokes, legend=None))
-    shown: Any = (
-        alt.when(f"!({HIGHLIGHTED})")
-        .then(alt.value(0.05))
-        .when("datum.faint")
-        .then(alt.value(0.5))
-        .otherwise(alt.value(1.0))
-    )
-    width = alt.condition("datum.faint", alt.value(1.0), alt.value(2.2))
-    layers = [base.mark_line().encode(detail=["run:N"], strokeWidth=width, opacity=shown)]
-    if epochs:
-        size = alt.condition("datum.faint", alt.value(12), alt.value(30))
-        marks = base.mark_point(filled=True).encode(size=size, opacity=shown)
-        layers.append(marks.encode(strokeDash=alt.value([1, 0])))
-    hover = alt.selection_point(
-        name=HOVER,
-        fields=["run", "arm", "epoch"],
-        nearest=True,
-        on="pointerover",
-        clear="pointerout",
-        empty=False,
-    )
-    # Vega-Lite looks for the words of a tooltip in the wrong place where the nearest point is
-    # chosen: there, a datum is the mark whose datum is the point.
-    point = "(datum.datum || datum)"
-    words = [f"'{name}': {point}.{name}" for name in ("arm", "run", "epoch")]
-    words += [f"'of': {point}.kind"] if has_kinds else []
-    words += [f"'value': format({point}.value, '.5~g')"]
-    dots = (
-        base.mark_point(filled=True, size=55, tooltip=alt.ExprRef(f"{{{', '.join(words)}}}"))
-        .encode(
-            opacity=alt.condition(hover, alt.value(1.0), alt.value(0.0)),
-            strokeDash=alt.value([1, 0]),
-        )
-        .add_params(hover)
-    )
-    return specify(alt.layer(*layers, dots).properties(width=WIDTH, height=210), "", "")
 
 
 def draw_evaluations(groups: Sequence[RunGroup], data: str, key: str, title: str) -> Figure:

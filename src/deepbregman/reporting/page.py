@@ -28,12 +28,12 @@ from .charts import (
     as_sentence,
     colour,
     dash,
-    draw_curves,
     draw_evaluations,
     fit_to_page,
     save_chart,
     slug,
 )
+from .curves import draw_curves
 from .evidence import EVIDENCE, draw_differences, is_evidence, tabulate_evidence
 from .published import CAVEAT, list_published_series
 from .records import (
