@@ -29,15 +29,14 @@ from deepbregman.cli import main
 from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
-from deepbregman.studies import engine, tuning
+from deepbregman.studies import engine, shared_search, tuning
 from deepbregman.studies.definition import SearchOptions, read_changes
 from deepbregman.studies.engine import Stopped
+from deepbregman.studies.shared_search import SharedSearch, open_storage
 from deepbregman.studies.tuning import (
-    SharedSearch,
     build_sampler,
     join_search,
     list_trials,
-    open_storage,
     run_search,
     write_trials,
 )
@@ -474,7 +473,7 @@ def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> N
     def objective(trial: optuna.Trial) -> float:
         return trial.suggest_float("x", 0.0, 1.0)
 
-    with pytest.raises(tuning.NotOurs):
+    with pytest.raises(shared_search.NotOurs):
         SharedSearch(study, 1)._run(late, objective)
     study.tell(late, state=TrialState.FAIL)
     judge_all(study, 1, objective)
@@ -525,7 +524,7 @@ def _kill_one_of_three(url: str, tmp_path: Path) -> None:
     assert len({trial.params["x"] for trial in complete}) == total  # none counted twice
     number, x = log.read_text().splitlines()[0].split()
     assert found[int(number)].state == TrialState.FAIL
-    (again,) = [t for t in complete if t.user_attrs.get(tuning.CONTINUES) == int(number)]
+    (again,) = [t for t in complete if t.user_attrs.get(shared_search.CONTINUES) == int(number)]
     assert again.params["x"] == float(x)
 
 
@@ -578,7 +577,7 @@ def test_a_lost_trial_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Monkey
     def interrupted_by_another(trial_id: int, state: TrialState, values: Any = None) -> bool:
         done = set_state(trial_id, state, values)
         if trial_id == lost._trial_id:
-            with pytest.raises(tuning.NotOurs):
+            with pytest.raises(shared_search.NotOurs):
                 SharedSearch(other, 1)._run(late := _begin(other), _draw)
             _fail(other, late)
         return done
@@ -607,7 +606,7 @@ def test_a_trial_gives_way_to_a_continuation_with_a_higher_number(state: TrialSt
         assert _draw(continuation) == x
     if state == TrialState.COMPLETE:
         study.tell(continuation, x)
-    with pytest.raises(tuning.NotOurs):
+    with pytest.raises(shared_search.NotOurs):
         SharedSearch(study, 1)._run(late, _draw)
 
 
@@ -615,13 +614,13 @@ def test_a_trial_that_two_workers_queue_again_is_run_once() -> None:
     study = optuna.create_study()
     x = _draw(lost := _begin(study))
     _fail(study, lost)
-    (place,) = tuning.find_places(study)
+    (place,) = shared_search.find_places(study)
     place.queue_again(study)
     place.queue_again(study)
     search = SharedSearch(study, 2)
     first, second = study.ask(), study.ask()
     assert search._run(first, _draw) == x
-    with pytest.raises(tuning.NotOurs):
+    with pytest.raises(shared_search.NotOurs):
         search._run(second, _draw)
 
 
@@ -635,7 +634,7 @@ def test_a_worker_that_dies_before_it_queues_a_trial_again_loses_nothing() -> No
     judge_all(study, 3, _draw)
     done = study.get_trials(states=(TrialState.COMPLETE,))
     assert [trial.params["x"] for trial in done[:2]] == values
-    assert [trial.user_attrs[tuning.CONTINUES] for trial in done] == [0, 1, 2]
+    assert [trial.user_attrs[shared_search.CONTINUES] for trial in done] == [0, 1, 2]
 
 
 def test_values_survive_a_worker_that_dies_before_it_has_read_them() -> None:
@@ -652,16 +651,16 @@ def test_a_trial_that_kills_every_worker_is_given_up() -> None:
     study = optuna.create_study()
     search = SharedSearch(study, 1)
     x = _draw(trial := study.ask())
-    for _ in range(tuning.MAX_DEATHS - 1):
+    for _ in range(shared_search.MAX_DEATHS - 1):
         _fail(study, trial)
         search._queue_lost_trials()
         trial = study.ask()
-        assert trial.user_attrs[tuning.CONTINUES] == 0
+        assert trial.user_attrs[shared_search.CONTINUES] == 0
         assert _draw(trial) == x
     _fail(study, trial)
     judge_all(study, 1, _draw)  # other values have its place
     assert study.best_trial.params["x"] != x
-    assert tuning.CONTINUES not in study.best_trial.user_attrs
+    assert shared_search.CONTINUES not in study.best_trial.user_attrs
 
 
 def test_a_trial_may_be_interrupted_often() -> None:
@@ -673,7 +672,7 @@ def test_a_trial_may_be_interrupted_often() -> None:
         seen.append(_draw(trial))
         raise Interrupted(Path(), signal.SIGTERM)
 
-    for _ in range(tuning.MAX_DEATHS + 2):  # a cluster that takes its machines back
+    for _ in range(shared_search.MAX_DEATHS + 2):  # a cluster that takes its machines back
         with pytest.raises(Interrupted):
             search.run_one(interrupted)
     judge_all(study, 1, _draw)
@@ -690,7 +689,7 @@ def test_a_trial_that_failed_by_its_own_error_is_not_continued() -> None:
     with pytest.raises(ValueError, match="cannot train"):
         search.run_one(faulty)
     judge_all(study, 1, _draw)
-    assert tuning.CONTINUES not in study.best_trial.user_attrs
+    assert shared_search.CONTINUES not in study.best_trial.user_attrs
 
 
 def test_the_last_trial_is_not_run_twice() -> None:
@@ -704,7 +703,7 @@ def test_the_last_trial_is_not_run_twice() -> None:
         return 1.0
 
     earlier = study.ask()
-    with pytest.raises(tuning.NotOurs):
+    with pytest.raises(shared_search.NotOurs):
         SharedSearch(study, 1)._run(late := study.ask(), objective)
     study.tell(late, state=TrialState.FAIL)
     assert ran == []

@@ -7,10 +7,7 @@
       runs/trial-0007/       an ordinary run folder; checkpoints are deleted after the evaluation
       trials.json, trials.csv, best.toml, search.png, search.svg, search.pdf
 
-Workers share a search by its storage only, so they may be on several machines. A worker's heartbeat
-marks its trial as alive. When the heartbeat is old, another worker fails the trial and queues its
-values again; the worker that takes them continues the run that the first one left. A trial and its
-continuations keep one place among the trials of the search, also while none of them is queued.
+Workers share a search by its storage only, so they may be on several machines.
 """
 
 import shlex
@@ -18,48 +15,41 @@ import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import optuna
-import sqlalchemy
-import sqlalchemy.exc
-from optuna.storages import RDBStorage
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import Config, override, to_toml
-from deepbregman.errors import UserError, first_line, mask_address
+from deepbregman.errors import UserError, mask_address
 from deepbregman.files import refuse_link
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.searches import save_search_figure
 from deepbregman.runs import Record, now, read_command_line, replace_file, write_csv, write_json
 from deepbregman.training.devices import pick_device
-from deepbregman.training.faults import Interrupted
 
 from .definition import Search, SearchOptions, StudyResult
 from .engine import EvaluationPlan, Queue, Trial, Worker, become_worker, lock, work
 from .results import MAIN_METRIC
 from .search_plan import SearchPlan, check_search, has_begun, name_search_folder, plan_search
+from .shared_search import (
+    CONTINUES,
+    SURPLUS,
+    TAKEN,
+    SharedSearch,
+    explain_storage_errors,
+    find_first_attempt,
+    open_storage,
+)
 
 NAME = "search"
 """Of the search in a folder's own database, so that the folder can be renamed or copied."""
 STARTUP_TRIALS = 10
 """Random trials before the sampler's model is used."""
-HEARTBEAT_SECONDS = 30
-GRACE_SECONDS = 120
-MAX_DEATHS = 3
-"""A trial whose worker died so many times is given up."""
 LEAST_FOR_IMPORTANCE = 4
-DONE = (TrialState.COMPLETE, TrialState.PRUNED)
-TAKEN = (TrialState.RUNNING, *DONE)
-"""States that count towards the trials of a search."""
-CONTINUES, STOPPED, FAULTY, SURPLUS = "continues", "stopped", "faulty", "surplus"
-"""Marks of a trial: the trial that it continues, stopped by a signal, ended by an error of its own,
-never begun because there were enough."""
 METRICS = {"linear": MAIN_METRIC, "knn": "knn, cosine"}
 """Objective -> how the name of its metric begins."""
 
@@ -82,7 +72,7 @@ def run_search(
     check_search(recipe, options)  # a refused request leaves no folder
     folder = name_search_folder(recipe, options)
     url, name = locate_storage(options, folder)
-    with _explain_storage_errors(folder):
+    with explain_storage_errors(folder):
         with _leave_no_folder(folder), lock(folder, "search"):
             study, plan = join_search(recipe, options, folder, url, name)
         protocols = (plan.definition["objective"],)
@@ -171,9 +161,6 @@ def build_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.RandomSampler(seed=seed)
 
 
-# The storage.
-
-
 def locate_storage(options: SearchOptions, folder: Path) -> tuple[str, str]:
     """Return the URL of the storage, and the name of the search in it."""
     for end in ("", "-journal", "-wal", "-shm"):  # what SQLite writes beside it
@@ -186,222 +173,6 @@ def locate_storage(options: SearchOptions, folder: Path) -> tuple[str, str]:
             "own search.db; leave --storage out to continue, or choose another folder with --out"
         )
     return options.storage, folder.resolve().name
-
-
-def open_storage(
-    url: str, *, heartbeat: int = HEARTBEAT_SECONDS, grace: int = GRACE_SECONDS
-) -> RDBStorage:
-    """Open the storage of a search.
-
-    Args:
-        grace: seconds without a heartbeat after which a worker counts as dead.
-    """
-    is_sqlite = url.startswith("sqlite")
-    kind = url.partition("://")[0]  # the rest may hold a password
-    engine: dict[str, Any] = {"pool_pre_ping": True}
-    if is_sqlite:
-        # To open a file costs little, and a pool would leave it open after the search.
-        engine = {"poolclass": sqlalchemy.NullPool, "connect_args": {"timeout": 60}}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            storage = RDBStorage(
-                url,
-                engine_kwargs=engine,
-                heartbeat_interval=heartbeat,
-                grace_period=grace,
-            )
-    except ImportError as error:
-        why = error.__cause__ or error
-        raise UserError(
-            f"--storage {kind} needs a driver that is not installed ({why}): install it, for "
-            "PostgreSQL with `pip install psycopg[binary]` and a URL of postgresql+psycopg://"
-        ) from None
-    except sqlalchemy.exc.SQLAlchemyError as error:
-        place = sqlalchemy.make_url(url).database if is_sqlite else None
-        if place and Path(place).exists():
-            raise  # a damaged file, or a full disk
-        raise UserError(
-            f"--storage {kind} cannot be opened ({first_line(error)}): give an Optuna storage URL "
-            "such as sqlite:///search.db or postgresql+psycopg://user@host/database"
-        ) from None
-    if is_sqlite:
-        # SQLite takes its lock at the first write. Two workers that had both read that a trial is
-        # waiting would both take it; so take the lock before the first read.
-        @sqlalchemy.event.listens_for(storage.engine, "begin")
-        def begin_immediate(connection: sqlalchemy.Connection) -> None:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    return storage
-
-
-@contextmanager
-def _explain_storage_errors(folder: Path) -> Iterator[None]:
-    """Explain errors of the storage. Trials that were trained are kept in their runs."""
-    try:
-        yield
-    except (sqlalchemy.exc.SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
-        is_wrapped = isinstance(error, optuna.exceptions.StorageInternalError)
-        words = first_line((is_wrapped and error.__cause__) or error)
-        advice = "check that it can be reached and written, and give the same command again"
-        if "full" in words or "disk I/O" in words:
-            advice = "free space there, and give the same command again"
-        elif "not a database" in words or "malformed" in words:
-            advice = (
-                "restore its database from a copy, or search again with another --out; trials.csv "
-                "and the runs are as they were"
-            )
-        raise UserError(
-            f"the storage of the search in {folder} fails ({words}): {advice}; nothing that was "
-            "complete is lost"
-        ) from error
-
-
-# The trials.
-
-
-class NotOurs(Exception):
-    """A trial is not for this worker: there are enough trials, or another worker has it."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A trial and its continuations, of which one at most is done: they count as one trial."""
-
-    first: int
-    attempts: list[FrozenTrial]
-
-    @property
-    def is_held(self) -> bool:
-        """Whether an attempt waits, runs or is done."""
-        return any(trial.state != TrialState.FAIL for trial in self.attempts)
-
-    @property
-    def is_owed(self) -> bool:
-        """Whether the last attempt was stopped or killed, and nothing continues it yet."""
-        deaths = sum(STOPPED not in trial.user_attrs for trial in self.attempts)
-        is_faulty = any(FAULTY in trial.user_attrs for trial in self.attempts)
-        return not self.is_held and not is_faulty and deaths < MAX_DEATHS
-
-    def queue_again(self, study: optuna.Study) -> None:
-        """Queue the values of the trial again."""
-        values = {k: v for trial in self.attempts for k, v in trial.params.items()}
-        study.enqueue_trial(values, user_attrs={CONTINUES: self.first})
-
-
-def find_places(study: optuna.Study) -> list[Place]:
-    """Return the places that are held or owed, the oldest first."""
-    attempts: dict[int, list[FrozenTrial]] = {}
-    for trial in study.get_trials(deepcopy=False):
-        if SURPLUS not in trial.user_attrs:
-            attempts.setdefault(_find_first_attempt(trial), []).append(trial)
-    places = [Place(first, attempts[first]) for first in sorted(attempts)]
-    return [place for place in places if place.is_held or place.is_owed]
-
-
-def _find_first_attempt(trial: optuna.Trial | FrozenTrial) -> int:
-    first: int = trial.user_attrs.get(CONTINUES, trial.number)
-    return first
-
-
-class SharedSearch:
-    """A search that several processes share: no trial is lost, and none is counted twice.
-
-    ``total`` is the number of trials of all workers together.
-    """
-
-    def __init__(self, study: optuna.Study, total: int) -> None:
-        self.study, self.total = study, total
-
-    def count(self) -> tuple[int, int]:
-        """Return how many trials are done, by all processes, and how many there are to be."""
-        return min(len(self._trials(DONE)), self.total), self.total
-
-    def run_one(self, objective: "optuna.study.study.ObjectiveFuncType") -> str | None:
-        """Ask for a trial and run it; None if other processes hold all that remain.
-
-        A trial that is interrupted is continued later. Returns a message for the user, which is
-        mostly empty.
-        """
-        self._queue_lost_trials()
-        if len(self._trials(TAKEN)) >= self.total:
-            return None
-        number = -1
-        raised: BaseException | None = None
-
-        def run(trial: optuna.Trial) -> float:
-            nonlocal number, raised
-            number = trial.number
-            try:
-                return self._run(trial, objective)
-            except BaseException as error:
-                raised = error
-                raise
-
-        try:
-            self.study.optimize(run, n_trials=1, catch=(NotOurs,))
-        except (optuna.exceptions.UpdateFinishedTrialError, ValueError, AssertionError) as error:
-            if error is raised or number < 0 or not self._state(number).is_finished():
-                raise
-            if raised is not None and not isinstance(raised, NotOurs | optuna.TrialPruned):
-                raise raised from None
-            # Optuna refuses to end a trial that another worker has ended.
-            return f"trial {number}: another worker has ended it meanwhile; its result counts"
-        return ""
-
-    def _queue_lost_trials(self) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            optuna.storages.fail_stale_trials(self.study)
-        # Two workers may both queue a trial: the later continuation gives way.
-        for place in find_places(self.study)[: self.total]:
-            if place.is_owed:
-                place.queue_again(self.study)
-
-    def _run(self, trial: optuna.Trial, objective: "optuna.study.study.ObjectiveFuncType") -> float:
-        if self._is_surplus(trial):
-            trial.set_user_attr(SURPLUS, True)
-            raise NotOurs
-        try:
-            value = objective(trial)
-        except optuna.TrialPruned:
-            raise
-        except (Interrupted, KeyboardInterrupt):
-            _mark(trial, STOPPED)
-            raise
-        except optuna.exceptions.UpdateFinishedTrialError:  # of a value reported on the way
-            raise NotOurs from None
-        except Exception:
-            _mark(trial, FAULTY)
-            raise
-        if self._state(trial.number) != TrialState.RUNNING:
-            raise NotOurs
-        assert isinstance(value, float)
-        return value
-
-    def _is_surplus(self, trial: optuna.Trial) -> bool:
-        """Whether older places are enough, or an earlier continuation has this one's place."""
-        first = _find_first_attempt(trial)
-        places = find_places(self.study)
-        is_continued = any(
-            other.number < trial.number and other.state != TrialState.FAIL
-            for place in places
-            if place.first == first
-            for other in place.attempts
-        )
-        return is_continued or sum(place.first < first for place in places) >= self.total
-
-    def _trials(self, states: tuple[TrialState, ...]) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False, states=states)
-
-    def _state(self, number: int) -> TrialState:
-        return self.study.get_trials(deepcopy=False)[number].state
-
-
-def _mark(trial: optuna.Trial, name: str) -> None:
-    """Mark a trial that ends by an exception, unless another worker has ended it."""
-    with suppress(optuna.exceptions.OptunaError):
-        trial.set_user_attr(name, True)
 
 
 class SearchQueue(SharedSearch, Queue):
@@ -455,7 +226,7 @@ class SearchQueue(SharedSearch, Queue):
 
         If a worker that seemed dead still writes there, take a new folder.
         """
-        for number in (_find_first_attempt(trial), trial.number):
+        for number in (find_first_attempt(trial), trial.number):
             name = f"trial-{number:04d}"
             if stack.enter_context(lock(self.folder, name, wait=False)):
                 return self.folder / "runs" / name
