@@ -90,6 +90,16 @@ class TestUse:
         ]
         assert "4 / 10" in out
 
+    def test_semi_with_less_than_an_image_of_a_class(
+        self, evaluate: Command, run: Path, photos: Path
+    ) -> None:
+        words = ("--protocol", "semi", "--data", photos, "--epochs", 1)
+        code, _, err = evaluate(*words, "--labels", 0.05, "--starts", "encoder")
+        assert code == 0
+        assert "5 % labels: one image is drawn of each class" in " ".join(err.split())
+        (row,) = rows_of(run)
+        assert (row["num_train"], row["details"]["classes_rounded_up"]) == (2, ["cats", "dogs"])
+
     def test_crops_have_rows_of_their_own(
         self, evaluate: Command, run: Path, few_digits: str
     ) -> None:
@@ -166,7 +176,6 @@ class TestUse:
         ("--protocol knn transfer", ["transfer", "another dataset", "--data"]),
         ("--protocol transfer --data digits", ["--data digits", "the dataset of the pretraining"]),
         ("--protocol transfer --data none.npz", ["none.npz"]),
-        ("--protocol semi --labels 0.005", ["--labels 0.005", "class", "smallest share"]),
         ("--protocol semi --labels 1.5", ["labels is (1.5,)", "above 0 and at most 1"]),
         ("--protocol semi --labels", ["labels is empty"]),
         ("--protocol semi --labelled-list x.txt", ["x.txt", "no file names"]),

@@ -13,13 +13,15 @@ from deepbregman.cli import main
 from deepbregman.commands.study import tables
 from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
+from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.results import KeptPredictions
 from deepbregman.reporting.page import read_study
 from deepbregman.runs import Run
 from deepbregman.studies import engine
-from deepbregman.studies.tables import TableQueue
+from deepbregman.studies.tables import TableEvaluation, TableQueue
 from deepbregman.studies.tables_plan import (
     ARMS,
+    Part,
     TableOptions,
     build_arm,
     pair_arms,
@@ -81,6 +83,15 @@ def test_parts_of_a_run() -> None:
         *("knn", "transfer-a"),
     ]
     assert plan_parts(chosen, "simclr", "a.npz", is_reference=True) == ()
+
+
+def test_a_rare_class_keeps_all_shares_of_labels(uneven: str) -> None:
+    """A hundredth of its 5 images is less than one; then one is drawn."""
+    config = build_arm("digits", {"data.source": uneven})
+    source = open_labelled(config)
+    options = TableEvaluation("test").options_for([Part("semi", "semi")], config, source)
+    assert options.semi.labels == (0.01, 0.1)
+    assert options.few.labels_per_class == (1, 2, 5)
 
 
 @pytest.mark.parametrize(

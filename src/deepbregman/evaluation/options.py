@@ -42,7 +42,8 @@ class Semi(Section):
     """Options of semi."""
 
     labels: tuple[Annotated[float, Range(above=0.0, high=1.0)], ...] = (0.01, 0.1)
-    """Shares of the training labels to fine-tune on; each seed draws them class by class."""
+    """Shares of the training labels to fine-tune on; each seed draws them class by class, at least
+    one image of each."""
     labelled_list: Path | None = None
     """Instead of shares: a file with the names or paths of the labelled images, one per line."""
     starts: tuple[Start, ...] = ("encoder", "projection", "scratch")

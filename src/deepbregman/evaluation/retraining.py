@@ -3,7 +3,7 @@
 A variant is a network to start from, trained on labelled images and tested once.
 """
 
-import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
@@ -17,7 +17,7 @@ from torch import Tensor
 from deepbregman.data import Source, Split, stratified_split
 from deepbregman.data.datasets import expand_home
 from deepbregman.data.folders import quote_some
-from deepbregman.errors import Diverged, UserError
+from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.runs import Record
 from deepbregman.training.devices import is_mixed
@@ -73,11 +73,20 @@ def supervised(evaluation: Evaluation) -> list[Record]:
 
 
 def check_semi(evaluation: Evaluation) -> None:
-    """Draw every subset, so that too small a share is found before the training."""
+    """Draw every subset before the training, and say where a class gets more than its share."""
     check_training(evaluation)
     for seed in evaluation.options.each_seed:
-        for subset in _select_labelled(evaluation, seed):
+        subsets = _select_labelled(evaluation, seed)
+        for subset in subsets:
             _check_choice(evaluation, subset.split)
+    for subset in subsets:
+        if subset.rounded_up:
+            warnings.warn(
+                f"{subset.name}: one image is drawn of each class whose share is below one: "
+                f"{quote_some(subset.rounded_up)}",
+                Notice,
+                stacklevel=2,
+            )
 
 
 def semi(evaluation: Evaluation) -> list[Record]:
@@ -97,11 +106,13 @@ def semi(evaluation: Evaluation) -> list[Record]:
         del starts["from projection layer 1"]
     for seed in evaluation.options.each_seed:
         measured = []
-        for split, name, epochs in _select_labelled(evaluation, seed):
+        for split, name, epochs, rounded_up in _select_labelled(evaluation, seed):
             train = labelled.of(split)
+            more = {"classes_rounded_up": list(rounded_up)} if rounded_up else {}
             for words, start in starts.items():
                 variant = f"{name}, {words}"
-                measured.append(_measure_variant(evaluation, train, start, variant, seed, epochs))
+                one = _measure_variant(evaluation, train, start, variant, seed, epochs)
+                measured.append(replace(one, details={**one.details, **more}))
         seeds.append(measured)
     return make_rows(seeds)
 
@@ -145,6 +156,8 @@ class _Subset(NamedTuple):
     split: Split
     name: str
     epochs: int
+    rounded_up: tuple[str, ...]
+    """Classes that have one label, though their share is below one image."""
 
 
 def _select_labelled(evaluation: Evaluation, seed: int) -> list[_Subset]:
@@ -152,17 +165,21 @@ def _select_labelled(evaluation: Evaluation, seed: int) -> list[_Subset]:
     source, options = evaluation.labelled.source, evaluation.options
     if options.semi.labelled_list is not None:
         file = options.semi.labelled_list
-        drawn = [(read_labelled(source, file), f"labels of {file.name}")]
+        drawn = [(read_labelled(source, file), f"labels of {file.name}", ())]
     else:
         drawn = [
-            (draw_labelled(source, share, seed), f"{100 * share:g} % labels")
+            (
+                draw_labelled(source, share, seed),
+                f"{100 * share:g} % labels",
+                tuple(list_rounded_up(source, share)),
+            )
             for share in dict.fromkeys(options.semi.labels)
         ]
     subsets = []
-    for indices, name in drawn:
+    for indices, name, rounded_up in drawn:
         few = len(indices) < FEW_LABELS * len(source.train)
         epochs = options.epochs or (FEW_LABELS_EPOCHS if few else MANY_LABELS_EPOCHS)
-        subsets.append(_Subset(source.train.select(indices), name, epochs))
+        subsets.append(_Subset(source.train.select(indices), name, epochs, rounded_up))
     return subsets
 
 
@@ -265,11 +282,10 @@ def _score_rates(
 
 
 def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
-    """Draw a share of the labelled training images, class by class.
+    """Draw a share of the labelled training images, class by class, at least one of each.
 
     Of a class with ``n`` images ``n * share`` are drawn, rounded down or up so that the total is
-    that of the whole set; below a share of 1, one image of a class is never drawn. If the part of a
-    class is below one image, that is an error: rounding up would give more labels than asked for.
+    that of the whole set. Only where that is below one image of a class, there are more.
 
     Returns:
         Indices into the training split, int64 and ascending.
@@ -277,19 +293,21 @@ def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
     labels = source.train.known_labels
     if share == 1:
         return torch.arange(len(labels))
-    present, counts = torch.unique(labels, return_counts=True)
+    drawn = stratified_split(labels, len(labels), share, seed)[1]
+    _, positions, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    single = torch.nonzero(counts[positions] == 1).flatten()  # a split keeps these
+    return torch.cat([drawn, single]).sort().values
+
+
+def list_rounded_up(source: Source, share: float) -> list[str]:
+    """Name the classes of which a share is below one image, so that one is drawn all the same."""
+    present, counts = torch.unique(source.train.known_labels, return_counts=True)
     exact = Fraction(share).limit_denominator(10**6)
-    smallest = int(counts.argmin())
-    count = int(counts[smallest])
-    if count * exact < 1:
-        empty = [int(c) for c, n in zip(present, counts.tolist(), strict=True) if n * exact < 1]
-        others = f" ({len(empty)} classes are so small)" if len(empty) > 1 else ""
-        raise UserError(
-            f"--labels {share:g} leaves class {class_name(source, int(present[smallest]))} without "
-            f"a label, since it has {count} images{others}: the smallest share that works is "
-            f"{_round_up(Fraction(1, count)):g}"
-        )
-    return stratified_split(labels, len(labels), share, seed)[1]
+    return [
+        source.classes[label] if source.classes else str(label)
+        for label, count in zip(present.tolist(), counts.tolist(), strict=True)
+        if count * exact < 1
+    ]
 
 
 def read_labelled(source: Source, file: Path) -> Tensor:
@@ -356,9 +374,3 @@ def _find_names(wanted: Sequence[str], names: Sequence[str]) -> dict[str, list[i
             elif path.endswith(f"/{name}"):
                 ends[name].append(position)
     return ends | whole
-
-
-def _round_up(value: Fraction) -> float:
-    """Return a number of four digits that is no smaller."""
-    scale = 10.0 ** (3 - math.floor(math.log10(value)))
-    return math.ceil(value * scale) / scale

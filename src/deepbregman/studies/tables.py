@@ -140,7 +140,6 @@ class TableEvaluation(EvaluationPlan):
     def options_for(self, parts: Sequence[Part], config: Config, source: Source) -> Options:
         """Return the options that parts on one dataset are measured with."""
         smallest = int(torch.unique(source.train.known_labels, return_counts=True)[1].min())
-        shares = [share for share in Semi.labels if share * smallest >= 1] or [1.0]
         counts = [count for count in Few.labels_per_class if count <= smallest] or [1]
         first = parts[0]
         starts: tuple[Start, ...] = ("encoder", "scratch") if first.from_scratch else ("encoder",)
@@ -151,7 +150,7 @@ class TableEvaluation(EvaluationPlan):
             epochs=self.tuning_epochs if first.protocol in TRAINING else 0,
             seed=config.seed,  # so that what the evaluation draws differs between runs, too
             balanced=source.has_unequal_classes,
-            semi=Semi(labels=tuple(shares), starts=starts),
+            semi=Semi(starts=starts),
             few=Few(labels_per_class=tuple(counts)),
             ood=Ood() if others is None else Ood(against=others),
         )
