@@ -163,6 +163,7 @@ class _Subset(NamedTuple):
 def _select_labelled(evaluation: Evaluation, seed: int) -> list[_Subset]:
     """Return the labelled parts of the training split that semi is to use."""
     source, options = evaluation.labelled.source, evaluation.options
+    drawn: list[tuple[Tensor, str, tuple[str, ...]]]
     if options.semi.labelled_list is not None:
         file = options.semi.labelled_list
         drawn = [(read_labelled(source, file), f"labels of {file.name}", ())]
