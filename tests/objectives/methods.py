@@ -51,7 +51,7 @@ GROUPS: Mapping[str, Mapping[str, Any]] = {
     "ressl": {"views.num_views": 1, "weak_views.num_views": 1},
     "sce": {"views.num_views": 1, "weak_views.num_views": 2},
     "cmc": {"views.num_views": 1},
-    "cpc": {"views.num_views": 2},  # as the divergence beside it needs, and so below
+    "cpc": {"views.num_views": 2},  # as a divergence without a teacher needs, and so below
     "deep-divergence": {"views.num_views": 2},
     "dim": {"views.num_views": 2},
     "instdisc": {"views.num_views": 1},

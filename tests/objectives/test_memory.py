@@ -154,6 +154,26 @@ def test_the_memorys_vectors_are_the_divergences_targets() -> None:
     torch.testing.assert_close(outputs.terms["proximal"], distances.mean())
 
 
+@pytest.mark.parametrize("name", ["instdisc", "pirl"])
+@pytest.mark.parametrize("has_teacher", [False, True])
+def test_a_teacher_beside_the_memory_gives_the_targets(name: str, has_teacher: bool) -> None:
+    match = {"divergence.weight": 1.0, "divergence.source": "bank", "divergence.compare": "match"}
+    beside = {"teacher.momentum": 0.9, "weak_views.num_views": 1} if has_teacher else {}
+    step = build_step(configure(name, **match, **beside), num_images=NUM_IMAGES)
+    memory, seen = step.objective.bank.recall(INDICES), []
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8, generator=generator)
+    groups = [g and g.draw(4, device="cpu", generator=generator) for g in step.views]
+    random = step.objective.draw(4, device=torch.device("cpu"), generator=generator)
+    if has_teacher:
+        step.teacher.register_forward_hook(lambda *call: seen.append(call[2]))
+    outputs = step(pixels, None, ViewGroups(*groups), Samples(INDICES, None, random))
+    assert torch.equal(outputs.teacher[0], seen[0] if has_teacher else memory)
+    step.divergence.network.push(outputs.teacher[0])  # full: the next step matches
+    outputs = step(pixels, None, ViewGroups(*groups), Samples(INDICES, None, random))
+    assert outputs.terms["divergence"] > 0.0
+
+
 def test_colours_find_brightness_and_brightness_colours() -> None:
     objective, views, samples = built("cmc", 1, **{"objective.loss": "softmax"})
     bright, colour = (bank.rows.clone() for bank in (objective.bright_bank, objective.colour_bank))

@@ -16,6 +16,7 @@ from deepbregman.objectives.amdim import tell_places
 from deepbregman.objectives.cpc import ContextNetwork, patch_info_nce
 from deepbregman.objectives.dim import info_nce_of_places, jensen_shannon
 from deepbregman.objectives.step import gather_alone
+from deepbregman.objectives.teacher import Teacher
 
 from .methods import configure, draw_views
 
@@ -126,6 +127,16 @@ def test_cpc_predicts_only_what_it_has_not_seen() -> None:
         objective(ViewGroups(part), gather_alone, Samples(random=random))
     assert torch.equal(seen[0][:, 0], seen[1][:, 0])
     assert not torch.equal(seen[0][:, 2], seen[1][:, 2])
+
+
+def test_a_teacher_of_cpc_embeds_as_the_student_does() -> None:
+    """By the mean of the patches, each of which the network sees by itself."""
+    objective = build_step(configure("cpc")).double().objective
+    views, random = draw_views(2, 4), torch.rand(20, dtype=torch.float64)
+    outputs = objective(ViewGroups(views), gather_alone, Samples(random=random))
+    teacher = Teacher(objective.join_student())
+    found = objective.embed_by(teacher, views, gather_alone)
+    torch.testing.assert_close(found, outputs.student.detach(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["small", "resnet18", "resnet50"])

@@ -43,6 +43,8 @@ class ObjectiveSettings(Section):
     """Whether the method must know which image of the dataset is which."""
     has_teacher: ClassVar[bool] = False
     """Whether the method returns targets of a teacher of its own."""
+    has_memory: ClassVar[bool] = False
+    """Whether the method returns targets from its memory; those of a [teacher] take their place."""
 
     name: str = ""
     """Name of the method."""
@@ -276,7 +278,7 @@ class DINOSettings(MomentumSettings):
 class InstDiscSettings(MemorySettings):
     """Every image is a class of its own, kept in a memory."""
 
-    has_teacher = True  # the memory's vectors are targets
+    has_memory = True
     fewest_views = 1
     name: Literal["instdisc"] = "instdisc"
     loss: Literal["nce", "softmax"] = "nce"
@@ -321,7 +323,7 @@ class NNCLRSettings(ObjectiveSettings):
 class PIRLSettings(MemorySettings):
     """An image and its jigsaw puzzle share an embedding; the second view becomes the puzzle."""
 
-    has_teacher = True  # the memory's vectors are targets
+    has_memory = True
     most_views = 2  # a whole one, and the one that becomes a puzzle
     needs_stages = True
     name: Literal["pirl"] = "pirl"

@@ -377,7 +377,8 @@ class Config:
 
     def _check_teacher(self) -> None:
         method = self.objective
-        if self.divergence.needs_target and self.teacher is None and not method.has_teacher:
+        has_targets = self.teacher is not None or method.has_teacher or method.has_memory
+        if self.divergence.needs_target and not has_targets:
             raise UserError(
                 f"divergence.source is {self.divergence.source!r} and divergence.compare "
                 f"{self.divergence.compare!r}: they need the targets of a teacher, which the "
@@ -441,7 +442,7 @@ class Config:
                 f"divergence.weight is {self.divergence.weight:g} with views.num_views "
                 f"{self.views.num_views}: the divergence compares views, and the method "
                 f"{method.name} makes one embedding of each; set views.num_views to 2 or more, or "
-                "divergence.weight to 0"
+                "divergence.weight to 0, or add a [teacher] table"
             )
         queue: int = vars(method)["queue"] if method.queues_batches else 0
         if 0 < queue < batch:

@@ -39,8 +39,7 @@ class CPC(Objective, settings=CPCSettings):
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Predict the patches of every main view, each view by itself."""
         assert samples.random is not None  # as drawn
-        shape, side = views.main.shape[:2], self.settings.patch_side(views.main.shape[-1])
-        patches = cut_patches(views.main.flatten(0, 1), side, side // 2)
+        shape, patches = views.main.shape[:2], self._cut(views.main)
         grid = patches.shape[1]
         with self.autocast():
             h = self.encoder(patches.flatten(0, 2))  # (M * n * G * G, h)
@@ -59,6 +58,19 @@ class CPC(Objective, settings=CPCSettings):
         student = gather(z.mean(dim=(1, 2)).unflatten(0, shape))
         h = h.view(*shape, grid * grid, -1).mean(dim=2)
         return Outputs({"prediction": torch.stack(losses).mean()}, student, None, h.detach())
+
+    def embed_by(self, teacher: nn.Module, views: Tensor, gather: Gather) -> Tensor:
+        """Embed views by a teacher as the student does: the mean of the patches' embeddings."""
+        patches = self._cut(views)
+        with self.autocast():
+            z: Tensor = teacher(patches.flatten(0, 2))
+        z = z.view(*views.shape[:2], -1, z.shape[1]).mean(dim=2)
+        return gather(z).detach()
+
+    def _cut(self, views: Tensor) -> Tensor:
+        """Cut views (M, n, 3, S, S) into patches (M * n, G, G, 3, side, side)."""
+        side = self.settings.patch_side(views.shape[-1])
+        return cut_patches(views.flatten(0, 1), side, side // 2)
 
     def _predict(
         self, predictors: nn.ModuleList, context: Tensor, targets: Tensor, random: Tensor

@@ -267,7 +267,7 @@ class Study:
                 continue
             try:
                 yield f"{name}{CARRIED}", override(config, self.with_divergence)
-            except UserError:  # the method takes one view of an image, or compares none
+            except UserError:  # a recipe of the user's with one view and no teacher
                 continue
 
     def choose_arms(self, only: Sequence[str]) -> tuple[Arm, ...]:

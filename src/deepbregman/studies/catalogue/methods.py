@@ -54,8 +54,8 @@ STUDY = Study(
     ),
     note=(
         "Every method has the settings of its recipe. The arm with the divergence matches a "
-        "teacher over a bank where the recipe has both, and contrasts learned subnetworks "
-        "elsewhere. Methods that take one view of an image cannot carry it. Choose learning rates "
-        "before, on held-out images: study learning-rates, then --rates with its folder."
+        "teacher over a bank: the method's own teacher, or one beside it that sees a weak view. "
+        "Choose learning rates before, on held-out images: study learning-rates, then --rates with "
+        "its folder."
     ),
 )
