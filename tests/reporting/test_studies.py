@@ -114,6 +114,26 @@ def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results: Record)
     assert studies.describe_conditions({**results, "arms": arms}).startswith("6 recipes on ")
 
 
+def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them() -> None:
+    path = ROOT / "results" / "studies" / "methods" / "results.json"
+    results = json.loads(path.read_text())
+    for arm in results["arms"]:
+        arm["cost"] |= {"images_per_second": None, "peak_gigabytes": None}
+    table = studies.tabulate_study(results, "")[0]
+    assert not {"images/s", "peak memory, GB"} & set(table.columns)
+    byol = next(arm for arm in results["arms"] if arm["arm"] == "byol")
+    byol["cost"] |= {"images_per_second": 31234.5, "peak_gigabytes": 4.26}
+    table = studies.tabulate_study(results, "")[0]
+    rows = {
+        row.name: dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
+        for row in table.rows
+    }
+    assert (rows["byol"]["images/s"], rows["byol"]["peak memory, GB"]) == ("31,234", "4.3")
+    assert rows["byol"]["images/s, with the divergence"] == ""
+    assert rows["simclr"]["images/s"] == ""
+    assert "shared the GPU" in table.caption
+
+
 def test_the_names_of_arms_are_whole_on_a_narrow_screen(results: Record) -> None:
     names = [f"deep-moment-contrastive-and-a-very-long-name-{index}" for index in range(3)]
     for arm, name in zip(results["arms"], names, strict=True):

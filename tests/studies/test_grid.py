@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from deepbregman.cli import main
-from deepbregman.config import Config, override
+from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import opening
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features, inputs
@@ -28,9 +28,9 @@ from deepbregman.launching import find_process
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import kappa, psi
-from deepbregman.studies.definition import StudyOptions
+from deepbregman.studies.definition import Arm, StudyOptions
 from deepbregman.studies.engine import MAIN_METRIC, Trial, lock, run_trial
-from deepbregman.studies.grid import open_grid, run_study
+from deepbregman.studies.grid import GridCell, measure_costs, open_grid, run_study
 from deepbregman.studies.results import compare_arms, find_references, summarise_arms
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
@@ -568,3 +568,23 @@ def test_what_contradicts_a_begun_study_is_named_as_that(
     with pytest.raises(UserError, match=r"other settings \(training.epochs is 1 there, 2 here\)"):
         open_grid(study, StudyOptions(**now, **common))
     open_grid(study, StudyOptions(epochs=1, **common))
+
+
+def test_speed_and_memory_are_of_the_last_half_of_the_epochs(tmp_path: Path) -> None:
+    """Two seeds, one of them of an older version that recorded neither."""
+    epochs = [
+        {"epoch": 1, "images_per_second": 10.0, "views_per_second": 20.0, "peak_gigabytes": 9.0},
+        {"epoch": 2, "images_per_second": 700.0, "views_per_second": 1400.0},
+        {"epoch": 3, "images_per_second": 900.0, "views_per_second": 1.0, "peak_gigabytes": 2.5},
+    ]
+    config = load_recipe("digits")
+    cells = []
+    for seed, rows in enumerate((epochs, [{"epoch": 1, "images_per_second": 5.0}])):
+        run = Run.create(tmp_path / f"seed{seed}", override(config, {"seed": seed}), {})
+        for row in rows:
+            run.append_metrics(row)
+        cells.append(GridCell(Arm("one", {}, 1), seed, Trial(run.path, config)))
+    cost = measure_costs(cells)["one"]
+    assert (cost["images_per_second"], cost["peak_gigabytes"]) == (800.0, 2.5)
+    cost = measure_costs(cells[1:])["one"]
+    assert (cost["images_per_second"], cost["peak_gigabytes"]) == (None, None)

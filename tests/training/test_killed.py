@@ -27,7 +27,7 @@ from deepbregman.training.display import (
 
 from ..conftest import Forks
 
-CLOCK = {"images_per_second", "views_per_second", "seconds", "finished"}
+CLOCK = {"images_per_second", "views_per_second", "peak_gigabytes", "seconds", "finished"}
 
 
 class CommandLine:

@@ -25,7 +25,7 @@ from deepbregman.training.randomness import count_steps
 
 from ..conftest import StopAfter
 
-CLOCK = {"images_per_second", "views_per_second"}
+CLOCK = {"images_per_second", "views_per_second", "peak_gigabytes"}
 PLAIN_SGD = {
     "optimiser.name": "sgd",
     "optimiser.momentum": 0.0,

@@ -16,6 +16,7 @@ from deepbregman.method.losses import divergence_loss, nt_xent
 from deepbregman.objectives import build_step
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
+from deepbregman.training.devices import measure_peak_memory, reset_peak_memory
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
@@ -97,6 +98,22 @@ def test_a_step_never_waits_for_the_device(
     assert not any(torch.equal(after[name], value) for name, value in before.items())
 
 
+def test_every_epoch_has_the_peak_of_the_memory(uninterrupted: Run) -> None:
+    for row in uninterrupted.metrics():
+        assert 0.0 < row["peak_gigabytes"] < torch.cuda.mem_get_info()[1] / 1e9
+
+
+def test_to_measure_the_memory_waits_for_nothing(no_host_sync: NoHostSync) -> None:
+    device = torch.device("cuda")
+    large = torch.empty(10**8, dtype=torch.uint8, device=device)
+    with no_host_sync():
+        first = measure_peak_memory(device)["peak_gigabytes"]
+        del large
+        reset_peak_memory(device)
+        second = measure_peak_memory(device)["peak_gigabytes"]
+    assert first >= second + 0.1
+
+
 # Going on
 
 
@@ -112,7 +129,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, plain_config: Config
 
 def without_the_clock(run: Run) -> list[dict[str, Any]]:
     return [
-        {k: v for k, v in row.items() if not k.endswith("_per_second")} for row in run.metrics()
+        {k: v for k, v in row.items() if not k.endswith(("_per_second", "_gigabytes"))}
+        for row in run.metrics()
     ]
 
 

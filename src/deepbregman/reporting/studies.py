@@ -54,6 +54,15 @@ COSTS: dict[str, str] = {
     "steps": "steps",
 }
 """Costs of an arm that tables show."""
+MEASURED = {
+    "images_per_second": ("images/s", "{:,.0f}"),
+    "peak_gigabytes": ("peak memory, GB", "{:.1f}"),
+}
+"""Costs that a run measures in every epoch, their titles and forms."""
+MEASURED_NOTE = (
+    "Images a second and the peak of the GPU's memory are medians over the last half of the "
+    "epochs; images a second are fewer where several runs shared the GPU"
+)
 INTERVAL = (
     "95 % interval of the mean, over seeds and test images where predictions are kept (of one seed "
     "over test images alone), else over seeds, by Student's t, for these test images"
@@ -450,6 +459,8 @@ def _tabulate_methods(results: Record, key: str) -> Table:
     alone = {arm["x"]: arm for arm in results["arms"] if not arm.get("against")}
     carried = {arm["x"]: arm for arm in results["arms"] if arm.get("against")}
     printed = list_published_series(results)
+    costs = [arm.get("cost") or {} for arm in results["arms"]]
+    measured = [name for name in MEASURED if any(cost.get(name) is not None for cost in costs)]
     rows = []
     for x, arm in alone.items():
         other = carried.get(x, {"metrics": {}, "difference": {}})
@@ -457,15 +468,22 @@ def _tabulate_methods(results: Record, key: str) -> Table:
         for metric in GROUPED:
             cells += [make_cell(part["metrics"].get(metric)) for part in (arm, other)]
             cells.append(make_difference_cell(other["difference"].get(metric)))
+        for name in measured:
+            values = [(part.get("cost") or {}).get(name) for part in (arm, other)]
+            form = MEASURED[name][1]
+            cells += [Cell(text="" if value is None else form.format(value)) for value in values]
         cells += _list_published_cells(arm, printed)
         marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
         rows.append(Row(str(x), tuple(cells), marks=tuple(marks)))
     columns = ["learning rate"]
     for name in GROUPED.values():
         columns += [name, f"{name}, with the divergence", f"{name}, difference"]
+    for name in measured:
+        columns += [MEASURED[name][0], f"{MEASURED[name][0]}, with the divergence"]
     columns += [f"published: {part['series']}" for part in printed]
     seeds = format_seeds(arm["metrics"][m]["n"] for arm in results["arms"] for m in arm["metrics"])
     caption = f"{describe_conditions(results)}; {seeds}. Differences have the {INTERVAL}"
+    caption += f". {MEASURED_NOTE}" * bool(measured)
     where = "; ".join(f"{part['series']}: {part['source']}" for part in printed)
     caption += f". Published: {where}. {CAVEAT}" * bool(printed)
     title = results["study"]["title"]

@@ -17,6 +17,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from rich.console import Console
 from rich.markup import escape
@@ -24,8 +25,9 @@ from rich.markup import escape
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
 from deepbregman.evaluation.results import KeptPredictions, Predictions
+from deepbregman.files import is_number
 from deepbregman.reporting.charts import FIGURE_KINDS
-from deepbregman.reporting.studies import save_study_figure
+from deepbregman.reporting.studies import MEASURED, save_study_figure
 from deepbregman.runs import Record, Run, collect_provenance, write_json
 from deepbregman.statistics import summarise
 from deepbregman.training.devices import device_name, pick_device
@@ -118,10 +120,12 @@ def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
     """Collect settings and cost of training each arm, from its configuration and its runs.
 
     ``samples_per_step`` counts views, over all batches of an optimiser step; ``seconds`` is the
-    wall time of training, whatever else the machine did.
+    wall time of training, whatever else the machine did. ``images_per_second`` and
+    ``peak_gigabytes`` are medians over the last half of each run's epochs, where they are recorded.
     """
     costs: dict[str, Record] = {}
     seconds: dict[str, list[float]] = {}
+    measured: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
         config = cell.trial.config
         settings, views = config.training, config.views.num_views
@@ -136,9 +140,16 @@ def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
                 "samples_per_step": settings.batch_size * settings.accumulate * views,
                 "steps": None,
                 "seconds": None,
+                **dict.fromkeys(MEASURED),
             },
         )
-        trained = Run.open(cell.trial.folder).result().get("pretrain")  # none where it diverged
+        run = Run.open(cell.trial.folder)
+        rows = run.metrics()
+        for name in MEASURED:
+            values = measured.setdefault((cell.arm.name, name), [])
+            values += [row[name] for row in rows[len(rows) // 2 :] if is_number(row.get(name))]
+            cost[name] = median(values) if values else None
+        trained = run.result().get("pretrain")  # none where it diverged
         if trained:
             seconds.setdefault(cell.arm.name, []).append(trained["seconds"])
             cost |= {"steps": trained["step"], "seconds": summarise(seconds[cell.arm.name])}

@@ -64,3 +64,19 @@ def is_mixed(config: Config, device: torch.device) -> bool:
     """Whether the networks run in bfloat16 mixed precision, which is the default on a GPU."""
     wanted = config.training.precision
     return wanted == "bf16-mixed" or (wanted == "auto" and device.type == "cuda")
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Measure the peak of a GPU's memory from now on."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def measure_peak_memory(device: torch.device) -> dict[str, float]:
+    """Return ``peak_gigabytes`` that tensors took on a GPU; of other devices nothing is known.
+
+    The allocator counts on the host, so nobody waits for the device.
+    """
+    if device.type != "cuda":
+        return {}
+    return {"peak_gigabytes": torch.cuda.max_memory_allocated(device) / 1e9}

@@ -17,7 +17,15 @@ COLLAPSED_RANK = 2.0
 COLLAPSED_SPREAD = 0.05
 RECORDED = {
     *("epoch", "step", "total", "learning_rate", "skipped", "images_per_second"),
-    *("views_per_second", "alignment", "uniformity", "spread", "effective_rank", "knn"),
+    *(
+        "views_per_second",
+        "peak_gigabytes",
+        "alignment",
+        "uniformity",
+        "spread",
+        "effective_rank",
+        "knn",
+    ),
     *("divergence_positives", "divergence_negatives", "active_subnetworks", "usage_entropy"),
     *("sigma", "rankme", "alpha_req", "lidar", "neighbour_stability", "verdict", "reason"),
 }

@@ -32,7 +32,7 @@ from deepbregman.runs import Record, Run, collect_provenance, now
 from . import checkpoints, diagnostics
 from .callbacks import Callback, collect_metrics
 from .checkpoints import FoundCheckpoint
-from .devices import device_name, is_mixed
+from .devices import device_name, is_mixed, measure_peak_memory, reset_peak_memory
 from .display import Display, open_events, write_events
 from .faults import Guard, Interrupted, StoppedAtOnce, watch_signals
 from .health import Health, judge, should_stop
@@ -306,6 +306,7 @@ class Pretraining:
         epoch, offset = divmod(self.step, self.steps_per_epoch)
         self.step_module.train()
         self.guard.start_counting(self.step)
+        reset_peak_memory(self.fabric.device)
         started = time.monotonic()
         outputs: StepOutputs | None = None
         for _ in range(offset, self.steps_per_epoch):
@@ -322,6 +323,7 @@ class Pretraining:
         means = (self.sums / counted).tolist()
         self.sums.zero_()
         seconds = time.monotonic() - started
+        memory = measure_peak_memory(self.fabric.device)  # of the steps, without the diagnostics
         images = (self.steps_per_epoch - offset) * settings.accumulate * settings.batch_size
         return {
             "epoch": epoch + 1,
@@ -332,6 +334,7 @@ class Pretraining:
             **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
             "images_per_second": images / seconds,
             "views_per_second": images * self.views_per_image / seconds,
+            **memory,
         }
 
     def _stop(self, number: int) -> NoReturn:
