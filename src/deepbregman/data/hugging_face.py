@@ -4,7 +4,6 @@ They lie in Arrow files that are mapped into memory, so that each image is at ha
 Needs no torch.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def index_dataset(path: Path) -> StoredData:
     label = next((column for column in LABELS if column in train.column_names), None)
     names = getattr(train.features[label], "names", None) if label else None
     parts = [part for part in (train, test) if part is not None]
-    texts = [None if label is None else _read_labels(part, label) for part in parts]
+    texts = [None if label is None else list(part.with_format(None)[label]) for part in parts]
     labels, classes = number_labels(texts, names)
     made = [
         StoredSplit(_make_store(part, image, name, datasets), numbers)
@@ -101,10 +100,6 @@ def _find_image_column(path: Path, rows: Any, datasets: Any) -> str:
             f"({', '.join(good)}) of {', '.join(rows.column_names)}; one is needed"
         )
     return good[0]
-
-
-def _read_labels(rows: Any, column: str) -> Sequence[str | int]:
-    return list(rows.with_format(None)[column])
 
 
 def _make_store(rows: Any, column: str, name: str, datasets: Any) -> HuggingFaceStore:

@@ -5,7 +5,8 @@ The encoded images are held in memory, so that each is at hand in any order. Nee
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,16 @@ def _import_pyarrow() -> Any:
 
 
 def _open(path: Path) -> Any:
+    with _explain_damage(path):
+        return _import_pyarrow().parquet.ParquetFile(path)
+
+
+@contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    """Explain what to do with a table that cannot be read."""
     arrow = _import_pyarrow()
     try:
-        return arrow.parquet.ParquetFile(path)
+        yield
     except (OSError, arrow.ArrowException) as error:
         raise UserError(
             f"table {str(path)!r}: cannot be read ({abbreviate(str(error))}); write or copy it "
@@ -159,13 +167,8 @@ def _read_tables(
         image = find_image_column(schema, path)
         label = next((column for column in LABELS if column in schema.names), None)
         columns = [image] if label is None else [image, label]
-        try:
+        with _explain_damage(path):
             read = table.read(columns=columns, use_threads=False)
-        except (OSError, arrow.ArrowException) as error:
-            raise UserError(
-                f"table {str(path)!r}: cannot be read ({abbreviate(str(error))}); write or copy "
-                "it again"
-            ) from error
         for chunk in read[image].chunks:
             whole = arrow.types.is_struct(chunk.type)
             chunks.append(arrow.compute.struct_field(chunk, "bytes") if whole else chunk)

@@ -64,7 +64,7 @@ def run_tsne(
 ) -> StudyResult:
     """Map the features of runs, or of encoders exported from them, on the same test images."""
     console = console or Console(quiet=True)
-    opened = [open_trained(Path(run)) for run in runs]
+    opened = [read_export(path) if path.is_file() else Run.open(path) for path in map(Path, runs)]
     if not opened:
         raise UserError("--runs names no run: give the folders of one or more")
     names = [name_encoder(run) for run in opened]
@@ -111,11 +111,6 @@ def run_tsne(
         "perplexity": min(PERPLEXITY, (len(labels) - 1) / 3),
     }
     return write_rows(out, "tsne", settings, record, values, NOTES)
-
-
-def open_trained(path: Path) -> Run | Export:
-    """Open the folder of a run, or a file that was exported from one."""
-    return read_export(path) if path.is_file() else Run.open(path)
 
 
 def name_encoder(trained: Run | Export) -> str:

@@ -45,13 +45,9 @@ class StoppedAtOnce(BaseException):
         self.signal_number = number
 
 
-def _never() -> bool:
-    return False
-
-
 @contextmanager
 def watch_signals(
-    announce: bool = False, has_nothing_to_save: Callable[[], bool] = _never
+    announce: bool = False, has_nothing_to_save: Callable[[], bool] = lambda: False
 ) -> Iterator[list[int]]:
     """Collect signals that ask the program to end in a list; a second Ctrl-C stops at once.
 

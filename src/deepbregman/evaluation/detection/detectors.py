@@ -16,6 +16,7 @@ from deepbregman.data.voc import CLASSES
 from deepbregman.errors import UserError
 from deepbregman.evaluation.options import Architecture, Norm
 from deepbregman.method.networks import Encoder
+from deepbregman.training import checkpoints
 
 STAGES = ("layer1", "layer2", "layer3", "layer4")
 ANCHOR_SIDES = (32, 64, 128, 256, 512)
@@ -224,13 +225,8 @@ def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int
         The number of tensors copied: all of them, or it is an error that names the others.
     """
     names, mine = map_trunk_names(detector), detector.state_dict()
-    problems = [f"{name} is missing" for name in names if name not in state]
-    problems += [f"{name} has no place in the detector" for name in state if name not in names]
-    problems += [
-        f"{name} has shape {tuple(state[name].shape)}, expected {tuple(mine[place].shape)}"
-        for name, place in names.items()
-        if name in state and state[name].shape != mine[place].shape
-    ]
+    expected = {name: mine[place] for name, place in names.items()}
+    problems = checkpoints.list_misfits(expected, state)
     if not problems:
         with torch.no_grad():
             for name, place in names.items():
@@ -238,8 +234,8 @@ def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int
         problems = [f"{name} did not arrive" for name in find_differences(detector, state)]
     if problems:
         raise UserError(
-            f"{origin} does not fit the detector: {'; '.join(problems[:4])}"
-            f"{f'; and {len(problems) - 4} more' * (len(problems) > 4)}; nothing was trained"
+            f"{origin} does not fit the detector: {checkpoints.join_misfits(problems)}; nothing "
+            "was trained"
         )
     return len(names)
 
