@@ -111,7 +111,7 @@ def test_a_state_that_does_not_fit_names_the_key(architecture: Architecture) -> 
         broken = [
             ({name: value for name, value in state.items() if name != key}, f"{key} is missing"),
             ({**state, key: state[key][..., :1, None]}, f"{key} has shape"),
-            ({**state, f"{key}.more": state[key]}, f"{key}.more has no place"),
+            ({**state, f"{key}.more": state[key]}, f"{key}.more is not expected"),
         ]
         for wrong, says in broken:
             with pytest.raises(UserError) as error:
