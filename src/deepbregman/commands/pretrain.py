@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,16 +12,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from deepbregman.config import (
-    OPTIONAL,
     SECTIONS,
     Config,
     differing_fields,
-    fields_of,
     load_recipe,
     override,
     recipes,
 )
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import UserError
 from deepbregman.files import hold_folder
 from deepbregman.launching import (
     find_process,
@@ -42,6 +39,15 @@ from deepbregman.terminal import (
 )
 
 from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
+from .words import (
+    AUTO,
+    add_tables,
+    check_first_word,
+    explain_new_settings,
+    find_given,
+    name_recipe,
+    suggest_longer,
+)
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -54,8 +60,6 @@ if TYPE_CHECKING:
     from deepbregman.training.loop import Monitor, Pretraining
     from deepbregman.training.planning import Plan
 
-AUTO = "auto"
-"""The recipe whose settings are chosen by the images and the machine."""
 LONG_ENOUGH = 0.5
 """Share of the epochs that images are worth, below which a run says how to train longer."""
 
@@ -297,11 +301,11 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     if "--resume" in options:
         fields = [option for option in options if option[2:].partition(".")[0] in SECTIONS]
         if fields:
-            raise UserError(_explain_new_settings(fields, words))
+            raise UserError(explain_new_settings(fields, words))
         return resume, "deepbregman pretrain", words
-    words = _name_recipe(words)
+    words = name_recipe(words)
     if words and not words[0].startswith("-"):
-        _check_first_word(words[0])
+        check_first_word(words[0])
     named = bool(words) and not words[0].startswith("-")
     if not named and not {"-h", "--help"} & set(words):
         raise UserError(
@@ -309,13 +313,13 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
             f"{', '.join(recipes())}, or a .toml file; for example `deepbregman pretrain my_photos`"
         )
     name = words[0] if named else AUTO
-    config = _add_tables(load_recipe(name), words[named:])
+    config = add_tables(load_recipe(name), words[named:])
 
     @functools.wraps(pretrain)
     def with_fields(recipe: Config, run: Path | None, **rest: Any) -> Run:
         folder = run or name_run_folder(Path(name).stem)
         if name == AUTO:
-            given = _find_given(load_recipe(name), recipe, words)
+            given = find_given(load_recipe(name), recipe, words)
             return pretrain(AUTO, run=folder, changes=given, **rest)
         return pretrain(recipe, run=folder, **rest)
 
@@ -325,102 +329,6 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     changed = signature.replace(parameters=[first, *others])
     with_fields.__signature__ = changed  # type: ignore[attr-defined]  # inspect reads it
     return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
-
-
-def _explain_new_settings(fields: list[str], words: list[str]) -> str:
-    """Explain how to continue from the weights of a run with other settings."""
-    values = _pair_options(words)
-    run = values.get("--resume") or "RUN"
-    asked = shlex.join(word for field in fields for word in (field, values[field] or "..."))
-    return (
-        f"--resume continues a run with the settings that it has, and {fields[0]} is given: leave "
-        "it out, or train on from the weights of the run, with new heads, a new schedule and a "
-        f"folder of its own: {_train_longer(run, None, asked)}"
-    )
-
-
-def _train_longer(run: Path | str, auto: Config | None, asked: str = "") -> str:
-    """Return the command that trains on from the weights of a run.
-
-    Args:
-        auto: a configuration whose data the recipe auto is to train on; None repeats the run's.
-        asked: options of the user.
-    """
-    first, length = f"{run}/config.toml", "--training.epochs N"
-    if auto is not None:
-        first, length = auto.data.source, "--budget 2h"
-    weights = f"--encoder.weights {shlex.quote(str(run))}"
-    return f"`deepbregman pretrain {shlex.quote(first)} {weights} {asked or length} --run NEW`"
-
-
-def _pair_options(words: list[str]) -> dict[str, str]:
-    """Return the value of each option; empty for an option without a value."""
-    found = {}
-    for place, word in enumerate(words):
-        option, has_value, value = word.partition("=")
-        after = words[place + 1] if place + 1 < len(words) else ""
-        if option.startswith("--"):
-            found[option] = value if has_value or after.startswith("--") else after
-    return found
-
-
-def _name_recipe(words: list[str]) -> list[str]:
-    """Put the recipe ``auto`` before words that name images and no recipe."""
-    options = {word.partition("=")[0] for word in words}
-    if not words or words[0].startswith("-"):
-        return [AUTO, *words] if options & {"--data", "--data.source"} else words
-    if words[0] in recipes() or Path(words[0]).suffix == ".toml":
-        return words
-    from deepbregman.data.datasets import DATASETS, FILE_SUFFIXES
-    from deepbregman.data.stored import HUB
-
-    path = Path(words[0])
-    stored = path.suffix.lower() in FILE_SUFFIXES or words[0].startswith(HUB)
-    if is_run(path):
-        again = f"deepbregman pretrain --resume {shlex.quote(words[0])}"
-        raise UserError(
-            f"{words[0]!r} is a run, not a folder of images: `{again}` continues it; to train "
-            f"longer from its weights: {_train_longer(path, None)}"
-        )
-    if words[0] in DATASETS or path.is_dir() or stored:
-        return [AUTO, "--data", *words]
-    return words
-
-
-def _check_first_word(word: str) -> None:
-    """Refuse a first word that is neither a recipe nor images."""
-    path = Path(word)
-    if word in recipes() or path.suffix == ".toml":
-        return
-    from deepbregman.data.datasets import DATASETS
-
-    known = [*recipes(), *DATASETS]
-    if path.parent.is_dir():
-        known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
-    raise UserError(
-        f"{word!r} is neither a folder or file of images, nor a dataset (`deepbregman data list`), "
-        f"a recipe (`deepbregman recipes`) or a .toml file{suggest(word, known)}"
-    )
-
-
-def _find_given(recipe: Config, config: Config, words: list[str]) -> dict[str, Any]:
-    """Return the fields that the words set: also to the value that the recipe has."""
-    options = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    flat = fields_of(config)
-    changed = differing_fields(recipe, config)
-    aliases = {"data.source": "__data"}
-    return {
-        field: value
-        for field, value in flat.items()
-        if field in changed or {f"__{field}", aliases.get(field)} & options
-    }
-
-
-def _add_tables(config: Config, words: list[str]) -> Config:
-    """Return a recipe with those optional tables that the words have options of."""
-    options = [word.replace("-", "_") for word in words if word.startswith("--")]
-    asked = [table for table in OPTIONAL if any(o.startswith(f"__{table}.") for o in options)]
-    return override(config, {table: {} for table in asked if getattr(config, table) is None})
 
 
 def _count_processes(devices: int | str | None, accelerator: str) -> int | None:
@@ -487,7 +395,7 @@ def _train(
         config = plan.config
         show_plan(plan, console)
         if config.training.epochs < LONG_ENOUGH * plan.enough:
-            short = f"up to {plan.enough} epochs help: {_train_longer(folder, config)}"
+            short = f"up to {plan.enough} epochs help: {suggest_longer(folder, config)}"
     if not resuming and are_fetched(config):
         words = "without a network, this gives up after up to a minute"
         say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
@@ -535,9 +443,9 @@ def _train(
 
 
 def _say_complete(run: Run, auto: Config | None) -> str:
-    """Say that a run is complete, and how to train longer; see :func:`_train_longer`."""
+    """Say that a run is complete, and how to train longer; see :func:`suggest_longer`."""
     done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
-    longer = f"to train longer from its weights: {_train_longer(run.path, auto)}"
+    longer = f"to train longer from its weights: {suggest_longer(run.path, auto)}"
     return f"run {run.path} is complete: {done} trained; {longer}"
 
 

@@ -1,0 +1,115 @@
+"""The words of a pretrain command line: which recipe and which fields they mean."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from deepbregman.config import (
+    OPTIONAL,
+    Config,
+    differing_fields,
+    fields_of,
+    override,
+    recipes,
+)
+from deepbregman.errors import UserError, suggest
+from deepbregman.runs import is_run
+
+AUTO = "auto"
+"""The recipe whose settings are chosen by the images and the machine."""
+
+
+def explain_new_settings(fields: list[str], words: list[str]) -> str:
+    """Explain how to continue from the weights of a run with other settings."""
+    values = _pair_options(words)
+    run = values.get("--resume") or "RUN"
+    asked = shlex.join(word for field in fields for word in (field, values[field] or "..."))
+    return (
+        f"--resume continues a run with the settings that it has, and {fields[0]} is given: leave "
+        "it out, or train on from the weights of the run, with new heads, a new schedule and a "
+        f"folder of its own: {suggest_longer(run, None, asked)}"
+    )
+
+
+def suggest_longer(run: Path | str, auto: Config | None, asked: str = "") -> str:
+    """Return the command that trains on from the weights of a run.
+
+    Args:
+        auto: a configuration whose data the recipe auto is to train on; None repeats the run's.
+        asked: options of the user.
+    """
+    first, length = f"{run}/config.toml", "--training.epochs N"
+    if auto is not None:
+        first, length = auto.data.source, "--budget 2h"
+    weights = f"--encoder.weights {shlex.quote(str(run))}"
+    return f"`deepbregman pretrain {shlex.quote(first)} {weights} {asked or length} --run NEW`"
+
+
+def _pair_options(words: list[str]) -> dict[str, str]:
+    """Return the value of each option; empty for an option without a value."""
+    found = {}
+    for place, word in enumerate(words):
+        option, has_value, value = word.partition("=")
+        after = words[place + 1] if place + 1 < len(words) else ""
+        if option.startswith("--"):
+            found[option] = value if has_value or after.startswith("--") else after
+    return found
+
+
+def name_recipe(words: list[str]) -> list[str]:
+    """Put the recipe ``auto`` before words that name images and no recipe."""
+    options = {word.partition("=")[0] for word in words}
+    if not words or words[0].startswith("-"):
+        return [AUTO, *words] if options & {"--data", "--data.source"} else words
+    if words[0] in recipes() or Path(words[0]).suffix == ".toml":
+        return words
+    from deepbregman.data.datasets import DATASETS, FILE_SUFFIXES
+    from deepbregman.data.stored import HUB
+
+    path = Path(words[0])
+    stored = path.suffix.lower() in FILE_SUFFIXES or words[0].startswith(HUB)
+    if is_run(path):
+        again = f"deepbregman pretrain --resume {shlex.quote(words[0])}"
+        raise UserError(
+            f"{words[0]!r} is a run, not a folder of images: `{again}` continues it; to train "
+            f"longer from its weights: {suggest_longer(path, None)}"
+        )
+    if words[0] in DATASETS or path.is_dir() or stored:
+        return [AUTO, "--data", *words]
+    return words
+
+
+def check_first_word(word: str) -> None:
+    """Refuse a first word that is neither a recipe nor images."""
+    path = Path(word)
+    if word in recipes() or path.suffix == ".toml":
+        return
+    from deepbregman.data.datasets import DATASETS
+
+    known = [*recipes(), *DATASETS]
+    if path.parent.is_dir():
+        known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
+    raise UserError(
+        f"{word!r} is neither a folder or file of images, nor a dataset (`deepbregman data list`), "
+        f"a recipe (`deepbregman recipes`) or a .toml file{suggest(word, known)}"
+    )
+
+
+def find_given(recipe: Config, config: Config, words: list[str]) -> dict[str, Any]:
+    """Return the fields that the words set: also to the value that the recipe has."""
+    options = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    flat = fields_of(config)
+    changed = differing_fields(recipe, config)
+    aliases = {"data.source": "__data"}
+    return {
+        field: value
+        for field, value in flat.items()
+        if field in changed or {f"__{field}", aliases.get(field)} & options
+    }
+
+
+def add_tables(config: Config, words: list[str]) -> Config:
+    """Return a recipe with those optional tables that the words have options of."""
+    options = [word.replace("-", "_") for word in words if word.startswith("--")]
+    asked = [table for table in OPTIONAL if any(o.startswith(f"__{table}.") for o in options)]
+    return override(config, {table: {} for table in asked if getattr(config, table) is None})
