@@ -138,7 +138,7 @@ def test_unequal_classes_are_told_both_ways(command: Command, run: Run, tmp_path
     assert "as the mean over the classes: " in said
     assert "add --balanced" not in said
     assert f"next: deepbregman explore {run.path} --labels {out}" in said
-    assert f"--labels {out} and another --out" in said
+    assert f"save labels.csv, or in {out} with yes in the column given" in said
     code, said, _ = command("label", run.path, "--labels", write_table(few, *FEW), "--suggest", 0)
     assert code == 0
     assert "mean over" not in said  # four of each

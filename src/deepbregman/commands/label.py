@@ -229,8 +229,9 @@ def show(found: "Labelling", console: Console) -> None:
     if found.table is not None and found.suggestions:
         say(
             console,
-            f"to improve the labels: correct these in {found.table}, write yes in their column "
-            f"given, and repeat the command with --labels {found.table} and another --out",
+            "to improve the labels: label these in the page of the next command and save "
+            f"labels.csv, or in {found.table} with yes in the column given; then repeat this "
+            "command with that file as --labels and another --out",
         )
     if found.table is not None:
         words = f"--labels {found.table} --out labelled.html"
