@@ -60,6 +60,11 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "objective.sets": "rest",
         "divergence.sets": "rest",
     },
+    "turned small views": {
+        "rotation.weight": 0.4,
+        "rotation.hidden": 8,
+        "small_views.num_views": 4,
+    },
     "teacher, queue, predictor and a weak view": {
         "objective.name": "toy",
         "weak_views.num_views": 2,

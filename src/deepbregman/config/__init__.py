@@ -22,6 +22,7 @@ from .sections import DataSettings as DataSettings
 from .sections import DivergenceSettings as DivergenceSettings
 from .sections import EncoderSettings as EncoderSettings
 from .sections import OptimiserSettings as OptimiserSettings
+from .sections import RotationSettings as RotationSettings
 from .sections import TeacherSettings as TeacherSettings
 from .sections import TrainingSettings as TrainingSettings
 from .sections import ViewSettings as ViewSettings

@@ -261,6 +261,20 @@ class TeacherSettings(Section):
 
 
 @dataclass(frozen=True)
+class RotationSettings(Section):
+    """Prediction of how far small views are turned, beside any method.
+
+    Four small views are turned by 0, 90, 180 and 270 degrees, further ones likewise. Leave it out
+    for images without an upright position, such as those of skin or of cells.
+    """
+
+    weight: Positive = 0.4
+    """Weight of its cross-entropy in the loss."""
+    hidden: Count = 2048
+    """Width of the hidden layer of the head that predicts."""
+
+
+@dataclass(frozen=True)
 class OptimiserSettings(Section):
     """How the parameters move."""
 
@@ -347,6 +361,7 @@ class Config:
     encoder: EncoderSettings = EncoderSettings()
     objective: ObjectiveSettings = field(default_factory=SimCLRSettings)
     teacher: TeacherSettings | None = None
+    rotation: RotationSettings | None = None
     divergence: DivergenceSettings = DivergenceSettings()
     optimiser: OptimiserSettings = OptimiserSettings()
     training: TrainingSettings = TrainingSettings()
@@ -367,6 +382,7 @@ class Config:
             )
         self._check_teacher()
         self._check_views()
+        self._check_rotation()
         self._check_method()
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
         if late:
@@ -409,6 +425,7 @@ class Config:
                 raise UserError(f"views.num_views is {count}: the method {objective.name} {rule}")
         for group in self.view_groups.values():
             takes = objective.groups + (() if self.teacher is None else ("weak_views",))
+            takes += () if self.rotation is None else ("small_views",)
             if group.table in OPTIONAL and group.table not in takes:
                 raise UserError(
                     f"[{group.table}] is given, but the method {objective.name} takes no such "
@@ -421,6 +438,16 @@ class Config:
                     f"{self.data.image_size}: a view would have {side} pixels a side, and it must "
                     "have 4 or more; raise one of them"
                 )
+
+    def _check_rotation(self) -> None:
+        if self.rotation is None:
+            return
+        count = 0 if self.small_views is None else self.small_views.num_views
+        if count < 4:
+            raise UserError(
+                f"[rotation] is given with {count} small views: it needs 4 or more, one for each "
+                "quarter turn; set them with --small-views.num-views 4, or leave the table out"
+            )
 
     def _check_method(self) -> None:
         """Check what the method needs of the other tables."""
@@ -474,6 +501,7 @@ class Config:
 
 OPTIONAL: dict[str, type[Section]] = {
     "teacher": TeacherSettings,
+    "rotation": RotationSettings,
     "weak_views": WeakViewSettings,
     "small_views": SmallViewSettings,
 }

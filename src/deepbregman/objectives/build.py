@@ -16,6 +16,7 @@ from deepbregman.method.views import Views
 from .divergence import DivergenceTerm
 from .objective import OBJECTIVES, Gather, Objective, ViewGroups
 from .own import VIEW_TABLES, AnyViews, OwnParts, OwnViews
+from .rotation import RotationTerm
 from .step import Step, gather_alone
 
 
@@ -173,6 +174,9 @@ def build_step(
         divergence = None
         if config.divergence.is_on:
             divergence = DivergenceTerm(config.divergence, config.encoder.embedding)
+        rotation = None
+        if config.rotation is not None:
+            rotation = RotationTerm(config.rotation, encoder.num_features)
     objective.mixed = mixed
     size = config.data.image_size
 
@@ -188,4 +192,4 @@ def build_step(
     main, weak, small = map(build, VIEW_TABLES)
     assert main is not None  # every configuration has main views
     teacher = None if divergence is None else config.teacher
-    return Step(ViewGroups(main, weak, small), objective, divergence, gather, teacher)
+    return Step(ViewGroups(main, weak, small), objective, divergence, gather, teacher, rotation)

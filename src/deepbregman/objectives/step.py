@@ -11,6 +11,7 @@ from deepbregman.method.networks import Model
 from .divergence import DivergenceTerm
 from .objective import Gather, Group, Objective, Outputs, Samples, ViewGroups
 from .own import AnyViews
+from .rotation import RotationTerm
 from .teacher import Teacher, momentum_at
 
 NO_SAMPLES = Samples()
@@ -39,6 +40,7 @@ class Step(nn.Module):
         divergence: the term beside it, or None.
         teacher: gives the divergence its targets where the method has none; sees the weak views.
         gather: joins embeddings of all processes, with gradient.
+        rotation: another term beside it, which sees the small views, or None.
     """
 
     factors: Tensor
@@ -50,18 +52,22 @@ class Step(nn.Module):
         divergence: DivergenceTerm | None,
         gather: Gather = gather_alone,
         teacher: TeacherSettings | None = None,
+        rotation: RotationTerm | None = None,
     ) -> None:
         super().__init__()
         self.views = views
         self.objective = objective
         self.divergence = divergence
+        self.rotation = rotation
         self.teacher_settings = teacher
         self.teacher = (
             None if teacher is None else Teacher(self.objective.join_student(), teacher.momentum)
         )
         self.gather = gather
-        self.weights = {**objective.weights, **({} if divergence is None else divergence.weights)}
+        self.weights = dict(objective.weights)
         """Weight of each loss term in the total, by name."""
+        for term in (divergence, rotation):
+            self.weights |= {} if term is None else term.weights
         # A compiled step that reads the names from the dictionary is tied to its values.
         self.term_names = tuple(self.weights)
         factors = torch.tensor(list(self.weights.values()))
@@ -106,6 +112,8 @@ class Step(nn.Module):
         if self.divergence is not None:
             found = self.divergence(outputs.student, targets, self.objective.teaches_same_views)
             terms, scores = {**terms, **found.terms}, found.scores
+        if self.rotation is not None and small is not None:
+            terms = {**terms, **self.rotation(self.objective, small, self.gather)}
         if set(terms) != set(self.term_names):
             raise ValueError(
                 f"the method returned the loss terms {', '.join(terms)}, and has weights for "
@@ -159,7 +167,9 @@ class Step(nn.Module):
     def parameter_groups(self) -> list[Group]:
         """List the parameters to train."""
         groups = self.objective.parameter_groups()
-        return groups if self.divergence is None else groups + self.divergence.parameter_groups()
+        for term in (self.divergence, self.rotation):
+            groups = groups if term is None else groups + term.parameter_groups()
+        return groups
 
     def metrics(self) -> dict[str, Tensor]:
         """Return scalars to log after each epoch."""

@@ -30,6 +30,8 @@ _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
 State = dict[str, Any]
 NETWORKS = ("objective", "teacher", "divergence")
 """The networks of a step and of a checkpoint; some steps do not have all of them."""
+LATER = ("rotation",)
+"""Networks that checkpoints of earlier versions do not have."""
 REQUIRED = (
     *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "data", "config"),
     *("sums", "seconds", "skipped", "skipped_in_epoch"),
@@ -167,14 +169,14 @@ def join_misfits(problems: list[str]) -> str:
 
 def collect_networks(step: Step) -> State:
     """Collect the networks of a step, as a checkpoint holds them."""
-    parts = {name: getattr(step, name) for name in NETWORKS}
+    parts = {name: getattr(step, name) for name in (*NETWORKS, *LATER)}
     return {name: {} if part is None else part.state_dict() for name, part in parts.items()}
 
 
 def load_networks(step: Step, saved: State, origin: str) -> None:
     """Put the networks of a checkpoint into a step."""
-    for name in NETWORKS:
-        load_strictly(getattr(step, name) or nn.Identity(), saved[name], origin)
+    for name in (*NETWORKS, *LATER):
+        load_strictly(getattr(step, name) or nn.Identity(), saved.get(name, {}), origin)
 
 
 def describe_alternatives(run: Run) -> str:

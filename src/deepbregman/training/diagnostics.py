@@ -125,7 +125,8 @@ def spread(z: Tensor) -> Tensor:
 def check_names(step: Step) -> None:
     """Refuse a method whose losses or metrics have names that the record of an epoch uses."""
     method = step.objective
-    taken = RECORDED | ({} if step.divergence is None else step.divergence.weights).keys()
+    beside = [term.weights for term in (step.divergence, step.rotation) if term is not None]
+    taken = RECORDED.union(*beside)
     for kind, names in (("loss term", method.weights), ("metric", method.metrics())):
         for name in sorted(taken & names.keys()):
             raise UserError(

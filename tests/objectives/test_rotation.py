@@ -1,0 +1,112 @@
+"""How far small views are turned, as a loss term beside a method."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from deepbregman.config import RotationSettings, from_toml, to_toml
+from deepbregman.errors import UserError
+from deepbregman.objectives.rotation import RotationTerm
+from deepbregman.objectives.step import gather_alone
+from deepbregman.training import checkpoints
+
+from .methods import configure, draw_views
+from .test_methods import begin, build, take_step
+
+TURNS: dict[str, Any] = {
+    "rotation.weight": 0.4,
+    "rotation.hidden": 8,
+    "small_views.num_views": 4,
+}
+
+
+class Pixels(nn.Module):
+    """An objective whose representation is the image itself."""
+
+    encoder = nn.Flatten()
+
+    def autocast(self) -> Any:
+        return torch.autocast("cpu", enabled=False)
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_the_loss_is_a_loop_over_turned_images(count: int) -> None:
+    small = draw_views(count, 5, 3)
+    term = RotationTerm(RotationSettings(hidden=7), 27).double()
+    term.head = nn.Linear(27, 4).double()  # type: ignore[assignment]  # without batch norm
+    found = term(Pixels(), small, gather_alone)["rotation"].item()
+    weight, bias = (value.detach().numpy() for value in (term.head.weight, term.head.bias))
+    expected = []
+    for turn in range(count):
+        for image in small[turn].numpy():
+            scores = weight @ np.rot90(image, turn, axes=(1, 2)).flatten() + bias
+            expected.append(math.log(sum(math.exp(s) for s in scores)) - scores[turn % 4])
+    assert found == pytest.approx(sum(expected) / len(expected), abs=1e-10)
+
+
+def test_its_weighed_loss_joins_the_total_and_reaches_the_encoder() -> None:
+    step = build(configure("moco-v2", **TURNS))
+    outputs = take_step(step)
+    assert outputs.terms["rotation"].item() == pytest.approx(math.log(4), abs=1.0)
+    weighed = sum(step.weights[name] * value for name, value in outputs.terms.items())
+    torch.testing.assert_close(outputs.total.detach(), weighed)
+    named = {name for group in step.parameter_groups() for name, _ in group.parameters}
+    assert {name for name in named if name.startswith("rotation.head")}
+    (gradient,) = torch.autograd.grad(outputs.total, [step.rotation.head[-1].weight])
+    assert gradient.abs().max() > 0.0
+
+
+def test_other_networks_begin_as_without_it() -> None:
+    """So that runs can be compared."""
+    plain, turned = (build(configure("moco-v2", **changes)) for changes in ({}, TURNS))
+    state = turned.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in plain.state_dict().items())
+
+
+def test_it_goes_on_to_the_bit(tmp_path: Path) -> None:
+    config = configure("moco-v2", **TURNS)
+    assert from_toml(to_toml(config), "here") == config
+    first = begin(config, tmp_path / "first")
+    feed = first.feed(0, 0)
+    first.step_module.train()
+    first.advance(feed)
+    saved = copy.deepcopy(first.take_snapshot())
+    for _ in range(2):
+        first.advance(feed)
+    second = begin(config, tmp_path / "second")
+    second.restore(checkpoints.FoundCheckpoint(saved, "here", [], {}))
+    second.step_module.train()
+    feed = second.feed(*divmod(second.step, second.steps_per_epoch))
+    for _ in range(2):
+        second.advance(feed)
+    found, expected = (dict(job.step_module.state_dict()) for job in (second, first))
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_a_checkpoint_from_before_it_can_be_read() -> None:
+    step = build(configure("moco-v2"))
+    saved = checkpoints.collect_networks(step)
+    assert saved.pop("rotation") == {}
+    checkpoints.load_networks(step, saved, "here")
+    with pytest.raises(UserError, match=r"head\.0\.weight is missing"):
+        checkpoints.load_networks(build(configure("moco-v2", **TURNS)), saved, "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rotation.weight": 0.4}, "with 0 small views: it needs 4 or more"),
+        ({"rotation.weight": 0.4, "small_views.num_views": 3}, "with 3 small views: it needs 4"),
+        ({"rotation.weight": 0.0, "small_views.num_views": 4}, "rotation.weight is 0"),
+        ({"small_views.num_views": 4}, "takes no such views"),
+    ],
+)
+def test_what_does_not_fit_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        configure("moco-v2", **changes)
