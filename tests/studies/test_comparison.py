@@ -261,6 +261,27 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
     assert name == Path("studies/comparison-simclr-best-cifar10")
 
 
+def test_the_control_and_both_terms_are_endings_of_a_recipe(
+    tmp_path: Path, few_digits: str
+) -> None:
+    """The command of the headline table: equal budgets, and one term that differs."""
+    recipes = ("simclr", "best-control", "best", "best-both")
+    options = StudyOptions(data=few_digits, out=tmp_path / "out", recipes=recipes)
+    plan = plan_study(STUDY, options)
+    assert [arm.name for arm in plan.arms] == list(recipes)
+    assert plan.definition["unequal_budget"] == []
+    best = load_recipe("best")
+    for arm, weights in zip(plan.arms[1:], ((0.0, 1.0), (1.0, 0.0), (1.0, 1.0)), strict=True):
+        config = override(plan.base, arm.changes)
+        assert (config.divergence.weight, config.divergence.info_nce) == weights
+        assert (config.teacher, config.weak_views) == (best.teacher, best.weak_views)
+    unnamed = dataclasses.replace(options, out=None, data=None)
+    expected = "studies/comparison-simclr-best-control-best-best-both-cifar10"
+    assert name_study_folder(STUDY, unnamed) == Path(expected)
+    with pytest.raises(UserError, match=r"info_nce is 1\.0 with divergence\.source 'learned'"):
+        plan_study(STUDY, dataclasses.replace(options, recipes=("simclr", "paper-control")))
+
+
 def test_every_method_stands_alone_and_with_the_divergence(tmp_path: Path, few_digits: str) -> None:
     study = find_study("methods")
     assert isinstance(study, Study)

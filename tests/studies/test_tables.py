@@ -62,10 +62,15 @@ def test_arms_are_recipes_with_the_divergence_taken_away_by_name() -> None:
     control = build_arm("best-control", given)
     assert (control.divergence.weight, control.divergence.info_nce) == (0.0, 1.0)
     assert control.teacher == load_recipe("best").teacher
+    both = build_arm("best-both", given)
+    assert (both.divergence.weight, both.divergence.info_nce) == (1.0, 1.0)
     assert ("best", "simclr") in pair_arms(ARMS)
     assert ("best", "best-control") in pair_arms(ARMS)
     assert ("paper", "paper-without") in pair_arms(ARMS)
     assert all(not arm.endswith("-without") for arm, _ in pair_arms(ARMS))
+    assert pair_arms(["simclr", "best", "best-both"]) == [
+        *(("best", "simclr"), ("best-both", "simclr"), ("best-both", "best")),
+    ]
 
 
 def test_parts_of_a_run() -> None:

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, load_recipe, override
+from deepbregman.config import (
+    OPTIONAL,
+    Config,
+    differing_fields,
+    fields_of,
+    load_recipe,
+    override,
+    recipes,
+)
 from deepbregman.errors import UserError, suggest
 from deepbregman.reporting.studies import MANY_RECIPES
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText
@@ -21,6 +29,14 @@ Judge = Literal["test", "holdout"]
 OURS, SIMCLR, ALONE = "with divergence", "SimCLR", "alone"
 CARRIED = "+divergence"
 """Ends the name of an arm that is a recipe with the divergence."""
+WITHOUT, CONTROL, BOTH = "-without", "-control", "-both"
+ENDINGS: Mapping[str, Changes] = {
+    WITHOUT: {"divergence.weight": 0.0},
+    CONTROL: {"divergence.weight": 0.0, "divergence.info_nce": 1.0},
+    BOTH: {"divergence.info_nce": 1.0},
+}
+"""Endings of the name of a recipe that make another arm of it: no divergence, InfoNCE to the same
+teacher and bank in its place, or both terms."""
 HOLDOUT = 0.1
 """Share of the training images to evaluate on where the recipe holds none out."""
 IMAGES = ("data.source", "data.root", "data.skip_unreadable")
@@ -72,7 +88,9 @@ class StudyOptions:
     recipe: MaybeText = None
     """Name of a recipe, or a .toml file. By default the recipe of the study."""
     recipes: tuple[str, ...] = ()
-    """For study comparison: two or more recipes, the reference first. By default simclr best."""
+    """For study comparison: two or more recipes, the reference first. By default simclr best.
+    RECIPE-without has no divergence, RECIPE-control InfoNCE to the same teacher and bank in its
+    place, and RECIPE-both the two together."""
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
     rates: tuple[Path, ...] = ()
@@ -374,6 +392,14 @@ def join_changes(options: StudyOptions | SearchOptions) -> dict[str, Any]:
     return {**given, **changes}
 
 
+def load_arm(name: str) -> Config:
+    """Load a recipe or a .toml file; the name of a recipe may have one of the endings."""
+    for ending, changes in ENDINGS.items():
+        if name.endswith(ending) and name not in recipes():
+            return override(load_recipe(name.removesuffix(ending)), changes)
+    return load_recipe(name)
+
+
 def build_config(
     recipe: str | None, given: Changes, before: Config | None, kept: Changes
 ) -> Config:
@@ -384,7 +410,7 @@ def build_config(
     """
     if before is None or recipe is not None:
         assert recipe is not None
-        before = override(load_recipe(recipe), kept)
+        before = override(load_arm(recipe), kept)
     return override(before, given)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepbregman.config import Config, fields_of, from_toml, load_recipe, override, to_toml
+from deepbregman.config import Config, fields_of, from_toml, override, to_toml
 from deepbregman.data.datasets import check_source
 from deepbregman.errors import UserError
 from deepbregman.files import check_can_be_folder, list_names
@@ -26,6 +26,7 @@ from .definition import (
     check_budget,
     check_same,
     join_changes,
+    load_arm,
     name_arms,
     read_value,
 )
@@ -119,7 +120,7 @@ def name_study_folder(study: Study, options: StudyOptions) -> Path:
     names = name_arms(recipes) if recipes else [Path(options.recipe or study.recipe).stem]
     names = names if len(names) <= MANY_RECIPES else []
     first = recipes[0] if recipes else options.recipe or study.recipe
-    data = options.data or load_recipe(first).data.source
+    data = options.data or load_arm(first).data.source
     return Path("studies") / "-".join([study.name, *names, Path(data).stem])
 
 

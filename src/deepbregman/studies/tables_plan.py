@@ -11,26 +11,20 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from deepbregman.config import Config, load_recipe, override
+from deepbregman.config import Config, override
 from deepbregman.data.datasets import check_source, typical_side
 from deepbregman.errors import UserError, suggest
 from deepbregman.evaluation.options import NOISE, PROTOCOL_NAMES, ProtocolName
 from deepbregman.files import check_can_be_folder, list_names
 from deepbregman.terminal import MaybeNumber
 
-from .definition import read_changes
+from .definition import BOTH, CONTROL, WITHOUT, load_arm, read_changes
 
 ARMS = (
     *("simclr", "paper-without", "paper", "best-control", "best"),
     *("moco-v2plus", "byol", "barlow-twins"),
 )
 """Arms of the tables, the reference first."""
-WITHOUT, CONTROL = "-without", "-control"
-CHANGED: Mapping[str, Mapping[str, Any]] = {
-    WITHOUT: {"divergence.weight": 0.0},
-    CONTROL: {"divergence.weight": 0.0, "divergence.info_nce": 1.0},
-}
-"""Endings of the names of arms, and what they change in the recipe that the name begins with."""
 PROTOCOLS = tuple(name for name in PROTOCOL_NAMES if name != "detect")
 """Detection has images of its own."""
 ENCODER = "resnet18"
@@ -46,9 +40,9 @@ class TableOptions:
     data: tuple[str, ...] = ()
     """One or more labelled datasets; none with --no-train."""
     arms: tuple[str, ...] = ARMS
-    """Recipes or .toml files, the reference first. RECIPE-without has no divergence, and
-    RECIPE-control InfoNCE to the same teacher in its place. Recipes by name are trained with
-    ResNet-18."""
+    """Recipes or .toml files, the reference first. RECIPE-without has no divergence,
+    RECIPE-control InfoNCE to the same teacher and bank in its place, and RECIPE-both the two
+    together. Recipes by name are trained with ResNet-18."""
     protocols: tuple[ProtocolName, ...] = PROTOCOLS
     """What to measure. transfer goes from each dataset to every other, and ood tells the test
     images from noise and from the other datasets. supervised is measured with the first arm only,
@@ -168,14 +162,8 @@ def build_arm(arm: str, given: Mapping[str, Any]) -> Config:
 
     The recipes of the package are trained with one encoder, so that arms can be compared.
     """
-    changes: Mapping[str, Any] = {}
-    recipe = arm
-    for ending, changed in CHANGED.items():
-        if arm.endswith(ending):
-            recipe, changes = arm.removesuffix(ending), changed
-    config = load_recipe(recipe)
-    own = {} if recipe.endswith(".toml") else {"encoder.name": ENCODER}
-    return override(config, {**own, **changes, **given})
+    own = {} if arm.endswith(".toml") else {"encoder.name": ENCODER}
+    return override(load_arm(arm), {**own, **given})
 
 
 def plan_parts(
@@ -201,12 +189,12 @@ def plan_parts(
 
 
 def pair_arms(arms: Sequence[str]) -> list[tuple[str, str]]:
-    """List which arms are compared: all with the first, and each with its own control."""
+    """List which arms are compared: all with the first, and each with those of its endings."""
     pairs = [(arm, arms[0]) for arm in arms[1:] if not arm.endswith(WITHOUT)]
-    controls = [
-        (arm, f"{arm}{ending}") for arm in arms for ending in CHANGED if f"{arm}{ending}" in arms
-    ]
-    return pairs + [pair for pair in controls if pair not in pairs]
+    own = [(arm, f"{arm}{ending}") for arm in arms for ending in (WITHOUT, CONTROL)]
+    own += [(f"{arm}{BOTH}", arm) for arm in arms]
+    known = [pair for pair in own if set(pair) <= set(arms)]
+    return pairs + [pair for pair in known if pair not in pairs]
 
 
 def _check_options(options: TableOptions) -> None:

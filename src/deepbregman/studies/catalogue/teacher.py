@@ -1,13 +1,11 @@
 """Which part of the divergence to a teacher does it: one change at a time, from the recipe."""
 
-from typing import Any
+from deepbregman.studies.definition import BOTH, CONTROL, ENDINGS, SIMCLR, Arm, Changes, Study
 
-from deepbregman.studies.definition import SIMCLR, Arm, Study
-
-PARTS: dict[str, dict[str, dict[str, Any]]] = {
+PARTS: dict[str, dict[str, Changes]] = {
     "term": {
-        "InfoNCE instead": {"divergence.weight": 0.0, "divergence.info_nce": 1.0},
-        "both": {"divergence.info_nce": 1.0},
+        "InfoNCE instead": ENDINGS[CONTROL],
+        "both": ENDINGS[BOTH],
     },
     "teacher's view": {
         "strong": {
