@@ -1,6 +1,7 @@
 """The words of a pretrain command line: which recipe and which fields they mean."""
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def check_first_word(word: str) -> None:
     from deepbregman.data.datasets import DATASETS
 
     known = [*recipes(), *DATASETS]
-    if path.parent.is_dir():
+    with suppress(OSError):  # there may be no such folder, or none that can be read
         known += [str(other) for other in path.parent.iterdir() if other.is_dir()]
     raise UserError(
         f"{word!r} is neither a folder or file of images, nor a dataset (`deepbregman data list`), "
