@@ -86,6 +86,19 @@ def test_what_stands_beside_a_quantity(
     assert found[:4] == values
 
 
+def test_values_of_images_alike_say_that_they_are_of_others() -> None:
+    """HAM10000 is the training part of ISIC 2018, which the paper has."""
+    measure = Measure("data/ham10000.npz", "linear", "cached features", "top1", "", 1, 1)
+    found = find_published(measure)
+    assert [(entry.method, entry.value) for entry in found] == [
+        *(("SimCLR", 82.6), ("Our method", 83.8)),
+    ]
+    assert all("isic2018, not these images" in entry.conditions for entry in found)
+    exact = find_published(measure._replace(data="isic2018"))
+    assert all("not these images" not in entry.conditions for entry in exact)
+    assert len(exact) == 2
+
+
 def series(name: str, values: Record, **conditions: object) -> Record:
     return {"series": name, "values": values, "data": "cifar10", "source": "a table", **conditions}
 

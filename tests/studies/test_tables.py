@@ -62,6 +62,7 @@ def test_arms_are_recipes_with_the_divergence_taken_away_by_name() -> None:
     control = build_arm("best-control", given)
     assert (control.divergence.weight, control.divergence.info_nce) == (0.0, 1.0)
     assert control.teacher == load_recipe("best").teacher
+    assert build_arm("authors", given).divergence == load_recipe("authors").divergence
     both = build_arm("best-both", given)
     assert (both.divergence.weight, both.divergence.info_nce) == (1.0, 1.0)
     assert ("best", "simclr") in pair_arms(ARMS)

@@ -24,6 +24,10 @@ CAVEAT = (
 )
 
 
+ALIKE = {"ham10000": "isic2018"}
+"""A dataset, and one of the same kind that the paper has; its values stand beside with a word."""
+
+
 class PublishedValue(NamedTuple):
     """One printed value, and what it was printed for."""
 
@@ -62,7 +66,7 @@ def load_published() -> tuple[PublishedValue, ...]:
 
 
 def find_published(measure: Measure, num_subnetworks: Collection[int] = ()) -> list[PublishedValue]:
-    """Return what was printed for the same quantity.
+    """Return what was printed for the same quantity, of these images or of images that are alike.
 
     Args:
         num_subnetworks: of the runs; the table of subnetworks is shown for these only.
@@ -70,11 +74,14 @@ def find_published(measure: Measure, num_subnetworks: Collection[int] = ()) -> l
     if _OURS.search(measure.variant):
         return []
     parts = measure.variant.split(", ")
+    alike = ALIKE.get(PurePath(measure.data).stem.lower())
     return [
         entry
+        if entry.data != alike
+        else entry._replace(conditions=f"{alike}, not these images; {entry.conditions}")
         for entry in load_published()
         if (measure.protocol, measure.metric) == (entry.protocol, entry.metric)
-        if is_dataset(measure.data, entry.data)
+        if is_dataset(measure.data, entry.data) or entry.data == alike
         if entry.variant is None or entry.variant in parts
         if entry.num_subnetworks is None or entry.num_subnetworks in num_subnetworks
     ]
