@@ -152,7 +152,7 @@ def test_a_study_is_stopped_continued_and_extended(
         return real(*arguments, **named)
 
     monkeypatch.setattr(engine, "pretrain", count)
-    monkeypatch.setattr("deepbregman.studies.tables.FIGURE_KINDS", ("svg",))
+    monkeypatch.setattr("deepbregman.reporting.charts.FIGURE_KINDS", ("svg",))
     with pytest.raises(engine.Stopped, match="1 of 2 runs are done"):
         tables(study=TableOptions(protocols=("knn",), **common))
     assert calls == ["digits-without-uneven-seed0"]
@@ -233,7 +233,7 @@ def test_transfer_and_training_from_scratch(
     few_digits: str, uneven: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run of one dataset is measured on the other; from scratch only the first arm trains."""
-    monkeypatch.setattr("deepbregman.studies.tables.FIGURE_KINDS", ("svg",))
+    monkeypatch.setattr("deepbregman.reporting.charts.FIGURE_KINDS", ("svg",))
     asked: Record = {
         "data": (few_digits, uneven),
         "arms": ("digits", "digits-without"),

@@ -26,10 +26,7 @@ def open_data(config: Config, source: str | None = None, own: object | None = No
     """Open a run's source, or another one in its place, with the run's settings.
 
     A folder without a test split has one set aside; which images depends on the folder alone, so
-    that runs of several seeds have the same test images.
-
-    Args:
-        own: images of the user's program, see :func:`~deepbregman.own_data`.
+    that runs of several seeds have the same test images. ``own`` are images of the user's program.
     """
     if own is not None:
         return own_data(own, image_size=config.data.image_size)
@@ -42,11 +39,7 @@ def open_data(config: Config, source: str | None = None, own: object | None = No
 
 
 def batch_images(images: Images, config: Config, device: torch.device, sharing: int = 1) -> Batches:
-    """Bring images to a device, resident or streamed, with the run's settings.
-
-    Args:
-        sharing: how many devices of this process share its CPUs.
-    """
+    """Bring images to a device; ``sharing`` devices of this process share its CPUs."""
     workers = config.data.workers
     return open_batches(
         images,
@@ -78,11 +71,7 @@ def select_images(source: Source, kept: Tensor, labelled: bool = False) -> Image
 
 
 def select_labels(source: Source, kept: Tensor, config: Config) -> Tensor | None:
-    """Return the labels (N,) of the images to pretrain on, if the method learns from labels.
-
-    Raises:
-        UserError: When it does and there are none.
-    """
+    """Return the labels (N,) of the images to pretrain on, if the method learns from labels."""
     if not config.objective.needs_labels:
         return None
     if source.train.labels is None:

@@ -16,11 +16,7 @@ _ENTRIES = 2**24  # scores at a time: 128 MiB in float64
 
 
 def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """Return the mean (C, d) of each class's rows, in float64; every class must have some.
-
-    Args:
-        labels: (n,), from 0 to C - 1.
-    """
+    """Return the mean (C, d) of each class's rows, in float64; every class must have some."""
     labels = labels.to(values.device)
     sizes = torch.bincount(labels, minlength=num_classes)[:, None]
     return sum_classes(values.double(), labels, num_classes) / sizes

@@ -70,11 +70,7 @@ class OpenedRun(NamedTuple):
         return [self.class_name(label) for label in gallery.labels.tolist()]
 
     def choose_measures(self, by: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
-        """Check the measures that are asked for; by default all that the run has.
-
-        Args:
-            known: all there are; ``divergence`` among them needs the run's divergence network.
-        """
+        """Check the measures that are asked for, of those ``known``; by default all the run has."""
         for name in by:
             if name not in known:
                 words = f"{', '.join(known)}{suggest(name, known)}"

@@ -35,9 +35,7 @@ Distance = Callable[[Features], Tensor]
 def auroc(inside: Tensor, outside: Tensor) -> float:
     """Return the area under the ROC curve, in per cent; a tie counts half.
 
-    Args:
-        inside: distances (N,) of images of the training kind.
-        outside: distances (M,) of others.
+    ``inside`` are distances (N,) of images of the training kind, ``outside`` (M,) of others.
     """
     from sklearn.metrics import roc_auc_score
 

@@ -76,11 +76,7 @@ def balanced_accuracy(predicted: Tensor, labels: Tensor) -> float:
 def measure_accuracies(
     labels: Tensor, *, predicted: Tensor, logits: Tensor | None = None, balanced: bool = False
 ) -> dict[str, float]:
-    """Measure ``top1``; ``top5`` from logits of 6 classes or more; ``balanced`` where asked for.
-
-    Args:
-        logits: (n, C), or None where only the winner is known.
-    """
+    """Measure ``top1``; ``top5`` from logits of 6 classes or more; ``balanced`` where asked for."""
     values = {"top1": 100.0 * (predicted == labels.to(predicted.device)).double().mean().item()}
     if logits is not None and logits.shape[1] > 5:
         values["top5"] = top_k_accuracy(logits, labels, 5)
@@ -106,11 +102,7 @@ class Measurement:
 
 
 def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
-    """Make a row for each variant and metric.
-
-    Args:
-        seeds: for each seed the same variants, in the same order.
-    """
+    """Make a row for each variant and metric; each seed has the same variants in one order."""
     rows = []
     for repeated in zip(*seeds, strict=True):
         first = repeated[0]
@@ -214,11 +206,7 @@ def record_predictions(
     classes: Sequence[str] | None,
     epoch: float,
 ) -> None:
-    """Write predictions for one dataset, in place of older ones of the variant or another epoch.
-
-    Args:
-        predicted: as :func:`take_predictions` returns them.
-    """
+    """Write what :func:`take_predictions` found, in place of what is older or of another epoch."""
     with run.edit_record(PREDICTIONS) as record:
         for (data, variant), texts in predicted.items():
             part = record.get(data)
@@ -241,11 +229,7 @@ class KeptPredictions:
         return read_json(self.path, _SHAPE) if self.path.is_file() else {}
 
     def find(self, data: str, variant: str) -> Predictions | None:
-        """Return what a variant predicted, None where that is not kept.
-
-        Args:
-            variant: protocol and variant, such as ``linear, cached features``.
-        """
+        """Return what a variant (``linear, cached features``) predicted; None if it is not kept."""
         part = self.record.get(data) or {}
         texts = (part.get("predicted") or {}).get(variant)
         if texts is None:

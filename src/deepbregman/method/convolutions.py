@@ -47,10 +47,8 @@ class _Call(NamedTuple):
 def use_fast_gradients(images: Tensor) -> AbstractContextManager[object]:
     """Give convolutions over small maps the faster gradients, where they are faster.
 
-    Outputs stay the same to the bit; gradients differ in rounding.
-
-    Args:
-        images: what a network is about to be applied to.
+    Outputs stay the same to the bit; gradients differ in rounding. ``images`` are what a network is
+    about to be applied to.
     """
     needed = ON_ARM and torch.is_grad_enabled() and images.device.type == "cpu"
     return _FastGradients() if needed and not torch.compiler.is_compiling() else nullcontext()

@@ -68,9 +68,6 @@ class Encoder(nn.Module):
 
         Returns:
             (N, d), and (N, C, G, G) of each stage, the finest first; C is in ``stage_widths``.
-
-        Raises:
-            ValueError: If the trunk has no stages.
         """
         images, trunk = self.normalise(images), self.trunk
         if not isinstance(trunk, ResNet | SmallTrunk):
@@ -204,8 +201,7 @@ TRUNKS: dict[str, Callable[[str], tuple[nn.Module, int]]] = {
 def measure_width(trunk: nn.Module, image_size: int) -> int:
     """Find the width d of a trunk by showing it two black images, in evaluation mode.
 
-    Raises:
-        ValueError: If it fails on such images, or makes anything but (2, d) of them.
+    If it fails on them, or makes anything but (2, d) of them, that is a ValueError.
     """
     shape = (2, 3, image_size, image_size)
     there = next((parameter.device for parameter in trunk.parameters()), None)

@@ -87,9 +87,6 @@ class Views(nn.Module):
         rotation: Greatest rotation to either side, in degrees.
         solarise: Probability of inverting what is brighter than half: of all views, or of each.
         without: Names out of ``OPERATORS`` to leave out. Without "crop" the whole image is resized.
-
-    Raises:
-        ValueError: If an argument is out of its range or ``without`` has an unknown name.
     """
 
     def __init__(
@@ -163,14 +160,9 @@ class Views(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def parametrise(self, uniforms: Tensor, sizes: Tensor) -> ViewParameters:
-        """Turn uniforms into parameters; nothing else is random.
+        """Turn uniforms (M, N, R) of ``draw`` into parameters; nothing else is random.
 
-        Args:
-            uniforms: (M, N, R) in [0, 1), as from ``draw``.
-            sizes: (N, 2) height and width of each image.
-
-        Returns:
-            The parameters of every view of every image.
+        ``sizes`` (N, 2) are the height and width of each image.
         """
         parts = torch.split(uniforms, list(_COLUMNS.values()), dim=-1)
         columns = dict(zip(_COLUMNS, parts, strict=True))  # (M, N, width) each
@@ -211,13 +203,9 @@ class Views(nn.Module):
 
     @torch.no_grad()
     def render(self, images: Tensor, parameters: ViewParameters) -> Tensor:
-        """Apply the parameters, in float32 also under autocast.
+        """Apply the parameters to images (N, C, H, W), uint8; see ``forward``.
 
-        Args:
-            images: (N, C, H, W) uint8, contents at the top left of the padding.
-
-        Returns:
-            (M, N, C, size, size) float32 in [0, 1].
+        It computes in float32 also under autocast.
         """
         with torch.autocast(images.device.type, enabled=False):
             top, left, height, width, flipped, *_ = parameters
@@ -252,9 +240,6 @@ class Views(nn.Module):
 
         Returns:
             (M, N, C, size, size) float32 in [0, 1].
-
-        Raises:
-            ValueError: If the images are not such a batch or the uniforms do not fit it.
         """
         _require_images(images)
         if uniforms is None:
@@ -281,9 +266,6 @@ def centre_view(images: Tensor, sizes: Tensor | None, size: int) -> Tensor:
 
     Returns:
         (N, C, size, size) float32 in [0, 1].
-
-    Raises:
-        ValueError: If an argument is out of its range.
     """
     _require_images(images)
     _require(size >= 1, "size", size, "at least 1 pixel")

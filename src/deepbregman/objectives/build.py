@@ -96,10 +96,8 @@ def build_untrained_encoder(
 ) -> Encoder:
     """Build an encoder of a trained one's structure with first weights of its own.
 
-    A module of the user's own is copied, and each of its parts draws its weights anew.
-
-    Raises:
-        UserError: When a part of the user's module has weights and no way to draw them.
+    A module of the user's own is copied, and each of its parts draws its weights anew; a part that
+    cannot is refused.
     """
     own = trained.trunk if config.encoder.name == "custom" else None
     with torch.random.fork_rng(devices=[]):

@@ -253,10 +253,9 @@ def _pair_with_targets(
 
 
 def count_usage(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the subnetworks that win somewhere, and the entropy of who wins, by scores (N, K).
+    """Count the subnetworks that win for some row of scores (N, K); measure the winners' entropy.
 
-    Returns:
-        The number of active subnetworks, and the entropy of the winners as a share of log K.
+    The entropy is a share of log K.
     """
     num_subnetworks = scores.shape[1]
     wins = nn.functional.one_hot(scores.argmax(dim=1), num_subnetworks).sum(dim=0)  # (K,)

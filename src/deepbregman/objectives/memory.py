@@ -8,11 +8,7 @@ from torch.nn import functional as F
 
 
 class MemoryBank(nn.Module):
-    """A unit vector for each image: a running mean of its embeddings, random at first.
-
-    Args:
-        momentum: share of the old vector that an update keeps.
-    """
+    """A unit vector for each image: a running mean of its embeddings, random at first."""
 
     rows: Tensor
 

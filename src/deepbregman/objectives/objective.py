@@ -148,8 +148,7 @@ class Objective(nn.Module):
     def after_step(self, progress: float) -> None:
         """Update what no gradient moves: a momentum teacher, a queue; equally on every process.
 
-        Args:
-            progress: share of the training steps that are done, up to 1.
+        ``progress`` is the share of the training steps that are done, up to 1.
         """
 
     def parameter_groups(self) -> list[Group]:
@@ -191,14 +190,7 @@ class Objective(nn.Module):
         return gather(z.view(*views.shape[:2], -1)).detach()
 
     def embed(self, views: Tensor) -> tuple[Tensor, Tensor]:
-        """Pass views through encoder and projection, all at once.
-
-        Args:
-            views: (M, n, 3, S, S)
-
-        Returns:
-            h (M, n, h) and z (M, n, d).
-        """
+        """Pass views (M, n, 3, S, S) through the networks; return h (M, n, h) and z (M, n, d)."""
         with self.autocast():
             h = self.encoder(views.flatten(0, 1))
             z = self.projection(h)
@@ -207,11 +199,7 @@ class Objective(nn.Module):
     def embed_with_small(
         self, views: ViewGroups[Tensor], gather: Gather
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Embed the main views, and the small ones behind them; join the embeddings.
-
-        Returns:
-            h (M, n, h) and z (M, N, d) of the main views, and z (V, N, d) of all views.
-        """
+        """Return h (M, n, h) and z (M, N, d) of the main views, and z (V, N, d) of all views."""
         h, z = self.embed(views.main)
         z = gather(z)
         if views.small is None:

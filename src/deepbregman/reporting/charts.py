@@ -186,8 +186,7 @@ def stack(
 ) -> Record:
     """Put charts together into one specification, in rows of ``columns``.
 
-    Args:
-        aligned: for charts of one size, let those of a column begin at the same place.
+    ``aligned`` charts of one size begin at the same place in their column.
     """
     parts = []
     for figure in figures:
@@ -206,6 +205,11 @@ def stack(
         **{"spacing": 24, "background": "white", "config": CONFIG},
         "params": [{"name": "highlight", "value": ""}],
     }
+
+
+def name_figures(folder: Path, name: str) -> list[Path]:
+    """Name the files of a figure, one of each kind."""
+    return [folder / f"{name}.{kind}" for kind in FIGURE_KINDS]
 
 
 def save_chart(paths: Sequence[Path], spec: Record) -> None:

@@ -30,6 +30,7 @@ from .charts import (
     dash,
     draw_evaluations,
     fit_to_page,
+    name_figures,
     save_chart,
     slug,
 )
@@ -172,8 +173,7 @@ def write_page(
     (folder / "figures").mkdir()
     for done, figure in enumerate(figures):
         progress("figures", done, len(figures))
-        name = folder / "figures" / slug(figure.key)
-        save_chart([name.with_suffix(f".{kind}") for kind in FIGURE_KINDS], figure.spec)
+        save_chart(name_figures(folder / "figures", slug(figure.key)), figure.spec)
     for study in studies:
         for picture in study.pictures:
             name = folder / "figures" / f"{study.key}-{slug(picture.title)}.png"

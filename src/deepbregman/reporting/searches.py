@@ -84,11 +84,7 @@ def count_trials(record: Record) -> str:
 def draw_search(
     record: Record, key: str, published: Mapping[str, float] | None = None
 ) -> list[Figure]:
-    """Draw the trials of a search over each field.
-
-    Args:
-        published: field -> the best value that somebody else found.
-    """
+    """Draw the trials of a search over each field, with the best values that others published."""
     slices = [_draw_slice(record, key, part, published or {}) for part in read_space(record)]
     return [figure for figure in slices if figure is not None]
 

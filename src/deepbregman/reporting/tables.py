@@ -268,11 +268,7 @@ def summarise_measure(group: RunGroup, measure: Measure) -> Cell:
 
 
 def mark_best(cells: Sequence[Cell], num_seeds: Sequence[int]) -> list[Cell]:
-    """Mark the best cell, if it leads every other by more than the two deviations together.
-
-    Args:
-        cells: of one quantity of which more is better, an arm each.
-    """
+    """Mark the largest mean, if it leads every other by more than the two deviations together."""
     known = [(index, cell.summary) for index, cell in enumerate(cells) if cell.summary is not None]
     if len(known) < 2:
         return list(cells)

@@ -403,11 +403,7 @@ def load_arm(name: str) -> Config:
 def build_config(
     recipe: str | None, given: Changes, before: Config | None, kept: Changes
 ) -> Config:
-    """Return a recipe with the user's changes; by default the configuration that was begun with.
-
-    Args:
-        kept: the changes that it was begun with.
-    """
+    """Return a recipe with the user's changes; by default what was begun with, ``kept`` changes."""
     if before is None or recipe is not None:
         assert recipe is not None
         before = override(load_arm(recipe), kept)

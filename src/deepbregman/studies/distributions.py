@@ -17,7 +17,7 @@ from torch import Tensor
 
 from deepbregman.evaluation.clustering import bregman_clusters
 from deepbregman.method.bregman import of_distribution
-from deepbregman.reporting.charts import FIGURE_KINDS
+from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.figures import save_ring_figure
 from deepbregman.runs import Record, collect_provenance
 from deepbregman.training.devices import device_name
@@ -138,11 +138,7 @@ SHOWN_ARMS = (EUCLIDEAN, "moment, contrastive")
 
 
 def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) -> Clustered:
-    """Train an arm and cluster the held-out distributions with what it learned.
-
-    Args:
-        test: to cluster; its labels are used only to measure.
-    """
+    """Train an arm and cluster the test distributions with what it learned; labels only measure."""
     how = ARMS[name]
     num_clusters = len(settings.radii)
     means = of_distribution(test.points)  # (N, 2)
@@ -227,7 +223,7 @@ def run_distributions(
     assert first is not None
     result = write_rows(out, "distributions", {"rings": asdict(settings)}, record, values, NOTES)
     save_ring_figure(
-        [out / f"rings.{kind}" for kind in FIGURE_KINDS],
+        name_figures(out, "rings"),
         points=first.points.numpy(),
         labels=first.labels.numpy(),
         clusters=shown,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from deepbregman.errors import UserError
 from deepbregman.method import bregman
-from deepbregman.reporting.charts import FIGURE_KINDS
+from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.figures import PlaneMap, save_plane_figure
 from deepbregman.runs import collect_provenance
 from deepbregman.training.devices import device_name
@@ -204,7 +204,7 @@ def _draw(
     title = f"winning subnetwork, max form\n({won} of {network.num_outputs} win somewhere)"
     panels.insert(1, PlaneMap(title, winner, is_partition=True))
     save_plane_figure(
-        [out / f"divergence-2d.{kind}" for kind in FIGURE_KINDS],
+        name_figures(out, "divergence-2d"),
         panels,
         x=axes[0].numpy(),
         y=axes[1].numpy(),

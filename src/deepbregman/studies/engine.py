@@ -153,9 +153,6 @@ def run_trial(
 ) -> Record:
     """Train and evaluate a trial; continue it if it has begun.
 
-    Args:
-        watch: called with the kNN accuracy; an exception that it raises ends the trial.
-
     Returns:
         Its outcome: ``state``, and ``metrics`` or, where training diverged, ``why``.
     """

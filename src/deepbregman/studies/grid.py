@@ -26,7 +26,7 @@ from deepbregman.config import Config, override
 from deepbregman.errors import UserError
 from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.files import is_number
-from deepbregman.reporting.charts import FIGURE_KINDS
+from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.studies import MEASURED, save_study_figure
 from deepbregman.runs import Record, Run, collect_provenance, write_json
 from deepbregman.statistics import summarise
@@ -161,7 +161,7 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
     console = console or Console(quiet=True)
     become_worker()
     grid = open_grid(study, options)
-    figures = [grid.folder / f"{study.name}.{kind}" for kind in FIGURE_KINDS]
+    figures = name_figures(grid.folder, study.name)
     if not options.train:
         results = grid.save()
         save_study_figure(figures, results)

@@ -82,11 +82,7 @@ class SearchPlan:
 
 
 def plan_search(recipe: str | None, options: SearchOptions, stored: Record | None) -> SearchPlan:
-    """Check the options, alone or against those that the search was begun with.
-
-    Args:
-        stored: the definition in the storage, None for a new search.
-    """
+    """Check the options, alone or against the definition that the storage has of a search."""
     if stored is None and (recipe is None or not options.space):
         raise UserError(
             "a new search needs a recipe and a space: deepbregman tune paper --space "

@@ -30,7 +30,7 @@ from deepbregman.evaluation.inputs import Evaluation, open_labelled
 from deepbregman.evaluation.options import Few, Ood, Options, Semi, Start
 from deepbregman.evaluation.protocols import run_protocols
 from deepbregman.evaluation.results import KeptPredictions, Predictions
-from deepbregman.reporting.charts import FIGURE_KINDS
+from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.evidence import save_difference_figure, save_tables
 from deepbregman.runs import Record, Run, collect_provenance, is_run, now, read_json, write_json
 from deepbregman.statistics import summarise, summarise_pairs
@@ -190,7 +190,7 @@ def run_tables(options: TableOptions, console: Console) -> StudyResult:
     become_worker()
     plan = plan_tables(options)
     queue = TableQueue(plan)
-    figures = [options.out / f"differences.{kind}" for kind in FIGURE_KINDS]
+    figures = name_figures(options.out, "differences")
     if not options.train:
         results = queue.save()
         save_difference_figure(figures, results)

@@ -21,7 +21,7 @@ from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.knn import knn_accuracy
 from deepbregman.exporting.loading import Export, read_export
 from deepbregman.method.networks import Model
-from deepbregman.reporting.charts import FIGURE_KINDS
+from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
 from deepbregman.runs import Run, collect_provenance, replace_file, write_csv
 from deepbregman.statistics import format_summary, summarise
@@ -101,9 +101,7 @@ def run_tsne(
         words.append(", ".join(spreads))
         pictures.append(FeatureMap(name, maps[name][0], tuple(words)))
     _save(out, maps, labels.numpy())
-    save_map_figure(
-        [out / f"tsne.{kind}" for kind in FIGURE_KINDS], pictures, labels.numpy(), classes
-    )
+    save_map_figure(name_figures(out, "tsne"), pictures, labels.numpy(), classes)
     settings = {
         "runs": names,
         "data": Path(data or opened[0].config.data.source).name,

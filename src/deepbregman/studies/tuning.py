@@ -25,7 +25,7 @@ from rich.markup import escape
 from deepbregman.config import Config, override, to_toml
 from deepbregman.errors import UserError, mask_address
 from deepbregman.files import refuse_link
-from deepbregman.reporting.charts import FIGURE_KINDS
+from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.published import is_dataset
 from deepbregman.reporting.searches import save_search_figure
 from deepbregman.runs import Record, now, read_command_line, replace_file, write_csv, write_json
@@ -85,7 +85,7 @@ def run_search(
         queue = SearchQueue(study, plan, folder, options.trials or plan.definition["trials"])
         worker.say(f"search in {folder}: {queue.describe()}; evaluated on held-out training images")
         record = work(queue, worker, _format_command(options, folder, entry))
-    figures = [folder / f"search.{kind}" for kind in FIGURE_KINDS]
+    figures = name_figures(folder, "search")
     published = (
         entry.published if entry and is_dataset(record["data"], entry.published_data) else {}
     )

@@ -63,11 +63,7 @@ class DamagedCheckpoint(UserError):
 
 
 def save(path: Path, state: State, keep: Path | None = None) -> None:
-    """Write a checkpoint so that ``path`` always holds a complete one.
-
-    Args:
-        keep: where the file that was at ``path`` is moved to.
-    """
+    """Write a checkpoint so that ``path`` always holds a whole one; ``keep`` names the old one."""
     buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
     torch.save({"format": FORMAT, **state}, buffer)
     title = f"deepbregman checkpoint {FORMAT} sha256 ".encode()
@@ -304,8 +300,7 @@ class FoundCheckpoint(NamedTuple):
 def find_checkpoint(run: Run) -> FoundCheckpoint | None:
     """Read the last checkpoint, or the previous one where the last is damaged or gone.
 
-    Returns:
-        None if the run has not saved yet.
+    None if the run has not saved yet.
     """
     last, previous = run.last_checkpoint, run.previous_checkpoint
     reason = "it is missing"

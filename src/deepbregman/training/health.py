@@ -46,8 +46,7 @@ HIGH_RATE = 0.5
 class Health:
     """Measures the encoder on a fixed sample of the training images.
 
-    Args:
-        views: the main group of the run; repeated until there are enough for LiDAR.
+    The main views of the run are repeated until there are enough for LiDAR.
     """
 
     def __init__(

@@ -166,11 +166,7 @@ class Pretraining:
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
-        """Train to the end, or until training is saturated if the run is to stop then.
-
-        Args:
-            monitor: judges the networks every ``training.knn_every`` epochs and at the end.
-        """
+        """Train to the end, or until training is saturated if the run is to stop then."""
         settings = self.config.training
         wanted = settings.tensorboard or "tensorboard" in settings.logger
         writes = wanted and self.fabric.is_global_zero

@@ -239,9 +239,7 @@ def orthogonalise(
     """Bring the singular values of matrices near 1 by Newton-Schulz iterations.
 
     ``X <- a X + b (X X^T) X + c (X X^T)^2 X``; in bfloat16 on a GPU, where rounding does no harm.
-
-    Args:
-        matrices: (B, m, n)
+    ``matrices`` are (B, m, n).
     """
     a, b, c = coefficients
     x = matrices.bfloat16() if matrices.is_cuda else matrices

@@ -206,10 +206,7 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> bool:
     """Compile a step in place, if configured or by default on a GPU; its first call will do it.
 
     On one GPU its kernels are replayed as CUDA graphs, because the host launches the kernels of a
-    small network more slowly than the GPU runs them.
-
-    Returns:
-        Whether the step is compiled.
+    small network more slowly than the GPU runs them. Returns whether the step is compiled.
     """
     wanted, on_gpu = config.training.compile, fabric.device.type == "cuda"
     is_wanted = wanted == "yes" or (wanted == "auto" and on_gpu)

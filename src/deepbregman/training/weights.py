@@ -46,11 +46,7 @@ class StartingWeights:
     """Mean and deviation (3,) of the pixels that the trunk was trained with, where known."""
 
     def put_into(self, encoder: Encoder) -> None:
-        """Put the weights into an encoder of the same structure.
-
-        Raises:
-            UserError: When a name or a shape does not fit.
-        """
+        """Put the weights into an encoder of the same structure; refuse one of another."""
         trunk = encoder.trunk
         expected = trunk.state_dict()
         heads = {n for n in self.trunk if n not in expected and n.startswith(HEADS)}

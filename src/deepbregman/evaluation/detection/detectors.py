@@ -216,10 +216,7 @@ def map_trunk_names(detector: Detector) -> dict[str, str]:
 
 
 def load_trunk(detector: Detector, state: dict[str, Tensor], origin: str) -> int:
-    """Copy an encoder's trunk into a detector, tensor by tensor, and check that it arrived.
-
-    Args:
-        state: of the trunk, every tensor of it.
+    """Copy every tensor of a trunk's state into a detector, and check that it arrived.
 
     Returns:
         The number of tensors copied: all of them, or it is an error that names the others.

@@ -224,11 +224,7 @@ def _write_weights(path: Path, detector: Detector) -> None:
 
 
 def draw_class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float]]) -> Table:
-    """Draw AP50 by class, a column for each architecture and arm: the mean over seeds.
-
-    Args:
-        per_class: (architecture, arm, seed) -> class -> AP50 in per cent.
-    """
+    """Draw AP50 by class, a column for each architecture and arm: the mean over seeds."""
     columns: dict[str, list[Mapping[str, float]]] = {}
     for (architecture, arm, _), values in per_class.items():
         columns.setdefault(f"{architecture.upper()}, {arm}", []).append(values)
