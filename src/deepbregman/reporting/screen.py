@@ -214,12 +214,13 @@ class FittingTable:
     shown: Collection[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = drawn = draw_table(self.table, self.shown)  # which may have no columns
         for number in range(len(self.table.columns), 0, -1):
             drawn = draw_table(_cut(self.table, number), self.shown)
             if _fit_columns(drawn, console, options):
                 break
         yield drawn
-        left_out = len(draw_table(self.table, self.shown).columns) - len(drawn.columns)
+        left_out = len(whole.columns) - len(drawn.columns)
         if left_out:
             columns = f"{left_out} column{'s' * (left_out > 1)}"
             yield f"{columns} more in tables.md, or on a wider terminal"
