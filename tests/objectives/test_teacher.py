@@ -323,12 +323,49 @@ def test_centring_evens_out_what_the_teacher_prefers(centring: str) -> None:
     assert torch.special.entr(even).sum() > torch.special.entr(plain).sum() + 0.1
 
 
-@pytest.mark.slow
-def test_the_step_compiles_as_one_graph() -> None:
-    step = build_step(configure())
-    expected = [take_step(build_step(configure()), seed).total.item() for seed in (0,)]
-    step.compile(backend="eager", fullgraph=True)
-    assert take_step(step, 0).total.item() == pytest.approx(expected[0], rel=1e-6)
+class PlainViews(nn.Module):
+    def __init__(self, num_views: int) -> None:
+        super().__init__()
+        self.num_views = num_views
+
+    def draw(self, num_images: int, *, device: str, generator: torch.Generator) -> Tensor:
+        return torch.rand(self.num_views, num_images, 1, device=device, generator=generator)
+
+    def forward(self, images: Tensor, sizes: None, uniforms: Tensor) -> Tensor:
+        return images / 255.0 * uniforms[..., None, None]
+
+
+def test_the_step_is_compiled_once() -> None:
+    """While the bank fills and is full, and while momentum and weights move."""
+    config = configure(
+        **{"teacher.schedule": "cosine", "divergence.warmup_epochs": 2.0},
+        **{"divergence.num_subnetworks": 48, "weak_views.num_views": 1, "divergence.info_nce": 0.0},
+    )
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    plain, compiled = build_step(config), build_step(config)
+    for step in (plain, compiled):  # those of the library take long to trace
+        step.views = ViewGroups(PlainViews(2), PlainViews(1))
+    compiled.compile(backend="eager", fullgraph=True)
+    filled, momenta = [], []
+    for number in range(6):
+        totals = []
+        for step in (plain, compiled):
+            step.follow_schedule(number, steps_per_epoch=2)
+            step.zero_grad()
+            totals.append(take_step(step, number).total)
+            totals[-1].backward()
+            with torch.no_grad():
+                for weight in step.objective.parameters():
+                    weight -= 0.01 * weight.grad
+            step.after_step(number / 6)
+        torch.testing.assert_close(totals[1], totals[0])
+        filled.append(bool(compiled.divergence.network.is_full))
+        momenta.append(momentum_at(0.9, "cosine", number / 6))
+    assert filled == [False, False, True, True, True, True]
+    assert len(set(momenta)) == 6
+    assert counters["stats"]["unique_graphs"] == 1
 
 
 def test_without_the_divergence_nobody_asks_the_teacher() -> None:
