@@ -62,6 +62,15 @@ def test_contrastive_losses_equal_their_loops(
     assert found == pytest.approx(logistic_by_loops(views, tau))
 
 
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+def test_nt_xent_is_lightlys(tau: float) -> None:
+    losses = pytest.importorskip("lightly.loss")
+    first, second = normal(6, 4), normal(6, 4, seed=1)
+    expected = losses.NTXentLoss(temperature=tau)(first, second)
+    found = nt_xent(first, second, temperature=tau)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
+
+
 def test_nt_xent_by_hand() -> None:
     """Two images on the axes, views identical: the positive at 1, two negatives at 0."""
     z = torch.eye(2, dtype=torch.float64)

@@ -36,6 +36,8 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "nnclr": {"predictor_hidden": 8, "queue": 40},
     "ressl": {"queue": 40},
     "sce": {"queue": 40},
+    "simclr": {},
+    "simclr-v2": {},
     "simsiam": {"predictor_hidden": 8},
     "swav": {"prototypes": 7, "queue": 40, "queue_from": 0.2, "freeze_prototypes": 0.2},
     "pirl": {"negatives": 20, "grid": 2},
@@ -55,10 +57,11 @@ GROUPS: Mapping[str, Mapping[str, Any]] = {
     "deep-divergence": {"views.num_views": 2},
     "dim": {"views.num_views": 2},
     "instdisc": {"views.num_views": 1},
+    "simclr-v2": {"encoder.projection_layers": 3},
     "supervised": {"views.num_views": 2},
     "swav": {"small_views.num_views": 2, "small_views.relative_size": 0.5},
 }
-"""Recipe -> its groups of views."""
+"""Recipe -> its groups of views, and its projection."""
 
 
 def shrink(name: str) -> dict[str, Any]:

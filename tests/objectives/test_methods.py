@@ -16,7 +16,7 @@ from deepbregman.config import METHODS, Config, from_toml, load_recipe, override
 from deepbregman.data.images import ArrayImages
 from deepbregman.errors import UserError
 from deepbregman.evaluation.knn import build_knn_monitor
-from deepbregman.objectives import Samples, Step, StepOutputs, ViewGroups, build_step
+from deepbregman.objectives import Samples, Step, StepOutputs, ViewGroups, build_step, gather_alone
 from deepbregman.training import checkpoints, diagnostics
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
@@ -137,6 +137,25 @@ def test_a_collapse_is_warned_of(name: str) -> None:
             torch.nn.init.zeros_(parameter)
     (words,) = diagnostics.find_collapse(diagnostics.diagnose(step, take_step(step)))
     assert "collapsed" in words
+
+
+@pytest.mark.parametrize("name", ["byol", "simsiam", "nnclr"])
+def test_gradients_of_the_predictors(name: str) -> None:
+    """What is predicted has no gradient: the loss is a smooth function of the predictor."""
+    objective = build_step(configure(name)).objective.double()
+    views = ViewGroups(methods.draw_views(2, 4))
+    state = {key: value.clone() for key, value in objective.state_dict().items()}
+    (key,) = (k for k in state if k.startswith("predictor") and state[k].shape == (6, 8))
+    term = "contrastive" if name == "nnclr" else "prediction"
+
+    def compute(weight: torch.Tensor) -> torch.Tensor:
+        objective.load_state_dict(state)  # the queue as it was
+        changed = {key: weight}
+        outputs = torch.func.functional_call(objective, changed, (views, gather_alone, Samples()))
+        return outputs.terms[term]
+
+    inputs = (state[key].clone().requires_grad_(),)
+    assert torch.autograd.gradcheck(compute, inputs, fast_mode=True)
 
 
 @pytest.mark.slow  # bfloat16 on a CPU

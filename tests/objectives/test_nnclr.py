@@ -1,4 +1,4 @@
-"""NNCLR against its formula: neighbours from a queue of past embeddings."""
+"""NNCLR against its formula and lightly: neighbours from a queue of past embeddings."""
 
 import math
 
@@ -56,3 +56,25 @@ def test_predictions_get_gradient_and_neighbours_none() -> None:
     assert not neighbours.requires_grad
     objective(ViewGroups(views), gather_alone, Samples()).terms["contrastive"].backward()
     assert all(p.grad is not None and p.grad.any() for p in objective.predictor.parameters())
+
+
+def test_neighbours_and_loss_are_lightlys() -> None:
+    """Its loss with a memory bank, one image at a time: the other predictions are the bank."""
+    losses = pytest.importorskip("lightly.loss")
+    modules = pytest.importorskip("lightly.models.modules")
+    objective, views = build(), draw_views(2, 5, 8)
+    z = objective.embed(views)[1]
+    p = F.normalize(objective.predictor(z.flatten(0, 1)).view_as(z), dim=2).detach()
+    search = modules.NNMemoryBankModule(size=(40, 6))
+    search.bank = objective.queue.weight.clone()
+    neighbours = [search(view.detach()) for view in z]
+    theirs = losses.NTXentLoss(temperature=0.2, memory_bank_size=(4, 6))
+    expected = []
+    for a, b in ((0, 1), (1, 0)):
+        for i in range(5):
+            theirs.memory_bank.bank = p[b, [k for k in range(5) if k != i]]
+            theirs.memory_bank.bank_ptr = torch.zeros(1, dtype=torch.long)
+            expected.append(theirs(neighbours[a][i : i + 1], p[b, i : i + 1]))
+    assert torch.equal(objective.find_neighbours(z), torch.stack(neighbours))
+    found = objective(ViewGroups(views), gather_alone, Samples()).terms["contrastive"]
+    torch.testing.assert_close(found, torch.stack(expected).mean(), rtol=1e-6, atol=0.0)

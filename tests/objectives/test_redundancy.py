@@ -110,6 +110,55 @@ def test_wmse_as_lightly_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(outputs.terms["distance"], expected, rtol=1e-6, atol=0.0)
 
 
+def whiten_by_loops(rows: list[list[float]]) -> list[list[float]]:
+    """W (v - mean) with W = L^-1 and the covariance L L^T, to unit length (Eq. 2 and 3)."""
+    n, d = len(rows), len(rows[0])
+    centre = [mean([row[k] for row in rows]) for k in range(d)]
+    rows = [[row[k] - centre[k] for k in range(d)] for row in rows]
+    factor = [[0.0] * d for _ in range(d)]
+    for i in range(d):
+        for j in range(i + 1):
+            c = sum(row[i] * row[j] for row in rows) / (n - 1)
+            rest = c - sum(factor[i][k] * factor[j][k] for k in range(j))
+            factor[i][j] = math.sqrt(rest) if i == j else rest / factor[j][j]
+    found = []
+    for row in rows:
+        white: list[float] = []
+        for i in range(d):  # L white = row
+            white.append((row[i] - sum(factor[i][k] * white[k] for k in range(i))) / factor[i][i])
+        found.append([value / math.hypot(*white) for value in white])
+    return found
+
+
+def test_wmse_is_its_formula() -> None:
+    """The mean squared distance of two views, each whitened in the same random sub-batches."""
+    random = torch.rand(2, 16, generator=torch.Generator().manual_seed(0))
+    small = {"objective.whitening_batch": 8, "encoder.embedding": 4, "training.batch_size": 16}
+    _, outputs = outputs_of(random, **{"objective.name": "wmse", "objective.rounds": 2, **small})
+    distances = []
+    for draws in random.tolist():
+        order = sorted(range(16), key=draws.__getitem__)
+        for part in (order[:8], order[8:]):
+            first, second = (
+                whiten_by_loops([view[i].tolist() for i in part]) for view in outputs.student
+            )
+            distances += [math.dist(a, b) ** 2 for a, b in zip(first, second, strict=True)]
+    assert outputs.terms["distance"].item() == pytest.approx(mean(distances), rel=1e-9)
+
+
+def test_vicregs_invariance_is_its_formula() -> None:
+    """The squared distance of two views, over images and, as the authors' code, components."""
+    step, outputs = outputs_of(**{"objective.name": "vicreg"})
+    squares = [
+        (a - b) ** 2
+        for first, second in zip(*outputs.student.tolist(), strict=True)
+        for a, b in zip(first, second, strict=True)
+    ]
+    assert len(squares) == 16 * 5
+    assert outputs.terms["invariance"].item() == pytest.approx(mean(squares), rel=1e-9)
+    assert step.weights == {"invariance": 25.0, "variance": 25.0, "covariance": 1.0}
+
+
 def test_too_few_images_to_whiten_are_refused_by_name() -> None:
     recipe = override(load_recipe("digits"), {"encoder.embedding": 16, "training.batch_size": 64})
     with pytest.raises(UserError, match=r"objective.whitening_batch is 16 with encoder.embedding"):

@@ -110,3 +110,44 @@ def test_the_kernel_is_steepest_between_embeddings_at_right_angles() -> None:
 
     scale = SSLHSICSettings().kernel_scale
     assert slope(scale) == pytest.approx(max(slope(i / 100) for i in range(1, 1000)))
+
+
+def test_the_objective_is_the_papers() -> None:
+    """``-HSIC(Z, Y) + gamma sqrt(HSIC(Z, Z))`` by loops over features, samples and pairs."""
+    torch.manual_seed(0)
+    step = build_step(configure("ssl-hsic", **{"objective.gamma": 2.5})).double()
+    random = step.objective.draw(4, device=torch.device("cpu"), generator=torch.Generator())
+    outputs = step.objective(
+        ViewGroups(draw_views(2, 4)), gather_alone, Samples(random=random.double())
+    )
+    student, teacher = (
+        [[[x / math.hypot(*z) for x in z] for z in view] for view in part.tolist()]
+        for part in (outputs.student, outputs.teacher)
+    )
+
+    def describe(z: list[float], draws: list[list[float]]) -> list[float]:
+        angles = []
+        for *direction, length, phase in draws:
+            frequency = [length * w / step.objective.kernel_scale for w in direction]
+            angles.append(sum(map(float.__mul__, frequency, z)) + 2.0 * math.pi * phase)
+        return [math.sqrt(2.0 / len(draws)) * math.cos(angle) for angle in angles]
+
+    expected = 0.0
+    for a, b in ((0, 1), (1, 0)):
+        rows = [*student[a], *teacher[b]]  # image i is in rows i and i + 4
+        kernels = []
+        for draws in random.double().tolist():
+            features = [describe(z, draws) for z in rows]
+            kernels.append([[sum(map(float.__mul__, f, g)) for g in features] for f in features])
+        k, other = kernels
+        own = sum(k[i][i + 4] + k[i + 4][i] for i in range(4)) / 8
+        of_image = own - sum(map(sum, k)) / 64
+        # trace(K H L H): centred rows and columns of one kernel, times the other.
+        means = [sum(row) / 8 for row in other]
+        centred = [
+            [other[i][j] - means[i] - means[j] + sum(means) / 8 for j in range(8)] for i in range(8)
+        ]
+        of_itself = sum(k[i][j] * centred[i][j] for i in range(8) for j in range(8)) / 64
+        expected += (-of_image + 2.5 * math.sqrt(of_itself)) / 2
+    total = sum(step.weights[name] * value for name, value in outputs.terms.items())
+    assert total.item() == pytest.approx(expected, rel=1e-6)
