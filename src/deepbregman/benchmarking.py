@@ -72,12 +72,7 @@ def measure(
     console: Console,
     lead_in: Mapping[str, int] | None = None,
 ) -> Record:
-    """Build arms one after the other, then let them take turns.
-
-    Args:
-        arms: name -> a function that makes the step.
-        lead_in: name -> untimed steps before every turn.
-    """
+    """Build arms one after the other, then let them take turns; see :class:`TimedArm`."""
     views_per_step = config.training.batch_size * config.views.num_views
     ready = []
     for name, build in arms.items():

@@ -135,10 +135,9 @@ def is_temporary(path: Path) -> bool:
 
 
 def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
-    """Remove temporary files of killed processes; no process may be writing in the folder.
+    """Remove temporary files, ``of`` some files or all, of killed processes.
 
-    Args:
-        of: the files whose temporaries to remove; all when None.
+    No process may be writing in the folder.
     """
     for path in folder.iterdir():
         match = _TEMPORARY.fullmatch(path.name)

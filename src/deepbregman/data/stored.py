@@ -89,10 +89,6 @@ def number_labels(
     """Turn the labels of some splits into numbers from 0, and name the classes.
 
     Whole numbers stay as they are; texts are numbered in their order.
-
-    Args:
-        splits: labels of each, or None.
-        names: of the classes, where the dataset has them.
     """
     known: set[str | int] = {label for labels in splits if labels is not None for label in labels}
     if not known:

@@ -62,7 +62,6 @@ def compute_features(
 
     Args:
         batches: the images; the features have their order and their device, the first of several.
-        progress: called with the number of images done and their total number.
         change: applied to each batch of views, such as a corruption.
     """
 

@@ -108,9 +108,7 @@ def map_batches(
 ) -> list[Outputs]:
     """Make something of every batch of the images with frozen networks; return it in order.
 
-    Args:
-        work: must not change the networks, of which every device has a copy.
-        progress: called with the number of images done and their total number, in this thread.
+    The work must not change the networks, of which every device has a copy.
     """
     if isinstance(batches, SharedBatches):
         return _map_shares(model, batches, work, progress)
@@ -216,9 +214,6 @@ class InOrder(Generic[T]):
 
     Devices that share the images so see the numbers that a single one would. What is drawn before
     it is asked for waits: a batch or two, since devices of one kind keep pace.
-
-    Args:
-        draw: makes the numbers of the batch whose number it is given.
     """
 
     def __init__(self, draw: Callable[[int], T]) -> None:

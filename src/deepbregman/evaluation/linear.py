@@ -413,10 +413,7 @@ def measure_on_crops(
 
     Every pair of learning rate and weight decay is tried at once, in one pass over the views. Each
     is trained twice, without the held-out tenth and with it: the first of the two chooses the pair,
-    the second is tested.
-
-    Args:
-        seed: of the held-out part, the order, the crops and the initial weights.
+    the second is tested. The seed is of the held-out part, the order, the crops and the weights.
     """
     train, device = labelled.train, labelled.device
     views, encoder = build_crop_and_flip(labelled.config), labelled.model.encoder

@@ -34,11 +34,7 @@ class Teacher(nn.Module):
         return z
 
     def update(self, network: nn.Module, momentum: float | None = None) -> None:
-        """Move towards a network of the same structure, after its step.
-
-        Args:
-            momentum: of this update; None takes the teacher's own.
-        """
+        """Move towards a network of the same structure, by a momentum or the teacher's own."""
         follow(self.network, network, self.momentum if momentum is None else momentum)
 
 

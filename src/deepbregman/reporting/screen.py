@@ -258,11 +258,7 @@ def _cut(table: tables.Table, number: int) -> tables.Table:
 
 
 def draw_table(table: tables.Table, shown: Collection[str] = ()) -> Table:
-    """Draw a table of the page on the terminal.
-
-    Args:
-        shown: columns to draw besides the published ones; all when empty.
-    """
+    """Draw a table of the page: the columns ``shown`` and the published ones, by default all."""
     columns = [
         name for name in table.columns if not shown or name in shown or name.startswith("published")
     ]

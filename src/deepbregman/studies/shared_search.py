@@ -37,11 +37,7 @@ never begun because there were enough."""
 def open_storage(
     url: str, *, heartbeat: int = HEARTBEAT_SECONDS, grace: int = GRACE_SECONDS
 ) -> RDBStorage:
-    """Open the storage of a search.
-
-    Args:
-        grace: seconds without a heartbeat after which a worker counts as dead.
-    """
+    """Open the storage of a search; after ``grace`` seconds without heartbeat a worker is dead."""
     is_sqlite = url.startswith("sqlite")
     kind = url.partition("://")[0]  # the rest may hold a password
     engine: dict[str, Any] = {"pool_pre_ping": True}

@@ -62,9 +62,7 @@ def run_search(
 ) -> StudyResult:
     """Search until the trials are done, together with other processes on the same storage.
 
-    Args:
-        recipe: None for a search that has begun.
-        entry: the study of the catalogue that this search is.
+    A search that has begun knows its recipe. It may be an entry of the catalogue.
     """
     console = console or Console(quiet=True)
     become_worker()

@@ -102,8 +102,7 @@ def make_plan(
     """Choose what the user has not given.
 
     Args:
-        config: to start from; the fields that are given are in it.
-        given: fields that stay as they are.
+        config: to start from; the fields that are given are in it, and stay.
         size: the image size, which had to be chosen before the images were opened.
     """
     plan = _Choices(config, given)

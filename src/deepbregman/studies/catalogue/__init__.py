@@ -18,11 +18,7 @@ def load_catalogue() -> dict[str, Study | Search]:
 
 
 def find_study(name: str, also: Iterable[str] = ()) -> Study | Search:
-    """Return a study by its name.
-
-    Args:
-        also: names of studies that are not in the catalogue, for the message.
-    """
+    """Return a study by its name; the error also lists names outside of the catalogue."""
     known = load_catalogue()
     if name not in known:
         names = [*known, *also]
