@@ -12,6 +12,7 @@ import pandas
 import torch
 
 from deepbregman.method.bregman import paired_divergence
+from deepbregman.reporting.charts import PALETTE
 from deepbregman.reporting.figures import save_speed_figure
 from deepbregman.reporting.studies import save_study_figure
 
@@ -61,3 +62,52 @@ def draw_forms() -> None:
 
 
 draw_forms()
+
+
+RULES = {
+    ("few", "linear"): "linear classifier",
+    ("few", "nearest mean, cosine"): "nearest mean, cosine",
+    ("few", "nearest mean, cosine of centred features"): "nearest mean, cosine, centred",
+    ("few", "nearest class, divergence over a bank"): "nearest class, divergence over a bank",
+    ("label", "without the bank"): "label, without the bank",
+    ("label", "with the bank"): "label",
+}
+
+
+def draw_few_labels() -> None:
+    """Draw accuracy over the number of labels of each class; a band is the deviation over draws."""
+    record = json.loads((RESULTS / "measures" / "cifar10.json").read_text())
+    rows = [
+        {
+            **{"labels": row["labels_per_class"], "value": row["mean"]},
+            "rule": RULES[row["protocol"], row["variant"]],
+            "low": row["mean"] - row["deviation"],
+            "high": row["mean"] + row["deviation"],
+        }
+        for row in record["rows"]
+        if (row["protocol"], row["variant"]) in RULES
+    ]
+    base = altair.Chart(pandas.DataFrame(rows)).encode(
+        x=altair.X(
+            "labels:Q",
+            title="labels of each class",
+            scale=altair.Scale(type="log", domain=[1, 20]),
+            axis=altair.Axis(values=[1, 2, 3, 5, 10, 20]),
+        ),
+        color=altair.Color(
+            "rule:N",
+            title=None,
+            scale=altair.Scale(domain=list(RULES.values()), range=PALETTE[: len(RULES)]),
+            legend=altair.Legend(labelLimit=260, symbolOpacity=1.0, symbolSize=80),
+        ),
+    )
+    scale = altair.Scale(zero=False)
+    lines = base.mark_line(point=True).encode(
+        y=altair.Y("value:Q", title="mean accuracy over the classes, %", scale=scale)
+    )
+    bands = base.mark_area(opacity=0.1).encode(y=altair.Y("low:Q", scale=scale), y2="high:Q")
+    chart = (bands + lines).properties(width=460, height=300)
+    chart.save(IMAGES / "few-labels.png", scale_factor=2)
+
+
+draw_few_labels()

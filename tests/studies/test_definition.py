@@ -21,7 +21,7 @@ from deepbregman.studies.definition import (
     read_value,
 )
 from deepbregman.studies.grid import plan_cells
-from deepbregman.studies.grid_plan import select_usable_arms
+from deepbregman.studies.grid_plan import plan_study, select_usable_arms
 
 ENTRIES = load_catalogue()
 GRIDS = {name: entry for name, entry in ENTRIES.items() if isinstance(entry, Study)}
@@ -65,6 +65,30 @@ def test_every_arm_is_a_configuration(name: str, recipe: str) -> None:
     cells = plan_cells(arms, base, (3,), Path("runs"))
     assert [cell.arm for cell in cells] == list(arms)
     assert all(cell.trial.config.seed == 3 for cell in cells)
+
+
+def test_the_teacher_s_parts_have_sets_and_both_ways_of_centring() -> None:
+    base = load_recipe("best")
+    configs = {arm.name: override(base, arm.changes) for arm in GRIDS["teacher"].arms}
+    pair = configs["teacher-view-two-as-a-set"]
+    assert pair.weak_views is not None
+    assert (pair.weak_views.num_views, pair.divergence.sets) == (2, "rest")
+    for way in ("mean", "sinkhorn"):
+        part = configs[f"subnetworks-prototypes-{way}"].divergence
+        assert (part.source, part.centring) == ("prototypes", way)
+    weights = [configs[f"term-{name}"].divergence.weight for name in ("both", "infonce-instead")]
+    assert weights == [1.0, 0.0]
+
+
+def test_the_number_of_subnetworks_is_varied_in_the_bank_too(tmp_path: Path) -> None:
+    values = ("256", "1024", "4096", "16384")
+    options = StudyOptions(recipe="best", values=values, data="digits", out=tmp_path / "out")
+    plan = plan_study(GRIDS["kappa"], options)
+    assert [arm.name for arm in plan.chosen] == ["none", *values]
+    banks = [override(plan.base, arm.changes).divergence for arm in plan.chosen[1:]]
+    assert [(bank.source, str(bank.num_subnetworks)) for bank in banks] == [
+        ("bank", value) for value in values
+    ]
 
 
 def test_what_the_paper_printed() -> None:
