@@ -187,6 +187,9 @@ def test_wandb_writes_an_offline_run(
     assert write_two(run, tiny_config, "wandb", 1, 2) == []
     identity = json.loads((run.path / "loggers.json").read_text())["wandb"]
     (written,) = (run.path / "wandb").glob(f"offline-run-*/run-{identity}.wandb")
+    deadline = time.monotonic() + 60  # the process of W&B may write a moment after it has said so
+    while b"verdict" not in written.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.05)
     content = written.read_bytes()
     assert b"verdict" in content
     assert b"training.batch_size" in content
