@@ -24,15 +24,18 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
     "amdim": {},
     "barlow-twins": {},
     "byol": {"predictor_hidden": 8},
-    "dino": {"prototypes": 7, "target_warmup": 0.5, "freeze_prototypes": 0.2},
+    "dino": {
+        **{"prototypes": 7, "freeze_prototypes": 0.2},
+        **{"first_target_temperature": 0.04, "target_temperature": 0.07, "target_warmup": 0.5},
+    },
     "moco-v2": {"queue": 40, "symmetric": False},
     "moco-v2plus": {"queue": 40, "final_momentum": 0.999},
     "moco-v3": {"queue": 0, "predictor_hidden": 8},
-    "cmc": {"negatives": 20},
+    "cmc": {"negatives": 20, "loss": "nce"},
     "cpc": {"negatives": 20, "patch": 0.5, "steps": 1, "directions": 2, "layers": 1},
     "deep-divergence": {"num_subnetworks": 6, "hidden": 3},
     "dim": {},
-    "instdisc": {"negatives": 20, "proximal": 0.1},
+    "instdisc": {"negatives": 20, "proximal": 0.1, "loss": "nce"},
     "nnclr": {"predictor_hidden": 8, "queue": 40},
     "ressl": {"queue": 40},
     "sce": {"queue": 40},
@@ -75,6 +78,14 @@ def configure(name: str, **changes: Any) -> Config:
     """A method in small, on digits, without the divergence."""
     base = override(load_recipe("digits"), {**TINY, "divergence.weight": 0.0})
     return override(base, {**shrink(name), **changes})
+
+
+def carry(name: str, **changes: Any) -> Config:
+    """A method in small with the divergence, by the teacher, bank and views of its recipe."""
+    small = {**TINY, **shrink(name), "data.image_size": 8, "encoder.name": "small"}
+    small |= {"divergence.weight": 0.5, "optimiser.warmup_epochs": 0.0}
+    small.pop("views.num_views", None)
+    return override(load_recipe(name), {**small, **changes})
 
 
 def draw_views(num_views: int, num_images: int, size: int = 8) -> Tensor:
@@ -120,4 +131,9 @@ LEARNING: Mapping[str, Mapping[str, Any]] = {
 }
 """Recipe -> what it needs in order to learn digits in half a minute."""
 CASES = {f"method {name}": shrink(name) for name in METHODS}
+CASES["method cpc, a teacher beside it"] = {
+    **shrink("cpc"),
+    **{"views.num_views": 1, "weak_views.num_views": 1, "teacher.momentum": 0.9},
+    **{"divergence.weight": 0.5, "divergence.source": "bank", "divergence.compare": "match"},
+}
 """For several processes; see training/joint_batch.py."""

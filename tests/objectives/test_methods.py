@@ -104,7 +104,7 @@ def test_the_configuration_survives_toml(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
-    config = configure(name, **{"divergence.weight": 0.5})
+    config = methods.carry(name)
     first = begin(config, tmp_path / "first")
     feed = first.feed(0, 0)
     first.step_module.train()
@@ -175,7 +175,7 @@ def test_its_loss_is_finite_in_bfloat16(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_its_step_is_one_graph(name: str) -> None:
     torch._dynamo.reset()
-    config = configure(name, **{"divergence.weight": 0.5})
+    config = methods.carry(name)
     plain, compiled = build(config), build(config)
     compiled.compile(backend="eager", fullgraph=True)
     for _ in range(2):
@@ -284,7 +284,7 @@ def test_a_group_of_views_that_it_does_not_take_is_refused(name: str, group: str
 def test_a_step_never_waits_for_the_device(
     name: str, tmp_path: Path, no_host_sync: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    config = configure(name, **{"divergence.weight": 0.5, "training.compile": "no"})
+    config = methods.carry(name, **{"training.compile": "no"})
     labels = LABELS if config.objective.needs_labels else None
     job = Pretraining(config, images(), launch("cuda"), tmp_path / "run", labels=labels)
     feed = job.feed(0, 0)
