@@ -8,8 +8,8 @@ import json
 import re
 from pathlib import Path
 
-from deepbregman.reporting.studies import tabulate_study
-from deepbregman.reporting.tables import to_markdown
+from deepbregman.reporting.studies import MEASURED_NOTE, tabulate_study
+from deepbregman.reporting.tables import Table, to_markdown
 
 PAGES = Path(__file__).parent
 RESULTS = PAGES.parent / "results"
@@ -18,12 +18,22 @@ PLACE = re.compile(
 )
 
 
+def _leave_out_speed(table: Table) -> Table:
+    """Leave out the speed of runs that shared a GPU: it says nothing about their methods."""
+    kept = [i for i, name in enumerate(table.columns) if not name.startswith("images/s")]
+    rows = (row._replace(cells=tuple(row.cells[i] for i in kept)) for row in table.rows)
+    columns = tuple(table.columns[i] for i in kept)
+    caption = table.caption.replace(f"{MEASURED_NOTE}. ", "")
+    return table._replace(columns=columns, rows=tuple(rows), caption=caption)
+
+
 def fill(page: str) -> str:
     """Return the text of a page with the tables of today's records."""
 
     def write(place: re.Match[str]) -> str:
         results = json.loads((RESULTS / place["record"] / "results.json").read_text())
-        _, _, table = to_markdown(tabulate_study(results, "")[0]).partition("\n\n")
+        shown = _leave_out_speed(tabulate_study(results, "")[0])
+        _, _, table = to_markdown(shown).partition("\n\n")
         return f"{place[1]}\n{table}\n\n{place[3]}"
 
     return PLACE.sub(write, page)
