@@ -12,7 +12,15 @@ from PIL import Image
 from rich.console import Console
 
 from deepbregman import benchmarking
-from deepbregman.benchmarking import BARE, Effort, TimedArm, configure, prepare_arm, time_arms
+from deepbregman.benchmarking import (
+    BARE,
+    DIVERGENCE,
+    Effort,
+    TimedArm,
+    configure,
+    prepare_arm,
+    time_arms,
+)
 from deepbregman.commands.bench import bench
 from deepbregman.config import load_recipe, override
 from deepbregman.errors import UserError
@@ -184,3 +192,10 @@ def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path: Path) -> Non
     methods.passes_step(passes, config, fabric)()
     assert not torch.equal(before[0], weights[0])
     assert torch.equal(before[1], weights[1])  # the teacher's
+
+
+def test_the_divergence_of_the_arms_is_the_papers() -> None:
+    found, paper = configure("small", 8, DIVERGENCE), load_recipe("paper")
+    assert (found.teacher, found.weak_views) == (None, None)
+    for name in ("source", "compare", "kernel", "pairs", "smoothing", "hidden", "sets"):
+        assert getattr(found.divergence, name) == getattr(paper.divergence, name), name

@@ -135,7 +135,7 @@ def is_temporary(path: Path) -> bool:
 
 
 def clear_temporaries(folder: Path, of: frozenset[str] | None = None) -> None:
-    """Remove temporary files, ``of`` some files or all, of killed processes.
+    """Remove what killed processes were writing: parts ``of`` these files, or of all.
 
     No process may be writing in the folder.
     """

@@ -53,7 +53,7 @@ def test_a_folder_without_a_recipe(command: Command, photos: Path, tmp_path: Pat
     for field in ("data.image_size", "training.epochs", "optimiser.warmup_epochs", "data.workers"):
         assert field in out
     assert "what fits in 9 s; up to 800 help" in out
-    again = f"`deepbregman pretrain {photos} --encoder.weights {run} --budget 2h --run NEW`"
+    again = f"`deepbregman pretrain {photos} --encoder.weights {run} --budget TIME --run NEW`"
     assert f"up to 800 epochs help: {again}" in out
     # The written configuration is a plain recipe.
     assert load_recipe(str(run / "config.toml")) == config
@@ -120,7 +120,7 @@ def test_a_damaged_photo_is_left_out_and_the_run_can_be_repeated(
     assert "left out 1 unreadable image (broken.jpg)" in out
     assert "on 40 images" in out
     # Complete: the same command, and --resume, say how to train longer.
-    again = f"--encoder.weights {run} --budget 2h --run NEW`"
+    again = f"--encoder.weights {run} --budget TIME --run NEW`"
     code, out, _ = command("pretrain", folder, "--run", run, *words)
     assert code == 0
     assert f"`deepbregman pretrain {folder} {again}" in out

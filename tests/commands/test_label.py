@@ -150,7 +150,7 @@ def test_a_class_with_one_label_is_left_out(command: Command, run: Run, tmp_path
     few.write_text(few.read_text() + "red-9.png,violet\n")
     code, said, _ = command("label", run.path, "--labels", few, "--out", out, "--suggest", 3)
     assert code == 0
-    assert "one image only is labelled violet" in said
+    assert "only one image each is labelled violet" in said
     assert "from 8 labelled images" in said
     with out.open(newline="") as file:
         rows = {row["image"]: row for row in csv.DictReader(file)}

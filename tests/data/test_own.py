@@ -135,6 +135,20 @@ def test_labels_of_parts_of_a_dataset_are_read_without_decoding() -> None:
     assert Counted.reads > 0
 
 
+def test_labels_that_a_subclass_of_subset_changes_are_read_from_its_items() -> None:
+    class Listed(Pictures):
+        targets = (5, 4, 3, 2, 1, 0)
+
+    class Ones(Subset[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            return super().__getitem__(index)[0], 1
+
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [self[index] for index in indices]
+
+    assert _read_labels(DatasetStore(Ones(Listed(), [0, 3]))) == [1, 1]
+
+
 def test_the_fingerprint_tells_other_images() -> None:
     class Dimmed(Pictures):
         def __getitem__(self, index: int) -> Any:

@@ -99,8 +99,11 @@ def test_a_step_never_waits_for_the_device(
 
 
 def test_every_epoch_has_the_peak_of_the_memory(uninterrupted: Run) -> None:
-    for row in uninterrupted.metrics():
-        assert 0.0 < row["peak_gigabytes"] < torch.cuda.mem_get_info()[1] / 1e9
+    """A replayed CUDA graph allocates nothing, so later epochs keep the peak of the first."""
+    peaks = [row["peak_gigabytes"] for row in uninterrupted.metrics()]
+    assert peaks[0] > 0.0
+    assert peaks == sorted(peaks)
+    assert peaks[-1] < torch.cuda.mem_get_info()[1] / 1e9
 
 
 def test_to_measure_the_memory_waits_for_nothing(no_host_sync: NoHostSync) -> None:

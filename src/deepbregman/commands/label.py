@@ -243,8 +243,8 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
     pairs = zip(found.classes, found.class_sizes, strict=True)
     if single := [name for name, size in pairs if size == 1]:
         yield (
-            f"one image only is labelled {' and one '.join(single)}, and no other image gets such "
-            "a label; label a second one of each: `deepbregman search` finds images like the first"
+            f"only one image each is labelled {', '.join(single)}, and no other image gets such a "
+            "label; label a second one of each: `deepbregman search` finds images like the first"
         )
     predicted = {
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given

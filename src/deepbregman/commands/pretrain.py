@@ -394,7 +394,8 @@ def _train(
         plan, source = _choose_settings(config, request, fabric, console, parts)
         config = plan.config
         show_plan(plan, console)
-        if config.training.epochs < LONG_ENOUGH * plan.enough:
+        is_short = config.training.epochs < LONG_ENOUGH * plan.enough
+        if is_short and config.data.source != "custom":  # which no command can name
             short = f"up to {plan.enough} epochs help: {suggest_longer(folder, config)}"
     if not resuming and are_fetched(config):
         words = "without a network, this gives up after up to a minute"

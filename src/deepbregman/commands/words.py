@@ -41,7 +41,7 @@ def suggest_longer(run: Path | str, auto: Config | None, asked: str = "") -> str
     """
     first, length = f"{run}/config.toml", "--training.epochs N"
     if auto is not None:
-        first, length = auto.data.source, "--budget 2h"
+        first, length = auto.data.source, "--budget TIME"
     weights = f"--encoder.weights {shlex.quote(str(run))}"
     return f"`deepbregman pretrain {shlex.quote(first)} {weights} {asked or length} --run NEW`"
 

@@ -185,7 +185,7 @@ class DivergenceSettings(Section):
     """Contrast an image's own divergence with those to other images (the paper), or match: lower
     the divergence of each view to the teacher's target of the same image."""
     num_subnetworks: Count = 100
-    """K, the paper's kappa; the size of the bank, which wants thousands (best has 4096)."""
+    """K, the paper's kappa; the size of the bank (4096 in best)."""
     hidden: Count = 32
     """Width of a subnetwork's hidden layer."""
     norm: Literal["output", "standard", "hidden", "none"] = "output"

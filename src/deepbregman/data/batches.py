@@ -8,6 +8,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -194,23 +195,23 @@ def keep_batch(batch: Any) -> Any:
     return batch
 
 
-def obey_parent_only(worker: int) -> None:
+def obey_only(owner: int, worker: int) -> None:
     """Let a worker process go on when a signal asks all processes of a job to end.
 
     A terminal sends Ctrl-C to all of them, SLURM every signal. The training process still needs
     its workers then: it ends its step and saves. After that it ends them itself, by SIGTERM if
-    need be. So SIGTERM counts if the parent sent it; only Linux tells who did.
+    need be. So SIGTERM counts if the process ``owner`` sent it; only Linux tells who did.
     """
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in all later threads, too
-        threading.Thread(target=_wait_for_parent, daemon=True, name="signal-watch").start()
+        threading.Thread(target=_wait_for, args=(owner,), daemon=True, name="signal-watch").start()
 
 
-def _wait_for_parent() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+def _wait_for(owner: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != owner:
         pass
     os._exit(0)
 
@@ -252,7 +253,7 @@ class StreamingBatches:
                 pin_memory=device.type == "cuda",
                 prefetch_factor=2 if num_workers else None,
                 persistent_workers=num_workers > 0,
-                worker_init_fn=obey_parent_only,
+                worker_init_fn=partial(obey_only, os.getpid()),
                 generator=torch.Generator(),  # else each pass would draw from the global one
             )
             # An outside reference keeps the loader out of reference cycles (a traceback makes

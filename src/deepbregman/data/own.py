@@ -197,10 +197,10 @@ def _list_labels(dataset: Any) -> list[Any] | None:
         found = getattr(dataset, attribute, None)
         if found is not None and not callable(found) and len(found) == len(dataset):
             return list(found)
-    if isinstance(dataset, Subset):
+    if type(dataset) is Subset:  # a class of the user's may change the labels
         whole = _list_labels(dataset.dataset)
         return None if whole is None else [whole[index] for index in dataset.indices]
-    if isinstance(dataset, ConcatDataset):
+    if type(dataset) is ConcatDataset:
         parts = [_list_labels(part) for part in dataset.datasets]
         return None if None in parts else [label for part in parts if part for label in part]
     return None

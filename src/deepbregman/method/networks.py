@@ -37,7 +37,7 @@ class Encoder(nn.Module):
     Args:
         trunk: maps (N, 3, H, W) to (N, d).
         num_features: d.
-        mean: of each channel, for pixels in [0, 1]; so is the deviation.
+        mean: of each channel, for pixels in [0, 1]; the deviation likewise.
     """
 
     mean: Tensor
@@ -293,7 +293,7 @@ def build_encoder(
             convolutions for thumbnails, or ``timm:NAME``, an architecture of timm.
         stem: of a ResNet: ``thumbnail``, ``standard``, or ``auto``: thumbnail for images of up to
             64 px.
-        mean: of each channel, for pixels in [0, 1]; so is the deviation.
+        mean: of each channel, for pixels in [0, 1]; the deviation likewise.
     """
     if stem not in STEMS:
         raise ValueError(f"stem {stem!r} is not one of {', '.join(STEMS)}")

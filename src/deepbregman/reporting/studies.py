@@ -60,8 +60,8 @@ MEASURED = {
 }
 """Costs that a run measures in every epoch, their titles and forms."""
 MEASURED_NOTE = (
-    "Images a second and the peak of the GPU's memory are medians over the last half of the "
-    "epochs; images a second are fewer where several runs shared the GPU"
+    "Images a second are the median over the last half of the epochs, and fewer where several runs "
+    "shared the GPU; the peak of its memory is that of the steps"
 )
 INTERVAL = (
     "95 % interval of the mean, over seeds and test images where predictions are kept (of one seed "

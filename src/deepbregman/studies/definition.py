@@ -403,7 +403,7 @@ def load_arm(name: str) -> Config:
 def build_config(
     recipe: str | None, given: Changes, before: Config | None, kept: Changes
 ) -> Config:
-    """Return a recipe with the user's changes; by default what was begun with, ``kept`` changes."""
+    """Return the configuration of a study: a new recipe with the ``kept`` changes, or as before."""
     if before is None or recipe is not None:
         assert recipe is not None
         before = override(load_arm(recipe), kept)

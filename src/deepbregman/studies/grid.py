@@ -148,7 +148,8 @@ def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
         for name in MEASURED:
             values = measured.setdefault((cell.arm.name, name), [])
             values += [row[name] for row in rows[len(rows) // 2 :] if is_number(row.get(name))]
-            cost[name] = median(values) if values else None
+            summary = max if name == "peak_gigabytes" else median
+            cost[name] = summary(values) if values else None
         trained = run.result().get("pretrain")  # none where it diverged
         if trained:
             seconds.setdefault(cell.arm.name, []).append(trained["seconds"])

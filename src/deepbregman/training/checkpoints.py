@@ -63,7 +63,7 @@ class DamagedCheckpoint(UserError):
 
 
 def save(path: Path, state: State, keep: Path | None = None) -> None:
-    """Write a checkpoint so that ``path`` always holds a whole one; ``keep`` names the old one."""
+    """Write a checkpoint; ``path`` always holds a whole one, and the old one goes to ``keep``."""
     buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
     torch.save({"format": FORMAT, **state}, buffer)
     title = f"deepbregman checkpoint {FORMAT} sha256 ".encode()
