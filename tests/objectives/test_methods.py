@@ -104,7 +104,11 @@ def test_the_configuration_survives_toml(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
-    config = methods.carry(name)
+    check_resume(methods.carry(name), tmp_path)
+
+
+def check_resume(config: Config, tmp_path: Path) -> None:
+    """Two steps, a checkpoint, three more: the same as three from the checkpoint."""
     first = begin(config, tmp_path / "first")
     feed = first.feed(0, 0)
     first.step_module.train()

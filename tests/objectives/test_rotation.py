@@ -1,6 +1,5 @@
 """How far small views are turned, as a loss term beside a method."""
 
-import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from deepbregman.objectives.step import gather_alone
 from deepbregman.training import checkpoints
 
 from .methods import configure, draw_views
-from .test_methods import begin, build, take_step
+from .test_methods import build, check_resume, take_step
 
 TURNS: dict[str, Any] = {
     "rotation.weight": 0.4,
@@ -72,21 +71,7 @@ def test_other_networks_begin_as_without_it() -> None:
 def test_it_goes_on_to_the_bit(tmp_path: Path) -> None:
     config = configure("moco-v2", **TURNS)
     assert from_toml(to_toml(config), "here") == config
-    first = begin(config, tmp_path / "first")
-    feed = first.feed(0, 0)
-    first.step_module.train()
-    first.advance(feed)
-    saved = copy.deepcopy(first.take_snapshot())
-    for _ in range(2):
-        first.advance(feed)
-    second = begin(config, tmp_path / "second")
-    second.restore(checkpoints.FoundCheckpoint(saved, "here", [], {}))
-    second.step_module.train()
-    feed = second.feed(*divmod(second.step, second.steps_per_epoch))
-    for _ in range(2):
-        second.advance(feed)
-    found, expected = (dict(job.step_module.state_dict()) for job in (second, first))
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    check_resume(config, tmp_path)
 
 
 def test_a_checkpoint_from_before_it_can_be_read() -> None:
