@@ -36,8 +36,8 @@ from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.few import BY_DIVERGENCE, RULES, Task, draw_labels
 from deepbregman.evaluation.knn import cosine_neighbours
-from deepbregman.evaluation.labelling import predict_labels
 from deepbregman.evaluation.ood import auroc, draw_noise, mahalanobis_to
+from deepbregman.evaluation.predicting import predict_labels
 from deepbregman.evaluation.results import balanced_accuracy
 from deepbregman.evaluation.retrieval import ranking_quality
 from deepbregman.files import write_json

@@ -124,7 +124,7 @@ def test_pictures_show_more_than_the_encoder_sees(run: Run, tmp_path: Path) -> N
     images = open_run(run, str(large), "cpu", None)
     drawn = draw_images(images, 4, 0, with_pixels=True)
     assert [pixels.shape for pixels in drawn.values() if pixels is not None] == [(120, 160, 3)] * 4
-    seen = open_gallery(images, "all").pixels([0, 1])
+    seen = open_gallery(images, "all").pictures([0, 1], 0)
     assert max(seen[0].shape) < 20
 
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from deepbregman.data import Source
     from deepbregman.evaluation.gallery import Pixels
-    from deepbregman.evaluation.labelling import ExpectedAccuracy, Labelling
+    from deepbregman.evaluation.labelling import Labelling
+    from deepbregman.evaluation.predicting import ExpectedAccuracy
 
     Labels: TypeAlias = Mapping[str, str] | Path | str
 else:

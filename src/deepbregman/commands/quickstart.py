@@ -69,16 +69,14 @@ def show(run: Run, console: Console) -> None:
 
 def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
     """Measure one kind of features: linear accuracy, accuracy with few labels, kNN."""
-    from deepbregman.data import labelled_subset, stratified_split
+    from deepbregman.data import labelled_subset
     from deepbregman.evaluation.knn import knn_accuracy
-    from deepbregman.evaluation.linear import CHOICE_SHARE, choose_l2, fit_linear
+    from deepbregman.evaluation.linear import fit_best, fit_linear
     from deepbregman.evaluation.results import top_k_accuracy
 
     num_classes = 1 + int(train[1].max())
-    _, held_out = stratified_split(train[1], len(train[1]), CHOICE_SHARE, seed)
     subsets = [labelled_subset(train[1], LABELS_PER_CLASS, draw) for draw in range(DRAWS)]
-    l2, _ = choose_l2(*train, held_out, num_classes=num_classes)
-    classifier = fit_linear(*train, num_classes=num_classes, l2=l2)
+    classifier, _ = fit_best(*train, num_classes, seed)
     few_labels = (
         fit_linear(
             *(part[rows] for part in train),

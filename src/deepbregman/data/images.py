@@ -369,6 +369,11 @@ class Source:
         counts = torch.unique(self.train.labels, return_counts=True)[1]
         return bool(counts.max() > 10 * counts.min())
 
+    def class_name(self, label: int) -> str:
+        """Name a class, by its number where it has no other name."""
+        known = self.classes is not None and label < len(self.classes)
+        return self.classes[label] if self.classes and known else str(label)
+
     @property
     def known_test(self) -> Split:
         """The test split, where the caller knows that there is one."""

@@ -47,7 +47,11 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
                 for image in images
             ]
         elif path.is_file():
-            given = _read_table(path)
+            given = [
+                GivenLabel(row["image"], row["label"])
+                for row in read_table(path)
+                if row["image"] and row["label"] and is_yes(row.get("given", "yes"))
+            ]
         else:
             raise UserError(
                 f"{where}: no such file or folder; give a CSV file with the columns image and "
@@ -75,38 +79,31 @@ def check_counts(labels: list[str], where: str) -> None:
         )
 
 
-def _read_table(path: Path) -> list[GivenLabel]:
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Read a CSV file with a row for each image; ``image`` and ``label`` are among its keys."""
     where = f"labels {str(path)!r}"
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        # A name of a file need not be text.
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             first = file.readline()
             file.seek(0)
             delimiter = max(",;\t", key=first.count)  # the first of equals
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = [name.strip().lower() for name in next(reader, [])]
-            places = [_find_column(header, names) for names in (IMAGE_COLUMNS, LABEL_COLUMNS)]
-            if None in places:
-                raise UserError(
-                    f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
-                    "image and label among them"
-                )
-            image, label = (place for place in places if place is not None)
-            chosen = header.index("given") if "given" in header else None
-            given = []
-            for row in reader:
-                cells = [cell.strip() for cell in row] + [""] * (len(header) - len(row))
-                counts = chosen is None or is_yes(cells[chosen])
-                if cells[image] and cells[label] and counts:
-                    given.append(GivenLabel(cells[image], cells[label]))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{where}: it cannot be read as CSV in UTF-8 ({error})") from None
-    return given
+            rows = [[cell.strip() for cell in row] for row in reader]
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{where}: it cannot be read as CSV ({error})") from None
+    for key, names in (("image", IMAGE_COLUMNS), ("label", LABEL_COLUMNS)):
+        found = next((name for name in names if name in header), None)
+        if found is None:
+            raise UserError(
+                f"{where}: the first line is {first.strip()[:80]!r}; it must name the columns, "
+                "image and label among them"
+            )
+        header[header.index(found)] = key
+    return [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
 
 
 def is_yes(word: str) -> bool:
     """Whether a cell of the column ``given`` says that the user gave the label."""
     return word.strip().lower() in ("yes", "true", "1")
-
-
-def _find_column(header: list[str], names: tuple[str, ...]) -> int | None:
-    return next((header.index(name) for name in names if name in header), None)

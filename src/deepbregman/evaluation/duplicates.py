@@ -171,7 +171,7 @@ def choose_thresholds(opened: OpenedRun, gallery: Gallery, features: Tensor) -> 
     A copy has lost its edges and was compressed anew, as photographs are when they are passed on.
     """
     chosen = np.unique(np.linspace(0, len(features) - 1, SAMPLE).round().astype(int)).tolist()
-    originals = list(gallery.pixels(chosen).values())
+    originals = list(gallery.pictures(chosen, 0).values())
     copies = [_change_slightly(image) for image in originals]
     height = max(copy.shape[0] for copy in copies)
     width = max(copy.shape[1] for copy in copies)
@@ -196,7 +196,7 @@ def compare_pixels(gallery: Gallery, pairs: Tensor) -> Tensor:
     involved = torch.unique(pairs)
     if len(involved) == 0:
         return torch.zeros(0)
-    parts = [gallery.pixels(some.tolist()) for some in involved.split(_DECODED)]
+    parts = [gallery.pictures(some.tolist(), 0) for some in involved.split(_DECODED)]
     thumbnails = torch.cat([shrink(list(part.values())) for part in parts])
     first, second = thumbnails[torch.searchsorted(involved, pairs)].unbind(dim=1)
     mirrored = second.reshape(-1, 3, THUMBNAIL, THUMBNAIL).flip(3).flatten(1)

@@ -1,6 +1,5 @@
 """What the explorer shows: a map of images, their neighbours, clusters, labels and subnetworks."""
 
-import csv
 import importlib.util
 import math
 import warnings
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import Split
-from deepbregman.data.labels import is_yes
+from deepbregman.data.labels import is_yes, read_table
 from deepbregman.errors import Notice, UserError
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
@@ -282,38 +281,28 @@ def find_winners(scores: Tensor) -> Winners:
 
 def read_given(path: Path, names: Sequence[str]) -> Given:
     """Read labels and, where they are, probabilities; None for images that are not in the table."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, csv.Error) as error:
-        raise UserError(f"labels {str(path)!r}: it cannot be read as CSV ({error})") from None
-    if not rows or not {"image", "label"} <= set(rows[0]):
-        raise UserError(
-            f"labels {str(path)!r}: it must have the columns image and label, as the file has that "
-            "`deepbregman label` writes"
-        )
-    found = {str(row["image"]): row for row in rows}
+    found = {row["image"]: row for row in read_table(path)}
     found |= {name.removeprefix("'"): row for name, row in found.items()}  # see csv_text
-    matched = [found.get(name) for name in names]
-    if not any(matched):
+    rows = [found.get(name) or {"label": ""} for name in names]
+    known = [row for row in rows if "image" in row]
+    if not known:
         raise UserError(
             f"labels {str(path)!r}: it names no image of the data; names are relative to the "
             f"data's folder, such as {names[0]!r}"
         )
     probabilities = None
-    if "probability" in rows[0]:
+    if "probability" in known[0]:
         try:
-            probabilities = [float(row["probability"]) if row else 0.0 for row in matched]
-        except (TypeError, ValueError):
+            probabilities = [float(row.get("probability", 0.0)) for row in rows]
+        except ValueError:
             raise UserError(f"labels {str(path)!r}: a probability is no number") from None
-    labels = [row["label"] or None if row else None for row in matched]
-    unsaid = "no" if "probability" in rows[0] else "yes"
-    by_user = [row is not None and is_yes(row.get("given") or unsaid) for row in matched]
-    wanted = [
-        row is not None and bool(row.get("label next") or not row["label"]) for row in matched
-    ]
-    by_user = [is_one and label is not None for is_one, label in zip(by_user, labels, strict=True)]
-    return Given(labels, probabilities, by_user, wanted)
+    unsaid = "yes" if probabilities is None else "no"
+    return Given(
+        [row["label"] or None for row in rows],
+        probabilities,
+        [bool(row["label"]) and is_yes(row.get("given") or unsaid) for row in rows],
+        ["image" in row and bool(row.get("label next") or not row["label"]) for row in rows],
+    )
 
 
 def read_pixels(

@@ -21,7 +21,7 @@ from deepbregman.training.randomness import derive_seed
 
 from .classes import FeatureBank, class_means, divergence_to, mean_cosines
 from .features import Features, LabelledFeatures
-from .inputs import Evaluation, class_name
+from .inputs import Evaluation
 from .knn import rank_bank, select_features
 from .linear import fit_linear
 from .results import Measurement, make_rows, measure_accuracies
@@ -118,9 +118,9 @@ def check_few(evaluation: Evaluation) -> None:
     source, most = evaluation.labelled.source, max(evaluation.options.few.labels_per_class)
     present, counts = torch.unique(source.train.known_labels, return_counts=True)
     if int(counts.min()) < most:
-        name = class_name(source, int(present[int(counts.argmin())]))
+        name = source.class_name(int(present[int(counts.argmin())]))
         raise UserError(
-            f"few.labels_per_class has {most}, and class {name} has {int(counts.min())} training "
+            f"few.labels_per_class has {most}, and class {name!r} has {int(counts.min())} training "
             "images: give smaller numbers with --few.labels-per-class"
         )
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.data import (
-    Batches,
     FileImages,
     Images,
     ResidentBatches,
@@ -58,16 +57,11 @@ class OpenedRun(NamedTuple):
             raise UserError(f"data {self.data!r} has no test split: use --split train or all")
         return {choice: present[choice]}
 
-    def class_name(self, label: int) -> str:
-        """Name a class, by its number where it has no other name."""
-        classes = self.source.classes
-        return str(label) if classes is None else classes[label]
-
     def name_classes(self, gallery: "Gallery") -> list[str | None]:
         """Name the class of each image; None where there are no labels."""
         if gallery.labels is None:
             return [None] * sum(len(part.split) for part in gallery.parts.values())
-        return [self.class_name(label) for label in gallery.labels.tolist()]
+        return [self.source.class_name(label) for label in gallery.labels.tolist()]
 
     def choose_measures(self, by: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
         """Check the measures that are asked for, of those ``known``; by default all the run has."""
@@ -179,12 +173,8 @@ class Gallery:
         """Return images (H, W, 3) for people, who want to see more than small encoders do.
 
         Args:
-            side: the longer side of those that are as large, in pixels.
+            side: the least longer side, in pixels, of those that are as large; 0: as decoded.
         """
-        return self.pixels(indices, side)
-
-    def pixels(self, indices: Sequence[int], side: int = 0) -> dict[int, Pixels]:
-        """Return images (H, W, 3), each in its own size; see also :meth:`pictures`."""
         pixels: dict[int, Pixels] = {}
         start = 0
         for part in self.parts.values():
@@ -226,17 +216,11 @@ def read_pictures(images: Images, side: int = PICTURE) -> list[Pixels]:
     """Decode images as (H, W, 3); from large files with a longer side of ``side`` or more."""
     if isinstance(images, FileImages) and images.side < side:
         images = replace(images, side=side, fills_frame=False)
-    shown = ResidentBatches(images, torch.device("cpu"))
-    return decode_images(shown, list(range(len(images))))
-
-
-def decode_images(batches: Batches, indices: list[int]) -> list[Pixels]:
-    """Return images (H, W, 3) in the order asked for, without the padding of their frames."""
-    images = []
-    for batch in batches.iterate(torch.tensor(indices, dtype=torch.int64), 256):
+    batches, pictures = ResidentBatches(images, torch.device("cpu")), []
+    for batch in batches.iterate(torch.arange(len(images)), 256):
         for position, image in enumerate(batch.images):
-            if batch.sizes is not None:
+            if batch.sizes is not None:  # without the padding of its frame
                 height, width = batch.sizes[position].tolist()
                 image = image[:, :height, :width]
-            images.append(image.permute(1, 2, 0).contiguous().cpu().numpy())
-    return images
+            pictures.append(image.permute(1, 2, 0).contiguous().numpy())
+    return pictures

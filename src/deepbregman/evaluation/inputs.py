@@ -14,6 +14,7 @@ from torch import nn
 
 from deepbregman.config import Config, override
 from deepbregman.data import Source, fingerprint, without_unreadable
+from deepbregman.data.folders import quote_some
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError
@@ -148,7 +149,7 @@ def require_labelled(source: Source, name: str) -> Source:
         )
     unknown = sorted(set(source.test.labels.tolist()) - set(source.train.labels.tolist()))
     if unknown:
-        names = ", ".join(class_name(source, label) for label in unknown[:5])
+        names = quote_some(map(source.class_name, unknown))
         raise UserError(
             f"data {name!r}: no training image has the class {names}, which the test split has "
             f"({len(unknown)} such classes); both splits need the same classes"
@@ -156,18 +157,12 @@ def require_labelled(source: Source, name: str) -> Source:
     return source
 
 
-def class_name(source: Source, label: int) -> str:
-    """Name a class, quoted, as the dataset does, or by its number."""
-    known = source.classes is not None and label < len(source.classes)
-    return repr(source.classes[label]) if source.classes and known else str(label)
-
-
 def _warn_of_one_class(source: Source, name: str) -> None:
     tested = torch.unique(source.known_test.known_labels).tolist()
     if len(tested) == 1:
         warnings.warn(
-            f"every test image of {name!r} has the class {class_name(source, tested[0])}: a "
-            "classifier that always answers so is right, and the accuracies mean little",
+            f"every test image of {name!r} has the class {source.class_name(tested[0])!r}: "
+            "a classifier that always answers so is right, and the accuracies mean little",
             Notice,
             stacklevel=3,
         )

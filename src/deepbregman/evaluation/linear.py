@@ -160,6 +160,21 @@ def choose_l2(
     return max(validation, key=lambda l2: validation[l2]), validation
 
 
+def fit_best(
+    features: Tensor, labels: Tensor, num_classes: int, seed: int, *, weighted: bool = False
+) -> tuple[LinearClassifier, float]:
+    """Fit to all rows with the penalty that is best on a held-out part; return both."""
+    held_out = hold_out(labels, seed)
+    l2, _ = choose_l2(features, labels, held_out, num_classes=num_classes, weighted=weighted)
+    return fit_linear(features, labels, num_classes=num_classes, l2=l2, weighted=weighted), l2
+
+
+def hold_out(labels: Tensor, seed: int) -> Tensor:
+    """Return the indices (m,) of the part that is held out to choose settings."""
+    _, held_out = stratified_split(labels.cpu(), len(labels), CHOICE_SHARE, seed)
+    return held_out.to(labels.device)
+
+
 def minimise(
     design: Tensor,
     targets: Tensor,
@@ -338,8 +353,7 @@ def fit_linear_sgd(
 def check_linear(evaluation: Evaluation) -> None:
     """Refuse data too small to hold out a part for the choice of a penalty."""
     labels = evaluation.labelled.source.train.known_labels
-    _, held_out = stratified_split(labels, len(labels), CHOICE_SHARE, evaluation.options.seed)
-    if len(held_out) == 0:
+    if len(hold_out(labels, evaluation.options.seed)) == 0:
         data = evaluation.options.data or evaluation.loaded.config.data.source
         raise UserError(
             "the settings of a linear classifier are chosen on held-out training images, and data "
@@ -398,12 +412,9 @@ def fit_on_cached(
     *,
     weighted: bool = False,
 ) -> tuple[LinearClassifier, float]:
-    """Fit to the training features with the penalty that is best on the held-out part."""
+    """Fit to the training features; see :func:`fit_best`."""
     train, _ = labelled.representations(averaged)
-    labels, count = labelled.train.labels, labelled.num_classes
-    held_out = _hold_out(labelled, seed)
-    l2, _ = choose_l2(train, labels, held_out, num_classes=count, weighted=weighted)
-    return fit_linear(train, labels, num_classes=count, l2=l2, weighted=weighted), l2
+    return fit_best(train, labelled.train.labels, labelled.num_classes, seed, weighted=weighted)
 
 
 def measure_on_crops(
@@ -418,7 +429,7 @@ def measure_on_crops(
     train, device = labelled.train, labelled.device
     views, encoder = build_crop_and_flip(labelled.config), labelled.model.encoder
     mean, deviation = measure_scale(train.features.representation)
-    held_out = _hold_out(labelled, seed)
+    held_out = hold_out(train.labels, seed)
     kept = torch.ones(len(train.labels), dtype=torch.bool, device=device)
     kept[held_out] = False
 
@@ -466,12 +477,6 @@ def measure_on_crops(
     chosen = {"learning_rate": rate, "weight_decay": decay, "held_out": scores[best]}
     logits = classifiers[len(pairs) + best].predict(labelled.test.features.representation)
     return _measure(labelled, logits, "crop and flip", details, chosen)
-
-
-def _hold_out(labelled: LabelledFeatures, seed: int) -> Tensor:
-    labels = labelled.train.labels
-    _, held_out = stratified_split(labels.cpu(), len(labels), CHOICE_SHARE, seed)
-    return held_out.to(labels.device)
 
 
 def _measure(

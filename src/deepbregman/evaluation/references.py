@@ -12,7 +12,7 @@ from deepbregman.runs import Record
 from .features import LabelledFeatures, compute_features
 from .inputs import Evaluation
 from .knn import cosine_neighbours, vote
-from .linear import CHOICE_SHARE, WEIGHTED, choose_l2, fit_linear
+from .linear import WEIGHTED, fit_best
 
 SIDE = 16
 """Pixels that larger images are averaged to; more change little and take long."""
@@ -72,9 +72,7 @@ class PixelClassifiers:
         if name not in self.known:
             train, labels, test = self._pixels()
             count = self.labelled.num_classes
-            _, held_out = stratified_split(labels.cpu(), len(labels), CHOICE_SHARE, self.seed)
-            l2, _ = choose_l2(train, labels, held_out, num_classes=count, weighted=weighted)
-            fit = fit_linear(train, labels, num_classes=count, l2=l2, weighted=weighted)
+            fit, _ = fit_best(train, labels, count, self.seed, weighted=weighted)
             logits = fit.predict(test)
             self.known[name] = self.labelled.measure(logits.argmax(dim=1), logits)
         return self.known[name]

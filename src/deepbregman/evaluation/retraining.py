@@ -34,7 +34,7 @@ from .finetuning import (
     predict,
 )
 from .finished import describe_part
-from .inputs import Evaluation, class_name
+from .inputs import Evaluation
 from .linear import check_linear, measure_on_cached
 from .results import Measurement, make_rows, pack, top_k_accuracy
 
@@ -191,10 +191,10 @@ def _check_choice(evaluation: Evaluation, split: Split) -> None:
         return
     present, counts = torch.unique(split.known_labels, return_counts=True)
     if int(counts.min()) < 2:
-        name = class_name(evaluation.labelled.source, int(present[int(counts.argmin())]))
+        name = evaluation.labelled.source.class_name(int(present[int(counts.argmin())]))
         raise UserError(
             f"a choice among {len(rates)} learning rates needs 2 labelled images of each class, "
-            f"and {name} has 1 of the {len(split)}: give one --learning-rate, or more labels"
+            f"and {name!r} has 1 of the {len(split)}: give one --learning-rate, or more labels"
         )
 
 
@@ -305,7 +305,7 @@ def list_rounded_up(source: Source, share: float) -> list[str]:
     present, counts = torch.unique(source.train.known_labels, return_counts=True)
     exact = Fraction(share).limit_denominator(10**6)
     return [
-        source.classes[label] if source.classes else str(label)
+        source.class_name(label)
         for label, count in zip(present.tolist(), counts.tolist(), strict=True)
         if count * exact < 1
     ]
@@ -353,7 +353,7 @@ def read_labelled(source: Source, file: Path) -> Tensor:
     labels = source.train.known_labels
     absent = sorted(set(labels.tolist()) - set(labels[chosen].tolist()))
     if absent:
-        names = ", ".join(class_name(source, label) for label in absent[:5])
+        names = quote_some(map(source.class_name, absent))
         raise UserError(
             f"--labelled-list {file} names no image of {len(absent)} classes ({names}): a "
             "classifier cannot learn a class that it never sees; list at least one of each"

@@ -192,7 +192,7 @@ def _answer_queries(
     answers = []
     for query, rows in zip(queries, nearest, strict=True):
         label = query.images.labels
-        known = None if label is None else opened.class_name(int(label[0]))
+        known = None if label is None else opened.source.class_name(int(label[0]))
         (shown,) = read_pictures(query.images.images)
         hits = {
             measure: tuple(Hit(Image(names[i], classes[i], pixels[i]), value) for i, value in row)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features
-from deepbregman.evaluation.labelling import (
+from deepbregman.evaluation.predicting import (
     Candidate,
     expect_accuracy,
     fit_temperature,
