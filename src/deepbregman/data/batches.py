@@ -370,7 +370,6 @@ def open_batches(
             are an array in the memory of the CPU that is the device.
         num_workers: Processes that decode files when streaming; fewer where the CPUs are fewer.
         local_processes: Processes of the job that share the CPUs of this machine.
-        skip_unreadable: Replace what cannot be decoded by its neighbour instead of stopping.
     """
     in_place = isinstance(images, ArrayImages) and device.type == images.pixels.device.type
     free = _find_free_memory(device)

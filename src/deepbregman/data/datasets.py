@@ -327,12 +327,10 @@ def open_source(
     Args:
         spec: A name of ``DATASETS``, a path, or ``hf:NAME`` of the Hugging Face hub. A name wins
             over a folder of the same name; write ``./digits`` for the folder.
-        root: Where the files of datasets known by name lie, or are downloaded to.
         image_size: Side of the training images; sets the frame that files are decoded into.
         skip_unreadable: Leave unreadable image files out instead of stopping at the first. In
             datasets of up to 20,000 files every file is decoded here, so that a truncated one is
             found now; in larger ones only the headers are read now, and in ImageNet nothing is.
-        progress: Called with the files checked and the files in all, where there are files.
     """
     from deepbregman.data.archives import open_archive
     from deepbregman.data.downloads import open_download

@@ -308,7 +308,6 @@ def channel_statistics(
     Args:
         max_images: Where there are more, measure a random subset of this many, always the same;
             by default 10,000 of an array and 1,000 files.
-        skip_unreadable: Leave unreadable files out instead of stopping at the first.
 
     Returns:
         The mean and the standard deviation (never below 1/255) of red, green and blue, with

@@ -60,7 +60,6 @@ def select_images(source: Source, kept: Tensor, labelled: bool = False) -> Image
     """Join the training images that are not held out with a source's unlabelled ones.
 
     Args:
-        kept: indices of the training images that are not held out.
         labelled: leave the unlabelled ones out, for a method that learns from labels.
     """
     everything = len(kept) == len(source.train)

@@ -86,10 +86,6 @@ def compute_crop_features(
 
     The random numbers are drawn on the host, image after image, so that the views of an image
     depend on the seed and its position alone, not on the devices or the size of the batches.
-
-    Args:
-        batches: the images; the features (N, d) have their order and their device.
-        views: M of each image.
     """
     generator = torch.Generator().manual_seed(seed)
     # As many views in one pass as whole images elsewhere, so that it takes no more memory.

@@ -85,7 +85,6 @@ def finetune(
     Args:
         labels: int64 (N,) of all images in ``batches``.
         indices: int64 (M,) on the CPU, the images to train on; all when None.
-        title: names the training in progress bars and errors.
     """
     rows = torch.arange(batches.num_images) if indices is None else indices
     if len(rows) < 2:

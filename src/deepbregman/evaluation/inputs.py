@@ -111,7 +111,6 @@ def load_run(
     """Load a run's networks from its last checkpoint, in evaluation mode.
 
     Args:
-        encoder: a module of the same structure, for a run whose encoder was the user's own.
         devices: how many compute features, or ``all``.
         image_size: side of the images instead of the run's, if it is not 0.
     """

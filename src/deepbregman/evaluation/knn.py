@@ -105,8 +105,6 @@ def vote(
     """Let the neighbours vote with weight ``exp(similarity / temperature)`` (Wu et al., 2018).
 
     Args:
-        bank_labels: (B,), integers in [0, num_classes).
-        temperature: The smaller, the more the nearest neighbour decides; positive.
         k: Only the first k neighbours vote; all of them by default.
 
     Returns:

@@ -86,7 +86,6 @@ def fit_linear(
     """Fit multinomial logistic regression by full-batch L-BFGS, in float64 where affordable.
 
     Args:
-        features: (n, d), finite.
         l2: Strength of the penalty on the weights; positive, which makes the optimum unique.
         max_iterations: A limit; a fit that ends before the optimum gives a RuntimeWarning.
         start: Where to start, to save iterations; the optimum does not depend on it.
@@ -132,7 +131,6 @@ def choose_l2(
 
     Args:
         held_out: (m,), indices of the held-out part; the fits see the other n - m rows only.
-        grid: ``L2_GRID`` when None.
         weighted: every class counts the same, in the fits and in the accuracy that chooses.
 
     Returns:
@@ -309,7 +307,6 @@ def fit_linear_sgd(
 
     Args:
         batches: Maps an epoch to its rows, of augmented images.
-        seed: Of the initial weights, the same for every classifier.
         mean: (d,), subtracted from the features; its device is trained on.
         deviation: (d,), divides the features; nowhere zero.
     """

@@ -326,7 +326,6 @@ def suggest_images(
 
     Args:
         representation: (N, d), of which ``labelled`` (N,) are left out.
-        probabilities: (N, C).
     """
     first, second = probabilities.topk(2, dim=1).values.T
     uncertainty = (1.0 - (first - second)).to(representation.device).float()

@@ -61,9 +61,6 @@ def run_protocols(evaluation: Evaluation) -> list[Record]:
     ends, so a stopped evaluation keeps the finished protocols. A protocol that is stopped leaves no
     rows, but the same command does not repeat trainings that ``semi``, ``transfer``, ``supervised``
     and ``detect`` have finished. The run's networks are never changed: protocols train a copy.
-
-    Returns:
-        The rows, in the schema of :mod:`deepbregman.evaluation.results`.
     """
     chosen = {name: PROTOCOLS[name] for name in evaluation.options.protocols}
     _ = evaluation.can_record  # prints its note now, not after hours

@@ -49,7 +49,6 @@ class PixelClassifiers:
 
     Args:
         labelled: the images; its networks are not used.
-        seed: of the sample and of the part that is held out to choose a penalty.
     """
 
     def __init__(self, labelled: LabelledFeatures, seed: int) -> None:

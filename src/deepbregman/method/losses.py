@@ -1,4 +1,4 @@
-"""Losses: contrastive, on divergences, and with labels; each takes tensors and a few numbers.
+"""Losses: contrastive, on divergences, and with labels; a scalar each, of tensors and a few numbers.
 
 Views are separate arguments: ``z1`` and ``z2`` hold two views of the same N images in the same
 order, so row i of one is the positive of row i of the other.
@@ -182,9 +182,6 @@ def match_scores(
         temperature: T_s; 0 takes the hard form (Eq. 6), which has no temperature: the gap between
             the best score of a row and its score at the target's winner.
         target_temperature: T_t; None takes T_s. Below T_s the target is the sharper of the two.
-
-    Returns:
-        A scalar.
     """
     p, q = of_distribution(scores), of_distribution(target).detach()
     if is_hard(temperature):
@@ -247,11 +244,7 @@ def info_nce(
         z: (N, d) of the student.
         target: (N, d) of the teacher, row i of the same image as row i of z.
         negatives: (K, d) further embeddings that no image of the batch matches.
-        temperature: tau.
         in_batch: whether the targets of the batch's other images are negatives as well.
-
-    Returns:
-        A scalar.
     """
     require_positive("temperature", temperature)
     target = target.detach()
@@ -278,10 +271,6 @@ def bank_share_loss(
         z: (N, d) of the student.
         target: (N, d) of the teacher.
         negatives: (K, d)
-        temperature: tau.
-
-    Returns:
-        A scalar.
     """
     require_positive("temperature", temperature)
     own = paired_cosines(z, target.detach()) / temperature  # (N,)
@@ -304,10 +293,6 @@ def cross_view_entropy(targets: Tensor, scores: Tensor, temperature: Number = 0.
     Args:
         targets: (A, N, K) probabilities, of the first A of the views; no gradient reaches them.
         scores: (V, N, K) of every view, V >= 2.
-        temperature: of the scores.
-
-    Returns:
-        A scalar.
     """
     require_positive("temperature", temperature)
     targets = targets.detach()
@@ -376,10 +361,7 @@ def contrast_sets(
     normalised embeddings, and the loss the mean over the comparisons.
 
     Args:
-        loss: such as :func:`nt_xent`.
         z: (M, N, d) embeddings of M views.
-        sets: ``none``, ``halves`` or ``rest``.
-        temperature: tau.
     """
     if sets == "none":
         return loss(*z.unbind(), temperature=temperature)
@@ -419,9 +401,6 @@ def contrastive_margin(distance: Tensor, labels: Tensor, margin: Number = 1.0) -
         distance: (N, N) divergences >= 0.
         labels: (N,) integers.
         margin: beyond which pairs of two classes are left alone.
-
-    Returns:
-        A scalar.
     """
     same, different = _mask_pairs(distance, labels)
     attract = (distance * same).sum() / same.sum().clamp_min(1)

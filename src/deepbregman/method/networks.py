@@ -321,7 +321,6 @@ def build_projection(
     """Build a head of linear layers, each but the last with batch norm and ReLU.
 
     Args:
-        norm: batch-normalise the hidden layers.
         layers: linear layers, 2 or more.
         output_norm: batch-normalise what comes out as well, without a learnt gain and shift.
     """

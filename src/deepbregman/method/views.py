@@ -262,7 +262,6 @@ def centre_view(images: Tensor, sizes: Tensor | None, size: int) -> Tensor:
     Args:
         images: (N, C, H, W) uint8 with one or three channels.
         sizes: (N, 2) each image's own height and width in a padded batch, or None.
-        size: Height and width of the result, in pixels.
 
     Returns:
         (N, C, size, size) float32 in [0, 1].
@@ -335,8 +334,6 @@ def choose_boxes(
         aspect: (M, N, attempts) uniforms in [0, 1).
         position: (M, N, 2) uniforms in [0, 1).
         sizes: (N, 2) height and width of each image.
-        area_range: Least and greatest share of the image's area.
-        aspect_range: Least and greatest width / height.
 
     Returns:
         (M, N, 4) int64: top, left, height and width of a box within the image.

@@ -131,9 +131,6 @@ def patch_info_nce(predicted: Tensor, own: Tensor, others: Tensor, itself: Tenso
         own: (B, d) the patches that were to be predicted.
         others: (m, d)
         itself: (B, m), where one of the others is the patch itself, by chance.
-
-    Returns:
-        A scalar.
     """
     positive = (predicted * own).sum(dim=1)  # (B,)
     negative = (predicted @ others.T).masked_fill(itself, -torch.inf)  # (B, m)

@@ -119,7 +119,6 @@ class Objective(nn.Module):
         """Make what has the size of the data, such as a memory bank; before training or loading.
 
         Args:
-            num_images: to train on.
             num_classes: of them, 0 unless the method needs labels.
         """
 
@@ -130,7 +129,6 @@ class Objective(nn.Module):
 
         Args:
             num_images: in the joint batch.
-            device: of the tensor.
             generator: to draw from, and from nothing else.
         """
         return None
@@ -140,7 +138,6 @@ class Objective(nn.Module):
 
         Args:
             views: of this process's images.
-            gather: joins embeddings of all processes.
             samples: of the joint batch.
         """
         raise NotImplementedError
@@ -161,8 +158,6 @@ class Objective(nn.Module):
         """List the parameters with those of one part in a group of their own; see :class:`Group`.
 
         Args:
-            part: the name of a module of this one.
-            scheduled: whether the part's learning rate follows the schedule.
             frozen_until: share of training during which the part stays as it is.
         """
         named = list(self.named_parameters())

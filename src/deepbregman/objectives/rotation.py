@@ -32,9 +32,7 @@ class RotationTerm(nn.Module):
         """Compute the cross-entropy of the turns.
 
         Args:
-            objective: the method, for its encoder.
             small: (M, n, 3, S, S) small views of this process's images.
-            gather: joins (M, n, h) of all processes to (M, N, h), with gradient.
         """
         turned = torch.stack([view.rot90(turn, (-2, -1)) for turn, view in enumerate(small)])
         with objective.autocast():

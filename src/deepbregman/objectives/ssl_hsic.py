@@ -76,12 +76,7 @@ def fourier_features(z: Tensor, draw: Tensor, scale: float) -> Tensor:
     1/2 and rate c^2. So a frequency is a normal vector times a normal number, divided by c.
 
     Args:
-        z: (..., d)
         draw: (D, d + 2): the normal vectors, the normal numbers, and uniforms for the phases.
-        scale: c.
-
-    Returns:
-        (..., D)
     """
     draw = draw.to(z.dtype)
     direction, length, phase = draw[:, :-2], draw[:, -2:-1], draw[:, -1]

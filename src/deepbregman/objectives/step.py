@@ -39,7 +39,6 @@ class Step(nn.Module):
     Args:
         divergence: the term beside it, or None.
         teacher: gives the divergence its targets where the method has none; sees the weak views.
-        gather: joins embeddings of all processes, with gradient.
         rotation: another term beside it, which sees the small views, or None.
     """
 

@@ -35,14 +35,6 @@ def sup_con(z: Tensor, labels: Tensor, temperature: Number = 0.1) -> Tensor:
     """Mean over the anchors of the mean cross-entropy of their positives among all others.
 
     It is L_out of the paper. An anchor without another sample of its class counts 0.
-
-    Args:
-        z: (N, d)
-        labels: (N,)
-        temperature: tau.
-
-    Returns:
-        A scalar.
     """
     units = F.normalize(widen(z), dim=1)
     logits = units @ units.T / temperature  # (N, N)

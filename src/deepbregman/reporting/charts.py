@@ -305,8 +305,6 @@ def draw_dots(
         words: fields that show under the pointer, with their titles.
         arms: where they are given, the dots of one line lie below each other, by arm.
         levels: values to mark across all lines.
-        runs: single values behind the points, drawn small.
-        printed: published values.
         references: values to mark across one line each.
     """
     import altair as alt

@@ -178,7 +178,6 @@ def save_plane_figure(
     """Write maps of divergences to a chosen sample, the samples over them.
 
     Args:
-        points: (N, 2) samples.
         chosen: index of the sample x0.
     """
     samples = _list_dots(points, **{"class": labels})

@@ -164,7 +164,6 @@ def label_tables(
         guess: title and both accuracies of what needs no classifier.
         classes: for each class its name, how many labels were given, the share of them that
             cross-validation got right, in per cent, if it was judged, and how many were predicted.
-        with_balanced: show the mean over the classes.
     """
     means = ["mean over classes %"] * with_balanced
     tried = _table("cross-validation", "classifier", "accuracy %", *means, "log loss")

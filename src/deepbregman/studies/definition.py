@@ -346,7 +346,6 @@ def arms_over(
     """Make an arm for each value of a field.
 
     Args:
-        also: what each of them changes besides.
         beyond: further values, which the paper does not have.
         only_if: a field; where the recipe has 0 for it, the arms are left out.
     """

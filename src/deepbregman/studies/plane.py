@@ -85,9 +85,6 @@ def fit(
 
     Args:
         batch_size: points or sets in a batch; at most N are used.
-
-    Returns:
-        The network, in evaluation mode.
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, "order"))
     optimiser = torch.optim.Adam(network.parameters(), learning_rate)

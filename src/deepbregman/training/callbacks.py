@@ -23,7 +23,6 @@ class Callback:
         """An optimiser step was taken. In every process.
 
         Args:
-            step: how many have been taken.
             losses: ``total`` and each term of the last batch of this step, of all processes;
                 scalars on the device. To read one waits for the device, so read them rarely.
         """
@@ -35,9 +34,6 @@ class Callback:
             record: the epoch's metrics: ``epoch``, ``step``, the losses, the diagnostics and,
                 where it was measured, ``knn``.
             model: the networks, in evaluation mode; leave their weights alone.
-
-        Returns:
-            Metrics to add to the epoch's, or None.
         """
         return None
 

@@ -37,7 +37,6 @@ class Display:
 
     Args:
         report_every: print a line every so many epochs, and for the first and the last.
-        weights: of the loss terms in the total, by name.
     """
 
     def __init__(

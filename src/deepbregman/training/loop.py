@@ -54,7 +54,6 @@ class Pretraining:
 
     Args:
         folder: of the run; new, or an interrupted run's when resuming.
-        resume: go on from the folder's last checkpoint.
         labels: (N,) of the images, where the method learns from labels.
     """
 

@@ -264,7 +264,6 @@ def measure_step(
 
     Args:
         frame: height and width of the images before they are cropped.
-        processes: that share the batch.
         spend: seconds to measure for.
     """
     share = config.training.batch_size // processes

@@ -100,8 +100,6 @@ def build_detector(
             every region; ``fpn``: a feature pyramid and a head of two linear layers.
         norm: ``train`` fine-tunes the trunk's batch norms on the batch's statistics, ``frozen``
             keeps their statistics, weights and biases.
-        image_side: short side of the images, from and to; tested at the latter.
-        regions: sampled in each image to train the head.
         proposals: handed on to the head in a test image; twice as many are sampled from in
             training.
     """

@@ -173,7 +173,6 @@ def fine_tune(
         seed: of the order, the flips and what torchvision draws.
         checkpoint: file that is written now and then, on a signal, and at the end of training.
         settings: everything the numbers depend on; a checkpoint with others is refused.
-        report: called with the number of iterations done and the loss.
     """
     optimiser = build_optimiser(detector)
     done = _restore(checkpoint, settings, detector, optimiser) if checkpoint.exists() else 0
