@@ -48,7 +48,6 @@ QUIET = {
     "training.health_every": 0,
     "training.epochs": 1000,
 }
-"""Nothing beside the steps, which do not end."""
 
 
 class Effort(NamedTuple):

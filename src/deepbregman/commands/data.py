@@ -32,7 +32,6 @@ class Prepared(NamedTuple):
     """What was found of a dataset, and where it is written."""
 
     record: Record
-    """Counts, and mean and deviation of the channels."""
     file: Path
     """File of the record: ``ROOT/NAME.json``, or beside a folder or .npz file."""
 

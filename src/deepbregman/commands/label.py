@@ -37,7 +37,6 @@ else:
 
 
 FIRST = 50
-"""Images to label first, if no other number is given."""
 UNEVEN = 2
 """Where the largest class has over this many times the labels of the smallest, the mean accuracy
 over the classes is printed as well."""

@@ -167,7 +167,6 @@ class Parts(NamedTuple):
     source: "Source | None" = None
     """The dataset, already open."""
     images: Any = None
-    """Images of the user's program, not opened yet."""
     callbacks: "Sequence[Callback]" = ()
 
     def open(self, config: Config) -> "Source":
@@ -194,7 +193,6 @@ class AutoRequest(NamedTuple):
     """What the user asks of the recipe ``auto``."""
 
     given: Mapping[str, Any]
-    """Fields that the user has given."""
     budget: float | None
     """Seconds."""
 

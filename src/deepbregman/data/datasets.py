@@ -44,13 +44,11 @@ class Dataset:
     image_size: int
     """Side of the training images that is usual for it."""
     size: str
-    """Size of the archives."""
     layout: str
     """The unpacked files under the root."""
     terms: str
     """Licence, or the terms its authors state."""
     fetch: str
-    """How to get it."""
     archives: dict[str, str] = field(default_factory=dict)
     """The archives as they are published, with their MD5 sums."""
     list_files: Callable[[Path], Listing] | None = None

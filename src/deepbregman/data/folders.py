@@ -76,7 +76,6 @@ class Tree(NamedTuple):
     groups: dict[str, list[Path]]
     """Images anywhere below each sub-folder that holds any."""
     ignored: Counter[str]
-    """Files that are not images by their extension: how many of each."""
 
 
 def list_folder(folder: Path) -> Listing:

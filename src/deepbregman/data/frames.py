@@ -69,7 +69,6 @@ class Frame(NamedTuple):
     pixels: Pixels
     """(3, side, side), the image top left, zeros elsewhere."""
     size: tuple[int, int]
-    """Height and width of the image inside the frame."""
 
 
 def fit_size(height: int, width: int, side: int) -> tuple[int, int]:

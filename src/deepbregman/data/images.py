@@ -354,7 +354,6 @@ class Source:
     """Images without labels to pretrain on as well, such as the 100,000 of STL-10."""
     classes: tuple[str, ...] | None = None
     skipped: tuple[str, ...] = ()
-    """Names of unreadable images that were left out."""
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Files that were passed over, since they are not images by their extension: of each kind."""
 

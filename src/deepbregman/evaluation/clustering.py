@@ -46,7 +46,6 @@ CLUSTERS = 12
 RESTARTS = 10
 """Starts, of which the best is kept."""
 MAX_ITERATIONS = 300
-"""After which a start ends at the latest."""
 SHOWN = 10
 """Images of a cluster in its picture."""
 MOST_CLUSTERS = 60
@@ -204,7 +203,6 @@ class Partition(NamedTuple):
     assignment: Tensor
     """(N,) int64 on the CPU, of the seed with the lowest objective."""
     sizes: tuple[int, ...]
-    """Images in each cluster of that seed."""
     objectives: tuple[float, ...]
     """For each seed, the mean squared distance or the mean divergence to the centroid."""
 
@@ -237,11 +235,9 @@ class Clustering:
     rows: list[Record]
     """Agreement with the labels; empty where there are none."""
     table: Path | None = None
-    """The file that was written."""
     typical: dict[str, list[TypicalCluster]] = field(default_factory=dict)
     """For each method, the most typical images of each cluster; empty if no file is written."""
     sheets: tuple[Path, ...] = ()
-    """The pictures that were drawn of them."""
 
 
 def cluster_images(

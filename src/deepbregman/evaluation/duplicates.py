@@ -30,7 +30,6 @@ FOUND_SHARE = 0.75
 CUT = 0.03
 """Share of the side that is cut off each edge of a copy."""
 QUALITY = 70
-"""JPEG quality of a copy."""
 ALIKE_SHARE = 0.95
 """Share of such copies whose pixels count as alike."""
 THUMBNAIL = 16
@@ -50,12 +49,10 @@ class Copy(NamedTuple):
     kind: str
     """``first`` of its group, ``exact`` copy of one before it, or ``near``."""
     cosine: float
-    """Cosine with the first image of the group."""
     num_bytes: int | None
     """Size of its file."""
     class_name: str | None
     pixels: Pixels | None
-    """Only if pixels were asked for."""
 
 
 @dataclass(frozen=True, eq=False)

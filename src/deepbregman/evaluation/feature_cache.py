@@ -67,7 +67,6 @@ class FeatureCache:
 
     folder: Path
     networks: str
-    """Digest of the networks."""
     settings: str
     """Digest of whatever else the features depend on, apart from the images."""
     device: torch.device

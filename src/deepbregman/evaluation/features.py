@@ -216,7 +216,6 @@ class LabelledFeatures:
     balanced: bool = False
     """Whether accuracies are also given as means over the classes."""
     helpers: tuple[torch.device, ...] = ()
-    """Further devices that share the images when features are computed."""
 
     def of(self, split: Split) -> SplitFeatures:
         """Return what the networks make of a split."""

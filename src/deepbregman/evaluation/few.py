@@ -40,7 +40,6 @@ class Task(NamedTuple):
     queries: Features
     num_classes: int
     smoothing: float
-    """Of the learned divergence."""
     bank: FeatureBank
 
 

@@ -40,7 +40,6 @@ class FeatureMap(NamedTuple):
     title: str
     points: np.ndarray  # (N, 2)
     words: tuple[str, ...] = ()
-    """Lines below the map's title."""
 
 
 class PlaneMap(NamedTuple):

@@ -76,7 +76,6 @@ STUDY_FILES = ("study.json", "results.json", "trials.json")
 MAX_PICTURE = 400_000
 """Bytes of a picture within the page; larger ones only lie beside it."""
 MAX_PIXELS = 50_000_000
-"""Largest picture that is read."""
 NO_FACTS = ("title", "note", "notes")
 """Fields of a record with long texts."""
 
@@ -90,7 +89,6 @@ class Card:
     headline: Cell | None
     headline_title: str
     test_set: str
-    """The images that the headline is measured on."""
     warnings: list[str]
     """Reasons to doubt the numbers; empty if there are none."""
     has_labels: bool = True
@@ -140,7 +138,6 @@ class StudySection:
     key: str
     title: str
     facts: dict[str, str] = field(default_factory=dict)
-    """Its settings, a few words each."""
     figures: list[Figure] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     groups: list[RunGroup] = field(default_factory=list)

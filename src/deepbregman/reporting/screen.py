@@ -17,7 +17,6 @@ from . import searches, studies, tables
 METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
 STUDY_METRICS = (*studies.COMPARED, "knn, divergence, k=20")
-"""Metrics of a study's table."""
 
 
 def _table(title: str, *columns: str) -> Table:

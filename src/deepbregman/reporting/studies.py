@@ -53,7 +53,6 @@ COSTS: dict[str, str] = {
     "samples_per_step": "samples per step",
     "steps": "steps",
 }
-"""Costs of an arm that tables show."""
 MEASURED = {
     "images_per_second": ("images/s", "{:,.0f}"),
     "peak_gigabytes": ("peak memory, GB", "{:.1f}"),

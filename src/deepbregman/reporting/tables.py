@@ -64,7 +64,6 @@ class Cell(NamedTuple):
     of_runs: int = 0
     """How many runs there are, where not all of them were measured."""
     is_published: bool = False
-    """Whether it is a published value of somebody else."""
 
     @property
     def mean(self) -> str:

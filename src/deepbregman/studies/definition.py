@@ -188,7 +188,6 @@ class Study:
     field: str | None = None
     """The one field that the arms vary; ``--values`` replaces its values."""
     reference: str | None = None
-    """The arm with which the others are compared."""
     published: tuple[Published, ...] = ()
     note: str = ""
     """What the paper says, and what it leaves open."""

@@ -34,9 +34,7 @@ CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))
 DEVIATION = (0.3, 0.65)
 """Deviation of each class along the two axes; they differ, so that Euclidean distance misleads."""
 BORDER = 0.8
-"""Width of the border around the outermost samples."""
 LEAST = 0.25
-"""Least coordinate of the shifted plane."""
 Divergence = Callable[[Tensor, Tensor], Tensor]
 LEARNED: dict[str, Form] = {"learned, max form": "max", "learned, smooth form": "smooth"}
 CLASSICAL: dict[str, tuple[bregman.Generator, bool]] = {

@@ -283,7 +283,6 @@ class Queue(ABC):
     """Where workers get their trials: a :class:`TrialQueue`, or Optuna."""
 
     noun: ClassVar[str] = "runs"
-    """How messages call the trials."""
 
     @abstractmethod
     def count(self) -> tuple[int, int]:

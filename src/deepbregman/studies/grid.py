@@ -71,7 +71,6 @@ class Grid(TrialQueue):
     base: Config
     how: EvaluationPlan
     definition: Record
-    """What ``study.json`` holds."""
     cells: list[GridCell]
     """What is to be trained by this command."""
 

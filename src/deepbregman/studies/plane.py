@@ -13,7 +13,6 @@ from deepbregman.method.networks import BregmanNetwork
 from deepbregman.training.randomness import derive_seed
 
 Form = Literal["moment", "max", "smooth"]
-"""Forms of a learned divergence between distributions."""
 MetricLoss = Literal["contrastive", "triplet"]
 
 SMOOTHING: dict[str, float] = {"max": 0.0, "smooth": 1.0}

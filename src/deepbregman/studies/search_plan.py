@@ -70,7 +70,6 @@ class SearchPlan:
     """Without images held out."""
     space: Space
     definition: Record
-    """What the storage keeps."""
 
     @property
     def base(self) -> Config:

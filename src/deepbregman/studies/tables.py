@@ -74,7 +74,6 @@ MEASURES = (
 )
 """Protocol, words of a variant that measures by the divergence, and of what it is compared with."""
 TRAINING = ("semi", "supervised", "transfer")
-"""Protocols that train a copy of the network."""
 MOST_CLASSES = 20
 """Datasets of more classes get no table by class."""
 

@@ -24,7 +24,6 @@ ARMS = (
     *("simclr", "paper-without", "paper", "best-control", "best"),
     *("moco-v2plus", "byol", "barlow-twins"),
 )
-"""Arms of the tables, the reference first."""
 PROTOCOLS = tuple(name for name in PROTOCOL_NAMES if name != "detect")
 """Detection has images of its own."""
 ENCODER = "resnet18"
@@ -108,7 +107,6 @@ class TablePlan:
 
     options: TableOptions
     arms: tuple[str, ...]
-    """Short names, the reference first."""
     cells: tuple[TableCell, ...]
 
 

@@ -294,7 +294,6 @@ class FoundCheckpoint(NamedTuple):
     notes: list[str]
     """For the user, a sentence each."""
     record: Record
-    """The same facts for the provenance."""
 
 
 def find_checkpoint(run: Run) -> FoundCheckpoint | None:

@@ -50,7 +50,6 @@ class Facts(NamedTuple):
     """What settings are chosen by."""
 
     num_images: int
-    """Number of images to pretrain on."""
     side: int
     """Median of the images' shorter sides."""
     num_classes: int
@@ -58,7 +57,6 @@ class Facts(NamedTuple):
     on_gpu: bool
     processes: int
     cpus: int
-    """CPUs of each process."""
     budget: float | None
     """Seconds that the user grants."""
 
@@ -75,7 +73,6 @@ class Plan:
     config: Config
     choices: tuple[Choice, ...]
     seconds: float
-    """Estimated time of pretraining."""
     enough: int
     """Epochs that such images are worth, if there is time for them."""
 

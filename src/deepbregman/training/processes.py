@@ -173,7 +173,6 @@ class Vote:
     """
 
     under_way: ClassVar[set[Any]] = set()
-    """Votes that have not ended."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._alone = fabric.world_size == 1

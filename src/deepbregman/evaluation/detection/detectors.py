@@ -35,7 +35,6 @@ class PredictedBoxes(NamedTuple):
     labels: Tensor
     """(n,): positions in CLASSES."""
     scores: Tensor
-    """(n,)"""
 
 
 class _Conv4(nn.Module):
