@@ -574,5 +574,5 @@ class TestErrors:
 def test_errors_show_no_password(command: Command) -> None:
     code, _, errors = command("postgresql://me:geheim@host/database")
     assert code == 2
-    assert "me:***@host" in errors
+    assert "***@host" in errors
     assert "geheim" not in errors

@@ -6,15 +6,12 @@ import os
 import re
 from collections.abc import Iterable
 from typing import Any
-from urllib.parse import unquote
 
 _NO_ROOM = dict.fromkeys(
     (errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "; free space there or choose another folder"
 ) | dict.fromkeys(
     (errno.EACCES, errno.EROFS, errno.EPERM), "; make it writable or choose another folder"
 )
-_SECRET_OPTIONS = ("pass", "pwd", "secret", "token", "key", "credential", "odbc_connect")
-"""Parts of the names of an address's options that hold secrets."""
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _NO_COMPILER = ("failed to find c compiler", "no working c++ compiler found")
 _NO_CONNECTION = ("DistNetworkError", "DistStoreError")
@@ -60,49 +57,21 @@ def abbreviate(value: Any) -> str:
 
 
 def mask_secrets(text: str) -> str:
-    """Replace the passwords of all addresses in a text by ``***``.
-
-    A password may be in ``user:password@`` or in an option such as ``?password=``, encoded or not.
-    Where a character such as @, / or ? makes an address ambiguous, rather too much is masked.
-    """
-    return re.sub(r"([A-Za-z][\w+.-]*://)(\S+)", lambda found: mask_address(found[0]), text)
+    """Replace what may be secret in the addresses of a text by ``***``; see `mask_address`."""
+    return re.sub(r"[A-Za-z][\w+.-]*://\S+", lambda found: mask_address(found[0]), text)
 
 
 def mask_address(address: str) -> str:
-    """Replace the password of an address by ``***``; see :func:`mask_secrets`."""
+    """Replace the user, the password and all options of an address by ``***``."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         return address
-    place, question, options = _split_options(rest)
-    if "@" in options and ":" in place:  # where does the password end?
+    place, question, options = rest.partition("?")
+    if "@" in options:  # the password may have a ? in it
         return f"{scheme}://***"
-    user, has_password, _ = place.partition("@")[0].partition(":")
-    if "@" in place and has_password:
-        place = f"{user}:***@{place.rpartition('@')[2]}"
-    return f"{scheme}://{place}{question}{_mask_options(options)}"
-
-
-def _split_options(rest: str) -> tuple[str, str, str]:
-    """Split an address at the first ? that begins options, and is not part of a password."""
-    for found in re.finditer(re.escape("?"), rest):
-        options = rest[found.end() :]
-        if not any("@" in piece.partition("=")[0] for piece in re.split("[&;]", options)):
-            return rest[: found.start()], "?", options
-    return rest, "", ""
-
-
-def _mask_options(options: str) -> str:
-    """Mask the values of secret options; what follows without a name may still be the password."""
-    masked, is_hidden = [], False
-    for piece in options.split("&"):
-        parts = [part.partition("=") for part in piece.split(";")]
-        if parts[0][1]:
-            names = [unquote(name).lower() for name, equals, _ in parts if equals]
-            is_hidden = any(word in name for name in names for word in _SECRET_OPTIONS)
-            masked.append(f"{parts[0][0]}=***" if is_hidden else piece)
-        else:
-            masked.append("***" if is_hidden and piece else piece)
-    return "&".join(masked)
+    if "@" in place:
+        place = f"***@{place.rpartition('@')[2]}"
+    return f"{scheme}://{place}{question}{'***' * bool(options)}"
 
 
 def make_printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Losses: contrastive, on divergences, and with labels; a scalar each, of tensors and a few numbers.
+"""Losses: contrastive, on divergences, and with labels. Each is a scalar of tensors and numbers.
 
 Views are separate arguments: ``z1`` and ``z2`` hold two views of the same N images in the same
 order, so row i of one is the positive of row i of the other.
