@@ -88,7 +88,7 @@ def test_pixels_tell_copies_from_other_pictures_with_the_same_background() -> No
         9: other,
     }
     pixels = {index: np.array(image) for index, image in images.items()}
-    gallery = SimpleNamespace(pixels=lambda chosen: {i: pixels[i] for i in chosen})
+    gallery = SimpleNamespace(pictures=lambda chosen, side: {i: pixels[i] for i in chosen})
     pairs = torch.tensor([[2, 5], [2, 7], [2, 9], [5, 9]])
     found = compare_pixels(cast("Gallery", gallery), pairs)
 

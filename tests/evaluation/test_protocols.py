@@ -432,7 +432,7 @@ def test_a_class_of_the_test_split_only_is_refused(
     without = source.train.select(torch.nonzero(source.train.labels != 7).flatten())
     partial_source = replace(source, train=without, classes=None)
     monkeypatch.setattr("deepbregman.evaluation.inputs.open_data", lambda *_: partial_source)
-    with pytest.raises(UserError, match="no training image has the class 7"):
+    with pytest.raises(UserError, match="no training image has the class '7'"):
         open_labelled(labelled.config)
 
 

@@ -129,7 +129,10 @@ def explore_images(
         points,
         method,
         _cluster(features.representation, count, seed),
-        {measure: _first(found, NEAREST) for measure, found in ranked.items()},
+        {
+            measure: Ranked(found.indices[:, :NEAREST], found.values[:, :NEAREST])
+            for measure, found in ranked.items()
+        },
         None if features.scores is None else find_winners(features.scores),
         given,
     )
@@ -180,10 +183,6 @@ def rank_all(
     return Ranked(torch.cat(indices).numpy(), (sign * torch.cat(values) + 0.0).numpy())
 
 
-def _first(found: Ranked, k: int) -> Ranked:
-    return Ranked(found.indices[:, :k], found.values[:, :k])
-
-
 def place_on_map(
     representation: Tensor, nearest: Ranked, seed: int
 ) -> tuple[npt.NDArray[np.float32], str]:
@@ -202,7 +201,8 @@ def place_on_map(
 
         perplexity = min(30.0, (count - 1) / 3)
         tsne = TSNE(metric="cosine", init="pca", perplexity=perplexity, random_state=seed)
-        points, method = tsne.fit_transform(_spread_apart(vectors)), "t-SNE"
+        vectors[~vectors.any(axis=1), 0] = 1.0  # a zero vector has no cosine: give it a direction
+        points, method = tsne.fit_transform(vectors), "t-SNE"
     points = points - points.min(axis=0)
     scale = float(points.max()) or 1.0
     return (points / scale).astype(np.float32), method
@@ -213,13 +213,6 @@ def _principal(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     points: npt.NDArray[np.float64] = left[:, :2] * sizes[:2]
     return np.pad(points, ((0, 0), (0, 2 - points.shape[1])))
-
-
-def _spread_apart(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Give zero vectors, which have no cosine, a direction."""
-    zero = ~vectors.any(axis=1)
-    vectors[zero, 0] = 1.0
-    return vectors
 
 
 def _umap(vectors: npt.NDArray[np.float32], nearest: Ranked, seed: int) -> npt.NDArray[np.float64]:

@@ -11,7 +11,6 @@ from torch.nn import functional
 from deepbregman.config import OptimiserSettings
 from deepbregman.data import Batches
 from deepbregman.errors import Diverged, UserError
-from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
 from deepbregman.objectives import build_untrained_encoder
 from deepbregman.terminal import ReportProgress, ignore_progress
@@ -177,8 +176,10 @@ def from_projection(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, i
     That is all up to the projection's first activation: Linear, batch norm, ReLU.
     """
     encoder, _ = from_encoder(labelled, seed)
-    layer, width = first_layer(labelled.model)
-    return nn.Sequential(encoder, copy.deepcopy(layer)), width
+    layers = list(copy.deepcopy(labelled.model.projection).children())
+    last = next(i for i, layer in enumerate(layers) if isinstance(layer, nn.ReLU))
+    assert isinstance(layers[0], nn.Linear)  # as build_projection makes it
+    return nn.Sequential(encoder, nn.Sequential(*layers[: last + 1])), layers[0].out_features
 
 
 def from_scratch(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, int]:
@@ -187,12 +188,3 @@ def from_scratch(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, int]
         labelled.model.encoder, labelled.config, *labelled.pixel_statistics, seed
     )
     return encoder, encoder.num_features
-
-
-def first_layer(model: Model) -> tuple[nn.Sequential, int]:
-    """Return the projection up to its first activation, shared with the model, and its width."""
-    layers = list(model.projection.children())
-    last = next((i for i, layer in enumerate(layers) if isinstance(layer, nn.ReLU)), None)
-    assert last is not None  # as build_projection makes it
-    assert isinstance(layers[0], nn.Linear)
-    return nn.Sequential(*layers[: last + 1]), layers[0].out_features

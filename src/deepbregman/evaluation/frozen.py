@@ -125,14 +125,6 @@ def map_batches(
     return found
 
 
-class _Finished(NamedTuple):
-    """A message from the thread of a device."""
-
-    number: int
-    num_images: int
-    outputs: Outputs
-
-
 def _map_shares(
     model: Model, batches: SharedBatches, work: Work, progress: Progress | None
 ) -> list[Outputs]:
@@ -140,7 +132,9 @@ def _map_shares(
 
     The first error of a thread stops the others, as Ctrl-C does, each after its batch.
     """
-    messages: queue.SimpleQueue[_Finished | BaseException | None] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[tuple[int, int, Outputs] | BaseException | None] = (
+        queue.SimpleQueue()
+    )
     stop = threading.Event()
 
     def serve(share: Share, network: Model, feed: Iterator[Batch]) -> None:
@@ -150,13 +144,13 @@ def _map_shares(
                     if stop.is_set():
                         return
                     outputs = work(network, batch, number)
-                    messages.put(_Finished(number, len(batch.images), outputs))
+                    messages.put((number, len(batch.images), outputs))
         except BaseException as error:  # raised again in the thread that waits
             messages.put(error)
         finally:
             messages.put(None)
 
-    shares = batches.shares
+    shares, device = batches.shares, batches.shares[0].device
     networks = [model, *(_copy_to(model, share.device) for share in shares[1:])]
     # All loaders fork their workers here: no other thread of ours may hold a lock meanwhile.
     feeds = [
@@ -179,8 +173,10 @@ def _map_shares(
             elif isinstance(message, BaseException):
                 raise message
             else:
-                found[message.number] = _move_outputs(message.outputs, shares[0].device)
-                done += message.num_images
+                number, num_images, outputs = message
+                there = [None if x is None else x.to(device, non_blocking=True) for x in outputs]
+                found[number] = tuple(there)
+                done += num_images
                 if progress is not None:
                     progress(done, batches.num_images)
     finally:
@@ -203,10 +199,6 @@ def _copy_to(model: Model, device: torch.device) -> Model:
 def _make_current(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one of the thread, whose memory is page-locked for it."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _move_outputs(outputs: Outputs, device: torch.device) -> Outputs:
-    return tuple(None if part is None else part.to(device, non_blocking=True) for part in outputs)
 
 
 class InOrder(Generic[T]):

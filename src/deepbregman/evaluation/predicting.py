@@ -186,7 +186,8 @@ def predict_labels(
     weights = len(targets) / (len(taught) * sizes[targets])  # (n,), of the mean over the classes
     equal = torch.ones_like(weights)
     judged = [_judge(*pair, targets, weights) for pair in zip(tried, held_out, strict=True)]
-    hits, losses = (torch.stack([each[part] for each in judged]) for part in (1, 2))  # (M, n)
+    hits = torch.stack([right for _, right, _ in judged])  # (M, n)
+    losses = torch.stack([lost for _, _, lost in judged])  # (M, n)
 
     def rank(index: int) -> tuple[float, float]:
         one = judged[index][0]

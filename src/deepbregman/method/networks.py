@@ -3,7 +3,7 @@
 import difflib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Literal, NamedTuple, get_args
 
@@ -121,19 +121,10 @@ class ResNet(torchvision.models.ResNet):  # type: ignore[misc]  # torchvision is
         return self.avgpool(found).flatten(1), maps
 
 
-def _make_resnet_builder(
-    block: type[BasicBlock | Bottleneck], *layers: int
-) -> Callable[[str], tuple[nn.Module, int]]:
-    def build(stem: str) -> tuple[nn.Module, int]:
-        trunk = ResNet(block, layers, stem)
-        return trunk, trunk.num_features
-
-    return build
-
-
 class SmallTrunk(nn.Sequential):
     """Convolutions, pooled; each ReLU ends a stage."""
 
+    num_features = 0
     stage_widths: tuple[int, ...] = ()
 
     def forward_with_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -150,9 +141,8 @@ SMALL_STAGES = ((32, 1), (64, 2), (128, 1), (128, 2))
 """Width and stride of each convolution of the small trunk."""
 
 
-def _build_small(stem: str) -> tuple[nn.Module, int]:
+def _build_small() -> SmallTrunk:
     """Build a convolutional trunk for thumbnails, a second or so per epoch on a CPU."""
-    del stem  # it has none to choose
     layers: list[nn.Module] = []
     channels = 3
     for width, stride in SMALL_STAGES:
@@ -163,8 +153,9 @@ def _build_small(stem: str) -> tuple[nn.Module, int]:
         ]
         channels = width
     trunk = SmallTrunk(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    trunk.num_features = channels
     trunk.stage_widths = tuple(width for width, _ in SMALL_STAGES)
-    return trunk, channels
+    return trunk
 
 
 class ColourTrunk(nn.Module):
@@ -188,14 +179,13 @@ class ColourTrunk(nn.Module):
         return torch.cat(found, dim=1)
 
 
-TRUNKS: dict[str, Callable[[str], tuple[nn.Module, int]]] = {
-    "resnet18": _make_resnet_builder(BasicBlock, 2, 2, 2, 2),
-    "resnet34": _make_resnet_builder(BasicBlock, 3, 4, 6, 3),
-    "resnet50": _make_resnet_builder(Bottleneck, 3, 4, 6, 3),
-    "resnet101": _make_resnet_builder(Bottleneck, 3, 4, 23, 3),
-    "small": _build_small,
+RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
+    "resnet18": (BasicBlock, (2, 2, 2, 2)),
+    "resnet34": (BasicBlock, (3, 4, 6, 3)),
+    "resnet50": (Bottleneck, (3, 4, 6, 3)),
+    "resnet101": (Bottleneck, (3, 4, 23, 3)),
 }
-"""Name -> a function from the stem to (trunk, width of h)."""
+TRUNKS = (*RESNETS, "small")
 
 
 def measure_width(trunk: nn.Module, image_size: int) -> int:
@@ -306,8 +296,8 @@ def build_encoder(
         raise ValueError(f"encoder {name!r} is not one of {', '.join(TRUNKS)}, {TIMM}NAME")
     if stem == "auto":
         stem = "thumbnail" if image_size <= LARGEST_THUMBNAIL else "standard"
-    trunk, num_features = TRUNKS[name](stem)
-    return Encoder(trunk, num_features, mean, deviation)
+    built = ResNet(*RESNETS[name], stem) if name in RESNETS else _build_small()
+    return Encoder(built, built.num_features, mean, deviation)
 
 
 def build_projection(

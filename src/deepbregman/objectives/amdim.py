@@ -9,7 +9,7 @@ from deepbregman.method.losses import widen
 from deepbregman.method.networks import Encoder
 
 from .dim import build_local_head, gather_places, nce_of_scores, score_places
-from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
+from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head, list_pairs
 
 COARSE, FINE = -1, -2
 """The stages whose features are compared: the last, and the one before."""
@@ -43,14 +43,11 @@ class AMDIM(Objective, settings=AMDIMSettings):
         place = (samples.random * coarse.shape[2]).long().clamp_max(coarse.shape[2] - 1)
         one = coarse[:, torch.arange(len(place), device=place.device), place]  # (M, N, d)
         losses, squares = [], []
-        for a in range(len(whole)):
-            for b in range(len(whole)):
-                if a == b:
-                    continue
-                for query, places in ((whole, coarse), (whole, fine), (one, coarse)):
-                    loss, square = tell_places(query[a], places[b], self.clip)
-                    losses.append(loss)
-                    squares.append(square)
+        for a, b in list_pairs(len(whole)):
+            for query, places in ((whole, coarse), (whole, fine), (one, coarse)):
+                loss, square = tell_places(query[a], places[b], self.clip)
+                losses.append(loss)
+                squares.append(square)
         terms = {"infomax": 3 * torch.stack(losses).mean(), "penalty": torch.stack(squares).mean()}
         return Outputs(terms, z, None, h.detach().view(*shape, -1))
 

@@ -355,9 +355,6 @@ def _draw_references(references: Sequence[Record], row: str, order: Sequence[str
     )
 
 
-MEASURE_WORDS = {"arm:N": "arm", "measure:N": "measure", "shown:N": "mean ± deviation"}
-
-
 def draw_measures(
     means: list[Record],
     runs: list[Record],
@@ -370,7 +367,7 @@ def draw_measures(
         means,
         "measure",
         encode_arm(places),
-        MEASURE_WORDS,
+        {"arm:N": "arm", "measure:N": "measure", "shown:N": "mean ± deviation"},
         arms=list(places),
         runs=runs,
         printed=printed,

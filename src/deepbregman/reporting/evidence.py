@@ -92,10 +92,6 @@ def is_evidence(record: Record) -> bool:
 
 def tabulate_evidence(results: Record, prefix: str = "") -> list[Table]:
     """Make the tables of a record: quantities in rows, arms in columns, differences after them."""
-    return [table._replace(key=f"{prefix}{table.key}") for table in _list_tables(results)]
-
-
-def _list_tables(results: Record) -> list[Table]:
     tables = []
     for data in dict.fromkeys(quantity["data"] for quantity in results["quantities"]):
         for group, protocols in GROUPS.items():
@@ -104,7 +100,9 @@ def _list_tables(results: Record) -> list[Table]:
                 for quantity in results["quantities"]
                 if quantity["data"] == data
                 if quantity["protocol"] in protocols
-                if quantity["metric"] in METRICS and is_shown(quantity)
+                if quantity["metric"] in METRICS
+                # Left out, since they repeat others: 200 neighbours, and the middle strength.
+                if not quantity["variant"].endswith(("k=200", " 2"))
             ]
             if found:
                 tables.append(_tabulate_values(results, data, group, found))
@@ -123,13 +121,7 @@ def _list_tables(results: Record) -> list[Table]:
             tables.append(_tabulate_classes(results, data, classes))
     if results["runs"]:
         tables.append(_tabulate_costs(results["runs"]))
-    return tables
-
-
-def is_shown(quantity: Record) -> bool:
-    """Leave out what repeats another row: kNN of 200 neighbours, and the middle strength."""
-    variant = quantity["variant"]
-    return not variant.endswith("k=200") and not variant.endswith(" 2")
+    return [table._replace(key=f"{prefix}{table.key}") for table in tables]
 
 
 def _name_quantity(quantity: Record) -> str:

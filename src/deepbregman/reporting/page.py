@@ -466,15 +466,11 @@ def make_card(group: RunGroup) -> Card:
 def _describe_test_sets(cards: Sequence[Card]) -> str:
     """Say that headlines are not of the same images or the same measure; empty if they are."""
     known = [card for card in cards if card.headline is not None]
-    if len({card.test_set for card in known}) > 1:
-        return "different test images: " + _name_by_arm(known, "test_set")
-    if len({card.headline_title for card in known}) > 1:
-        return "different measures: " + _name_by_arm(known, "headline_title")
+    for part, what in (("test_set", "test images"), ("headline_title", "measures")):
+        if len({getattr(card, part) for card in known}) > 1:
+            words = "; ".join(f"{card.group.name}: {getattr(card, part)}" for card in known)
+            return f"different {what}: {words}"
     return ""
-
-
-def _name_by_arm(cards: Sequence[Card], part: str) -> str:
-    return "; ".join(f"{card.group.name}: {getattr(card, part)}" for card in cards)
 
 
 # The page.

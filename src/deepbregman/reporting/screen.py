@@ -264,15 +264,14 @@ def draw_table(table: tables.Table, shown: Collection[str] = ()) -> Table:
     for row in table.rows:
         cells = dict(zip(table.columns, row.cells, strict=True))
         name = " ".join([row.name, *(f"({mark})" for mark in row.marks)])
-        drawn.add_row(_words(name), *(_cell(cells[column]) for column in columns))
+        drawn.add_row(_words(name), *(_write_cell(cells[column]) for column in columns))
     return drawn
 
 
-def _cell(cell: tables.Cell) -> str:
+def _write_cell(cell: tables.Cell) -> str:
     if cell.summary is None:
         return _words(cell.text)
-    is_difference = "interval" in cell.summary
-    return (format_difference if is_difference else format_summary)(cell.summary)
+    return (format_difference if "interval" in cell.summary else format_summary)(cell.summary)
 
 
 def outcome_table(results: Record) -> Table:

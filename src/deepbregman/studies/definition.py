@@ -245,7 +245,8 @@ class Study:
                     f"recipes {twin} and {name} are the same configuration: there is nothing to "
                     "compare; leave one of them out"
                 )
-            series = OURS if config.divergence.is_on else self._series_of_baselines
+            series = ALONE if self.with_divergence else SIMCLR
+            series = OURS if config.divergence.is_on else series
             arms.append(Arm(name, changes, name.removesuffix(CARRIED), series))
         return dataclasses.replace(self, arms=tuple(arms), recipes=names, reference=reference)
 
@@ -272,10 +273,6 @@ class Study:
                 changes = _list_changes(base, changed)
                 arms.append(Arm(arm_name, changes, name, f"rate x {factor:g}"))
         return dataclasses.replace(self, arms=tuple(arms), recipes=tuple(configs))
-
-    @property
-    def _series_of_baselines(self) -> str:
-        return ALONE if self.with_divergence else SIMCLR
 
     def _pair_with_divergence(self, configs: Mapping[str, Config]) -> Iterable[tuple[str, Config]]:
         for name, config in configs.items():

@@ -67,7 +67,7 @@ def run_tsne(
     opened = [read_export(path) if path.is_file() else Run.open(path) for path in map(Path, runs)]
     if not opened:
         raise UserError("--runs names no run: give the folders of one or more")
-    names = [name_encoder(run) for run in opened]
+    names = [run.path.resolve().name if isinstance(run, Run) else run.path.stem for run in opened]
     names = [n if names.count(n) == 1 else str(r.path) for n, r in zip(names, opened, strict=True)]
     if len(set(names)) < len(names):
         raise UserError(f"--runs {' '.join(names)}: a run is named twice")
@@ -111,19 +111,6 @@ def run_tsne(
     return write_rows(out, "tsne", settings, record, values, NOTES)
 
 
-def name_encoder(trained: Run | Export) -> str:
-    """Name an encoder by its folder, or by its file."""
-    path = trained.path.resolve()
-    return path.name if isinstance(trained, Run) else path.stem
-
-
-def load_model(trained: Run | Export, device: torch.device) -> Model:
-    """Load the networks of a run, or an exported encoder, which has no projection."""
-    if isinstance(trained, Run):
-        return load_trained(trained, device).model
-    return Model(trained.build(device), torch.nn.Sequential(), None)
-
-
 def _choose_subset(source: Source, images: int) -> Split:
     """Take at most ``images`` test images, stratified by class."""
     test = source.known_test
@@ -141,8 +128,11 @@ def _measure(
 ) -> Measured:
     from sklearn.metrics import silhouette_samples
 
-    model, config = load_model(trained, device), trained.config
-    size = config.data.image_size
+    if isinstance(trained, Run):
+        model = load_trained(trained, device).model
+    else:  # an exported encoder has no projection
+        model = Model(trained.build(device), torch.nn.Sequential(), None)
+    config, size = trained.config, trained.config.data.image_size
     parts = [
         compute_features(model, batch_images(split.images, config, device), size).representation
         for split in (chosen, source.train)

@@ -228,7 +228,9 @@ def load_trained(
     run = run if isinstance(run, Run) else Run.open(Path(run))
     saved = _load_last(run, (*NETWORKS, "epoch"))
     counts = {name: saved.get(name, 0) for name in ("num_images", "num_classes")}
-    config = _drop_own_views(run.config)
+    config = run.config
+    own = [table for table, group in config.view_groups.items() if group.custom]
+    config = override(config, {f"{table}.custom": False for table in own})  # no views are made
     if config.objective.name == "custom":
         model = _load_custom(run, saved, encoder)
     else:
@@ -238,12 +240,6 @@ def load_trained(
     model.to(memory_format=torch.channels_last)
     epoch, data = float(saved["epoch"]), saved.get("data")
     return Trained(model.to(device).eval(), run.config, epoch, data)
-
-
-def _drop_own_views(config: Config) -> Config:
-    """Return a configuration that needs no augmentation of the user's: for networks alone."""
-    own = [table for table, group in config.view_groups.items() if group.custom]
-    return override(config, {f"{table}.custom": False for table in own})
 
 
 def _load_custom(run: Run, saved: State, encoder: nn.Module | None) -> Model:

@@ -184,7 +184,8 @@ class Pretraining:
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         announce = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
-        self.loggers = Loggers(self.run, self._config_of_loggers(), display.warn)
+        no_loggers: Record = {} if self.fabric.is_global_zero else {"training.logger": []}
+        self.loggers = Loggers(self.run, override(self.config, no_loggers), display.warn)
         signals = watch_signals(announce, lambda: self._is_compiling)
         with display, self.loggers, self._leave_if_compiling(), signals as received:
             run_together(
@@ -224,12 +225,6 @@ class Pretraining:
         if self.fabric.is_global_zero:
             for callback in self.callbacks:
                 getattr(callback, event)(*details)
-
-    def _config_of_loggers(self) -> Config:
-        """Return the configuration; only process 0 has loggers."""
-        if self.fabric.is_global_zero:
-            return self.config
-        return override(self.config, {"training.logger": []})
 
     def _is_over(self) -> bool:
         """Whether all steps are taken, or the run stops early, which process 0 decides."""

@@ -150,7 +150,11 @@ def score_detector(
     write_json(folder / "detections.json", _list_detections(voc.test, found))
     draw_detections(folder / "detections.png", voc.test, found)
     if options.keep_weights:
-        _write_weights(folder / "detector.safetensors", detector)
+        from safetensors.torch import save
+
+        state = {name: tensor.cpu().contiguous() for name, tensor in detector.state_dict().items()}
+        with replace_file(folder / "detector.safetensors") as file:
+            file.write(save(state))
     write_json(folder / "result.json", result)
     (folder / "last.pt").unlink(missing_ok=True)
     return result
@@ -213,14 +217,6 @@ def _list_detections(data: Detections, found: list[PredictedBoxes]) -> Record:
         ]
         for name, one in zip(data.names, found, strict=True)
     }
-
-
-def _write_weights(path: Path, detector: Detector) -> None:
-    from safetensors.torch import save
-
-    state = {name: tensor.cpu().contiguous() for name, tensor in detector.state_dict().items()}
-    with replace_file(path) as file:
-        file.write(save(state))
 
 
 def draw_class_table(per_class: Mapping[tuple[str, str, int], Mapping[str, float]]) -> Table:
