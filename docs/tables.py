@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-from deepbregman.reporting.studies import MEASURED_NOTE, tabulate_study
+from deepbregman.reporting.study_tables import MEASURED_NOTE, tabulate_study
 from deepbregman.reporting.tables import Table, to_markdown
 
 PAGES = Path(__file__).parent

@@ -26,7 +26,7 @@ from deepbregman.objectives.objective import OBJECTIVES
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.faults import Interrupted
-from deepbregman.training.randomness import Share
+from deepbregman.training.randomness import BatchShare
 
 from ..conftest import StopAfter
 from . import toy
@@ -83,7 +83,7 @@ def test_a_method_that_takes_no_such_group_refuses_it_by_name() -> None:
 def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were() -> None:
     changes = {"small_views.num_views": 3, "views.relative_size": 0.75}
     both, plain = configure(**changes), override(load_recipe("digits"), {"training.batch_size": 32})
-    shares = [Share(config, 64, torch.device("cpu"), 0, 1) for config in (both, plain)]
+    shares = [BatchShare(config, 64, torch.device("cpu"), 0, 1) for config in (both, plain)]
     steps = [build_step(config) for config in (both, plain)]
     drawn = [share.draw_uniforms(step.views, 5) for share, step in zip(shares, steps, strict=True)]
     assert torch.equal(drawn[0].main, drawn[1].main)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.page import make_card
+from deepbregman.reporting.comparison import make_card
 from deepbregman.reporting.records import (
     RunRecord,
     find_differences,

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from deepbregman.reporting import screen, searches, studies
-from deepbregman.reporting.page import read_study
+from deepbregman.reporting import screen, searches, studies, study_tables
+from deepbregman.reporting.sections import read_study
 from deepbregman.reporting.tables import Cell, Row, Table
 from deepbregman.runs import Record, write_json
 
@@ -119,11 +119,11 @@ def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them() -
     results = json.loads(path.read_text())
     for arm in results["arms"]:
         arm["cost"] |= {"images_per_second": None, "peak_gigabytes": None}
-    table = studies.tabulate_study(results, "")[0]
+    table = study_tables.tabulate_study(results, "")[0]
     assert not {"images/s", "peak memory, GB"} & set(table.columns)
     byol = next(arm for arm in results["arms"] if arm["arm"] == "byol")
     byol["cost"] |= {"images_per_second": 31234.5, "peak_gigabytes": 4.26}
-    table = studies.tabulate_study(results, "")[0]
+    table = study_tables.tabulate_study(results, "")[0]
     rows = {
         row.name: dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
         for row in table.rows

@@ -15,7 +15,7 @@ from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import open_labelled
 from deepbregman.evaluation.results import KeptPredictions
-from deepbregman.reporting.page import read_study
+from deepbregman.reporting.sections import read_study
 from deepbregman.runs import Run
 from deepbregman.studies import engine
 from deepbregman.studies.tables import TableEvaluation, TableQueue

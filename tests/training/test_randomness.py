@@ -110,7 +110,7 @@ class TestShards:
 
         def joint(world: int, offset: int) -> Tensor:
             shares = [
-                randomness.Share(config, 6000, device, rank, world, self.SHARDS)
+                randomness.BatchShare(config, 6000, device, rank, world, self.SHARDS)
                 for rank in range(world)
             ]
             parts = [share.order(2, offset).view(-1, 64 // world) for share in shares]

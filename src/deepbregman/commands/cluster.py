@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.screen import cluster_table, format_distance, metric_table
+from deepbregman.reporting.screen import draw_rows, format_distance, metric_table
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import (
     MaybeNumber,
@@ -128,8 +128,18 @@ def show(found: "Clustering", console: Console) -> None:
     from deepbregman.evaluation.clustering import METHODS
 
     parts = {METHODS[name]: part for name, part in found.partitions.items()}
-    shown = {variant: (part.sizes, part.objectives) for variant, part in parts.items()}
-    console.print(cluster_table(shown, f"clusters of {len(found.names):,} images"))
+    rows = [
+        (
+            variant,
+            format_distance(min(part.objectives)),
+            " ".join(map(str, sorted(part.sizes)[::-1])),
+        )
+        for variant, part in parts.items()
+    ]
+    columns = ("clusters by", "distance within", "sizes, largest first")
+    table = draw_rows(f"clusters of {len(found.names):,} images", columns, rows)
+    table.columns[2].justify = "left"
+    console.print(table)
     if found.rows:
         seeds = found.rows[0]["n"]
         repeated = f"{seeds} seeds" if seeds > 1 else "1 seed"

@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.screen import label_tables
+from deepbregman.reporting.screen import draw_rows
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import (
     MaybePath,
@@ -193,17 +193,29 @@ def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
 
 def show(found: "Labelling", console: Console) -> None:
     """Print the classifiers, the expected accuracy, the labels and what to label next."""
-    judged = [(j.classifier.title, j.accuracy, j.balanced, j.log_loss) for j in found.judged]
-    pairs = zip(found.labels, found.given.tolist(), strict=True)
-    counts = Counter(pairs)
-    known = zip(found.classes, found.class_sizes, found.class_accuracies, strict=True)
-    classes = [(name, size, share, counts[name, False]) for name, size, share in known]
     sizes = [size for size in found.class_sizes if size > 1]
     is_uneven = max(sizes) > UNEVEN * min(sizes)
+
+    def write(title: str, accuracy: float, balanced: float, loss: str) -> tuple[str, ...]:
+        return (title, f"{accuracy:.1f}", *[f"{balanced:.1f}"] * is_uneven, loss)
+
+    best, *others = [
+        write(j.classifier.title, j.accuracy, j.balanced, f"{j.log_loss:.3f}") for j in found.judged
+    ]
     frequent = found.classes[found.class_sizes.index(max(sizes))]
-    guess = (f"always {frequent}, to compare", 100 * max(sizes) / sum(sizes), 100 / len(sizes))
-    for table in label_tables(judged, guess, classes, with_balanced=is_uneven):
-        console.print(table)
+    share = 100 * max(sizes) / sum(sizes)
+    guess = write(f"always {frequent}, to compare", share, 100 / len(sizes), "")
+    columns = ("classifier", "accuracy %", *["mean over classes %"] * is_uneven, "log loss")
+    rows = [(f"{best[0]} (chosen)", *best[1:]), *others, guess]
+    console.print(draw_rows("cross-validation", columns, rows))
+    counts = Counter(zip(found.labels, found.given.tolist(), strict=True))
+    known = zip(found.classes, found.class_sizes, found.class_accuracies, strict=True)
+    rows = [
+        (name, f"{size:,}", "-" if right is None else f"{right:.0f}", f"{counts[name, False]:,}")
+        for name, size, right in known
+    ]
+    columns = ("class", "given", "of them found %", "predicted")
+    console.print(draw_rows("labels", columns, rows))
     for words in _find_surprises(found):
         say(console, f"warning: {words}", "yellow")
     say(

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.runs import Record, Run, name_run_folder
-from deepbregman.statistics import summarise
+from deepbregman.statistics import format_spread, summarise
 from deepbregman.terminal import MaybeNumber, MaybePath, say
 
 from .parameters import PythonOnly
@@ -60,9 +60,14 @@ def quickstart(
 
 def show(run: Run, console: Console) -> None:
     """Print the table, and where the figure and the run are."""
-    from deepbregman.reporting.screen import quickstart_table
+    from deepbregman.reporting.screen import draw_rows
 
-    console.print(quickstart_table(run.result()["quickstart"]))
+    columns = ("features", "linear, all labels", "linear, 5 labels per class", "kNN (k=20)")
+    rows = []
+    for row in run.result()["quickstart"]:
+        few = format_spread(row["few_labels"], row["few_labels_deviation"], 1)
+        rows.append((row["features"], f"{row['linear']:.1f}", few, f"{row['knn']:.1f}"))
+    console.print(draw_rows("Accuracy on 500 test digits, %", columns, rows))
     say(console, f"figure: {_name_figure(run)}")
     say(console, f"run:    {run.path}")
 

@@ -52,7 +52,8 @@ def report(
     place = Path(out).resolve()
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise UserError(f"--out {out} exists and is not empty: name another folder, or remove it")
-    from deepbregman.reporting.page import read_sources, write_page
+    from deepbregman.reporting.page import write_page
+    from deepbregman.reporting.sections import read_sources
 
     runs, studies = read_sources(sources)
     place.parent.mkdir(parents=True, exist_ok=True)

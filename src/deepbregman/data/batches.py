@@ -195,7 +195,7 @@ def keep_batch(batch: Any) -> Any:
     return batch
 
 
-def obey_only(owner: int, worker: int) -> None:
+def ignore_job_signals(owner: int, worker: int) -> None:
     """Let a worker process go on when a signal asks all processes of a job to end.
 
     A terminal sends Ctrl-C to all of them, SLURM every signal. The training process still needs
@@ -253,7 +253,7 @@ class StreamingBatches:
                 pin_memory=device.type == "cuda",
                 prefetch_factor=2 if num_workers else None,
                 persistent_workers=num_workers > 0,
-                worker_init_fn=partial(obey_only, os.getpid()),
+                worker_init_fn=partial(ignore_job_signals, os.getpid()),
                 generator=torch.Generator(),  # else each pass would draw from the global one
             )
             # An outside reference keeps the loader out of reference cycles (a traceback makes

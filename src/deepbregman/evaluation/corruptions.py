@@ -18,7 +18,7 @@ from deepbregman.runs import Record
 from deepbregman.training.randomness import derive_seed
 
 from .features import BATCH_SIZE, Change, Features, LabelledFeatures, compute_features
-from .frozen import InOrder
+from .frozen import OrderedDraws
 from .inputs import Evaluation
 from .knn import VOTE_TEMPERATURE, find_neighbours, vote
 from .linear import fit_on_cached
@@ -72,7 +72,7 @@ def add_noise(deviation: float, generator: torch.Generator, num_images: int, sid
         count = min(BATCH_SIZE, num_images - number * BATCH_SIZE)
         return torch.randn((count, 3, side, side), generator=generator)
 
-    noise = InOrder(draw)
+    noise = OrderedDraws(draw)
 
     def add(images: Tensor, number: int) -> Tensor:
         return (images + deviation * noise.take(number).to(images.device)).clamp(0, 1)

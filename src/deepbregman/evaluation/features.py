@@ -18,7 +18,7 @@ from deepbregman.training.randomness import derive_seed
 
 from .classes import FeatureBank
 from .feature_cache import FeatureCache
-from .frozen import InOrder, Outputs, SharedBatches, map_batches
+from .frozen import OrderedDraws, Outputs, SharedBatches, map_batches
 from .results import measure_accuracies
 
 BATCH_SIZE = 512
@@ -96,7 +96,7 @@ def compute_crop_features(
         drawn = [views.draw(1, device="cpu", generator=generator) for _ in range(count)]
         return torch.cat(drawn, dim=1)  # (M, B, R)
 
-    uniforms = InOrder(draw)
+    uniforms = OrderedDraws(draw)
 
     def average(model: Model, batch: Batch, number: int) -> Outputs:
         images, sizes, _ = batch

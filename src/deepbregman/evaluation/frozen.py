@@ -62,7 +62,7 @@ def _are_same(before: Tensor | None, after: Tensor | None) -> bool:
     )
 
 
-class Share(NamedTuple):
+class DeviceShare(NamedTuple):
     """The part of the images that one of several devices works on."""
 
     batches: Batches
@@ -91,7 +91,7 @@ class SharedBatches:
             rows = [everything[number] for number in numbers]
             part = images.select(torch.cat(rows)) if len(used) > 1 else images
             batches = batch_images(part, config, device, sharing=len(used))
-            self.shares.append(Share(batches, device, numbers))
+            self.shares.append(DeviceShare(batches, device, numbers))
 
     @property
     def num_skipped(self) -> int:
@@ -137,7 +137,7 @@ def _map_shares(
     )
     stop = threading.Event()
 
-    def serve(share: Share, network: Model, feed: Iterator[Batch]) -> None:
+    def serve(share: DeviceShare, network: Model, feed: Iterator[Batch]) -> None:
         try:
             with _make_current(share.device), keep_frozen(network):
                 for number, batch in zip(share.numbers, feed, strict=True):
@@ -201,7 +201,7 @@ def _make_current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class InOrder(Generic[T]):
+class OrderedDraws(Generic[T]):
     """Random draws for each batch, made in the order of the batches, whichever is asked for first.
 
     Devices that share the images so see the numbers that a single one would. What is drawn before

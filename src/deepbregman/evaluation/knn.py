@@ -187,21 +187,21 @@ def rank_bank(
         bank: (B, d) or (B, K).
     """
     order = epoch_order(len(bank), seed, 0).to(bank.device)
-    found = nearest_by(likeness_to(measure, bank[order], smoothing), queries, k)
+    found = nearest_by(similarity_to(measure, bank[order], smoothing), queries, k)
     return Neighbours(found.similarities, order[found.indices])
 
 
-def likeness_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Tensor], Tensor]:
+def similarity_to(measure: str, bank: Tensor, smoothing: float) -> Callable[[Tensor], Tensor]:
     """Return the function from queries (c, ...) to their similarities with the bank (c, B)."""
     if measure != "divergence":
         return cosine_to(bank)
     # float32 would rank nearly equal images at random.
     diverge = prepare_targets(bank.double(), smoothing)
 
-    def likeness(queries: Tensor) -> Tensor:
+    def similarity_of(queries: Tensor) -> Tensor:
         return -diverge(queries.double()).float()
 
-    return likeness
+    return similarity_of
 
 
 def knn(evaluation: Evaluation) -> list[Record]:

@@ -28,7 +28,7 @@ from .gallery import (
     read_pictures,
 )
 from .inputs import Evaluation
-from .knn import MEASURES, VARIANTS, likeness_to, rank_bank, select_features
+from .knn import MEASURES, VARIANTS, rank_bank, select_features, similarity_to
 from .results import Measurement, make_rows
 
 PRECISION_AT = 10
@@ -69,12 +69,12 @@ def ranking_quality(
         k: of the precision among the first k, from 1 to B.
     """
     order = epoch_order(len(bank), seed, 0).to(bank.device)
-    likeness, labels = likeness_to(measure, bank[order], smoothing), bank_labels[order]
+    similarity_of, labels = similarity_to(measure, bank[order], smoothing), bank_labels[order]
     ranks = torch.arange(1, len(bank) + 1, device=bank.device)
     averages, precisions, num_queries = 0.0, 0.0, 0
     chunk = max(1, _ENTRIES // len(bank))
     for start in range(0, len(queries), chunk):
-        similarities = likeness(queries[start : start + chunk])  # (c, B)
+        similarities = similarity_of(queries[start : start + chunk])  # (c, B)
         ranked = similarities.sort(dim=1, descending=True, stable=True).indices
         relevant = labels[ranked] == query_labels[start : start + chunk, None]  # (c, B)
         found = relevant.cumsum(dim=1)

@@ -1,6 +1,6 @@
 """Records to tables on the terminal."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -12,7 +12,7 @@ from deepbregman.errors import make_printable
 from deepbregman.runs import Record
 from deepbregman.statistics import format_difference, format_spread, format_summary
 
-from . import searches, studies, tables
+from . import searches, studies, study_tables, tables
 
 METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
@@ -27,6 +27,14 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=_words(title), title_justify="left")
     for index, name in enumerate(columns):
         table.add_column(_words(name), justify="right" if index else "left", overflow="fold")
+    return table
+
+
+def draw_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Draw rows of text; names may hold anything."""
+    table = _table(title, *columns)
+    for row in rows:
+        table.add_row(*map(_words, row))
     return table
 
 
@@ -90,16 +98,6 @@ def metric_table(rows: Sequence[Record], title: str) -> Table:
     return table
 
 
-def quickstart_table(rows: Sequence[Record]) -> Table:
-    """Draw the quickstart's comparison: one line per kind of feature."""
-    columns = ("linear, all labels", "linear, 5 labels per class", "kNN (k=20)")
-    table = _table("Accuracy on 500 test digits, %", "features", *columns)
-    for row in rows:
-        few = format_spread(row["few_labels"], row["few_labels_deviation"], 1)
-        table.add_row(row["features"], f"{row['linear']:.1f}", few, f"{row['knn']:.1f}")
-    return table
-
-
 def format_distance(value: float) -> str:
     """Write a cosine or a divergence; the latter has no scale, and may be small throughout."""
     return f"{value:.2e}" if 0.0 < value < 1e-3 else f"{value:.4f}"
@@ -132,65 +130,18 @@ def search_table(title: str, found: Mapping[str, Sequence[tuple[str, str | None,
     return table
 
 
-def cluster_table(
-    partitions: Mapping[str, tuple[Sequence[int], Sequence[float]]], title: str
-) -> Table:
-    """Draw the sizes of clusters, and how far images are from the middle of theirs.
-
-    Args:
-        partitions: for each variant the sizes of its clusters, and its objective for each seed.
-    """
-    table = _table(title, "clusters by", "distance within", "sizes, largest first")
-    table.columns[2].justify = "left"
-    for variant, (sizes, objectives) in partitions.items():
-        words = " ".join(str(size) for size in sorted(sizes, reverse=True))
-        table.add_row(variant, format_distance(min(objectives)), words)
-    return table
-
-
-def label_tables(
-    judged: Sequence[tuple[str, float, float, float]],
-    guess: tuple[str, float, float],
-    classes: Sequence[tuple[str, int, float | None, int]],
-    *,
-    with_balanced: bool,
-) -> list[Table]:
-    """Draw the classifiers that competed, and how many images got which label.
-
-    Args:
-        judged: for each classifier its title, accuracy and mean accuracy over the classes in per
-            cent, and log loss, the chosen first.
-        guess: title and both accuracies of what needs no classifier.
-        classes: for each class its name, how many labels were given, the share of them that
-            cross-validation got right, in per cent, if it was judged, and how many were predicted.
-    """
-    means = ["mean over classes %"] * with_balanced
-    tried = _table("cross-validation", "classifier", "accuracy %", *means, "log loss")
-    for index, (title, accuracy, balanced, loss) in enumerate(judged):
-        chosen = f"{title} (chosen)" if index == 0 else title
-        numbers = [f"{accuracy:.1f}", *[f"{balanced:.1f}"] * with_balanced, f"{loss:.3f}"]
-        tried.add_row(_words(chosen), *numbers)
-    title, accuracy, balanced = guess
-    tried.add_row(_words(title), f"{accuracy:.1f}", *[f"{balanced:.1f}"] * with_balanced, "")
-    found = _table("labels", "class", "given", "of them found %", "predicted")
-    for name, given, share, predicted in classes:
-        shown = "-" if share is None else f"{share:.0f}"
-        found.add_row(_words(name), f"{given:,}", shown, f"{predicted:,}")
-    return [tried, found]
-
-
 def study_table(results: Record) -> Group:
     """Draw the tables of a study of arms and seeds: metrics, differences, costs.
 
     Of the metrics only those that one looks at first: ``results.csv`` has them all.
     """
-    arms, *others = studies.tabulate_study(results, "")
+    arms, *others = study_tables.tabulate_study(results, "")
     budget = studies.describe_budget(results)
     words = f"{arms.title} {studies.describe_conditions(results)}"
     arms = arms._replace(title=words + f"; {budget}" * bool(budget))
     if results["study"]["figure"] == "groups":  # one line for each method tells all
         return Group(FittingTable(arms))
-    shown = (*STUDY_METRICS, *studies.COSTS.values(), "seconds")
+    shown = (*STUDY_METRICS, *study_tables.COSTS.values(), "seconds")
     return Group(*(FittingTable(table, shown) for table in (arms, *others)))
 
 

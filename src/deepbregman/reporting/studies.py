@@ -1,10 +1,9 @@
-"""Records of studies of arms and seeds to charts and tables, for the page and for their folder."""
+"""Records of studies of arms and seeds to words and charts, for the page and for their folder."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from deepbregman.files import replace_file
 from deepbregman.runs import Record
 
 from .charts import (
@@ -28,14 +27,11 @@ from .charts import (
     stack,
 )
 from .published import (
-    CAVEAT,
     format_series_value,
     list_published_series,
-    name_series,
     select_series,
 )
 from .records import is_finite
-from .tables import Cell, Row, Table, format_value, make_cell, make_difference_cell, to_markdown
 
 COMPARED: dict[str, str] = {
     "linear, cached features": "linear classifier",
@@ -46,26 +42,6 @@ COMPARED: dict[str, str] = {
 """Metrics in which recipes are compared in figures; ``results.json`` compares all."""
 GROUPED = {"linear, cached features": "linear", "knn, cosine, k=200": "kNN (k = 200)"}
 """Metrics of figures and tables of methods; 200 neighbours are what others publish."""
-COSTS: dict[str, str] = {
-    "epochs": "epochs",
-    "views_per_image": "views per image",
-    "view_size": "pixels of a side",
-    "samples_per_step": "samples per step",
-    "steps": "steps",
-}
-MEASURED = {
-    "images_per_second": ("images/s", "{:,.0f}"),
-    "peak_gigabytes": ("peak memory, GB", "{:.1f}"),
-}
-"""Costs that a run measures in every epoch, their titles and forms."""
-MEASURED_NOTE = (
-    "Images a second are the median over the last half of the epochs, and fewer where several runs "
-    "shared the GPU; the peak of its memory is that of the steps"
-)
-INTERVAL = (
-    "95 % interval of the mean, over seeds and test images where predictions are kept (of one seed "
-    "over test images alone), else over seeds, by Student's t, for these test images"
-)
 MANY_RECIPES = 4
 """More recipes than these are not named one by one."""
 SERIES_COLOURS = {"SimCLR": PALETTE[1], "with divergence": PALETTE[0]}
@@ -101,9 +77,6 @@ GRID = {
     "cells": [{"arm": str, "run": str, "seed": int, "metrics": {...: float}}],
 }
 """The shape of ``results.json`` of a study of arms and seeds."""
-
-
-# Words about a study.
 
 
 def is_of_methods(results: Record) -> bool:
@@ -160,9 +133,6 @@ def format_seeds(counts: Iterable[int]) -> str:
     """Write the number of seeds: ``n = 3``, or ``n = 2-3`` where arms differ; empty for none."""
     found = sorted(set(counts))
     return f"n = {'-'.join(map(str, dict.fromkeys((found[0], found[-1]))))}" if found else ""
-
-
-# Charts of a grid.
 
 
 def draw_study(results: Record, key: str) -> list[Figure]:
@@ -422,151 +392,3 @@ def _draw_differences(results: Record, key: str) -> Figure | None:
     caption = "points of top-1; mean of the differences seed by seed, bar: 95 % interval of it, "
     caption += format_seeds(point["n"] for point in points)
     return Figure(f"{key}-differences", title, caption, specify(chart, title, caption))
-
-
-# Tables of a grid.
-
-
-def tabulate_study(results: Record, key: str) -> list[Table]:
-    """Make the tables of a study of arms and seeds: metrics, differences, costs.
-
-    Methods and learning rates have a table of their own before these, with a line for each method.
-    """
-    tables = [_tabulate_arms(results, key)]
-    if results["study"]["figure"] == "groups":
-        draw = _tabulate_methods if is_of_methods(results) else _tabulate_series
-        tables.insert(0, draw(results, key))
-    if name_reference(results) is not None:
-        tables.append(_tabulate_differences(results, key))
-    if results["study"]["figure"] == "pairs":
-        tables.append(_tabulate_costs(results, key))
-    return tables
-
-
-def save_study_tables(path: Path, results: Record) -> None:
-    """Write the tables of a study as Markdown, with its conditions."""
-    words = [f"# {results['study']['title']}", f"{describe_conditions(results)}."]
-    for note in (describe_budget(results), describe_diverged(results)):
-        words += [as_sentence(note) + "."] if note else []
-    words += [to_markdown(table) for table in tabulate_study(results, "")]
-    with replace_file(path) as file:
-        file.write(("\n\n".join(words) + "\n").encode())
-
-
-def _tabulate_methods(results: Record, key: str) -> Table:
-    """Make a line for each method: alone, with the divergence, their difference, and published."""
-    alone = {arm["x"]: arm for arm in results["arms"] if not arm.get("against")}
-    carried = {arm["x"]: arm for arm in results["arms"] if arm.get("against")}
-    printed = list_published_series(results)
-    costs = [arm.get("cost") or {} for arm in results["arms"]]
-    measured = [name for name in MEASURED if any(cost.get(name) is not None for cost in costs)]
-    rows = []
-    for x, arm in alone.items():
-        other = carried.get(x, {"metrics": {}, "difference": {}})
-        cells = [Cell(text=format_value((arm.get("cost") or {}).get("learning_rate")))]
-        for metric in GROUPED:
-            cells += [make_cell(part["metrics"].get(metric)) for part in (arm, other)]
-            cells.append(make_difference_cell(other["difference"].get(metric)))
-        for name in measured:
-            values = [(part.get("cost") or {}).get(name) for part in (arm, other)]
-            form = MEASURED[name][1]
-            cells += [Cell(text="" if value is None else form.format(value)) for value in values]
-        cells += _list_published_cells(arm, printed)
-        marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
-        rows.append(Row(str(x), tuple(cells), marks=tuple(marks)))
-    columns = ["learning rate"]
-    for name in GROUPED.values():
-        columns += [name, f"{name}, with the divergence", f"{name}, difference"]
-    for name in measured:
-        columns += [MEASURED[name][0], f"{MEASURED[name][0]}, with the divergence"]
-    columns += [f"published: {part['series']}" for part in printed]
-    seeds = format_seeds(arm["metrics"][m]["n"] for arm in results["arms"] for m in arm["metrics"])
-    caption = f"{describe_conditions(results)}; {seeds}. Differences have the {INTERVAL}"
-    caption += f". {MEASURED_NOTE}" * bool(measured)
-    where = "; ".join(f"{part['series']}: {part['source']}" for part in printed)
-    caption += f". Published: {where}. {CAVEAT}" * bool(printed)
-    title = results["study"]["title"]
-    return Table(f"{key}-methods", title, "method", tuple(columns), tuple(rows), caption)
-
-
-def _tabulate_series(results: Record, key: str) -> Table:
-    """Make a line for each word of the axis, a column for each series, and the best setting."""
-    series = list(dict.fromkeys(arm["series"] for arm in results["arms"]))
-    metric, rows = results["metric"], []
-    for x in dict.fromkeys(arm["x"] for arm in results["arms"]):
-        mine = {arm["series"]: arm for arm in results["arms"] if arm["x"] == x}
-        cells = [make_cell(mine[s]["metrics"].get(metric) if s in mine else None) for s in series]
-        known = [arm for arm in mine.values() if metric in arm["metrics"]]
-        best = max(known, key=lambda arm: float(arm["metrics"][metric]["mean"]), default=None)
-        rate = None if best is None else (best.get("cost") or {}).get("learning_rate")
-        rows.append(Row(str(x), (*cells, Cell(text=format_value(rate)))))
-    seeds = format_seeds(arm["metrics"][metric]["n"] for arm in results["arms"] if arm["metrics"])
-    caption = f"{COMPARED.get(metric, metric)}; {describe_conditions(results)}; {seeds}"
-    columns = (*series, "best learning rate")
-    return Table(
-        f"{key}-series", results["study"]["title"], "method", columns, tuple(rows), caption
-    )
-
-
-def _tabulate_arms(results: Record, key: str) -> Table:
-    columns = list(dict.fromkeys(name for arm in results["arms"] for name in arm["metrics"]))
-    printed = list_published_series(results)
-    definitions = {arm["name"]: arm for arm in results["study"]["arms"]}
-    rows = []
-    for arm in results["arms"]:
-        cells = [make_cell(arm["metrics"].get(name)) for name in columns]
-        marks = [f"{arm['num_diverged']} diverged"] if arm.get("num_diverged") else []
-        defined = definitions.get(arm["arm"], {})
-        marks += ["supervised"] if defined.get("supervised") else []
-        marks += ["not in the paper"] if defined.get("beyond") else []
-        note = ", ".join(filter(None, [_count_seeds(cells), *marks]))
-        cells += _list_published_cells(arm, printed)
-        rows.append(Row(arm["arm"], tuple(cells), note=note, marks=tuple(marks)))
-    columns += [name_series(part, results["metric"]) for part in printed]
-    caption = "Top-1, per cent; mean ± sample deviation over seeds"
-    title = results["study"]["title"]
-    return Table(f"{key}-arms", title, "arm", tuple(columns), tuple(rows), caption)
-
-
-def _list_published_cells(arm: Record, printed: Sequence[Record]) -> list[Cell]:
-    return [
-        Cell(text=format_series_value(part, arm), note=part["source"], is_published=True)
-        for part in printed
-    ]
-
-
-def _count_seeds(cells: Sequence[Cell]) -> str:
-    return format_seeds(cell.summary["n"] for cell in cells if cell.summary is not None)
-
-
-def _tabulate_differences(results: Record, key: str) -> Table:
-    arms = [arm for arm in results["arms"] if arm.get("difference")]
-    columns = list(dict.fromkeys(name for arm in arms for name in arm["difference"]))
-    rows = []
-    for arm in arms:
-        cells = [make_difference_cell(arm["difference"].get(name)) for name in columns]
-        note = f"to {arm['against']}, {_count_seeds(cells)}"
-        rows.append(Row(arm["arm"], tuple(cells), note=note))
-    caption = (
-        "Points of top-1; mean ± sample deviation of the differences seed by seed, and the "
-        f"{INTERVAL}"
-    )
-    title = f"Difference to {name_reference(results)}"
-    return Table(f"{key}-differences", title, "arm", tuple(columns), tuple(rows), caption)
-
-
-def _tabulate_costs(results: Record, key: str) -> Table:
-    rows = [
-        Row(
-            arm["arm"],
-            (
-                *(Cell(text=format_value(arm["cost"].get(name))) for name in COSTS),
-                make_cell(arm["cost"].get("seconds")),
-            ),
-        )
-        for arm in results["arms"]
-        if arm.get("cost")
-    ]
-    caption = "Samples are views; seconds are the wall time of training"
-    columns = (*COSTS.values(), "seconds")
-    return Table(f"{key}-costs", "Cost of training", "arm", columns, tuple(rows), caption)

@@ -9,7 +9,7 @@ from rich.console import Console
 from deepbregman.errors import UserError
 from deepbregman.files import check_can_be_folder
 from deepbregman.reporting.screen import outcome_table, study_table, trial_table
-from deepbregman.reporting.studies import save_study_tables
+from deepbregman.reporting.study_tables import save_study_tables
 from deepbregman.runs import Record, now, write_csv, write_json
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
 from deepbregman.terminal import say

@@ -39,7 +39,7 @@ from .health import Health, judge, should_stop
 from .loggers import Loggers
 from .optimisers import build_optimiser, set_learning_rates
 from .processes import Vote, broadcast, compile_step, gather_views, run_together, synchronise_norms
-from .randomness import Share, count_steps
+from .randomness import BatchShare, count_steps
 from .weights import find_weights
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Pretraining:
         config, fabric = self.config, self.fabric
         several = fabric.world_size > 1
         self.steps_per_epoch = count_steps(config, len(images), fabric.world_size)
-        self.share = Share(
+        self.share = BatchShare(
             config,
             len(images),
             fabric.device,

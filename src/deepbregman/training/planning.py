@@ -15,7 +15,7 @@ from deepbregman.terminal import format_duration
 
 from .devices import is_mixed
 from .optimisers import build_optimiser
-from .randomness import Share, count_steps
+from .randomness import BatchShare, count_steps
 
 LIMITS = {"cpu": 30 * 60.0, "gpu": 2 * 3600.0}
 """Seconds that a run may take where no budget is given."""
@@ -274,7 +274,7 @@ def measure_step(
     optimiser = build_optimiser(config.optimiser, step.parameter_groups(), device)
     for group in optimiser.param_groups:
         group["lr"] = 0.0
-    draws = Share(tried, batch, device, 0, 1)
+    draws = BatchShare(tried, batch, device, 0, 1)
     pixels = torch.randint(0, 256, (batch, 3, *frame), dtype=torch.uint8, device=device)
     indices = torch.arange(batch, device=device)
     turns: list[float] = []

@@ -90,7 +90,7 @@ def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
     return num_images // needed
 
 
-class Share:
+class BatchShare:
     """One process's share of the batches; the batch size is a multiple of ``world_size``.
 
     Args:

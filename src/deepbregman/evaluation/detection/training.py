@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset
 
 from deepbregman.data import UnreadableImage
-from deepbregman.data.batches import keep_batch, obey_only
+from deepbregman.data.batches import ignore_job_signals, keep_batch
 from deepbregman.data.frames import decode_whole, silence_pillow
 from deepbregman.data.voc import Detections, Objects
 from deepbregman.errors import Diverged, UserError
@@ -95,7 +95,7 @@ def load_batches(
         num_workers=workers,
         collate_fn=keep_batch,
         pin_memory=device.type == "cuda",
-        worker_init_fn=functools.partial(obey_only, os.getpid()),
+        worker_init_fn=functools.partial(ignore_job_signals, os.getpid()),
         generator=torch.Generator(),  # else it would draw from the global one
     )
     for indices, decoded in zip(batches, loader, strict=True):
