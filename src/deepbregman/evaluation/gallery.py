@@ -17,9 +17,7 @@ from deepbregman.data import (
     ResidentBatches,
     Source,
     Split,
-    without_unreadable,
 )
-from deepbregman.data.opening import open_data
 from deepbregman.errors import Notice, UserError, suggest
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import ReportProgress, ignore_progress
@@ -116,16 +114,11 @@ def open_run(
     """
     loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
     records = records and can_record(loaded.run)
-    given = source is not None
-    source = source or open_data(loaded.config, data)
-    if loaded.config.data.skip_unreadable:
-        # Images are shown or written by name, so that none may replace another.
-        source = without_unreadable(source)
-        if source.skipped_notice:
-            where = data or loaded.config.data.source
-            warnings.warn(f"{source.skipped_notice} of {where}", Notice, stacklevel=4)
-    changed = loaded.has_data_changed(source) if data is None and not given else None
-    return OpenedRun(loaded, source, data or loaded.config.data.source, records, changed)
+    opened, changed = loaded.open_images(data, source, ignore_progress)
+    name = data or loaded.config.data.source
+    if loaded.config.data.skip_unreadable and opened.skipped_notice:
+        warnings.warn(f"{opened.skipped_notice} of {name}", Notice, stacklevel=4)
+    return OpenedRun(loaded, opened, name, records, changed)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -73,6 +73,20 @@ class LoadedRun:
                 stacklevel=5,
             )
         return changed
+
+    def open_images(
+        self, data: str | None, source: Source | None, progress: ReportProgress
+    ) -> tuple[Source, bool | None]:
+        """Open the run's dataset or another one, and say whether the run's own has changed.
+
+        Images that cannot be read are left out where that is asked for: no other may replace one
+        that has a label, or that is shown by its name. ``source`` is the dataset, if it is open.
+        """
+        opened = source or open_data(self.config, data)
+        changed = self.has_data_changed(opened) if data is None and source is None else None
+        if self.config.data.skip_unreadable:
+            opened = without_unreadable(opened, partial(progress, "looking for unreadable images"))
+        return opened, changed
 
     def complete_rows(
         self,
@@ -223,31 +237,16 @@ class Evaluation:
     def labelled(self) -> LabelledFeatures:
         """The networks with the labelled dataset of the evaluation."""
         loaded, data = self.loaded, self.options.data
-        if self.source is None:
-            source = open_labelled(loaded.config, data)
-            if data is None:
-                self._data_changed = loaded.has_data_changed(source)
-        else:
-            source = require_labelled(self.source, data or self.source.name)
-        if loaded.config.data.skip_unreadable:
-            source = self._without_unreadable(source)
-        _warn_of_one_class(source, data or source.name)
+        source, self._data_changed = loaded.open_images(data, self.source, self.progress)
+        if loaded.config.data.skip_unreadable and source.skipped_notice:
+            self.say(source.skipped_notice)
+        name = data or (loaded.config.data.source if self.source is None else source.name)
+        source = require_labelled(source, name)
+        _warn_of_one_class(source, name)
         balanced = self.options.balanced or source.has_unequal_classes
         return LabelledFeatures(
             loaded.model, loaded.config, source, loaded.device, balanced, loaded.helpers
         )
-
-    def _without_unreadable(self, source: Source) -> Source:
-        """Leave out, and count, images that another image would replace.
-
-        Pretraining needs no such pass: it has no labels that a replacement could make wrong.
-        """
-        source = without_unreadable(
-            source, lambda done, total: self.progress("looking for unreadable images", done, total)
-        )
-        if source.skipped_notice:
-            self.say(source.skipped_notice)
-        return require_labelled(source, self.options.data or source.name)
 
     def average_crops(self, seed: int) -> AveragedFeatures:
         """Average the features over ``options.crops`` crops; protocols share those of one seed."""

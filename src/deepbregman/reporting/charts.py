@@ -266,22 +266,28 @@ def draw_evaluations(groups: Sequence[RunGroup], data: str, key: str, title: str
 def make_mean_point(measure: str, arm: str, summary: Summary) -> Record:
     """Return the point of a mean with the ends of its deviation."""
     mean, deviation = summary["mean"], summary["deviation"] or 0.0
-    return {
-        **{"measure": measure, "arm": arm, "value": round_digits(mean), "n": summary["n"]},
-        **{"low": round_digits(mean - deviation), "high": round_digits(mean + deviation)},
-        "shown": format_summary(summary),
-    }
+    ends = mean - deviation, mean + deviation
+    return _make_point(measure, arm, summary, ends, format_summary(summary))
 
 
 def make_difference_point(measure: str, arm: str, difference: Summary) -> Record:
     """Return the point of a paired difference with the ends of its interval."""
     summary = choose_interval(difference)
-    mean = summary["mean"]
-    low, high = summary["interval"] or (mean, mean)
+    ends = summary["interval"] or [summary["mean"]] * 2
+    return _make_point(measure, arm, summary, ends, format_difference(summary))
+
+
+def _make_point(
+    measure: str, arm: str, summary: Summary, ends: Sequence[float], shown: str
+) -> Record:
     return {
-        **{"measure": measure, "arm": arm, "value": round_digits(mean), "n": summary["n"]},
-        **{"low": round_digits(low), "high": round_digits(high)},
-        "shown": format_difference(summary),
+        "measure": measure,
+        "arm": arm,
+        "value": round_digits(summary["mean"]),
+        "n": summary["n"],
+        "low": round_digits(ends[0]),
+        "high": round_digits(ends[1]),
+        "shown": shown,
     }
 
 

@@ -301,7 +301,8 @@ def save_ring_figure(
         figures.append(_make_figure(alt.layer(marks).properties(**size), f"Clusters by {arm}"))
     bars = [
         {
-            **{"name": row["arm"], "value": round_digits(row["mean"])},
+            "name": row["arm"],
+            "value": round_digits(row["mean"]),
             "baseline": row["is_baseline"],
             "low": round_digits(row["mean"] - (row["deviation"] or 0.0)),
             "high": round_digits(row["mean"] + (row["deviation"] or 0.0)),

@@ -192,8 +192,11 @@ def to_csv(table: Table) -> str:
             low, high = found.get("interval") or ("", "")
             lines.append(
                 {
-                    **{table.corner: row.name, "measure": column, "value": found["mean"]},
-                    **{"deviation": found["deviation"], "n": found["n"]},
+                    table.corner: row.name,
+                    "measure": column,
+                    "value": found["mean"],
+                    "deviation": found["deviation"],
+                    "n": found["n"],
                     "deviation over": "" if found["deviation"] is None else cell.over or "seeds",
                     "published": "yes" if row.is_published or cell.is_published else "no",
                     "clearly best": "yes" if cell.is_best else "no",

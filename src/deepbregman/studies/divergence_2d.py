@@ -115,8 +115,12 @@ def run_divergence_2d(
             axes = [torch.linspace(*ends, resolution) for ends in zip(low, high, strict=True)]
             _draw(out, measures, network, points, labels, axes, target)
     settings = {
-        **{"num_subnetworks": num_subnetworks, "samples": samples, "steps": steps},
-        **{"centres": CENTRES, "deviation": DEVIATION, "target": target},
+        "num_subnetworks": num_subnetworks,
+        "samples": samples,
+        "steps": steps,
+        "centres": CENTRES,
+        "deviation": DEVIATION,
+        "target": target,
     }
     notes = " ".join((__doc__ or "").replace("``", "").split())
     return write_rows(out, "divergence-2d", settings, record, values, notes)

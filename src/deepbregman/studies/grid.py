@@ -98,8 +98,12 @@ class Grid(TrialQueue):
                 raise UserError(f"{runs} holds no finished run: there are no results to write")
             rows = [
                 {
-                    **{"arm": cell.arm.name, "series": cell.arm.series, "x": cell.arm.x},
-                    **{"seed": cell.seed, "run": cell.trial.name, **outcome},
+                    "arm": cell.arm.name,
+                    "series": cell.arm.series,
+                    "x": cell.arm.x,
+                    "seed": cell.seed,
+                    "run": cell.trial.name,
+                    **outcome,
                 }
                 for cell, outcome in done
             ]

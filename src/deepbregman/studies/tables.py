@@ -73,6 +73,8 @@ MEASURES = (
     ("corruptions", "kNN by divergence", "kNN by cosine"),
 )
 """Protocol, words of a variant that measures by the divergence, and of what it is compared with."""
+QUANTITY = ("data", "trained_on", "protocol", "variant", "metric")
+"""What tells one quantity from another."""
 TRAINING = ("semi", "supervised", "transfer")
 MOST_CLASSES = 20
 """Datasets of more classes get no table by class."""
@@ -283,10 +285,16 @@ def _describe_run(arm: str, seed: int, run: Run) -> Record:
     trained = result.get("pretrain") or {}
     origin = run.provenance()
     return {
-        **{"arm": arm, "seed": seed, "data": stem(config.data.source), "run": run.path.name},
-        **{"encoder": config.encoder.name, "epochs": config.training.epochs},
-        **{"views_per_image": config.views.num_views, "view_size": config.view_size},
-        **{"batch_size": config.training.batch_size, "seconds": trained.get("seconds")},
+        "arm": arm,
+        "seed": seed,
+        "data": stem(config.data.source),
+        "run": run.path.name,
+        "encoder": config.encoder.name,
+        "epochs": config.training.epochs,
+        "views_per_image": config.views.num_views,
+        "view_size": config.view_size,
+        "batch_size": config.training.batch_size,
+        "seconds": trained.get("seconds"),
         "state": (result.get("study") or {}).get("state"),
         **{key: origin.get(key) for key in ("commit", "source", "device")},
     }
@@ -295,20 +303,19 @@ def _describe_run(arm: str, seed: int, run: Run) -> Record:
 def _summarise_quantity(
     key: tuple[str, ...], found: dict[str, dict[int, Record]], arms: Sequence[str]
 ) -> Record:
-    data, trained_on, protocol, variant, metric = key
     values = {
         arm: {seed: row["value"] for seed, row in rows.items()} for arm, rows in found.items()
     }
     differences = []
     for arm, other in pair_arms(arms):
-        pair = _compare(found.get(arm, {}), found.get(other, {}), metric)
+        pair = _compare(found.get(arm, {}), found.get(other, {}), metric=key[-1])
         if pair is not None:
             differences.append({"arm": arm, "against": other, **pair})
     first = next(iter(next(iter(found.values())).values()))
     return {
-        **{"data": data, "trained_on": trained_on, "protocol": protocol},
-        **{"variant": variant, "metric": metric},
-        **{"num_train": first["num_train"], "num_test": first["num_test"]},
+        **dict(zip(QUANTITY, key, strict=True)),
+        "num_train": first["num_train"],
+        "num_test": first["num_test"],
         "arms": {arm: {**summarise(list(v.values())), "values": v} for arm, v in values.items()},
         "differences": differences,
         "references": {
@@ -330,21 +337,18 @@ def _compare_measures(
 ) -> list[Record]:
     """Compare measures by the divergence with others of the same runs, seed by seed."""
     found = []
-    for (data, trained_on, protocol, variant, metric), mine in quantities.items():
+    for key, mine in quantities.items():
+        *where, protocol, variant, metric = key
         for of, words, other in MEASURES:
             if of != protocol or words not in variant:
                 continue
-            against = quantities.get(
-                (data, trained_on, protocol, variant.replace(words, other), metric), {}
-            )
-            pairs = {
-                arm: _compare(rows, against.get(arm, {}), metric) for arm, rows in mine.items()
-            }
+            against = variant.replace(words, other)
+            theirs = quantities.get((*where, protocol, against, metric), {})
+            pairs = {arm: _compare(rows, theirs.get(arm, {}), metric) for arm, rows in mine.items()}
             arms = {arm: pair for arm, pair in pairs.items() if pair is not None}
             if arms:
-                names = {"data": data, "trained_on": trained_on, "protocol": protocol}
-                names |= {"variant": variant, "against": variant.replace(words, other)}
-                found.append({**names, "metric": metric, "arms": arms})
+                names = dict(zip(QUANTITY, key, strict=True))
+                found.append({**names, "against": against, "arms": arms})
     return found
 
 
@@ -385,7 +389,9 @@ def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:
             names[key] = kept.classes[label] if kept.classes else str(label)
     return [
         {
-            **{"data": key[0], "class": names[key], "num_test": sizes[key]},
+            "data": key[0],
+            "class": names[key],
+            "num_test": sizes[key],
             "arms": {arm: summarise(values) for arm, values in arms.items()},
         }
         for key, arms in sorted(found.items())
