@@ -25,6 +25,8 @@ GRACE_SECONDS = 15.0
 """How long the processes of a run have to end by themselves once one of them has failed."""
 LAUNCHER = "DEEPBREGMAN_LAUNCHER"
 """Environment variable that holds the process id of our launcher in the processes it started."""
+ANNOUNCEMENTS = ("SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+"""A terminal that closes, and the time limit of a job: batch systems send one of the others."""
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _POLL_SECONDS = 0.1
 
@@ -234,14 +236,14 @@ def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int | None:
 
 
 def list_stopping_signals() -> tuple[signal.Signals, ...]:
-    """List the signals that ask for an end: SIGTERM, Ctrl-C, and SIGHUP of a closed terminal.
+    """List the signals that ask for an end: SIGTERM, Ctrl-C, and those of ``ANNOUNCEMENTS``.
 
-    Where SIGHUP is ignored, as under nohup, it stays ignored.
+    One that is ignored stays ignored, as SIGHUP is under nohup; one for which a program has a
+    handler of its own stays with it.
     """
-    signals = (signal.SIGTERM, signal.SIGINT)
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        return *signals, signal.SIGHUP
-    return signals
+    announced = [getattr(signal, name) for name in ANNOUNCEMENTS if hasattr(signal, name)]
+    free = [number for number in announced if signal.getsignal(number) == signal.SIG_DFL]
+    return signal.SIGTERM, signal.SIGINT, *free
 
 
 @contextmanager

@@ -291,7 +291,7 @@ def test_each_process_decodes_with_its_share_of_the_cpus(
         assert batches._loader.num_workers == min(asked, expected)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_to_every_process_of_a_job_ends_no_worker(
     files: FileImages, number: signal.Signals
 ) -> None:

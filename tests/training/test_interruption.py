@@ -7,14 +7,16 @@ import pytest
 
 from deepbregman.training.faults import Interrupted, StoppedAtOnce, watch_signals
 
-WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ANNOUNCED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+WATCHED = (signal.SIGTERM, signal.SIGINT, *ANNOUNCED)
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[list[object]]:
     """Whatever a test does, the handlers of pytest come back."""
     before = [signal.getsignal(number) for number in WATCHED]
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have ignored
+    for number in ANNOUNCED:  # nohup would have ignored one
+        signal.signal(number, signal.SIG_DFL)
     yield installed()
     for number, handler in zip(WATCHED, before, strict=True):
         signal.signal(number, handler)
@@ -45,6 +47,17 @@ def test_a_hangup_that_is_ignored_stays_so() -> None:
         signal.raise_signal(signal.SIGHUP)
     assert received == []
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+def test_a_handler_of_the_program_stays() -> None:
+    """Programs that send jobs, such as submitit, have handlers for SIGUSR1 and SIGUSR2."""
+    own: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, frame: own.append(number))
+    with watch_signals() as received:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
+    assert own == [signal.SIGUSR1]
+    assert received == [signal.SIGUSR2]
 
 
 def test_second_interrupt_stops_at_once(handlers: list[object]) -> None:

@@ -27,6 +27,7 @@ from deepbregman.data.frames import (
 from deepbregman.data.images import ArrayImages, FileImages, ImagePlace, Images, StoredImages
 from deepbregman.data.memory import count_cpus, find_free_memory
 from deepbregman.errors import UserError
+from deepbregman.launching import ANNOUNCEMENTS
 
 _CHUNK = 2048  # files decoded at a time into the memory of the device
 _RESIDENT_SHARE = 0.4
@@ -202,7 +203,7 @@ def ignore_job_signals(owner: int, worker: int) -> None:
     its workers then: it ends its step and saves. After that it ends them itself, by SIGTERM if
     need be. So SIGTERM counts if the process ``owner`` sent it; only Linux tells who did.
     """
-    for name in ("SIGINT", "SIGHUP"):
+    for name in ("SIGINT", *ANNOUNCEMENTS):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
