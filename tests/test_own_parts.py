@@ -37,6 +37,7 @@ from deepbregman.method.networks import Model
 from deepbregman.objectives import OwnParts, OwnViews, Samples, ViewGroups, build_step
 from deepbregman.runs import Run
 from deepbregman.training import loop, planning
+from deepbregman.training.callbacks import collect_metrics
 from deepbregman.training.diagnostics import RECORDED
 
 SMALL: Mapping[str, Any] = {
@@ -324,6 +325,18 @@ class TestViews:
         with pytest.raises(UserError, match=words):
             OwnViews(augment, size=8, num_views=1)(self.IMAGES)
 
+    def test_code_that_fails_says_what_it_was_given(self) -> None:
+        with pytest.raises(ZeroDivisionError) as caught:
+            OwnViews(lambda images: 1 // 0, size=8, num_views=1)(self.IMAGES)
+        assert "uint8 tensor of shape (6, 3, 12, 10) on cpu" in caught.value.__notes__[0]
+
+    def test_transforms_for_pil_images_fit_behind_one_that_makes_them(self) -> None:
+        """Such as those of lightly, here without its normalisation."""
+        transforms = pytest.importorskip("lightly.transforms")
+        view = transforms.SimCLRViewTransform(input_size=8, normalize=None)
+        made = OwnViews(v2.Compose([v2.ToPILImage(), view]), 8, 2)(self.IMAGES)
+        assert made.shape == (2, 6, 3, 8, 8)
+
 
 def test_an_augmentation_that_fails_leaves_no_run(
     tmp_path: Path, config: Config, few_digits: str
@@ -420,6 +433,9 @@ def test_a_method_with_another_head_that_needs_labels(
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        ("simclr", "objective is 'simclr': .* a method of the package is a recipe"),
+        (nn.Linear, "give a subclass of deepbregman.Objective"),
+        (lambda encoder: None, "takes the encoder and the widths"),
         (lambda encoder, widths: nn.Linear(2, 2), "makes Linear with weights of no term"),
         (lambda encoder, widths: Objective(encoder, nn.Sequential(), {}), "of no term"),
         (
@@ -441,6 +457,38 @@ def test_what_is_no_method_is_refused_before_the_images_are_read(
         pretrain(config, run=tmp_path / "run", data=Unreadable(), objective=make, accelerator="cpu")
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda made: made.terms["distance"], "Changed.forward returned Tensor: it must return"),
+        (lambda made: made._replace(terms={"other": made.student.mean()}), "loss terms other, and"),
+        (
+            lambda made: made._replace(terms={**made.terms, "distance": made.student[0, 0]}),
+            r"loss term 'distance' of shape \(8,\): .*take its mean",
+        ),
+        (lambda made: made._replace(student=made.student[..., :3]), "of width 3, .*takes 8"),
+    ],
+)
+def test_what_a_method_must_not_return(config: Config, change: Any, words: str) -> None:
+    class Changed(Agreement):
+        def forward(self, views: ViewGroups[Tensor], gather: Any, samples: Samples) -> Outputs:
+            outputs: Outputs = change(super().forward(views, gather, samples))
+            return outputs
+
+    own = OwnParts(objective=Changed)
+    step = build_step(override(config, own.as_changes()), own=own)
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    uniforms = ViewGroups(step.views.main.draw(4, device="cpu"))
+    with pytest.raises(UserError, match=words):
+        step(images, None, uniforms)
+
+
+@pytest.mark.parametrize("wrong", ["resnet18", nn.Linear])
+def test_an_encoder_that_is_no_module(tmp_path: Path, config: Config, wrong: Any) -> None:
+    with pytest.raises(UserError, match=r"encoder is .*: give a torch.nn.Module, or name"):
+        pretrain(config, run=tmp_path / "run", encoder=wrong, accelerator="cpu")
+
+
 def test_a_metric_that_is_there_already_is_refused(
     tmp_path: Path, config: Config, few_digits: str
 ) -> None:
@@ -448,10 +496,31 @@ def test_a_metric_that_is_there_already_is_refused(
         def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float]:
             return {"total": 1.0}
 
-    with pytest.raises(ValueError, match=r"Wrong.on_epoch returned total, which the epoch's"):
+    with pytest.raises(UserError, match=r"Wrong.on_epoch returned total, which the epoch's"):
         pretrain(
             config, run=tmp_path / "run", data=few_digits, callbacks=[Wrong()], accelerator="cpu"
         )
+
+
+@pytest.mark.parametrize("wrong", [3.0, {"note": "words"}, {"norms": torch.rand(2)}])
+def test_metrics_that_are_no_numbers_are_refused(config: Config, wrong: Any) -> None:
+    class Wrong(Callback):
+        def on_epoch(self, record: Mapping[str, Any], model: Model) -> Any:
+            return wrong
+
+    with pytest.raises(UserError, match=r"Wrong.on_epoch returned .* a dict of names and numbers"):
+        collect_metrics([Wrong()], {"epoch": 1}, build_step(config).model)
+
+
+def test_an_event_that_nothing_calls_is_refused(tmp_path: Path, config: Config) -> None:
+    class Lightning(Callback):
+        def on_train_epoch_end(self) -> None: ...
+
+    words = (
+        "Lightning has on_train_epoch_end, .*: the events are on_end, on_epoch, on_start, on_step"
+    )
+    with pytest.raises(UserError, match=words):
+        pretrain(config, run=tmp_path / "run", callbacks=[Lightning()], accelerator="cpu")
 
 
 @pytest.mark.parametrize("wrong", [print, [print], "wandb", [Callback]])

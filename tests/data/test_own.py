@@ -112,7 +112,7 @@ def test_labels_are_read_without_decoding_where_the_dataset_keeps_them() -> None
     labels = own_data(dataset, test=PIXELS).train.labels
     assert labels is not None
     assert labels.tolist() == [1, 0, 1, 0, 1, 0]
-    assert dataset.read == 6  # for the sizes
+    assert dataset.read == 18  # for the sizes, and twice to see that they do not change
 
 
 def test_labels_of_parts_of_a_dataset_are_read_without_decoding() -> None:
@@ -184,15 +184,71 @@ def test_the_typical_side() -> None:
         (PIXELS[:0], "at least one"),
         ((PIXELS, [0, 1]), "train labels are torch.int64 of shape \\(2,\\) for 6 images"),
         ((PIXELS, [0.5] * 6), "one whole number from 0"),
-        ((PIXELS, [-1] * 6), "one whole number from 0"),
+        ((PIXELS, [-1] * 6), "a train label is -1: .*one whole number from 0"),
         (iter([1]), "a list_iterator: it must be .* iterable dataset has no order to resume in"),
         ([], "data is an empty list"),
         ([Image.new("F", (3, 3))], r"list\[0\].*floating-point"),
         ([torch.rand(3, 4, 4)], "leave out transforms such as ToTensor"),
         ([torch.zeros(4, 4, 4, dtype=torch.uint8)], "an image has 1 or 3 channels"),
-        (["photo.jpg"], "an item is a str"),
+        (["photo.jpg"], "is of type str.* a tuple that begins with it"),
+        ([([PIXELS[0], PIXELS[1]], 0)], "is of type list.* belong to augment="),
+        ([{"pixel_values": PIXELS[0]}], "dict with pixel_values: call the image one of image, img"),
+        ({"train": PIXELS, "test": PIXELS}, r"data is a dict of train, test: .* data\['train'\]"),
+        ((PIXELS, ["cat", 1] * 3), "some labels are words and others are not"),
+        ((PIXELS, [None, 1] * 3), "train labels such as None are no whole numbers"),
     ],
 )
 def test_what_is_refused(values: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         open_batches(own_data(values).train.images, CPU)
+
+
+def test_a_dataset_whose_images_change_is_refused() -> None:
+    """They would be kept as they were drawn the first time."""
+
+    class Flipped(Pictures):
+        calls = 0
+
+        def __getitem__(self, index: int) -> Any:
+            self.calls += 1
+            return PIXELS[index].flip(-1) if self.calls % 2 else PIXELS[index]
+
+    with pytest.raises(UserError, match=r"Flipped\[0\] gave two different .* to augment="):
+        own_data(Flipped())
+
+
+def test_an_item_that_raises_has_words() -> None:
+    class Gone(Pictures):
+        def __getitem__(self, index: int) -> Any:
+            raise OSError("no such disk")
+
+    with pytest.raises(UserError, match=r"Gone\[0\].*no such disk.*torch.utils.data.Subset"):
+        own_data(Gone())
+
+
+def test_labels_may_be_words() -> None:
+    source = own_data(PIXELS, list("cabcab"), test=PIXELS[:2], test_labels=["d", "a"])
+    assert source.classes == ("a", "b", "c", "d")
+    assert source.train.labels is not None
+    assert source.train.labels.tolist() == [2, 0, 1, 2, 0, 1]
+    assert source.test is not None
+    assert source.test.labels is not None
+    assert source.test.labels.tolist() == [3, 0]
+
+
+def test_a_pair_of_a_dataset_and_labels() -> None:
+    source = own_data(([*PIXELS], [0, 1] * 3), test=PIXELS)
+    assert source.train.labels is not None
+    assert source.train.labels.tolist() == [0, 1] * 3
+
+
+def test_a_dataset_object_of_hugging_face() -> None:
+    """Its columns may be called img and fine_label, and labels are read without decoding."""
+    datasets = pytest.importorskip("datasets")
+    pictures = [v2.functional.to_pil_image(image) for image in PIXELS]
+    kinds = datasets.Features({"img": datasets.Image(), "fine_label": datasets.Value("int64")})
+    made = datasets.Dataset.from_dict({"img": pictures, "fine_label": [2, 0, 1] * 2}, kinds)
+    assert _read_labels(DatasetStore(made.with_transform(lambda rows: 1 / 0))) == [2, 0, 1] * 2
+    images = own_data(made, test=PIXELS).train.images
+    (batch,) = open_batches(images, CPU).iterate(torch.arange(6), 6)
+    assert torch.equal(batch.images[..., :7], PIXELS)

@@ -114,16 +114,6 @@ def test_two_methods_cannot_share_a_name() -> None:
     assert METHODS["toy"] is toy.ToySettings
 
 
-def test_terms_without_a_weight_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = build_step(configure())
-    monkeypatch.setattr(step, "term_names", ("match",))
-    uniforms = ViewGroups(
-        *(None if group is None else group.draw(4, device="cpu") for group in step.views)
-    )
-    with pytest.raises(ValueError, match="match, repel, divergence, and has weights for match"):
-        step(torch.zeros(4, 3, 8, 8, dtype=torch.uint8), None, uniforms)
-
-
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory, few_digits: str) -> Run:
     config = override(load_recipe("digits"), {**SMALL, "data.source": few_digits})

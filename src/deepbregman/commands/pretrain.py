@@ -158,6 +158,13 @@ def _check_callbacks(callbacks: object) -> None:
                 f"callbacks has {callback!r}: give a list of deepbregman.Callback objects, each of "
                 "a subclass with the events that you need"
             )
+        events = [name for name in dir(Callback) if name.startswith("on_")]
+        for name in dir(callback):
+            if name.startswith("on_") and name not in events:
+                raise UserError(
+                    f"{type(callback).__name__} has {name}, which nothing calls: the events are "
+                    f"{', '.join(events)}"
+                )
 
 
 class Parts(NamedTuple):

@@ -263,9 +263,11 @@ def _open_image(path: ImagePlace) -> Iterator[Image.Image]:
         if isinstance(error, UnidentifiedImageError):
             reason = "not an image, or damaged from its first bytes"
         what, fix = ("image file", "the file") if isinstance(path, Path) else ("image", "it")
+        advice = f"replace or remove {fix}, or leave such files out with --skip-unreadable"
+        if not isinstance(path, Path):
+            advice = getattr(path.store, "advice", advice)
         raise UnreadableImage(
-            f"{what} {str(path)!r}: cannot be read ({reason}); replace or remove {fix}, "
-            "or leave such files out with --skip-unreadable"
+            f"{what} {str(path)!r}: cannot be read ({reason}); {advice}"
         ) from error
 
 

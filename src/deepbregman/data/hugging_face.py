@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepbregman.data.parquet import LABELS
-from deepbregman.data.stored import HUB, StoredData, StoredSplit, number_labels
+from deepbregman.data.stored import HUB, LABELS, StoredData, StoredSplit, number_labels
 from deepbregman.errors import UserError, abbreviate
 
 
@@ -56,7 +55,8 @@ def index_dataset(path: Path) -> StoredData:
     train = splits.get("train")
     if train is None:
         raise UserError(
-            f"data.source {str(path)!r}: has the splits {', '.join(splits) or 'none'} and no train"
+            f"data.source {str(path)!r}: has the splits {', '.join(splits) or 'none'} and no "
+            "train; save it with a split of this name, or give a split to data= in Python"
         )
     test = next((splits[name] for name in ("test", "validation", "val") if name in splits), None)
     image = _find_image_column(path, train, datasets)

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -20,13 +20,16 @@ from deepbregman.data.images import (
     Split,
     StoredImage,
     read_content,
+    spread_places,
 )
 from deepbregman.data.listings import find_median_side, frame_store, take_test
-from deepbregman.errors import UserError
+from deepbregman.data.stored import IMAGES, LABELS, number_labels
+from deepbregman.errors import UserError, abbreviate
 
 OWN = "custom"
 """``data.source`` of a run that was trained on images of the user's program."""
 _READING = threading.Lock()
+_READ_TWICE = 8  # images of a dataset; a flip of one in two is missed once in 256
 RULE = "images are uint8: (N, 3, H, W), (N, 1, H, W), (N, H, W, 3), (N, H, W, 1) or (N, H, W)"
 
 
@@ -39,6 +42,7 @@ class DatasetStore:
     """
 
     shards: npt.NDArray[np.int64] | None = None
+    advice = "mend the dataset, or leave the item out with torch.utils.data.Subset"
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -53,11 +57,17 @@ class DatasetStore:
     def read(self, index: int) -> Image.Image:
         """Return an image, decoded; one thread at a time, which few datasets are made for more."""
         with _READING:
-            return to_image(split_item(self.dataset[index])[0])
+            return to_image(find_image(self.dataset[index]))
 
     def label(self, index: int) -> object:
         """Return the label of an item, or None."""
-        return split_item(self.dataset[index])[1]
+        try:
+            return find_label(self.dataset[index])
+        except Exception as error:  # of the user's code
+            raise UserError(
+                f"{self.name(index)}: cannot be read ({type(error).__name__}: {error}); "
+                f"{self.advice}"
+            ) from error
 
     @cached_property
     def _identity(self) -> str:
@@ -71,13 +81,28 @@ class DatasetStore:
         return self._identity
 
 
-def split_item(item: Any) -> tuple[Any, Any]:
-    """Return the image of a dataset's item, and its label or None."""
+def find_image(item: Any) -> Any:
+    """Return the image of a dataset's item: the item, its first part, or its image by name."""
     if isinstance(item, tuple | list):
-        return (item[0], item[1] if len(item) > 1 else None) if item else (None, None)
-    if isinstance(item, dict):
-        return item.get("image"), item.get("label")
-    return item, None
+        return item[0] if item else None
+    if isinstance(item, Mapping):
+        found = next((name for name in IMAGES if name in item), None)
+        if found is None:
+            raise ValueError(
+                f"an item is a dict with {', '.join(map(str, item)) or 'nothing'}: call the image "
+                f"one of {', '.join(IMAGES)}"
+            )
+        return item[found]
+    return item
+
+
+def find_label(item: Any) -> Any:
+    """Return the label of a dataset's item: its second part, or by name; None if there is none."""
+    if isinstance(item, tuple | list):
+        return item[1] if len(item) > 1 else None
+    if isinstance(item, Mapping):
+        return next((item[name] for name in LABELS if name in item), None)
+    return None
 
 
 def to_image(found: Any) -> Image.Image:
@@ -87,10 +112,14 @@ def to_image(found: Any) -> Image.Image:
     if isinstance(found, Tensor):
         found = found.as_subclass(Tensor).detach().cpu().numpy()
     if not isinstance(found, np.ndarray) or found.dtype != np.uint8:
-        kind = f"{found.dtype} array" if isinstance(found, np.ndarray) else type(found).__name__
+        kind = str(found.dtype) if isinstance(found, np.ndarray) else type(found).__name__
+        why = "leave out transforms such as ToTensor that make floats"
+        if isinstance(found, list | tuple):
+            why = "leave out transforms that make several views; they belong to augment="
+        elif not isinstance(found, np.ndarray):
+            why = "an item is an image, or a tuple that begins with it, or a dict"
         raise ValueError(
-            f"an item is a {kind}: an image is a PIL image or uint8; leave out transforms such as "
-            "ToTensor that make floats"
+            f"the image of an item is of type {kind}: it must be a PIL image or uint8; {why}"
         )
     if found.ndim == 3 and found.shape[0] in (1, 3) and found.shape[2] not in (1, 3):
         found = found.transpose(1, 2, 0)  # (3, H, W)
@@ -144,51 +173,94 @@ def own_data(
     Args:
         train: uint8 images as an array or tensor, a pair of images and labels, or a map-style
             dataset of PIL images or uint8 images, alone or with labels.
-        labels: (N,) from 0, if ``train`` has none; -1 is not allowed.
+        labels: (N,) from 0, or words, if ``train`` has none; -1 is not allowed.
         test: like ``train``; without it, a seeded fifth of labelled images is taken.
         test_labels: (N,)
         classes: their names.
         image_size: side of the images that are trained on, which sets the frame of a dataset's.
         name: in messages and results.
     """
-    made = make_split(train, labels, image_size, "train")
-    tested = None if test is None else make_split(test, test_labels, image_size, "test")
-    made, tested = take_test(made, tested)
+    parts = [_open_part(train, labels, image_size)]
+    if test is not None:
+        parts.append(_open_part(test, test_labels, image_size))
+    given, words = _number_words([found for _, found in parts])
+    classes = words if classes is None else classes
+    splits = [
+        Split(images, to_labels(found, len(images), what))
+        for (images, _), found, what in zip(parts, given, ("train", "test"), strict=False)
+    ]
+    made, tested = take_test(splits[0], splits[1] if splits[1:] else None)
     known = [part.labels for part in (made, tested) if part is not None and part.labels is not None]
     if classes is None and known:
         classes = [str(label) for label in range(int(torch.cat(known).max()) + 1)]
     return Source(name, made, tested, classes=None if classes is None else tuple(classes))
 
 
-def make_split(values: Any, labels: Any, image_size: int, what: str) -> Split:
-    """Make a split of an array, a pair of images and labels, or a dataset."""
-    if isinstance(values, tuple) and len(values) == 2 and is_array(values[0]):
+def _open_part(values: Any, labels: Any, image_size: int) -> tuple[Images, Any]:
+    """Open an array, a pair of images and labels, or a dataset; return images and labels."""
+    if isinstance(values, tuple) and len(values) == 2 and _has_items(values[0]):
         values, labels = values[0], values[1] if labels is None else labels
     if is_array(values):
-        pixels = to_pixels(values)
-        return Split(ArrayImages(pixels), to_labels(labels, len(pixels), what))
-    if not (hasattr(values, "__len__") and hasattr(values, "__getitem__")):
+        return ArrayImages(to_pixels(values)), labels
+    if not _has_items(values):
         raise UserError(
             f"data is a {type(values).__name__}: it must be a name, a folder, a uint8 array or "
             "tensor, or a map-style dataset with len(dataset) and dataset[i]; an iterable dataset "
             "has no order to resume in: write tar shards instead"
         )
+    if isinstance(values, Mapping):
+        raise UserError(
+            f"data is a {type(values).__name__} of {', '.join(map(str, values)) or 'nothing'}: "
+            "give one of them, such as data['train']; own_data takes another as test="
+        )
     if len(values) == 0:
         raise UserError(f"data is an empty {type(values).__name__}: give at least one image")
     store = DatasetStore(values)
     images = frame_store(store, image_size)
-    found = _read_labels(store) if labels is None else labels
-    return Split(images, to_labels(found, len(store), what))
+    _refuse_random_items(store)
+    return images, _read_labels(store) if labels is None else labels
+
+
+def _has_items(values: Any) -> bool:
+    return is_array(values) or (hasattr(values, "__len__") and hasattr(values, "__getitem__"))
+
+
+def _refuse_random_items(store: DatasetStore) -> None:
+    """Refuse a dataset whose images change, by reading a few twice: they would be kept as drawn."""
+    for index in spread_places(len(store), _READ_TWICE):
+        place = StoredImage(store, index)
+        try:
+            is_same = read_content(place) == read_content(place)
+        except Exception:  # what cannot be read is told when it is decoded
+            continue
+        if not is_same:
+            raise UserError(
+                f"{place} gave two different images: dataset[i] must be the same each time; move "
+                "random transforms to augment="
+            )
+
+
+def _number_words(labels: list[Any]) -> tuple[list[Any], tuple[str, ...] | None]:
+    """Number labels that are words, over all splits; return them with the names of the classes."""
+    given = [found for found in labels if found is not None]
+    lists = [found for found in given if not isinstance(found, Tensor)]
+    kinds = {isinstance(label, str) for found in lists for label in found}
+    if True not in kinds:
+        return labels, None
+    if False in kinds or len(lists) < len(given):
+        raise UserError(
+            "some labels are words and others are not: give each image a word, or each a whole "
+            "number from 0"
+        )
+    return number_labels([None if found is None else list(found) for found in labels])
 
 
 def _read_labels(store: DatasetStore) -> list[Any] | None:
     """Return the labels of a dataset, without decoding images if it has a list of labels."""
     known = _list_labels(store.dataset)
-    if known is not None:
-        return known
-    if store.label(0) is None:
-        return None
-    return [store.label(index) for index in range(len(store))]
+    if known is None and store.label(0) is not None:
+        known = [store.label(index) for index in range(len(store))]
+    return None if known is None or all(label is None for label in known) else known
 
 
 def _list_labels(dataset: Any) -> list[Any] | None:
@@ -197,6 +269,9 @@ def _list_labels(dataset: Any) -> list[Any] | None:
         found = getattr(dataset, attribute, None)
         if found is not None and not callable(found) and len(found) == len(dataset):
             return list(found)
+    if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):  # of Hugging Face
+        column = next((name for name in LABELS if name in dataset.column_names), None)
+        return None if column is None else list(dataset.with_format(None)[column])
     if type(dataset) is Subset:  # a class of the user's may change the labels
         whole = _list_labels(dataset.dataset)
         return None if whole is None else [whole[index] for index in dataset.indices]
@@ -210,20 +285,25 @@ def to_labels(values: Any, count: int, what: str) -> Tensor | None:
     """Take labels as int64 (N,), whole numbers from 0."""
     if values is None:
         return None
+    rule = "give one whole number from 0, or one word, for each image, or labels to none"
     try:
         labels = torch.as_tensor(np.asarray(values)).flatten()
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{what} labels cannot be read as numbers ({error})") from None
+    except (TypeError, ValueError):
+        some = [value for value in values if not isinstance(value, int)]
+        odd = f" such as {abbreviate(some[0])}" if some else ""
+        raise UserError(f"{what} labels{odd} are no whole numbers: {rule}") from None
     whole = not labels.is_floating_point() and not labels.is_complex()
-    if len(labels) != count or not whole or (count and int(labels.min()) < 0):
+    if len(labels) != count or not whole:
         raise UserError(
             f"{what} labels are {labels.dtype} of shape {tuple(labels.shape)} for {count} images: "
-            "give one whole number from 0 for each image"
+            f"{rule}"
         )
+    if count and int(labels.min()) < 0:
+        raise UserError(f"a {what} label is {int(labels.min())}: {rule}")
     return labels.to(torch.int64)
 
 
 def find_own_side(data: Any) -> int:
     """Return the median of the shorter sides of images of the user's own, in pixels."""
-    images: Images = make_split(data, None, 10_000, "train").images
+    images, _ = _open_part(data, None, 10_000)
     return min(images.frame) if isinstance(images, ArrayImages) else find_median_side(images.places)

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from deepbregman.data.memory import find_free_memory
 from deepbregman.data.stored import (
+    IMAGES,
+    LABELS,
     StoredData,
     StoredSplit,
     group_by_split,
@@ -23,9 +25,6 @@ from deepbregman.data.stored import (
 )
 from deepbregman.errors import UserError, abbreviate
 from deepbregman.launching import find_process
-
-LABELS = ("label", "labels", "target", "fine_label", "class")
-"""Names of a column of labels, the first that is there."""
 
 
 class ParquetStore:
@@ -119,7 +118,7 @@ def find_image_column(schema: Any, path: Path) -> str:
             kind = kind.field("bytes").type
         if arrow.types.is_binary(kind) or arrow.types.is_large_binary(kind):
             good.append(field.name)
-    named = [name for name in good if name.lower() in ("image", "img", "images", "picture")]
+    named = [name for name in good if name.lower() in IMAGES]
     chosen = named or good
     if len(chosen) != 1:
         raise UserError(

@@ -16,6 +16,10 @@ from deepbregman.errors import UserError
 
 HUB = "hf:"
 """Begins the name of a dataset of the Hugging Face hub."""
+IMAGES = ("image", "img", "images", "picture")
+"""Names of a column, or of a key, of images."""
+LABELS = ("label", "labels", "target", "fine_label", "class")
+"""Names of a column, or of a key, of labels; the first that is there."""
 _SPLIT_WORDS = {
     "train": "train",
     "training": "train",

@@ -45,6 +45,7 @@ class DivergenceTerm(nn.Module):
 
     def __init__(self, settings: DivergenceSettings, in_features: int) -> None:
         super().__init__()
+        self.in_features = in_features
         self.network = _build_subnetworks(settings, in_features)
         # Learned functionals that judge their own targets would agree on one favourite.
         copied = settings.source == "prototypes"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.config import Config, EncoderSettings
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, abbreviate
 from deepbregman.method.networks import Encoder
 from deepbregman.method.views import Views
 
@@ -50,6 +50,11 @@ class OwnParts(NamedTuple):
         """Return the fields in which a configuration says that these parts are the user's own."""
         changes: dict[str, Any] = {}
         if self.encoder is not None:
+            if not isinstance(self.encoder, nn.Module):
+                raise UserError(
+                    f"encoder is {abbreviate(self.encoder)}: give a torch.nn.Module, or name an "
+                    'encoder of the package by changes={"encoder.name": "resnet18"}'
+                )
             changes |= {"encoder.name": "custom", "encoder.stem": "auto"}
         for table, augment in self.augments.items():
             if table not in VIEW_TABLES or not callable(augment):
@@ -59,6 +64,7 @@ class OwnParts(NamedTuple):
                 )
             changes[f"{table}.custom"] = True
         if self.objective is not None:
+            _check_constructor(self.objective)
             changes["objective.name"] = "custom"
         return changes
 
@@ -113,6 +119,26 @@ class OwnParts(NamedTuple):
             name: config.objective.weight * float(weight) for name, weight in made.weights.items()
         }
         return made
+
+
+def _check_constructor(objective: object) -> None:
+    """Refuse what cannot make a method, before anything is read."""
+    fits = callable(objective)
+    if isinstance(objective, type):
+        fits = issubclass(objective, Objective)
+    if fits:
+        try:
+            inspect.signature(objective).bind(None, None)  # type: ignore[arg-type]
+        except TypeError:
+            fits = False
+        except ValueError:  # of a callable that is not Python's
+            pass
+    if not fits:
+        raise UserError(
+            f"objective is {abbreviate(objective)}: give a subclass of deepbregman.Objective whose "
+            "constructor takes the encoder and the widths of the heads, or a function that makes "
+            "one; a method of the package is a recipe"
+        )
 
 
 def _name_of(part: object) -> str:
@@ -178,7 +204,19 @@ class OwnViews(nn.Module):
             return self._accept(torch.stack(list(self._transform_each(images, sizes, seeds))))
         _seed_everything(seeds[0], images.device)
         arguments = (images, sizes) if self.takes_sizes else (images,)
-        return self._accept(self.augment(*arguments), len(images))
+        return self._accept(self._call(*arguments), len(images))
+
+    def _call(self, images: Tensor, *sizes: Tensor) -> Any:
+        """Call the user's code; if it fails, say beside its own error what it was given."""
+        try:
+            return self.augment(images, *sizes)
+        except Exception as error:
+            error.add_note(
+                f"augment was called with a uint8 tensor of shape {tuple(images.shape)} on "
+                f"{images.device}. It must take such a tensor. Transforms that take PIL images fit "
+                "behind torchvision.transforms.v2.ToPILImage in a v2.Compose."
+            )
+            raise
 
     def _transform_each(
         self, images: Tensor, sizes: Tensor | None, seeds: list[int]
@@ -186,7 +224,7 @@ class OwnViews(nn.Module):
         corners = [tuple(images.shape[-2:])] * len(images) if sizes is None else sizes.tolist()
         for image, (height, width), seed in zip(images, corners, seeds, strict=True):
             _seed_everything(seed, images.device)
-            yield self._accept_type(self.augment(image[:, :height, :width]))
+            yield self._accept_type(self._call(image[:, :height, :width]))
 
     def _accept_type(self, found: Any) -> Tensor:
         if isinstance(found, list | tuple):

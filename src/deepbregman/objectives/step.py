@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.config import TeacherSettings
+from deepbregman.errors import UserError
 from deepbregman.method.networks import Model
 
 from .divergence import DivergenceTerm
@@ -69,6 +70,7 @@ class Step(nn.Module):
             self.weights |= {} if term is None else term.weights
         # A compiled step that reads the names from the dictionary is tied to its values.
         self.term_names = tuple(self.weights)
+        self._method_terms = tuple(objective.weights)
         factors = torch.tensor(list(self.weights.values()))
         self.register_buffer("factors", factors, persistent=False)
 
@@ -104,6 +106,7 @@ class Step(nn.Module):
         outputs: Outputs = self.objective(
             ViewGroups(main, weak, small), self.gather, self._join(samples)
         )
+        self._check(outputs)
         terms, scores = outputs.terms, None
         targets = outputs.teacher
         if self.teacher is not None and weak is not None:  # the teacher beside the method
@@ -113,11 +116,6 @@ class Step(nn.Module):
             terms, scores = {**terms, **found.terms}, found.scores
         if self.rotation is not None and small is not None:
             terms = {**terms, **self.rotation(self.objective, small, self.gather)}
-        if set(terms) != set(self.term_names):
-            raise ValueError(
-                f"the method returned the loss terms {', '.join(terms)}, and has weights for "
-                f"{', '.join(self.term_names)}: they must be the same"
-            )
         weighed = [
             factor * terms[name]
             for name, factor in zip(self.term_names, self.factors.unbind(), strict=True)
@@ -130,9 +128,36 @@ class Step(nn.Module):
             {name: terms[name].detach() for name in self.term_names},
             outputs.student.detach(),
             targets,
-            outputs.representation,
+            outputs.representation.detach(),
             scores,
         )
+
+    def _check(self, outputs: Outputs) -> None:
+        """Refuse what a method must not return; of the package's own methods tests do as much."""
+        name = type(self.objective).__name__
+        if not isinstance(outputs, Outputs):
+            raise UserError(
+                f"{name}.forward returned {type(outputs).__name__}: it must return deepbregman."
+                "Outputs(terms, student, teacher, representation)"
+            )
+        if set(outputs.terms) != set(self._method_terms):
+            raise UserError(
+                f"{name}.forward returned the loss terms {', '.join(outputs.terms)}, and its "
+                f"weights are of {', '.join(self._method_terms)}: they must be the same"
+            )
+        for term, value in outputs.terms.items():
+            if value.ndim:
+                raise UserError(
+                    f"{name}.forward returned the loss term {term!r} of shape "
+                    f"{tuple(value.shape)}: it must be a scalar; take its mean"
+                )
+        width = outputs.student.shape[-1]
+        if self.divergence is not None and width != self.divergence.in_features:
+            raise UserError(
+                f"{name} makes embeddings of width {width}, and the divergence beside it takes "
+                f"{self.divergence.in_features}, by encoder.embedding: build the head with "
+                "deepbregman.build_head, or leave the divergence out with divergence.weight 0"
+            )
 
     def _join(self, samples: Samples) -> Samples:
         """Join the samples of all processes, in the order in which embeddings are joined."""

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from deepbregman.errors import UserError, abbreviate
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run
 
@@ -45,12 +46,22 @@ def collect_metrics(callbacks: Sequence[Callback], record: Record, model: Model)
     """Tell callbacks that an epoch ends, and return the metrics that they add to it."""
     added: Record = {}
     for callback in callbacks:
-        found = callback.on_epoch({**record, **added}, model) or {}
-        taken = sorted(found.keys() & {*record, *added})
+        found = callback.on_epoch({**record, **added}, model)
+        if found is None:
+            continue
+        name = type(callback).__name__
+        try:
+            numbers = {str(metric): float(value) for metric, value in found.items()}
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            raise UserError(
+                f"{name}.on_epoch returned {abbreviate(found)}: it must return a dict of names and "
+                "numbers, or None"
+            ) from None
+        taken = sorted(numbers.keys() & {*record, *added})
         if taken:
-            raise ValueError(
-                f"{type(callback).__name__}.on_epoch returned {', '.join(taken)}, which the "
-                "epoch's metrics have already: give it another name"
+            raise UserError(
+                f"{name}.on_epoch returned {', '.join(taken)}, which the epoch's metrics have "
+                "already: give it another name"
             )
-        added |= {name: float(value) for name, value in found.items()}
+        added |= numbers
     return added
