@@ -6,6 +6,7 @@ usage: gathered_losses.py FILE, with torchrun's variables in the environment for
 import os
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -41,7 +42,18 @@ def main(path: str) -> None:
     gradients = [parameter.grad for parameter in network.parameters()]
     torch.save({"losses": losses.detach(), "gradients": gradients}, f"{path}.{rank}")
     if together:
+        refuse_other_rows(rank)
         dist.destroy_process_group()
+
+
+def refuse_other_rows(rank: int) -> None:
+    """The process whose last batch is short says so; the other would wait for it."""
+    if rank == 0:  # what the other process knows of it
+        both = torch.empty(2, 1, dtype=torch.int64)
+        dist.all_gather(list(both.unbind()), torch.tensor([6]))
+        return
+    with pytest.raises(ValueError, match="the processes gather 6, 5 rows: each must have as many"):
+        gather(torch.rand(5, 2))
 
 
 if __name__ == "__main__":

@@ -47,9 +47,8 @@ def from_dict(values: dict[str, Any]) -> Config:
         fields = [field.name for field in dataclasses.fields(kind)]
         for key in value:
             if key not in fields:
-                raise UserError(
-                    f"unknown field {abbreviate(f'{name}.{key}')}{suggest(key, fields)}"
-                )
+                guess = suggest(key, fields) or f"; {name} has {', '.join(fields)}"
+                raise UserError(f"unknown field {abbreviate(f'{name}.{key}')}{guess}")
         parts[name] = kind(**value)
     return Config(**parts)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 Gather = Callable[[Tensor], Tensor]
 """Joins a tensor of every process, with gradient."""
+_KNOWN_ROWS: set[int] = set()  # numbers of rows that all processes had at once
 
 
 class _Gather(torch.autograd.Function):
@@ -38,6 +39,27 @@ def gather_with_gradient(mine: Tensor) -> Tensor:
     return every
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's is untyped
+def _check_rows(mine: Tensor) -> None:
+    """Refuse another number of rows than the other processes have: they would wait for ever.
+
+    Every process sends its number each time. A process reads those of the others only when its own
+    is new, so that the host does not wait for the device in each step.
+    """
+    rows = torch.tensor([len(mine)], device=mine.device)
+    every = rows.new_empty(dist.get_world_size())
+    dist.all_gather(list(every.split(1)), rows)
+    if len(mine) in _KNOWN_ROWS:
+        return
+    numbers = every.tolist()
+    if len(set(numbers)) > 1:
+        raise ValueError(
+            f"the processes gather {', '.join(map(str, numbers))} rows: each must have as many; "
+            "leave out the last, short batch (drop_last=True)"
+        )
+    _KNOWN_ROWS.add(len(mine))
+
+
 def gather(mine: Tensor) -> Tensor:
     """Join the rows of all processes, with gradient: give it to a loss as ``gather=``.
 
@@ -54,5 +76,6 @@ def gather(mine: Tensor) -> Tensor:
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return mine
+    _check_rows(mine)
     joined: Tensor = gather_with_gradient(mine).flatten(0, 1)
     return joined
