@@ -275,6 +275,25 @@ class TestTar:
         with pytest.raises(UserError, match=words):
             open_source(str(path), image_size=8)
 
+    def test_a_shard_that_is_cut_anywhere_is_refused(self, tmp_path: Path) -> None:
+        """Python's library takes most cuts for the end of the archive."""
+        path = write_tar(tmp_path / "all.tar", samples(range(1, 4), labelled=False))
+        index, content = read_index([path]), path.read_bytes()
+        end = -(-int(index.offsets[-1] + index.sizes[-1]) // 512) * 512  # zeros follow
+        for cut in range(0, end + 511, 100):
+            path.write_bytes(content[:cut])
+            with pytest.raises(UserError, match=r"cannot be read .*copy it again"):
+                read_index([path])
+
+    def test_a_damaged_header_is_not_the_end(self, tmp_path: Path) -> None:
+        path = write_tar(tmp_path / "all.tar", samples(range(1, 4), labelled=False))
+        content = bytearray(path.read_bytes())
+        header = int(read_index([path]).offsets[1]) - 512
+        content[header + 20] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=f"damaged at byte {header:,}, so that images are lost"):
+            read_index([path])
+
     def test_a_truncated_shard_is_told_when_it_is_read(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "all.tar", samples(range(3), labelled=False))
         index = read_index([path])

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -196,17 +196,27 @@ def _read_shard(path: Path) -> Iterator[tuple[str, int, int, str | None]]:
                 elif extension.lower() == "cls":
                     label = _read_label(file, member, path)
             yield from ((*image, label) for image in waiting)
+            _check_end(file, archive)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise UserError(f"shard {str(path)!r}: cannot be read ({_explain(path, error)})") from error
 
 
-def _read_label(file: object, member: tarfile.TarInfo, path: Path) -> str:
+def _check_end(file: IO[bytes], archive: tarfile.TarFile) -> None:
+    """Refuse a shard that is cut or damaged: tarfile takes a header that is none for the end."""
+    end = archive.offset  # of the header that is none
+    block = os.pread(file.fileno(), tarfile.BLOCKSIZE, end)
+    if block != bytes(tarfile.BLOCKSIZE):
+        what = "is damaged at" if len(block) == tarfile.BLOCKSIZE else "ends early, at"
+        raise tarfile.ReadError(f"it {what} byte {end:,}, so that images are lost")
+
+
+def _read_label(file: IO[bytes], member: tarfile.TarInfo, path: Path) -> str:
     if member.size > _LARGEST_LABEL:
         raise UserError(
             f"shard {str(path)!r}: {member.name} has {member.size:,} bytes, and is to be a class"
         )
-    handle = file.fileno()  # type: ignore[attr-defined]  # a file that was opened by name
-    return os.pread(handle, member.size, member.offset_data).decode("utf-8", "replace").strip()
+    content = os.pread(file.fileno(), member.size, member.offset_data)
+    return content.decode("utf-8", "replace").strip()
 
 
 def _explain(path: Path, error: Exception) -> str:
@@ -227,7 +237,7 @@ def _describe(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
 
 def _cache_file(paths: Sequence[Path]) -> Path | None:
     try:
-        content = json.dumps(["shards 1", _describe(paths)])
+        content = json.dumps(["shards 2", _describe(paths)])
         return user_cache("shards") / f"{hashlib.blake2b(content.encode()).hexdigest()[:32]}.npz"
     except (OSError, RuntimeError):  # a file is gone, or there is no home: nothing is kept
         return None

@@ -46,12 +46,12 @@ def _check_rows(mine: Tensor) -> None:
     Every process sends its number each time. A process reads those of the others only when its own
     is new, so that the host does not wait for the device in each step.
     """
-    rows = torch.tensor([len(mine)], device=mine.device)
-    every = rows.new_empty(dist.get_world_size())
-    dist.all_gather(list(every.split(1)), rows)
+    rows = torch.full((1,), len(mine), device=mine.device)
+    every = rows.new_empty(dist.get_world_size(), 1)
+    dist.all_gather(list(every.unbind()), rows)
     if len(mine) in _KNOWN_ROWS:
         return
-    numbers = every.tolist()
+    numbers = every.flatten().tolist()
     if len(set(numbers)) > 1:
         raise ValueError(
             f"the processes gather {', '.join(map(str, numbers))} rows: each must have as many; "
