@@ -92,6 +92,28 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in said for words in _OUT_OF_MEMORY)
 
 
+def explain_no_shared_memory(error: BaseException) -> str:
+    """Explain that worker processes cannot hand over what they decode, as in a small container."""
+    last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+    return (
+        f"the worker processes that decode images have no room in /dev/shm ({last}): make it "
+        "larger, in Docker by --shm-size 8g, or decode without them by --data.workers 0"
+    )
+
+
+def explain_workers(error: BaseException) -> str | None:
+    """Explain an error of torch about the worker processes that decode images; else None."""
+    said = str(error)
+    if "shared memory" in said and isinstance(error, RuntimeError):
+        return explain_no_shared_memory(error)
+    if said.startswith("DataLoader worker") and ("killed by" in said or "exited" in said):
+        return (
+            f"a worker process that decodes images has died ({first_line(error)}), often for lack "
+            "of memory: use fewer by --data.workers, or give the job more memory"
+        )
+    return None
+
+
 def explain_error(error: BaseException) -> tuple[str, int] | None:
     """Return the words and the exit code for what is no fault of the program, else None.
 
@@ -116,6 +138,9 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
             "lost another process of the run, whose own error, if it had one, says why; what the "
             "run has saved is whole: continue it with --resume"
         ), 1
+    workers = explain_workers(error)
+    if workers is not None:
+        return workers, 2
     if any(words in str(error).lower() for words in _NO_COMPILER):
         return (
             "torch compiles the training step and finds no C compiler: install gcc and g++, name "

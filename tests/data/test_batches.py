@@ -1,3 +1,4 @@
+import errno
 import gc
 import signal
 import subprocess
@@ -6,11 +7,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
+from deepbregman.config import load_recipe
 from deepbregman.data import (
     ArrayImages,
     Batch,
@@ -21,7 +25,8 @@ from deepbregman.data import (
     open_source,
 )
 from deepbregman.data import batches as batches_module
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, explain_error
+from deepbregman.training.faults import explain_faults
 
 CPU = torch.device("cpu")
 ORDER = torch.tensor([6, 0, 3, 3, 5, 1, 2])
@@ -308,3 +313,49 @@ def test_a_signal_to_every_process_of_a_job_ends_no_worker(
     worker.terminate()  # SIGTERM of its own parent
     worker.join(10)
     assert worker.exitcode == 0
+
+
+def test_workers_that_cannot_start_are_explained(
+    files: FileImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where /dev/shm cannot be written to."""
+
+    def start(loader: object) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(DataLoader, "__iter__", start)
+    with pytest.raises(UserError, match=r"no room in /dev/shm .*Read-only .*--data.workers 0"):
+        StreamingBatches(files, CPU, num_workers=1).iterate(ORDER, 2)
+
+
+def test_workers_without_shared_memory_are_explained(
+    files: FileImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container with a small /dev/shm."""
+
+    def refuse(*arguments: object) -> NoReturn:
+        raise RuntimeError("unable to allocate shared memory(shm): No space left on device (28)")
+
+    monkeypatch.setattr(batches_module, "_allocate_frames", refuse)
+    batches = StreamingBatches(files, CPU, num_workers=1)
+    with pytest.raises(RuntimeError) as caught:
+        list(batches.iterate(ORDER, 2))
+    words, code = explain_error(caught.value) or ("", 0)
+    assert "no room in /dev/shm (RuntimeError: unable to allocate" in words
+    assert code == 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "DataLoader worker (pid 7) is killed by signal: Killed. ",
+        "DataLoader worker (pid(s) 7, 8) exited unexpectedly",
+    ],
+)
+def test_a_worker_that_is_killed_is_explained(said: str, tmp_path: Path) -> None:
+    """As the system does where memory ran out; torch says so at any place of the program."""
+    with (
+        pytest.raises(UserError, match=r"has died .*--data.workers, .*then continue with"),
+        explain_faults(load_recipe("digits"), tmp_path),
+    ):
+        raise RuntimeError(said)

@@ -26,7 +26,7 @@ from deepbregman.data.frames import (
 )
 from deepbregman.data.images import ArrayImages, FileImages, ImagePlace, Images, StoredImages
 from deepbregman.data.memory import count_cpus, find_free_memory
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, explain_no_shared_memory
 from deepbregman.launching import ANNOUNCEMENTS
 
 _CHUNK = 2048  # files decoded at a time into the memory of the device
@@ -281,7 +281,11 @@ class StreamingBatches:
             return self._iterate_arrays(self._arrays, parts)
         self._turn += 1
         self._order.batches = (part.tolist() for part in parts)
-        return self._iterate_files(iter(self._loader), self._turn)
+        try:
+            decoded = iter(self._loader)
+        except OSError as error:
+            raise UserError(explain_no_shared_memory(error)) from error
+        return self._iterate_files(decoded, self._turn)
 
     def _iterate_arrays(self, images: ArrayImages, parts: Iterator[Tensor]) -> Iterator[Batch]:
         for indices in parts:

@@ -19,6 +19,7 @@ from deepbregman.errors import (
     ReportedElsewhere,
     UserError,
     explain_error,
+    explain_workers,
     first_line,
     is_out_of_memory,
 )
@@ -99,6 +100,9 @@ def explain_faults(config: Config, folder: Path) -> Iterator[None]:
             raise
         raise UserError(f"{explained[0]}; then {go_on}") from error
     except (RuntimeError, MemoryError) as error:
+        workers = explain_workers(error)
+        if workers is not None:
+            raise UserError(f"{workers}; then {go_on}") from error
         if not is_out_of_memory(error):
             raise
         raise UserError(_explain_memory(config, error)) from error
