@@ -128,7 +128,7 @@ def _check_constructor(objective: object) -> None:
         fits = issubclass(objective, Objective)
     if fits:
         try:
-            inspect.signature(objective).bind(None, None)  # type: ignore[arg-type]
+            inspect.signature(objective).bind(None, None)  # type: ignore[arg-type]  # it is callable
         except TypeError:
             fits = False
         except ValueError:  # of a callable that is not Python's
