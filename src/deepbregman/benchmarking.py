@@ -225,7 +225,7 @@ def build_bare_step(config: Config, fabric: Fabric) -> Step:
 def build_training_step(config: Config, images: Images, fabric: Fabric, folder: Path) -> Step:
     """Build the step exactly as the loop takes it; it makes a temporary run in the folder."""
     job = start_run(config, images, fabric, folder)
-    feed = job.feed(0, 0)  # of so many epochs that it does not end
+    feed = job.feed(0, 0)  # it has more epochs than are ever measured
     return lambda: job.advance(feed)
 
 

@@ -75,7 +75,7 @@ def _is_finite(number: float) -> bool:
 
 
 def has_type(value: Any, hint: Any) -> bool:
-    """Whether a value has the type of its field; a whole number will do for a float."""
+    """Whether a value has the type of its field; a float may be a whole number."""
     origin = get_origin(hint)
     if origin is Annotated:
         return has_type(value, get_args(hint)[0])

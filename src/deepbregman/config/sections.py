@@ -330,15 +330,15 @@ class TrainingSettings(Section):
     compile: Literal["auto", "yes", "no"] = "auto"
     """torch.compile the step; auto does on a GPU."""
     checkpoint_every: Whole = 0
-    """Keep a checkpoint every so many epochs beside the last one; 0 keeps the last only."""
+    """Epochs between checkpoints that are kept beside the last one; 0 keeps the last only."""
     save_seconds: NotNegative = 60.0
     """At the end of an epoch, save when the last save is this old; what a crash can cost."""
     skip_nonfinite: Whole = 0
     """Batches of non-finite loss or gradient to leave out before stopping; above 0, steps wait."""
     knn_every: Whole = 5
-    """Run the kNN monitor every so many epochs; 0 never."""
+    """Epochs between runs of the kNN monitor; 0 turns it off."""
     health_every: Whole = 5
-    """Judge without labels how training goes every so many epochs, and at the end; 0 never."""
+    """Epochs between judgements, without labels, of how training goes; 0 turns them off."""
     stop_when_saturated: Annotated[bool, tyro.conf.arg(aliases=["--stop-when-saturated"])] = False
     """End the run early once two judgements in a row say that more epochs bring little."""
     tensorboard: bool = True
@@ -483,7 +483,7 @@ class Config:
     def view_groups(self) -> dict[str, ViewSettings]:
         """The groups of views that are made, by the name of their table.
 
-        Without a divergence nobody looks at the teacher, nor at the views that it would see.
+        Without a divergence the teacher is not used, and the views that it sees are not made.
         """
         groups = (self.views, self.weak_views, self.small_views)
         idle = self.teacher is not None and not self.divergence.is_on

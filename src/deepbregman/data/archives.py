@@ -153,9 +153,8 @@ def _read_labels(reader: NpzReader, key: str, num_images: int) -> Tensor:
         problem = f"is of type {labels.dtype}: labels are integers; convert them"
     elif labels.ndim == 2 and labels.shape[1] > 1:
         problem = (
-            f"has shape {labels.shape}: several labels an image, as ChestMNIST has, but one class "
-            "is told from another here; leave the labels out to pretrain, and name another source "
-            "to evaluate"
+            f"has shape {labels.shape}: several labels an image, as in ChestMNIST, but an image "
+            "has one class here; leave the labels out to pretrain, and evaluate on another source"
         )
     elif labels.shape != (labels.size,) and labels.shape != (labels.size, 1):
         problem = f"has shape {labels.shape}: labels are (N,) or (N, 1), one class an image"

@@ -220,7 +220,7 @@ def expand_home(path: Path) -> Path:
 def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None, Path]:
     """Return the dataset of that name, or else a path, which begins with ``hf:`` for the hub.
 
-    A dataset for detection, whose images have boxes, is refused unless it will do.
+    A dataset for detection, whose images have boxes, is refused unless ``with_boxes`` is set.
     """
     names = [name for name in DATASETS if with_boxes or name != "voc"]
     if spec in names:

@@ -252,7 +252,7 @@ def _line_error(table: Path, number: int, words: str) -> UserError:
 def list_imagenet(folder: Path) -> Listing:
     """List ImageNet (ILSVRC 2012): ``train/<wnid>/...`` and ``val/<wnid>/...``.
 
-    Classes are in the order of their WordNet numbers, as everywhere. Some of the 1,000 will do, and
+    Classes are in the order of their WordNet numbers, as usual. Some of the 1,000 are enough, and
     without ``val`` there is no test split; ``deepbregman data check imagenet`` counts.
     """
     train = _read_wordnet_folders(folder / "train")

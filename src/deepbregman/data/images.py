@@ -17,7 +17,7 @@ from torch import Tensor
 from deepbregman.errors import UserError
 from deepbregman.terminal import count_words
 
-_SIZED, _HASHED = 2048, 256  # images of a fingerprint: of so many the size, of so many all bytes
+_SIZED, _HASHED = 2048, 256  # images of a fingerprint: the sizes of 2048, and all bytes of 256
 _HASHED_BYTES = 1 << 20  # of one file
 
 Progress = Callable[[int, int], None]

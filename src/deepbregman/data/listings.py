@@ -46,7 +46,7 @@ from deepbregman.terminal import ignore_progress
 TEST_FRACTION = 0.2
 """Share of labelled images that becomes the test split where there is none."""
 FULL_DECODE_LIMIT = 20_000
-"""Up to so many files each is decoded on opening; beyond, only its header is read."""
+"""Up to this number, files are decoded on opening; of more, only the headers are read."""
 CACHED_FROM = 1000
 """With this number of files or more, their sizes are kept in the user's cache."""
 _SAMPLE = 256  # images of a store that are looked at

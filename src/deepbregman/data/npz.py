@@ -19,7 +19,7 @@ from deepbregman.data.memory import find_free_memory
 from deepbregman.errors import UserError, abbreviate
 
 _MAX_RATIO = 1032
-"""Deflate makes at most so many bytes of one; a directory that claims more is wrong."""
+"""Most bytes that deflate makes of one; a directory that claims more is wrong."""
 
 
 class Header(NamedTuple):

@@ -57,7 +57,7 @@ def grouped_split(
     a group. A class of two or more groups always has one on either side, which may cost up to one
     group more; a class of one group is kept.
 
-    Labels and groups are int64 (N,); what is returned is as there.
+    Labels and groups are int64 (N,); the result is as of :func:`stratified_split`.
     """
     _check_fraction(fraction)
     if labels.shape != groups.shape or labels.ndim != 1:

@@ -55,7 +55,7 @@ def digest_images(images: Images) -> str:
 
 
 def must_be_decoded(images: Images) -> bool:
-    """Whether images can be told from others only by decoding them all, as for their features."""
+    """Whether images can be identified only by decoding all of them."""
     if isinstance(images, FileImages) and isinstance(images.paths, StoredImages):
         return isinstance(images.paths.store, DatasetStore)
     return False

@@ -35,7 +35,7 @@ WEIGHT_DECAYS = (1e-3, 1e-4, 1e-5)
 MOMENTUM = 0.9
 L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 PATIENCE = 2
-"""After so many penalties in a row that are worse than the best, weaker ones are not tried."""
+"""Penalties in a row that are worse than the best, after which weaker ones are not tried."""
 WEIGHTED = "weighted classes"
 """Of a variant: the classifier in which every class counts the same."""
 # Up to here (1 GiB) float64 is affordable, and only float64 reaches the optimum when l2 is small.
@@ -206,7 +206,7 @@ def minimise(
             identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
             basis = torch.linalg.solve_triangular(factor, identity, upper=False)
             coordinates = weight @ factor  # (C, d)
-            # The slope by weight is that by z times factor.T: at most so many times as large.
+            # The slope by weight is that by z times factor.T: larger by at most this factor.
             growth = max(1.0, math.sqrt(len(factor)) * float(factor.norm(dim=1).max()))
         parameters = [coordinates.requires_grad_(), bias.requires_grad_()]
 

@@ -152,7 +152,7 @@ class Ood(Section):
     """Options of ood."""
 
     against: tuple[str, ...] = (NOISE,)
-    """Images to be told from the test images: datasets, or noise (every byte is random)."""
+    """Images that are unlike the test images: datasets, or noise (every byte is random)."""
     neighbours: Count = 50
     """The distance of an image from the training images is that of its neighbour of this rank."""
 

@@ -1,4 +1,4 @@
-"""What an accuracy is to be read against: guessing, and the same classifier on raw pixels."""
+"""What an accuracy is compared with: guessing, and the same classifier on raw pixels."""
 
 from collections.abc import Sequence
 
@@ -38,7 +38,7 @@ def add_references(rows: Sequence[Record], protocol: str, evaluation: Evaluation
 
 
 def guess(labelled: LabelledFeatures) -> dict[str, float]:
-    """Measure who always answers with the most frequent classes of the training images."""
+    """Measure the answer that is always the most frequent classes of the training images."""
     counts = torch.bincount(labelled.train.labels, minlength=labelled.num_classes)
     logits = counts.double().expand(len(labelled.test.labels), -1)  # (n, C)
     return labelled.measure(logits.argmax(dim=1), logits)

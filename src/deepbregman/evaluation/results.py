@@ -19,7 +19,7 @@ A row is one number: of a protocol, a variant of it, a source and a metric.
 ``num_replaced``    unreadable images among them that others replaced
 ``details``         the settings of the variant: its budget and grids
 ``chosen``          what each seed chose on held-out training images
-``chance``          of ``knn`` and ``linear``: who always answers with the most frequent class
+``chance``          of ``knn`` and ``linear``: always answering with the most frequent class
 ``raw_pixels``      of ``knn`` and ``linear``: the same kind of classifier on the pixels themselves
 ``epoch``           at which the encoder was saved
 ``epochs``          of its pretraining, as configured

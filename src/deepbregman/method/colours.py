@@ -88,7 +88,9 @@ def _shift_hue(images: Tensor, hue: Tensor) -> Tensor:
     low = torch.minimum(red, green).minimum(blue)
     high = torch.maximum(red, green).maximum(blue)
     chroma = high - low
-    divisor = chroma.clamp_min(1e-20)  # where chroma is 0 any hue will do: it is multiplied by 0
+    divisor = chroma.clamp_min(
+        1e-20
+    )  # where chroma is 0 the hue does not matter: it is multiplied by 0
     sextant = torch.where(
         high == red,
         (green - blue).div_(divisor),
@@ -142,7 +144,7 @@ def rgb_to_lab(images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def lab_to_rgb(images: Tensor) -> Tensor:
-    """Turn CIE L*a*b* into sRGB, both (..., 3, H, W); colours that sRGB has not are cut off."""
+    """Turn CIE L*a*b* into sRGB, both (..., 3, H, W); colours outside sRGB are cut off."""
     level, a, b = images.unbind(dim=-3)
     y = (level + 16) / 116
     parts = [

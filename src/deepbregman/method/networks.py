@@ -31,8 +31,8 @@ TIMM = "timm:"
 class Encoder(nn.Module):
     """Images to representations: normalisation, then a trunk without classifier.
 
-    The normalisation is part of the module (buffers in its state), so that whoever loads an
-    encoder cannot feed it pixels of another scale.
+    The normalisation is part of the module (buffers in its state), so that a loaded encoder
+    cannot get pixels of another scale.
 
     Args:
         trunk: maps (N, 3, H, W) to (N, d).

@@ -255,7 +255,7 @@ class Views(nn.Module):
 def centre_view(images: Tensor, sizes: Tensor | None, size: int) -> Tensor:
     """Return the central square of each image, resized: the view at test time.
 
-    This stands for "resize the shorter side, then crop the centre", done as one resampling. It
+    It does "resize the shorter side, then crop the centre" as one resampling. It
     differs from the two steps at the edges of the box, beyond which the antialiasing filter does
     not reach.
 

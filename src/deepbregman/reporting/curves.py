@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_POINTS = 2500
 """Largest number of points of a chart; longer curves are thinned, so that the page stays small."""
 FEW_EPOCHS = 12
-"""Up to so many, every value is marked; a line through one would not be seen at all."""
+"""Up to this number of epochs every value is marked: a line through one value is invisible."""
 MEAN_OF_RUNS = "mean of runs"
 TERMS = {
     "total": ("Total loss", "all terms, weighted"),

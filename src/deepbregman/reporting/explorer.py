@@ -20,7 +20,7 @@ PER_SHEET = 1024
 ACROSS = 32
 QUALITY = 80
 SIDES = ((2_000, 96), (5_000, 64), (15_000, 48))
-"""Up to so many images, the side of a thumbnail; beyond, ``SMALLEST_SIDE``."""
+"""Largest number of images, and the side of their thumbnails; of more it is ``SMALLEST_SIDE``."""
 SMALLEST_SIDE = 32
 
 Pixels = npt.NDArray[np.uint8]

@@ -284,11 +284,11 @@ def find_rows(group: RunGroup, measure: Measure) -> list[tuple[RunRecord, Record
 
 
 REFERENCES = {"chance": "most frequent class", "raw_pixels": "raw pixels"}
-"""Fields of an evaluation's row with what it is read against, and their names."""
+"""Fields of an evaluation's row with what it is compared with, and their names."""
 
 
 def average_references(groups: Sequence[RunGroup], measure: Measure) -> dict[str, float]:
-    """Return what a quantity is read against: name -> value; older records have nothing."""
+    """Return what a quantity is compared with: name -> value; older records have nothing."""
     rows = [row for group in groups for _, row in find_rows(group, measure)]
     found = {
         name: [row[field] for row in rows if is_finite(row.get(field))]

@@ -69,7 +69,7 @@ def evaluation_table(rows: Sequence[Record], title: str) -> Table:
 
 
 def describe_references(rows: Sequence[Record]) -> str:
-    """Say what top-1 accuracies are to be read against; empty if that was not measured."""
+    """Say what to compare top-1 accuracies with; empty if that was not measured."""
     known = [row for row in rows if row["metric"] == "top1" and row.get("raw_pixels") is not None]
     if not known:
         return ""

@@ -427,7 +427,7 @@ def check_terms(config: Config, fields: Iterable[str], what: str) -> None:
     """Refuse to vary fields of a loss term that is off: every configuration would train the same.
 
     Args:
-        fields: by their dotted names; a section alone stands for the whole term.
+        fields: by their dotted names; a section alone means the whole term.
     """
     values = fields_of(config)
     for name in fields:

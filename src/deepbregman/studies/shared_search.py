@@ -25,7 +25,7 @@ from deepbregman.training.faults import Interrupted
 HEARTBEAT_SECONDS = 30
 GRACE_SECONDS = 120
 MAX_DEATHS = 3
-"""A trial whose worker died so many times is given up."""
+"""Deaths of its workers after which a trial is given up."""
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 TAKEN = (TrialState.RUNNING, *DONE)
 """States that count towards the trials of a search."""

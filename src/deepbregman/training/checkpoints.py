@@ -109,7 +109,7 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
 def read_tensors(content: bytes | memoryview, device: torch.device | str = "cpu") -> Any:
     """Read what ``torch.save`` wrote; nothing in it is executed.
 
-    Compressed parts and the format of before 2020 are refused: ``torch.save`` writes neither, and
+    Compressed parts and the format from before 2020 are refused: ``torch.save`` writes neither, and
     torch would unpack compressed parts to any size.
 
     Raises:

@@ -75,7 +75,7 @@ def reset_peak_memory(device: torch.device) -> None:
 def measure_peak_memory(device: torch.device) -> dict[str, float]:
     """Return ``peak_gigabytes`` that tensors took on a GPU; of other devices nothing is known.
 
-    The allocator counts on the host, so nobody waits for the device.
+    The allocator counts on the host, so the host does not wait for the device.
     """
     if device.type != "cuda":
         return {}

@@ -36,7 +36,7 @@ class Display:
     """A progress bar for people, and a line every few epochs that also suits a log file.
 
     Args:
-        report_every: print a line every so many epochs, and for the first and the last.
+        report_every: epochs between printed lines; the first and the last are always printed.
     """
 
     def __init__(

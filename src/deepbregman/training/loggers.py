@@ -76,7 +76,7 @@ class WandbRun:
     def __init__(self, run: Run, config: Config) -> None:
         import wandb
 
-        start: Any = wandb.init  # whose types other releases have not
+        start: Any = wandb.init  # its types differ between releases
         self.session: Any = start(
             project=os.environ.get("WANDB_PROJECT", "deepbregman"),
             name=run.path.name,

@@ -84,7 +84,7 @@ class Lars(MomentumOptimiser):
         if any(adapted):
             sizes, changes = (torch.stack(torch._foreach_norm(each)) for each in (weights, updates))
             factors = group["trust"] * sizes / changes
-            if group.get("clip"):  # states of before it was there have none
+            if group.get("clip"):  # older states do not have it
                 factors = (factors / max(group["lr"], TINY)).clamp_max(1.0)
             # Chosen on the device: reading the norms here would make the host wait.
             factors = torch.where((sizes > 0) & (changes > 0), factors, 1.0)

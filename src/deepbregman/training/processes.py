@@ -64,7 +64,7 @@ def launch(accelerator: str = "auto") -> Fabric:
         fabric = Fabric(accelerator=kind, devices=1, plugins=[LightningEnvironment()])
         fabric.launch()
         return fabric
-    if LAUNCHER in os.environ:  # without its launcher, nobody would stop this process
+    if LAUNCHER in os.environ:  # without its launcher, nothing would stop this process
         when_launcher_ends(functools.partial(os.kill, os.getpid(), signal.SIGTERM))
     fabric = Fabric(
         accelerator=kind,
@@ -97,7 +97,7 @@ def _leave_groups() -> None:
         if time.monotonic() > deadline:
             return
         time.sleep(0.01)
-    _open_host_group.cache_clear()  # a thread is joined when nobody holds its group any more
+    _open_host_group.cache_clear()  # a thread ends when nothing refers to its group any more
     dist.destroy_process_group()
 
 
@@ -202,7 +202,7 @@ class Vote:
 
 
 def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> bool:
-    """Compile a step in place, if configured or by default on a GPU; its first call will do it.
+    """Compile a step in place, if configured or by default on a GPU; its first call compiles it.
 
     On one GPU its kernels are replayed as CUDA graphs, because the host launches the kernels of a
     small network more slowly than the GPU runs them. Returns whether the step is compiled.

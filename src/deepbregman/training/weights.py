@@ -26,7 +26,7 @@ from . import checkpoints
 
 RANDOM, AUTO, TORCHVISION = "random", "auto", "torchvision:"
 HEADS = ("fc.", "head.", "head_dist.", "head_drop.", "classifier.", "last_linear.")
-"""Beginnings of the names of a classifier, which a pretrained file may have and a trunk has not."""
+"""Prefixes of a classifier's tensors: a pretrained file may have them, a trunk does not."""
 WRAPPERS = ("state_dict", "model")
 """Entries under which other programs keep the weights."""
 PIXELS = ("mean", "deviation")

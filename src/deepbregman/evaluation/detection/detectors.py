@@ -22,7 +22,7 @@ STAGES = ("layer1", "layer2", "layer3", "layer4")
 ANCHOR_SIDES = (32, 64, 128, 256, 512)
 ASPECTS = (0.5, 1.0, 2.0)
 SIDE_STEP = 32
-"""Short sides are sampled in steps of so many pixels."""
+"""Step between the sampled short sides, in pixels."""
 LONG_SIDE = 1333 / 800
 """The longest long side, in multiples of the longest short side."""
 
