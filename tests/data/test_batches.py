@@ -203,17 +203,6 @@ def test_free_memory_of_this_machine_is_sane() -> None:
     assert 1 << 20 < batches_module._find_free_memory(CPU) < 1 << 50
 
 
-def test_wrong_arguments_are_refused(files: FileImages) -> None:
-    for batches in (ResidentBatches(_marked(4, True), CPU), StreamingBatches(files, CPU)):
-        for order in (torch.tensor([0, batches.num_images]), torch.tensor([-1])):
-            with pytest.raises(IndexError):
-                list(batches.iterate(order, 2))
-        with pytest.raises(ValueError, match="batch size 0"):
-            list(batches.iterate(torch.tensor([0]), 0))
-        with pytest.raises(ValueError, match="int32"):
-            list(batches.iterate(torch.tensor([0], dtype=torch.int32), 1))
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_same_bits_arrive_without_a_wait(

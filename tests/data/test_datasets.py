@@ -57,24 +57,6 @@ def test_files_are_counted_as_if_decoded() -> None:
     assert (chosen.paths, chosen.side, chosen.fills_frame) == ((Path("c"), Path("a")), 10, True)
 
 
-@pytest.mark.parametrize(
-    ("build", "part"),
-    [
-        (lambda: ArrayImages(torch.zeros(2, 3, 4, 4)), "float32"),
-        (lambda: ArrayImages(torch.zeros(2, 1, 4, 4, dtype=torch.uint8)), r"\(2, 1, 4, 4\)"),
-        (
-            lambda: ArrayImages(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.ones(1, 2)),
-            "sizes",
-        ),
-        (lambda: Split(FileImages((Path("a"),), 4), torch.zeros(2)), "2 labels for 1 images"),
-        (lambda: Split(FileImages((Path("a"),), 4), None, ("a", "b")), "2 names for 1 images"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(build, part: str) -> None:
-    with pytest.raises(UserError, match=part):
-        build()
-
-
 def test_joined_images_keep_their_sizes() -> None:
     pixels = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8)
     sizes = torch.tensor([[1, 2], [4, 6]])

@@ -2,13 +2,11 @@ import math
 from collections import Counter
 from fractions import Fraction
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepbregman.data import grouped_split, labelled_subset, stratified_split
-from deepbregman.errors import UserError
+from deepbregman.data import grouped_split, stratified_split
 
 label_lists = st.lists(st.integers(0, 4), min_size=0, max_size=60)
 percents = st.integers(0, 99)
@@ -72,37 +70,6 @@ def test_seeds_differ_and_the_order_of_the_items_does_not_matter_for_shares() ->
 def test_split_is_the_one_it_has_always_been() -> None:
     # Drawn from the frozen generator by hand: numpy.random.RandomState(0).permutation(10)[:3].
     assert stratified_split(None, 10, 0.3, 0)[1].tolist() == [2, 4, 8]
-
-
-@pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, float("nan")])
-def test_fraction_outside_its_range(fraction: float) -> None:
-    with pytest.raises(UserError, match=f"held-out fraction {fraction}"):
-        stratified_split(None, 10, fraction, 0)
-
-
-def test_labels_of_another_length() -> None:
-    with pytest.raises(UserError, match="10 items"):
-        stratified_split(torch.zeros(9, dtype=torch.int64), 10, 0.1, 0)
-
-
-@settings(max_examples=100, deadline=None)
-@given(labels=st.lists(st.integers(0, 3), min_size=1, max_size=60), seed=st.integers(0, 50))
-def test_labelled_subset_takes_the_same_number_of_each(labels: list[int], seed: int) -> None:
-    counts = Counter(labels)
-    per_class = min(counts.values())
-    chosen = labelled_subset(torch.tensor(labels), per_class, seed).tolist()
-    assert Counter(labels[i] for i in chosen) == dict.fromkeys(counts, per_class)
-    assert chosen == sorted(set(chosen))
-    assert chosen == labelled_subset(torch.tensor(labels), per_class, seed).tolist()
-
-
-def test_labelled_subset_differs_by_seed_and_refuses_too_many() -> None:
-    labels = torch.arange(300) % 3
-    assert not torch.equal(labelled_subset(labels, 10, 0), labelled_subset(labels, 10, 1))
-    with pytest.raises(UserError, match=r"per class 4: class 1 has only 2; ask for at most 2"):
-        labelled_subset(torch.tensor([0] * 9 + [1] * 2), 4, 0)
-    with pytest.raises(UserError, match="per class 0: must be at least 1"):
-        labelled_subset(labels, 0, 0)
 
 
 # Groups as lesions are: each of one class, of one to six images; its place says which it is.
@@ -170,10 +137,3 @@ def test_a_group_of_several_classes_is_not_divided_either() -> None:
     kept, held = grouped_split(labels, members, 0.3, 0)
     assert not set(members[kept].tolist()) & set(members[held].tolist())
     assert abs(len(held) - 18) <= 3
-
-
-def test_grouped_split_refuses_what_does_not_match() -> None:
-    with pytest.raises(UserError, match=r"\(2,\).*\(3,\)"):
-        grouped_split(torch.zeros(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64), 0.2, 0)
-    with pytest.raises(UserError, match=r"fraction 1\.0"):
-        grouped_split(torch.zeros(3, dtype=torch.int64), torch.arange(3), 1.0, 0)

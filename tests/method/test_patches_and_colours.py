@@ -34,11 +34,6 @@ def test_patches_are_crops_of_their_cells(size: int, grid: int, side: int) -> No
     assert len(seen) == (cell - side + 1) ** 2  # every place in a cell occurs
 
 
-def test_a_patch_larger_than_its_cell_is_refused() -> None:
-    with pytest.raises(ValueError, match="side is 5, but must be between 1 and 4"):
-        shuffle_patches(uniform(1, 3, 8, 8), uniform(1, 4), uniform(1, 4, 2), 2, 5)
-
-
 def lab_of(red: float, green: float, blue: float) -> tuple[float, float, float]:
     """CIE 15 and IEC 61966-2-1, one pixel at a time."""
     r, g, b = (

@@ -36,11 +36,6 @@ def test_evaluation_needs_no_other_process() -> None:
     assert torch.equal(ordinary(inputs), expected)
 
 
-def test_one_dimension_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"1 dimensions: at least \(N, C\)"):
-        SynchronisedNorm(3)(torch.zeros(3))
-
-
 class NormThenReLU(nn.BatchNorm2d):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input).relu()

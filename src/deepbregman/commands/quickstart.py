@@ -74,13 +74,13 @@ def show(run: Run, console: Console) -> None:
 
 def measure(name: str, train: Labelled, test: Labelled, seed: int) -> Record:
     """Measure one kind of features: linear accuracy, accuracy with few labels, kNN."""
-    from deepbregman.data import labelled_subset
+    from deepbregman.evaluation.few import draw_labels
     from deepbregman.evaluation.knn import knn_accuracy
     from deepbregman.evaluation.linear import fit_best, fit_linear
     from deepbregman.evaluation.results import top_k_accuracy
 
     num_classes = 1 + int(train[1].max())
-    subsets = [labelled_subset(train[1], LABELS_PER_CLASS, draw) for draw in range(DRAWS)]
+    subsets = [draw_labels(train[1], LABELS_PER_CLASS, draw) for draw in range(DRAWS)]
     classifier, _ = fit_best(*train, num_classes, seed)
     few_labels = (
         fit_linear(

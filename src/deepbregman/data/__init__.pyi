@@ -20,5 +20,4 @@ from .images import join_images as join_images
 from .listings import open_files as open_files
 from .listings import without_unreadable as without_unreadable
 from .splits import grouped_split as grouped_split
-from .splits import labelled_subset as labelled_subset
 from .splits import stratified_split as stratified_split

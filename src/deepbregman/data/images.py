@@ -33,18 +33,6 @@ class ArrayImages:
     sizes: Tensor | None = None
     """int64 (N, 2): each true height and width, top left in zeros; None: all fill the frame."""
 
-    def __post_init__(self) -> None:
-        shape = tuple(self.pixels.shape)
-        if self.pixels.dtype != torch.uint8 or len(shape) != 4 or shape[1] != 3:
-            raise UserError(
-                f"pixels are {self.pixels.dtype} of shape {shape}: images are uint8 (N, 3, H, W)"
-            )
-        if self.sizes is not None and tuple(self.sizes.shape) != (shape[0], 2):
-            raise UserError(
-                f"sizes of shape {tuple(self.sizes.shape)} for {shape[0]} images: give one "
-                f"(height, width) for each, so ({shape[0]}, 2)"
-            )
-
     def __len__(self) -> int:
         return int(self.pixels.shape[0])
 
@@ -314,16 +302,6 @@ class Split:
     """int64 (N,)."""
     names: tuple[str, ...] | None = None
     """File names relative to the folder that was opened."""
-
-    def __post_init__(self) -> None:
-        num_images = len(self.images)
-        parts: dict[str, Sequence[str] | Tensor | None]
-        parts = {"labels": self.labels, "names": self.names}
-        for part, values in parts.items():
-            if values is not None and len(values) != num_images:
-                raise UserError(
-                    f"{len(values)} {part} for {num_images} images: give one for each image"
-                )
 
     def __len__(self) -> int:
         return len(self.images)

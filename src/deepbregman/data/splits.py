@@ -1,4 +1,4 @@
-"""Seeded splits: a part held out, by items or by whole groups, and a few labels of each class."""
+"""Seeded splits: a part held out, by items or by whole groups."""
 
 import math
 from fractions import Fraction
@@ -7,8 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-
-from deepbregman.errors import UserError
 
 
 def stratified_split(
@@ -28,13 +26,8 @@ def stratified_split(
     Returns:
         The indices kept and the indices held out, int64 and ascending.
     """
-    _check_fraction(fraction)
     if labels is None:
         labels = torch.zeros(num_items, dtype=torch.int64)
-    if labels.shape != (num_items,):
-        raise UserError(
-            f"labels of shape {tuple(labels.shape)} for {num_items} items: give one label for each"
-        )
     _, positions, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     quotas = _find_quotas(counts.tolist(), Fraction(fraction).limit_denominator(10**6))
     random = _make_random(seed)
@@ -59,12 +52,6 @@ def grouped_split(
 
     Labels and groups are int64 (N,); the result is as of :func:`stratified_split`.
     """
-    _check_fraction(fraction)
-    if labels.shape != groups.shape or labels.ndim != 1:
-        raise UserError(
-            f"groups of shape {tuple(groups.shape)} for labels of shape {tuple(labels.shape)}: "
-            "give one of each for each item"
-        )
     _, classes = torch.unique(labels, return_inverse=True)
     numbers, members = torch.unique(groups, return_inverse=True)
     num_classes = int(classes.max()) + 1 if len(classes) else 0
@@ -98,28 +85,6 @@ def _choose_groups(
         smallest = order[sizes[order].argmin()]
         chosen[smallest] = not chosen[smallest]
     return chosen
-
-
-def labelled_subset(labels: Tensor, per_class: int, seed: int) -> Tensor:
-    """Draw the same number of items of each class that occurs; return their ascending indices."""
-    if per_class < 1:
-        raise UserError(f"labelled images per class {per_class}: must be at least 1")
-    random = _make_random(seed)
-    chosen = []
-    for label in torch.unique(labels).tolist():
-        members = torch.nonzero(labels == label).flatten()
-        if len(members) < per_class:
-            raise UserError(
-                f"labelled images per class {per_class}: class {label} has only {len(members)}; "
-                f"ask for at most {len(members)} per class"
-            )
-        chosen.append(members[torch.from_numpy(random.permutation(len(members))[:per_class])])
-    return torch.cat(chosen).sort().values if chosen else torch.empty(0, dtype=torch.int64)
-
-
-def _check_fraction(fraction: float) -> None:
-    if not 0 <= fraction < 1:
-        raise UserError(f"held-out fraction {fraction}: must be at least 0 and below 1, e.g. 0.1")
 
 
 def _find_quotas(counts: list[int], fraction: Fraction) -> list[int]:

@@ -21,8 +21,6 @@ def shuffle_patches(
         (B, P, C, side, side): patch i is taken from the cell of the i-th smallest of ``order``.
     """
     cell = images.shape[-1] // grid
-    if not 1 <= side <= cell:
-        raise ValueError(f"side is {side}, but must be between 1 and {cell}, the side of a cell")
     picked = order.argsort(dim=1)  # (B, P)
     free = cell - side + 1
     start = (position * free).floor().long().clamp_max(free - 1)  # (B, P, 2)

@@ -365,7 +365,7 @@ class Pretraining:
         batches = self.batches.chain(orders(), size)
         if not (method.needs_indices or method.needs_labels):
             return batches
-        places = cut_orders(orders(), size, self.batches.num_images, self.fabric.device)
+        places = cut_orders(orders(), size, self.fabric.device)
         return (
             batch._replace(indices=indices) for batch, indices in zip(batches, places, strict=True)
         )

@@ -237,13 +237,8 @@ class SynchronisedNorm(_BatchNorm):
     squares would cancel. torch's own class needs GPUs.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"input has {input.ndim} dimensions: at least (N, C) is needed")
-
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (N, C, ...)."""
-        self._check_input_dim(input)
         if not self.training:
             return F.batch_norm(
                 input,
