@@ -433,7 +433,7 @@ class TestErrors:
         code, _, err = command("pretrain", "--resume", tmp_path / "run", "--accelerator", "cpu")
         assert code == 2
         assert "config.toml" in err
-        assert "was changed" in err
+        assert "made with other settings" in err
         assert (tmp_path / "run" / "result.json").read_text() == before
 
     def test_a_folder_whose_name_looks_like_markup(

@@ -251,6 +251,12 @@ class Run:
         except UserError as error:
             raise UserError(f"{error}{self._other_version()}") from None
 
+    def keep_config(self, config: Config) -> None:
+        """Write the configuration that the run goes on with, if it is another than before."""
+        if config != self.config:
+            with replace_file(self.path / "config.toml") as file:
+                file.write(to_toml(config).encode())
+
     def _other_version(self) -> str:
         """Name the version that wrote the run if it was another one; empty otherwise."""
         try:

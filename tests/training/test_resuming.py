@@ -166,6 +166,40 @@ def test_safe_fields_may_change_and_that_is_said(
     assert "changed" not in run.provenance()["resumed"][1]
 
 
+def test_they_may_be_given_on_the_command_line_and_in_python(
+    run: Run, tiny_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So a job goes on where there are fewer CPUs, or without shared memory."""
+    shutil.copy(run.previous_checkpoint, run.last_checkpoint)
+    again = ["pretrain", "--resume", str(run.path), "--accelerator", "cpu"]
+    main([*again, "--data.workers", "0", "--training.no-tensorboard", "--data.resident", "no"])
+    assert "data.workers (16 -> 0)" in " ".join(capsys.readouterr().out.split())
+    assert (run.config.data.workers, run.config.data.resident) == (0, "no")
+    assert not run.config.training.tensorboard
+    assert_same_parameters(run, tiny_run)
+    resume(run.path, changes={"data.workers": 3}, accelerator="cpu")
+    assert run.config.data.workers == 3
+    before = to_toml(run.config)
+    with pytest.raises(SystemExit) as caught:
+        main([*again, "--data.workers", "1", "--training.batch-size", "8"])
+    assert caught.value.code == 2
+    assert "--training.batch-size is given" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(UserError, match="made with other settings: seed"):
+        resume(run.path, changes={"seed": 3}, accelerator="cpu")
+    assert to_toml(run.config) == before
+
+
+def test_the_command_that_began_a_run_may_change_them_too(
+    run: Run, tiny_run: Run, tiny_config: Config
+) -> None:
+    shutil.copy(run.previous_checkpoint, run.last_checkpoint)
+    (run.path / "result.json").unlink()
+    fewer = {"data.workers": 1, "training.save_seconds": 9.0}
+    pretrain(tiny_config, run=run.path, changes=fewer, accelerator="cpu")
+    assert run.config == override(tiny_run.config, fewer)
+    assert_same_parameters(run, tiny_run)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -187,7 +221,7 @@ def test_safe_fields_may_change_and_that_is_said(
 def test_other_fields_may_not_and_are_named(run: Run, name: str, value: Any) -> None:
     before = {p: p.read_bytes() for p in run.path.rglob("*") if p.suffix in (".pt", ".json")}
     edit(run, **{name.replace(".", "__"): value, "training__knn_every": 7})
-    with pytest.raises(UserError, match=rf"was changed since in {name} \(.* -> {value}\): "):
+    with pytest.raises(UserError, match=rf"made with other settings: {name} \(.* -> {value}\);"):
         resume(run.path, accelerator="cpu")
     assert {p: p.read_bytes() for p in before} == before  # and nothing is written of it
 

@@ -43,7 +43,7 @@ from .words import (
     AUTO,
     add_tables,
     check_first_word,
-    explain_new_settings,
+    check_new_settings,
     find_given,
     name_recipe,
     suggest_longer,
@@ -227,6 +227,7 @@ def resume(
     run: Annotated[Path, tyro.conf.arg(name="resume")],
     *,
     data: PythonOnly[Any] = None,
+    changes: PythonOnly[Mapping[str, Any] | None] = None,
     encoder: PythonOnly["nn.Module | None"] = None,
     augment: PythonOnly["Augment | Mapping[str, Augment] | None"] = None,
     objective: PythonOnly["MakeObjective | None"] = None,
@@ -237,12 +238,14 @@ def resume(
     console: PythonOnly[Console | None] = None,
     source: PythonOnly["Source | None"] = None,
 ) -> Run:
-    """Continue an interrupted run exactly from its last checkpoint, with the same fields.
+    """Continue an interrupted run exactly from its last checkpoint.
 
-    A run with parts of your own is continued from Python, where you give them again.
+    Fields that say where, how often or how fast, such as --data.workers, may be given anew; all
+    others stay. A run with parts of your own is continued from Python, where you give them again.
 
     Args:
         run: Folder of the run.
+        changes: Fields to change that do not affect what is trained, such as {"data.workers": 4}.
         data: If the run trained on images of your program: the same images.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         augment: If the run had views of your own: the same code.
@@ -257,7 +260,7 @@ def resume(
     _check_callbacks(callbacks)
     opened = Run.open(Path(run))
     opened.check_links()
-    config, folder = opened.config, opened.path
+    config, folder = override(opened.config, changes or {}), opened.path
     if isinstance(data, str | Path) or (data is not None and config.data.source != "custom"):
         raise UserError(
             f"data was given, but {folder} was trained on {config.data.source!r} and goes on with "
@@ -305,9 +308,8 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     if "--resume" in options:
         fields = [option for option in options if option[2:].partition(".")[0] in SECTIONS]
-        if fields:
-            raise UserError(explain_new_settings(fields, words))
-        return resume, "deepbregman pretrain", words
+        function = _resume_with_fields(fields, words) if fields else resume
+        return function, "deepbregman pretrain", words
     words = name_recipe(words)
     if words and not words[0].startswith("-"):
         check_first_word(words[0])
@@ -334,6 +336,24 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     changed = signature.replace(parameters=[first, *others])
     with_fields.__signature__ = changed  # type: ignore[attr-defined]  # inspect reads it
     return with_fields, f"deepbregman pretrain {name if named else 'RECIPE'}", words[named:]
+
+
+def _resume_with_fields(options: list[str], words: list[str]) -> Callable[..., Run]:
+    """Make the function for a run that goes on with other fields, as far as it may change them."""
+    from deepbregman.training.checkpoints import CHANGEABLE
+
+    config = Run.open(check_new_settings(options, words, CHANGEABLE)).config
+
+    @functools.wraps(resume)
+    def with_fields(run: Path, recipe: Config, **rest: Any) -> Run:
+        changed = differing_fields(Run.open(run).config, recipe)
+        return resume(run, changes={name: new for name, (_, new) in changed.items()}, **rest)
+
+    signature = inspect.signature(resume)
+    fields = inspect.Parameter("recipe", inspect.Parameter.KEYWORD_ONLY, default=config)
+    changed = signature.replace(parameters=[*signature.parameters.values(), fields])
+    with_fields.__signature__ = changed  # type: ignore[attr-defined]  # inspect reads it
+    return with_fields
 
 
 def _count_processes(devices: int | str | None, accelerator: str) -> int | None:
@@ -539,24 +559,31 @@ def _choose_settings(
 
 
 def _read_settings(folder: Path, config: Config, request: AutoRequest | None) -> Config:
-    """Return the settings of a run that is there; refuse to go on with other ones.
+    """Return the settings that a run that is there goes on with; refuse what it must not change.
 
     Of ``auto``, only what the user has given counts: the rest was chosen when the run began.
     """
+    from deepbregman.training.checkpoints import CHANGEABLE
+
     opened = Run.open(folder)
     opened.check_links()
     there = opened.config
     differing = differing_fields(there, config)
     if request is not None:
         differing = {field: pair for field, pair in differing.items() if field in request.given}
-    if differing:
-        words = [f"{field} is {a!r} there and {b!r} here" for field, (a, b) in differing.items()]
+    changed = {field: pair[1] for field, pair in differing.items() if field in CHANGEABLE}
+    words = [
+        f"{field} is {a!r} there and {b!r} here"
+        for field, (a, b) in differing.items()
+        if field not in changed
+    ]
+    if words:
         raise UserError(
             f"run folder {folder} exists with other settings: {'; '.join(words[:3])}; continue it "
             f"as it is with --resume {folder}, or name another folder with --run, with "
             f"--encoder.weights {folder} to start from its weights"
         )
-    return there
+    return override(there, changed)
 
 
 def _try_parts(config: Config, own: "OwnParts", resuming: bool) -> str | None:

@@ -1,6 +1,7 @@
 """The words of a pretrain command line: which recipe and which fields they mean."""
 
 import shlex
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,16 @@ AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
 
 
-def explain_new_settings(fields: list[str], words: list[str]) -> str:
+def check_new_settings(options: list[str], words: list[str], changeable: Collection[str]) -> Path:
+    """Refuse options of fields that a resumed run must not change; return the run's folder."""
+    fields = {option: option[2:].replace("-", "_").replace(".no_", ".") for option in options}
+    refused = [option for option, field in fields.items() if field not in changeable]
+    if refused:
+        raise UserError(_explain_new_settings(refused, words))
+    return Path(_pair_options(words)["--resume"])
+
+
+def _explain_new_settings(fields: list[str], words: list[str]) -> str:
     """Explain how to continue from the weights of a run with other settings."""
     values = _pair_options(words)
     run = values.get("--resume") or "RUN"

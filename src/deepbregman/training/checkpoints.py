@@ -340,8 +340,8 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
     refused = {name: pair for name, pair in changes.items() if not _may_change(name, state, config)}
     if refused:
         raise UserError(
-            f"the config.toml beside {origin} was changed since in {_list_changes(refused)}: a run "
-            "goes on as it began; put that back, or start a new run from the changed file (may "
+            f"{origin} was made with other settings: {_list_changes(refused)}; a run goes on as it "
+            "began: put config.toml back, or start a new run with the changed file (may "
             f"change: {', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are done, "
             "unless optimiser.schedule is cosine)"
         )
@@ -359,7 +359,7 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
         )
     if not changes:
         return found
-    note = f"config.toml was changed in {_list_changes(changes)}; the run goes on with that"
+    note = f"changed since the last checkpoint: {_list_changes(changes)}; the run goes on with that"
     record = {**found.record, "changed": {name: list(pair) for name, pair in changes.items()}}
     return found._replace(notes=[*found.notes, note], record=record)
 

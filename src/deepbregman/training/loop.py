@@ -156,6 +156,7 @@ class Pretraining:
             if resume:
                 self.run.clear_temporaries()
                 self.run.add_resumption({**record, **(found.record if found else {})})
+                self.run.keep_config(self.config)
             else:
                 Run.create(self.run.path, self.config, record)
         if found is not None:
