@@ -39,7 +39,7 @@ from deepbregman.benchmarking import (
 from deepbregman.config import load_recipe, override
 from deepbregman.data import open_source
 from deepbregman.data.batches import Batch, StreamingBatches, cut_orders
-from deepbregman.data.frames import decode_to, fit_size
+from deepbregman.data.decoding import decode_to, fit_size
 from deepbregman.data.images import FileImages, Images
 from deepbregman.files import write_json
 from deepbregman.reporting.screen import speed_table

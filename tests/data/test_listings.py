@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from deepbregman.data import FileImages, Source, UnreadableImage, listings, open_source
-from deepbregman.data.frames import decode_frame, read_size
+from deepbregman.data.decoding import decode_frame, read_size
 from deepbregman.errors import UserError
 
 Save = Callable[..., np.ndarray]

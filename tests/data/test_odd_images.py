@@ -23,8 +23,8 @@ import torch
 from PIL import Image
 
 from deepbregman.data import FileImages, StreamingBatches, open_source
+from deepbregman.data.decoding import Frame, decode_frame, read_size, silence_pillow
 from deepbregman.data.folders import HAS_AVIF, explain_ignored, list_folder
-from deepbregman.data.frames import Frame, decode_frame, read_size, silence_pillow
 from deepbregman.errors import UserError
 
 SIDE = 24

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deepbregman.data.frames import decode_whole
+from deepbregman.data.decoding import decode_whole
 from deepbregman.data.voc import CLASSES, open_voc
 from deepbregman.errors import UserError
 

@@ -22,7 +22,7 @@ from deepbregman.data import (
 )
 from deepbregman.data import archives as archives_module
 from deepbregman.data.archives import write_archive
-from deepbregman.data.frames import UnreadableImage
+from deepbregman.data.decoding import UnreadableImage
 
 Save = Callable[..., np.ndarray]
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Batch, Images, Split
-from deepbregman.data.frames import UnreadableImage
+from deepbregman.data.decoding import UnreadableImage
 from deepbregman.data.images import FileImages
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
-    from deepbregman.evaluation.retrieval import Answer, Image, SearchResult
+    from deepbregman.evaluation.queries import Answer, Image, SearchResult
     from deepbregman.reporting.sheets import Panel
 
 Measure = Literal["cosine", "divergence"]
@@ -84,18 +84,39 @@ def search(
             "no --query: --out and --split are for queries; without one the test split searches "
             "the training split, and only numbers come of it"
         )
-    images = open_images(
-        run, data, source, accelerator, devices, encoder, skip_unreadable, records=not queries
-    )
-    from deepbregman.evaluation.retrieval import SearchResult, evaluate_search, search_images
+    from deepbregman.evaluation.queries import SearchResult
+    from deepbregman.evaluation.search_index import answer_by_index, name_index
+    from deepbregman.runs import Run
 
-    if not queries:
-        rows = evaluate_search(images, k=k, by=by, seed=seed, progress=progress or ignore_progress)
-        return SearchResult([], rows)
+    opened = run if isinstance(run, Run) else Run.open(Path(run))
     words = [str(query) for query in queries]
-    answers = search_images(
-        images, words, k=k, by=by, split=split, seed=seed, progress=progress or ignore_progress
-    )
+    key, answers = None, None
+    if queries and source is None and encoder is None:
+        options = {"split": split, "seed": seed, "accelerator": accelerator}
+        key = name_index(opened, data, skip_unreadable=skip_unreadable, **options)
+    if key is not None:
+        answers = answer_by_index(opened, key, words, data=data, k=k, by=by)
+    if answers is None:
+        images = open_images(
+            opened,
+            data,
+            source,
+            accelerator,
+            devices,
+            encoder,
+            skip_unreadable,
+            records=not queries,
+        )
+        # They load torch, which an index saves.
+        from deepbregman.evaluation.retrieval import evaluate_search, search_images
+
+        report = progress or ignore_progress
+        if not queries:
+            rows = evaluate_search(images, k=k, by=by, seed=seed, progress=report)
+            return SearchResult([], rows)
+        answers = search_images(
+            images, words, k=k, by=by, split=split, seed=seed, key=key, progress=report
+        )
     if out is not None:
         write_sheet(Path(out), answers)
     return SearchResult(answers, [], out)

@@ -7,7 +7,7 @@ from .datasets import DATASETS as DATASETS
 from .datasets import check_source as check_source
 from .datasets import open_source as open_source
 from .datasets import typical_side as typical_side
-from .frames import UnreadableImage as UnreadableImage
+from .decoding import UnreadableImage as UnreadableImage
 from .frames import channel_statistics as channel_statistics
 from .images import ArrayImages as ArrayImages
 from .images import FileImages as FileImages

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deepbregman.data.frames import Pixels, Sizes, decode_frames
+from deepbregman.data.decoding import Pixels
+from deepbregman.data.frames import Sizes, decode_frames
 from deepbregman.data.images import ArrayImages, FileImages, Images, Progress, Source, Split
 from deepbregman.data.npz import NpzReader, open_npz
 from deepbregman.terminal import ignore_progress

@@ -17,13 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
-from deepbregman.data.frames import (
-    UnreadableImage,
-    decode_frames,
-    decode_to,
-    replace_unreadable,
-    silence_pillow,
-)
+from deepbregman.data.decoding import UnreadableImage, decode_to, silence_pillow
+from deepbregman.data.frames import decode_frames, replace_unreadable
 from deepbregman.data.images import ArrayImages, FileImages, ImagePlace, Images, StoredImages
 from deepbregman.data.memory import count_cpus, find_free_memory
 from deepbregman.errors import UserError, explain_no_shared_memory

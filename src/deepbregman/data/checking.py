@@ -9,10 +9,11 @@ from pathlib import Path
 
 from deepbregman.data.archives import open_archive, verify_checksums
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
+from deepbregman.data.decoding import UnreadableImage, decode_frame, read_size
 from deepbregman.data.downloads import list_checksums
 from deepbregman.data.folders import Listing, list_folder, quote_some
 from deepbregman.data.formats import find_format
-from deepbregman.data.frames import UnreadableImage, decode_frame, map_files, read_size
+from deepbregman.data.frames import map_files
 from deepbregman.data.images import ArrayImages, ImagePlace, StoredImage
 from deepbregman.data.stored import StoredData
 from deepbregman.data.voc import find_devkit

@@ -17,16 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepbregman.data.decoding import UnreadableImage, decode_frame, fit_size, read_size
 from deepbregman.data.folders import Files, Listing
-from deepbregman.data.frames import (
-    Sizes,
-    UnreadableImage,
-    collect_sizes,
-    decode_frame,
-    fit_size,
-    map_files,
-    read_size,
-)
+from deepbregman.data.frames import Sizes, collect_sizes, map_files
 from deepbregman.data.images import (
     FileImages,
     ImagePlace,

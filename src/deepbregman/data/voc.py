@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from deepbregman.data.datasets import expand_home
-from deepbregman.data.frames import UnreadableImage, map_files, read_size
+from deepbregman.data.decoding import UnreadableImage, read_size
+from deepbregman.data.frames import map_files
 from deepbregman.errors import UserError
 
 CLASSES = (

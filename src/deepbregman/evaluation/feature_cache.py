@@ -5,7 +5,6 @@ depend on: the networks, the images, their size, the device and the versions. So
 out of date, two processes that write it write the same, and a file may be deleted at any time.
 """
 
-import hashlib
 import json
 import os
 import time
@@ -21,24 +20,16 @@ from deepbregman.data import Images
 from deepbregman.data.images import ArrayImages, FileImages, StoredImages
 from deepbregman.data.own import DatasetStore
 from deepbregman.errors import UserError
-from deepbregman.files import is_temporary, refuse_link
+from deepbregman.files import digest, digest_files, is_temporary, refuse_link
 from deepbregman.method.networks import Model
 from deepbregman.runs import list_versions
 from deepbregman.training import checkpoints
 
-FOLDER = "features"
+from .search_index import FOLDER
+
 LARGEST_TOTAL = 2 * 2**30
 """Bytes of all files of a run; those that were used longest ago are deleted first."""
 _ABANDONED_SECONDS = 3600.0  # after which a temporary file is that of a killed process
-
-
-def digest(*parts: bytes | memoryview) -> str:
-    """Return 16 digits that differ when any part does."""
-    hashed = hashlib.sha256()
-    for part in parts:
-        hashed.update(f"{len(part)} ".encode())
-        hashed.update(part)
-    return hashed.hexdigest()[:16]
 
 
 def digest_images(images: Images) -> str:
@@ -49,9 +40,7 @@ def digest_images(images: Images) -> str:
     if isinstance(images.paths, StoredImages):
         indices = images.paths.indices.tobytes()
         return digest(str(images.side).encode(), images.paths.store.identity().encode(), indices)
-    files = [(os.path.abspath(path), path.stat()) for path in images.paths]
-    known = [(name, status.st_size, status.st_mtime_ns) for name, status in files]
-    return digest(json.dumps([images.side, known]).encode())
+    return digest(str(images.side).encode(), digest_files(images.paths).encode())
 
 
 def must_be_decoded(images: Images) -> bool:

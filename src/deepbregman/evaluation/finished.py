@@ -12,11 +12,12 @@ from dataclasses import asdict, dataclass, field
 from deepbregman.config import to_toml
 from deepbregman.data import Split
 from deepbregman.errors import UserError
+from deepbregman.files import digest
 from deepbregman.runs import Record, Run, list_versions, now, read_json
 from deepbregman.training.checkpoints import fingerprint_weights
 from deepbregman.training.devices import device_name
 
-from .feature_cache import digest, digest_images
+from .feature_cache import digest_images
 from .features import LabelledFeatures
 from .results import Measurement
 

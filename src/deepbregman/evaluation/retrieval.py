@@ -1,24 +1,26 @@
 """Search by image: the nearest images of a run's data, and how well such searches find classes."""
 
-import re
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from deepbregman.data import FileImages, Progress, ResidentBatches, Split, open_files
+from deepbregman.data import FileImages, Images, Progress, ResidentBatches, Split, open_files
 from deepbregman.data.datasets import expand_home
 from deepbregman.errors import UserError
+from deepbregman.method.bregman import find_tangents
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import epoch_order
 
-from .features import SplitFeatures, compute_features
+from .features import Features, SplitFeatures, compute_features
 from .gallery import (
+    PICTURE,
     Gallery,
     OpenedRun,
     Pixels,
@@ -28,8 +30,10 @@ from .gallery import (
     read_pictures,
 )
 from .inputs import Evaluation
-from .knn import MEASURES, VARIANTS, rank_bank, select_features, similarity_to
+from .knn import MEASURES, VARIANTS, rank_bank, select_features, similarity_to, unit_rows
+from .queries import Answer, Hit, Image, Names, find_place
 from .results import Measurement, make_rows
+from .search_index import Planes, SearchIndex, write_index
 
 PRECISION_AT = 10
 _ENTRIES = 2**24  # of a matrix of queries and bank at a time: 64 MiB of similarities
@@ -89,42 +93,6 @@ def ranking_quality(
     return RankingQuality(averages / num_queries, precisions / num_queries, num_queries)
 
 
-class Image(NamedTuple):
-    """An image that was searched for or found."""
-
-    name: str
-    class_name: str | None
-    """None if the class is not known."""
-    pixels: Pixels
-    """(H, W, 3)."""
-
-
-class Hit(NamedTuple):
-    """One of a query's nearest images."""
-
-    image: Image
-    value: float
-    """Its cosine with the query, or the divergence D(query || image)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Answer:
-    """What was found for one query."""
-
-    query: Image
-    hits: dict[str, tuple[Hit, ...]]
-    """For each measure, the nearest images in order."""
-
-
-class SearchResult(NamedTuple):
-    """Answers to queries, or without queries how well searches find classes."""
-
-    answers: list[Answer]
-    rows: list[Record]
-    sheet: Path | None = None
-    """The picture that was drawn."""
-
-
 class _Query(NamedTuple):
     name: str
     images: Split  # of one image
@@ -139,11 +107,15 @@ def search_images(
     by: Sequence[str] = (),
     split: str = "train",
     seed: int = 0,
+    key: str | None = None,
     progress: ReportProgress = ignore_progress,
 ) -> list[Answer]:
     """Find the images most like each query; an image is never found for itself.
 
     The arguments are those of :func:`deepbregman.search`.
+
+    Args:
+        key: name of an index to keep for the next search, if there is to be one.
     """
     measures = opened.choose_measures(by, MEASURES)
     found = [_find_query(query, opened) for query in queries]
@@ -154,6 +126,12 @@ def search_images(
         without = " without the query itself" if own else ""
         raise UserError(f"k is {k}: there are {size - own} images to search{without}; lower it")
     gallery = open_gallery(opened, split, progress)
+    index = _make_index(opened, gallery, seed)
+    if index is not None and key is not None:
+        _keep_index(opened, key, index)
+    rows = [None if query.place is None else gallery.position(*query.place) for query in found]
+    if index is not None and None not in rows:  # so that the next search says the same
+        return [index.answer(row, measures, k) for row in rows if row is not None]
     return _answer_queries(opened, gallery, found, measures, k, seed)
 
 
@@ -166,12 +144,14 @@ def _answer_queries(
     seed: int,
 ) -> list[Answer]:
     smoothing = opened.loaded.config.divergence.smoothing
-    loaded = opened.loaded
-    seen = [ResidentBatches(query.images.images, loaded.device) for query in queries]
-    size = loaded.config.data.image_size
-    parts = [compute_features(loaded.model, batches, size).require_finite() for batches in seen]
-    features = join_features(parts)
     places = [None if q.place is None else gallery.position(*q.place) for q in queries]
+    parts = [
+        _see(opened, query.images.images)
+        if place is None
+        else gallery.features.select(torch.tensor([place]))
+        for query, place in zip(queries, places, strict=True)
+    ]
+    features = join_features(parts)
     nearest: list[dict[str, list[tuple[int, float]]]] = [{} for _ in queries]
     for measure in measures:
         asked, bank = select_features(features, measure), select_features(gallery.features, measure)
@@ -193,45 +173,82 @@ def _answer_queries(
     for query, rows in zip(queries, nearest, strict=True):
         label = query.images.labels
         known = None if label is None else opened.source.class_name(int(label[0]))
-        (shown,) = read_pictures(query.images.images)
         hits = {
-            measure: tuple(Hit(Image(names[i], classes[i], pixels[i]), value) for i, value in row)
+            measure: tuple(
+                Hit(Image(names[i], classes[i], partial(pixels.__getitem__, i)), value)
+                for i, value in row
+            )
             for measure, row in rows.items()
         }
-        answers.append(Answer(Image(query.name, known, shown), hits))
+        answers.append(Answer(Image(query.name, known, partial(_show, query)), hits))
     return answers
+
+
+def _show(query: _Query) -> Pixels:
+    (shown,) = read_pictures(query.images.images)
+    return shown
+
+
+def _see(opened: OpenedRun, images: Images) -> Features:
+    """Compute the features of images that are not in the gallery."""
+    loaded = opened.loaded
+    batches = ResidentBatches(images, loaded.device)
+    size = loaded.config.data.image_size
+    return compute_features(loaded.model, batches, size).require_finite()
+
+
+def _keep_index(opened: OpenedRun, key: str, index: SearchIndex) -> None:
+    cache = opened.loaded.cache
+    # Who searches changed data is told so each time, which takes the images.
+    if cache is not None and not opened.data_changed:
+        write_index(cache.folder, cache.networks, key, index)
+
+
+def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex | None:
+    """Collect what searches in a gallery need; None if its images are not files of a folder."""
+    known = {name: _list_names(part.split) for name, part in gallery.parts.items()}
+    files = [os.path.abspath(file) for names in known.values() for file in names.files]
+    if len(files) < len(gallery.names):
+        return None
+    features = gallery.features
+    unit = unit_rows(features.representation).cpu().numpy()
+    measures = {"cosine": Planes(unit, np.zeros(len(unit), np.float32), unit)}
+    if features.scores is not None:
+        scores = features.scores.double()
+        tangents = find_tangents(scores, opened.loaded.config.divergence.smoothing)
+        points = tangents.reduce(scores)
+        if points is None:
+            return None
+        parts = (tangents.slopes, tangents.offsets, points)
+        measures["divergence"] = Planes(*(part.cpu().numpy() for part in parts))
+    images = next(iter(gallery.parts.values())).split.images
+    return SearchIndex(
+        {name: names.size for name, names in known.items()},
+        list(gallery.names),
+        files,
+        opened.name_classes(gallery),
+        max(PICTURE, *images.frame),
+        opened.source.skipped_notice if opened.loaded.config.data.skip_unreadable else "",
+        epoch_order(len(files), seed, 0).numpy(),
+        measures,
+    )
 
 
 def _find_query(words: str, opened: OpenedRun) -> _Query:
     """Find the image that a query names: a place in the data, a file, or a name in the data."""
     splits = opened.splits("all")
-    place = re.fullmatch(r"(train|test):(\d{1,18})", words)
+    known = {name: _list_names(split) for name, split in splits.items()}
+    place = find_place(words, known, opened.data)
     if place is not None:
-        name, index = place[1], int(place[2])
-        size = len(splits[name]) if name in splits else 0
-        if index >= size:
-            raise UserError(
-                f"query {words!r}: the {name} split of {opened.data!r} has {size} images, counted "
-                "from 0"
-            )
-        return _select_query(splits, name, index)
+        return _select_query(splits, *place)
     path = expand_home(Path(words))
-    if path.is_file():
-        for name, split in splits.items():
-            places = split.images.paths if isinstance(split.images, FileImages) else ()
-            for index, other in enumerate(places if isinstance(places, tuple) else ()):
-                if other.name == path.name and other.resolve() == path.resolve():
-                    return _select_query(splits, name, index)
-        images = open_files([path], image_size=opened.loaded.config.data.image_size)
-        return _Query(words, Split(images), None)
-    for name in reversed(splits):  # the test split first
-        names = splits[name].names
-        if names is not None and words in names:
-            return _select_query(splits, name, names.index(words))
-    raise UserError(
-        f"query {words!r}: neither an image file nor an image of {opened.data!r}; give a file, "
-        "the name of an image relative to the data's folder, or its place, such as test:17"
-    )
+    images = open_files([path], image_size=opened.loaded.config.data.image_size)
+    return _Query(words, Split(images), None)
+
+
+def _list_names(split: Split) -> Names:
+    files = split.images.paths if isinstance(split.images, FileImages) else ()
+    return Names(len(split), split.names, files if isinstance(files, tuple) else ())
 
 
 def _select_query(splits: dict[str, Split], name: str, index: int) -> _Query:

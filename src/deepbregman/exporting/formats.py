@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from deepbregman.config import Config, to_toml
 from deepbregman.errors import UserError
 from deepbregman.files import Record
-from deepbregman.method.networks import TIMM, Encoder, ResNet, create_timm
+from deepbregman.method.networks import RESNETS, TIMM, Encoder, create_timm
+from deepbregman.method.resnet import ResNet
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load_trained
 
@@ -112,7 +113,6 @@ def to_safetensors(source: TrainedEncoder) -> Content:
 
 # torchvision and timm: the trunk's tensors under the names of these libraries.
 
-RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
 THUMBNAIL_STEM = (
     "model.conv1 = torch.nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)\n"
     "model.maxpool = torch.nn.Identity()\n"

@@ -8,6 +8,7 @@ matrix below ``D[i, j]`` is D(p_i || q_j): the first argument is the row.
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -115,12 +116,51 @@ def learned_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) ->
     return soft_divergence(p, q, smoothing)
 
 
+class Tangents(NamedTuple):
+    """Planes that touch a generator phi at rows q: D(p, q) is how far they lie below phi at p.
+
+    ``D(p, q) = phi(p) - (slope_q . p + offset_q)``, which is 0 at p = q.
+    """
+
+    slopes: Tensor  # (M, K), the gradient of phi at each q; (M, r) in the basis
+    offsets: Tensor  # (M,)
+    basis: Tensor | None  # (K, r), orthonormal, where the scores have a rank r far below K
+
+    def reduce(self, p: Tensor) -> Tensor | None:
+        """Return p in the basis, (N, r); None if p is not in its space."""
+        if self.basis is None:
+            return p
+        reduced = p @ self.basis
+        return reduced if _is_close(reduced @ self.basis.T, p) else None
+
+
+def find_tangents(q: Tensor, smoothing: Number | None = None) -> Tangents:
+    """Find the tangents of the max generator, or of the log-sum-exp generator, at rows q.
+
+    The K scores of a bank of vectors are made of the d numbers of an embedding, so they have rank
+    d; then d numbers describe a plane instead of K.
+
+    Args:
+        q: (M, K) scores, or (M, S, K) sets.
+        smoothing: T of the smooth form; None or 0 takes the hard one (Eq. 6).
+    """
+    q = of_distribution(q)
+    if smoothing is None or is_hard(smoothing):
+        winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(q.dtype)
+        return Tangents(winner, q.new_zeros(len(q)), None)
+    require_positive("smoothing", smoothing)
+    log_q = F.log_softmax(q / smoothing, dim=1)
+    slopes = log_q.exp()
+    offsets = -smoothing * (slopes * log_q).sum(dim=1)
+    basis = _find_basis(q)
+    return Tangents(slopes if basis is None else slopes @ basis, offsets, basis)
+
+
 def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Tensor], Tensor]:
     """Return the function from p to D(p, q), to compare the same q with many p.
 
-    It is :func:`learned_divergence` up to rounding. Of the smooth form, what depends on q alone is
-    computed once. The K scores of a bank of vectors are made of the d numbers of an embedding, so
-    they have rank d; then only d numbers of each row are compared instead of K.
+    It is :func:`learned_divergence` up to rounding. What depends on q alone, its tangents, is
+    computed once.
 
     Args:
         q: (M, K) scores, or (M, S, K) sets.
@@ -129,26 +169,18 @@ def prepare_targets(q: Tensor, smoothing: Number | None = None) -> Callable[[Ten
     Returns:
         A function from p, (N, K) or (N, S, K), to (N, M).
     """
-    if smoothing is None or is_hard(smoothing):
-        return lambda p: divergence(p, q)
-    require_positive("smoothing", smoothing)
-    scaled = of_distribution(q) / smoothing
-    basis = _find_basis(scaled)  # (K, r)
-    log_q = F.log_softmax(scaled, dim=1)
-    shares = log_q.exp()
-    negentropy = (shares * log_q).sum(dim=1)  # (M,)
-    if basis is not None:
-        shares = shares @ basis  # (M, r)
+    tangents = find_tangents(q, smoothing)
 
     def diverge(p: Tensor) -> Tensor:
-        logits = of_distribution(p).to(scaled.dtype) / smoothing
-        reduced = logits
-        if basis is not None:
-            reduced = logits @ basis  # (N, r)
-            if not _is_close(reduced @ basis.T, logits):  # scores of other subnetworks than q's
-                return learned_divergence(p, q, smoothing)
-        cross = reduced @ shares.T - logits.logsumexp(dim=1, keepdim=True)  # (N, M)
-        return (smoothing * (negentropy - cross)).clamp_min(0.0)
+        rows = of_distribution(p).to(tangents.slopes.dtype)
+        reduced = tangents.reduce(rows)
+        if reduced is None:  # scores of other subnetworks than q's
+            return learned_divergence(p, q, smoothing)
+        if smoothing is None or is_hard(smoothing):
+            top = rows.amax(dim=1)
+        else:
+            top = log_sum_exp(rows, smoothing)
+        return (top[:, None] - reduced @ tangents.slopes.T - tangents.offsets).clamp_min(0.0)
 
     return diverge
 

@@ -5,19 +5,20 @@ import functools
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
-import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from .colours import split_colours
 from .convolutions import use_fast_gradients
 
 LARGEST_THUMBNAIL = 64
 """Up to this side, in pixels, the automatic stem keeps the resolution."""
+
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
+"""Architectures of torchvision."""
 
 STEMS = ("auto", "thumbnail", "standard")
 
@@ -69,17 +70,17 @@ class Encoder(nn.Module):
         Returns:
             (N, d), and (N, C, G, G) of each stage, the finest first; C is in ``stage_widths``.
         """
-        images, trunk = self.normalise(images), self.trunk
-        if not isinstance(trunk, ResNet | SmallTrunk):
+        images, trunk = self.normalise(images), cast(Any, self.trunk)
+        if not self.stage_widths:
             raise ValueError(f"a {type(trunk).__name__} has no stages: only {', '.join(TRUNKS)} do")
         with use_fast_gradients(images):
-            return trunk.forward_with_maps(images)
+            found: tuple[Tensor, list[Tensor]] = trunk.forward_with_maps(images)
+        return found
 
     @property
     def stage_widths(self) -> tuple[int, ...]:
         """Channels of the feature maps of each stage; empty of a trunk without stages."""
-        trunk = self.trunk
-        return trunk.stage_widths if isinstance(trunk, ResNet | SmallTrunk) else ()
+        return getattr(self.trunk, "stage_widths", ())
 
     def normalise(self, images: Tensor) -> Tensor:
         """Bring pixels to the scale that the trunk was trained on."""
@@ -87,38 +88,6 @@ class Encoder(nn.Module):
             images = images.to(self.mean.dtype) / 255.0
         images = (images - self.mean) / self.deviation
         return images.contiguous(memory_format=torch.channels_last)
-
-
-class ResNet(torchvision.models.ResNet):  # type: ignore[misc]  # torchvision is untyped
-    """torchvision's residual network without its classifier, and with a choice of stem.
-
-    Args:
-        layers: number of blocks of each of the four stages.
-        stem: ``standard``, a 7x7 convolution of stride 2 and max-pooling, or ``thumbnail``, a 3x3
-            convolution of stride 1, for images whose resolution must be kept.
-    """
-
-    def __init__(
-        self, block: type[BasicBlock | Bottleneck], layers: Sequence[int], stem: str
-    ) -> None:
-        super().__init__(block, list(layers))
-        self.stem = stem
-        self.num_features = 512 * block.expansion
-        self.stage_widths = tuple(width * block.expansion for width in (64, 128, 256, 512))
-        self.fc = nn.Identity()
-        if stem == "thumbnail":
-            self.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
-            nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
-            self.maxpool = nn.Identity()
-
-    def forward_with_maps(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return (N, d), and the maps of the four stages."""
-        found = self.maxpool(self.relu(self.bn1(self.conv1(images))))
-        maps = []
-        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
-            found = stage(found)
-            maps.append(found)
-        return self.avgpool(found).flatten(1), maps
 
 
 class SmallTrunk(nn.Sequential):
@@ -179,12 +148,6 @@ class ColourTrunk(nn.Module):
         return torch.cat(found, dim=1)
 
 
-RESNETS: dict[str, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
-    "resnet18": (BasicBlock, (2, 2, 2, 2)),
-    "resnet34": (BasicBlock, (3, 4, 6, 3)),
-    "resnet50": (Bottleneck, (3, 4, 6, 3)),
-    "resnet101": (Bottleneck, (3, 4, 23, 3)),
-}
 TRUNKS = (*RESNETS, "small")
 
 
@@ -296,8 +259,13 @@ def build_encoder(
         raise ValueError(f"encoder {name!r} is not one of {', '.join(TRUNKS)}, {TIMM}NAME")
     if stem == "auto":
         stem = "thumbnail" if image_size <= LARGEST_THUMBNAIL else "standard"
-    built = ResNet(*RESNETS[name], stem) if name in RESNETS else _build_small()
-    return Encoder(built, built.num_features, mean, deviation)
+    if name in RESNETS:
+        from .resnet import build_resnet  # torchvision takes seconds to load
+
+        resnet = build_resnet(name, stem)
+        return Encoder(resnet, resnet.num_features, mean, deviation)
+    small = _build_small()
+    return Encoder(small, small.num_features, mean, deviation)
 
 
 def build_projection(

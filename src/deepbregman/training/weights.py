@@ -13,7 +13,6 @@ from typing import Any
 
 import safetensors
 import torch
-import torchvision
 from torch import Tensor
 
 from deepbregman.config import Config
@@ -134,6 +133,8 @@ def _fetch_timm(name: str, config: Config) -> StartingWeights:
 
 
 def _fetch_torchvision(name: str, wanted: str) -> StartingWeights:
+    import torchvision  # takes seconds to load
+
     known = torchvision.models.get_model_weights(name)
     tag = wanted.removeprefix(TORCHVISION)
     if tag not in known.__members__:

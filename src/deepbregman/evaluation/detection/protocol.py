@@ -21,7 +21,7 @@ from torch import Tensor
 from torchvision.transforms.functional import pad, resize
 from torchvision.utils import draw_bounding_boxes, save_image
 
-from deepbregman.data.frames import decode_whole
+from deepbregman.data.decoding import decode_whole
 from deepbregman.data.voc import CLASSES, Detections
 from deepbregman.errors import UserError
 from deepbregman.evaluation.inputs import Evaluation

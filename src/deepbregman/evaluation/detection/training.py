@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from deepbregman.data import UnreadableImage
 from deepbregman.data.batches import ignore_job_signals, keep_batch
-from deepbregman.data.frames import decode_whole, silence_pillow
+from deepbregman.data.decoding import decode_whole, silence_pillow
 from deepbregman.data.voc import Detections, Objects
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation.options import Detect

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from deepbregman.data.frames import UnreadableImage, decode_frame, fit_size, read_size
+from deepbregman.data.decoding import UnreadableImage, decode_frame, fit_size, read_size
 from deepbregman.errors import UserError
 
 
@@ -117,7 +117,7 @@ def test_both_ways_to_shrink_find_the_same_pixels(
     Image.fromarray(picture).save(tmp_path / "a.png")
     found = []
     for fast in (True, False):
-        monkeypatch.setattr("deepbregman.data.frames._has_fast_kernel", lambda fast=fast: fast)
+        monkeypatch.setattr("deepbregman.data.decoding._has_fast_kernel", lambda fast=fast: fast)
         found.append(decode_frame(tmp_path / "a.png", 16).pixels.astype(int))
     expected = Image.fromarray(picture).resize((16, 11), Image.Resampling.BILINEAR)
     assert np.abs(found[0] - found[1]).max() <= 1

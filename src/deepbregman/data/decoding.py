@@ -1,0 +1,221 @@
+"""Decode an image file into a uint8 frame, whatever its format; needs no torch."""
+
+import functools
+import importlib
+import io
+import stat
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from deepbregman.data.folders import HAS_AVIF, HAS_HEIF
+from deepbregman.errors import UserError
+
+if TYPE_CHECKING:
+    from deepbregman.data.images import ImagePlace
+
+Pixels = npt.NDArray[np.uint8]
+
+_FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF")
+_MAX_PIXELS = 89_478_485  # Pillow's own limit, a quarter of a GiB at three bytes a pixel
+_DRAFT_MARGIN = 2  # a JPEG is decoded at no less than twice the wanted size, then resampled
+_TRANSPOSE = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+@functools.cache
+def _formats() -> tuple[str, ...]:
+    """Return the formats that are read, with those of a plug-in where it is installed.
+
+    Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
+    """
+    if HAS_HEIF:
+        importlib.import_module("pillow_heif").register_heif_opener()
+    return (*_FORMATS, *(("AVIF",) if HAS_AVIF else ()), *(("HEIF",) if HAS_HEIF else ()))
+
+
+class UnreadableImage(UserError):
+    """A file that cannot be read as an image; the message names it."""
+
+
+class Frame(NamedTuple):
+    """A decoded image in its frame."""
+
+    pixels: Pixels
+    """(3, side, side), the image top left, zeros elsewhere."""
+    size: tuple[int, int]
+
+
+def fit_size(height: int, width: int, side: int) -> tuple[int, int]:
+    """Return the size shrunk, never enlarged, so that its longer side is at most ``side``."""
+    longer = max(height, width)
+    if longer <= side:
+        return height, width
+    return max(1, round(height * side / longer)), max(1, round(width * side / longer))
+
+
+def read_size(path: "ImagePlace") -> tuple[int, int]:
+    """Return an image's height and width from its header, before any EXIF rotation."""
+    with _open_image(path) as image:
+        return image.height, image.width
+
+
+def decode_frame(path: "ImagePlace", side: int) -> Frame:
+    """Decode a file to RGB in a ``side`` by ``side`` frame of its own; see :func:`decode_to`."""
+    pixels = np.zeros((side, side, 3), dtype=np.uint8)
+    size = decode_to(path, pixels)
+    return Frame(pixels.transpose(2, 0, 1), size)
+
+
+def decode_whole(path: Path) -> Pixels:
+    """Decode a file to RGB (3, H, W) at its own size and as it is stored.
+
+    The EXIF orientation is not applied: boxes are drawn in the coordinates of the stored pixels.
+    """
+    with _open_image(path) as image:
+        image.load()
+        return np.array(_to_rgb(image)).transpose(2, 0, 1)
+
+
+def decode_to(path: "ImagePlace", frame: Pixels) -> tuple[int, int]:
+    """Decode a file to RGB, top left in a frame of zeros.
+
+    The EXIF orientation is applied. Transparency is laid over white, 16-bit greys are scaled to
+    8 bits, and an image of several pages or frames gives its first.
+
+    The frame is (side, side, 3), the order in which decoders give pixels, and stays untouched when
+    the file cannot be read. Returned are the height and width of the image in it.
+
+    Raises:
+        UnreadableImage: When the file cannot be decoded in full.
+    """
+    side = len(frame)
+    with _open_image(path) as image:
+        target = fit_size(image.height, image.width, side)
+        box: tuple[float, float, float, float] | None = None
+        if target != (image.height, image.width):
+            wanted = (target[1] * _DRAFT_MARGIN, target[0] * _DRAFT_MARGIN)
+            draft = image.draft(None, wanted)
+            box = None if draft is None else draft[1]
+        image.load()
+        if box is None:  # loading may rotate (TIFF), so the header's size may not be the image's
+            target = fit_size(image.height, image.width, side)
+        colour = _to_rgb(image)
+        if box is not None and box != (0, 0, *colour.size):  # a fraction that ends within a pixel
+            colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)
+        method = _TRANSPOSE.get(_read_orientation(image))
+        pixels = _shrink(colour, target)
+        if method is not None:
+            turned = Image.fromarray(np.ascontiguousarray(pixels)).transpose(method)
+            pixels = np.asarray(turned)
+        height, width = pixels.shape[:2]
+        frame[:height, :width] = pixels
+        return height, width
+
+
+def _has_fast_kernel() -> bool:
+    """Whether torch shrinks bytes faster than Pillow: on ARM it takes three times as long.
+
+    It is not loaded for this, which takes far longer; networks never see an image without it.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+
+
+def _shrink(image: Image.Image, target: tuple[int, int]) -> Pixels:
+    """Resize to (H, W, 3) with antialiasing by Pillow's filter, or torch's kernel of the same."""
+    if (image.height, image.width) == target:
+        return np.array(image)
+    if 1 in target or not _has_fast_kernel():  # torch's repeats the first pixel on some CPUs
+        return np.asarray(image.resize((target[1], target[0]), Image.Resampling.BILINEAR))
+    import torch
+    from torch.nn import functional
+
+    batch = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last
+    resized = functional.interpolate(batch, target, mode="bilinear", antialias=True)
+    shrunk: Pixels = resized[0].permute(1, 2, 0).numpy()
+    return shrunk
+
+
+@contextmanager
+def silence_pillow() -> Iterator[None]:
+    """Silence Pillow's warnings about odd metadata; what matters is raised as an error here.
+
+    Entered once around many files, by the thread that owns the pool: the filters are global.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
+
+
+def _open_encoded(place: "ImagePlace") -> Image.Image:
+    if isinstance(place, Path):
+        if not stat.S_ISREG(place.stat().st_mode):  # a pipe would be waited for, perhaps for ever
+            raise ValueError("not a regular file")
+        return Image.open(place, formats=_formats())
+    found = place.read()
+    return Image.open(io.BytesIO(found), formats=_formats()) if isinstance(found, bytes) else found
+
+
+@contextmanager
+def _open_image(path: "ImagePlace") -> Iterator[Image.Image]:
+    """Open an image for a ``with`` block; any error in the block becomes UnreadableImage."""
+    try:
+        with _open_encoded(path) as image:
+            if image.width * image.height > _MAX_PIXELS:
+                raise Image.DecompressionBombError(
+                    f"{image.width} x {image.height} pixels, more than {_MAX_PIXELS:,} are refused"
+                )
+            yield image
+    except Exception as error:  # decoders of damaged files raise nearly everything there is
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, UnidentifiedImageError):
+            reason = "not an image, or damaged from its first bytes"
+        what, fix = ("image file", "the file") if isinstance(path, Path) else ("image", "it")
+        advice = f"replace or remove {fix}, or leave such files out with --skip-unreadable"
+        if not isinstance(path, Path):
+            advice = getattr(path.store, "advice", advice)
+        raise UnreadableImage(
+            f"{what} {str(path)!r}: cannot be read ({reason}); {advice}"
+        ) from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """Convert any mode to RGB, transparency over white."""
+    if image.mode == "RGB" and not image.has_transparency_data:
+        return image
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no fixed range; save it with 8 or 16 bits")
+    if image.mode.startswith("I"):  # 16 bits in one of several byte orders, or in 32 bits
+        values = np.asarray(image)
+        if values.min() < 0 or values.max() > 65535:
+            raise ValueError("grey values outside 0..65535; save it with 8 or 16 bits")
+        scaled = (values.astype(np.uint32) * 255 + 32767) // 65535  # at most 2^24, in 4 bytes each
+        return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")
+    if image.has_transparency_data:
+        colour = image.convert("RGBA")
+        colour = Image.alpha_composite(Image.new("RGBA", colour.size, "white"), colour)
+        return colour.convert("RGB")
+    return image.convert("RGB")
+
+
+def _read_orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation, 1 where there is none or where the EXIF block is damaged."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # the pixels are fine: a broken note about them is no reason to refuse them
+        return 1

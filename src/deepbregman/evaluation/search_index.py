@@ -1,0 +1,203 @@
+"""An index of a folder's images beside the run, so that the next search needs no torch.
+
+Loading torch takes seconds, comparing images takes a moment. So the first search keeps what the
+next ones need: names, features, and the tangents of the generator at the scores. The index answers
+for images of the folder; for any other image the networks are loaded again.
+
+The index is a file in ``RUN/features``, beside the cache of features. Its name is a digest of all
+that the answers depend on: the checkpoint, the files, the options and the versions. So it is never
+out of date, and it may be deleted at any time.
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from deepbregman.data.datasets import find_source
+from deepbregman.data.decoding import decode_frame
+from deepbregman.data.folders import list_folder
+from deepbregman.data.formats import find_format
+from deepbregman.errors import Notice, UserError
+from deepbregman.files import digest, digest_files, replace_file
+from deepbregman.runs import Run, list_versions
+
+from .queries import Answer, Hit, Image, Names, Pixels, find_place
+
+FOLDER = "features"
+"""Name of the folder in a run's folder."""
+LARGEST = 2**28
+"""Bytes of an index; a larger one is not kept, since reading it would take long."""
+
+Vectors = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+
+
+class Planes(NamedTuple):
+    """What images are compared by: each has a plane and a point.
+
+    The height of image j's plane at image i's point is their cosine. For the divergence the planes
+    are tangents of the generator: D(i || j) is how far j's plane lies below i's own at i's point.
+    """
+
+    slopes: Vectors  # (N, m)
+    offsets: Vectors  # (N,)
+    points: Vectors  # (N, m)
+
+
+class SearchIndex(NamedTuple):
+    """The images of some splits, one split after the other, ready to be searched."""
+
+    sizes: dict[str, int]
+    """Number of images of each split."""
+    names: list[str]
+    files: list[str]
+    classes: list[str | None]
+    """The class of each image; None where it is not known."""
+    side: int
+    """Side of the frame that images are shown in."""
+    notice: str
+    """What a user was told about the images; empty if nothing."""
+    order: npt.NDArray[np.int64]
+    """(N,) a shuffle of the images, by which ties are ordered."""
+    measures: dict[str, Planes]
+
+    def find_row(self, words: str, data: str) -> int | None:
+        """Return which of the images a query names; None if it is none of them."""
+        ends = dict(zip(self.sizes, accumulate(self.sizes.values()), strict=True))
+        parts = {name: slice(ends[name] - size, ends[name]) for name, size in self.sizes.items()}
+        known = {
+            name: Names(self.sizes[name], self.names[part], self.files[part])
+            for name, part in parts.items()
+        }
+        place = find_place(words, known, data)
+        return None if place is None else parts[place[0]].start + place[1]
+
+    def rank(self, measure: str, row: int, k: int) -> list[tuple[int, float]]:
+        """Return the k images nearest to one of them, each with its cosine or divergence."""
+        planes = self.measures[measure]
+        heights = planes.slopes @ planes.points[row] + planes.offsets  # (N,)
+        if measure == "divergence":
+            heights = np.minimum(heights - heights[row], 0.0)
+        heights = heights.astype(np.float32)
+        ranked = self.order[np.argsort(-heights[self.order], kind="stable")[: k + 1]]
+        values = np.abs(heights) if measure == "divergence" else heights
+        return [(int(i), float(values[i])) for i in ranked if i != row][:k]
+
+    def answer(self, row: int, measures: Sequence[str], k: int) -> Answer:
+        """Find the images nearest to one of them."""
+        hits = {
+            measure: tuple(Hit(self._image(i), value) for i, value in self.rank(measure, row, k))
+            for measure in measures
+        }
+        return Answer(self._image(row), hits)
+
+    def _image(self, row: int) -> Image:
+        read = partial(_read_picture, Path(self.files[row]), self.side)
+        return Image(self.names[row], self.classes[row], read)
+
+
+def _read_picture(path: Path, side: int) -> Pixels:
+    frame = decode_frame(path, side)
+    height, width = frame.size
+    return np.ascontiguousarray(frame.pixels[:, :height, :width].transpose(1, 2, 0))
+
+
+def name_index(run: Run, data: str | None, **options: object) -> str | None:
+    """Return the digest of all that answers depend on; None for data that has no index.
+
+    Args:
+        data: a dataset instead of the run's own.
+        options: of the search, as far as the answers of an index depend on them.
+    """
+    try:
+        dataset, path = find_source(data or run.config.data.source)
+        if dataset is not None or find_format(path) is not None or not path.is_dir():
+            return None
+        files = [file for split in list_folder(path).splits.values() for file in split.paths]
+        checkpoints = [run.path / "config.toml", *sorted(run.checkpoints.iterdir())]
+        known = json.dumps([options, list_versions(), digest_files(checkpoints)])
+        return digest(known.encode(), digest_files(files).encode())
+    except (OSError, UserError):  # whoever loads the run says what is wrong
+        return None
+
+
+def write_index(folder: Path, networks: str, key: str, index: SearchIndex) -> None:
+    """Keep an index, unless it is too large or the folder cannot be written to.
+
+    Args:
+        networks: digest of the run's networks, which all files of the folder begin with.
+        key: by :func:`name_index`.
+    """
+    from safetensors.numpy import save
+
+    arrays: dict[str, npt.NDArray[np.generic]] = {"order": index.order}
+    for measure, planes in index.measures.items():
+        parts = planes._asdict()
+        if planes.points is planes.slopes:
+            del parts["points"]
+        arrays |= {f"{measure}.{name}": np.ascontiguousarray(a) for name, a in parts.items()}
+    if sum(array.nbytes for array in arrays.values()) > LARGEST:
+        return
+    words = {name: getattr(index, name) for name in _WORDS}
+    content = save(arrays, {"index": json.dumps(words)})
+    with suppress(OSError):  # a full disk: the next search loads the run again
+        folder.mkdir(exist_ok=True)
+        with replace_file(folder / f"{networks}-{key}.safetensors") as file:
+            file.write(content)
+
+
+_WORDS = ("sizes", "names", "files", "classes", "side", "notice")
+
+
+def read_index(run: Run, key: str) -> SearchIndex | None:
+    """Read an index; None if there is none, or if it is damaged."""
+    from safetensors import SafetensorError, safe_open
+
+    folder = run.path / FOLDER
+    for path in sorted(folder.glob(f"*-{key}.safetensors")) if not folder.is_symlink() else ():
+        try:
+            with safe_open(path, framework="np") as file:
+                words = json.loads(file.metadata()["index"])
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no mapping
+            measures = {}
+            for measure in ("cosine", "divergence"):
+                if (slopes := arrays.get(f"{measure}.slopes")) is not None:
+                    points = arrays.get(f"{measure}.points", slopes)
+                    measures[measure] = Planes(slopes, arrays[f"{measure}.offsets"], points)
+            os.utime(path)  # it was used
+            return SearchIndex(order=arrays["order"], measures=measures, **words)
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+            continue
+    return None
+
+
+def answer_by_index(
+    run: Run, key: str, queries: Sequence[str], *, data: str | None, k: int, by: Sequence[str]
+) -> list[Answer] | None:
+    """Answer queries by the index that an earlier search has kept; None if it cannot.
+
+    It answers what it can, and leaves errors of the user to the search that loads the run.
+    """
+    index = read_index(run, key)
+    if index is None:
+        return None
+    source = data or run.config.data.source
+    try:
+        rows = [index.find_row(query, source) for query in queries]
+    except UserError:
+        return None
+    known = [row for row in rows if row is not None]
+    measures = [name for name in index.measures if name in by or not by]
+    if len(known) < len(rows) or k >= len(index.names) or not set(by) <= set(measures):
+        return None
+    if index.notice:
+        warnings.warn(f"{index.notice} of {source}", Notice, stacklevel=3)
+    return [index.answer(row, measures, k) for row in known]
