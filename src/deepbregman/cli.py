@@ -115,11 +115,7 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     """
     signature = inspect.signature(function)
     offered = [
-        parameter.replace(
-            annotation=Annotated[Config, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
-        )
-        if isinstance(parameter.default, Config)
-        else parameter
+        _annotate(parameter)
         for parameter in signature.parameters.values()
         if parameter.name not in ("console", "progress")
         and PYTHON_ONLY not in get_args(parameter.annotation)
@@ -148,6 +144,17 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
     call.__signature__ = signature.replace(parameters=offered)  # type: ignore[attr-defined]  # inspect reads it
     del call.__wrapped__  # tyro would read its signature
     return call
+
+
+def _annotate(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Tell tyro how to show a parameter."""
+    if isinstance(parameter.default, Config):
+        flat = Annotated[Config, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
+        return parameter.replace(annotation=flat)
+    if parameter.default == ():  # its text says what nothing means, "(default: )" does not
+        silent = tyro.conf.arg(help_behavior_hint="")
+        return parameter.replace(annotation=Annotated[parameter.annotation, silent])
+    return parameter
 
 
 # Overviews

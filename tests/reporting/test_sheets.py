@@ -41,6 +41,20 @@ def test_the_size_follows_from_what_is_shown(
     assert width == 2 * MARGIN + CELL + 3 * GAP + columns * CELL + (columns - 1) * GAP
 
 
+def test_small_groups_stand_side_by_side() -> None:
+    """Forty pairs of duplicates one below the other would be a sheet that nobody can look at."""
+    tiles = tuple(tile(index) for index in range(8))
+    groups = [Strip(f"group {size}", tiles[:size]) for size in (2, 2, 2, 8, 3)]
+    sheet = sheets.draw_sheet([Panel(None, tuple(groups))])
+    assert sheet.height == 2 * MARGIN + 3 * (sheets.HEADING + ROW) + 2 * GAP
+    assert sheet.width == 2 * MARGIN + 8 * CELL + 7 * GAP  # of the eight, which leave no room
+    pixels, top = np.asarray(sheet), MARGIN + sheets.HEADING
+    pair = 2 * CELL + GAP + 3 * GAP
+    for left in (0, CELL + GAP, pair, pair + CELL + GAP, 2 * pair, 2 * pair + CELL + GAP):
+        assert "#" + bytes(pixels[top, MARGIN + left]).hex() == sheets.UNKNOWN
+    assert (pixels[top, MARGIN + pair - 3 * GAP : MARGIN + pair] == 255).all()
+
+
 def test_frames_say_whose_class_it_is_and_images_are_in_them() -> None:
     tiles = tuple(tile(index, same) for index, same in enumerate((True, False, None)))
     sheet = np.asarray(sheets.draw_sheet([Panel(tile(9), (Strip("by", tiles),))]))

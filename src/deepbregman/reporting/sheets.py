@@ -73,10 +73,8 @@ def write_contact_sheet(path: Path, panels: Sequence[Panel]) -> None:
 
 def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
     """Draw the panels of a contact sheet."""
-    longest = max(len(strip.tiles) for panel in panels for strip in panel.strips)
-    num_columns = min(COLUMNS, longest)
     judged = any(t.same_class is not None for p in panels for s in p.strips for t in s.tiles)
-    width = 2 * MARGIN + num_columns * CELL + (num_columns - 1) * GAP
+    width = 2 * MARGIN + max(_measure_width(line) for panel in panels for line in _arrange(panel))
     if any(panel.query is not None for panel in panels):
         width += CELL + 3 * GAP
     heights = [_measure_panel(panel) for panel in panels]
@@ -101,15 +99,29 @@ def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top
         draw.text((MARGIN, top), "query", font=choose_font("query"), fill=INK)
         _draw_tile(sheet, draw, panel.query, MARGIN, top + HEADING)
         left += CELL + 3 * GAP
+    for line in _arrange(panel):
+        place = left
+        for strip in line:
+            title = _keep_readable(strip.title)
+            draw.text((place, top), title, font=choose_font(title), fill=INK)
+            for position, tile in enumerate(strip.tiles):
+                row, column = divmod(position, COLUMNS)
+                below = top + HEADING + row * (_measure_tiles(strip.tiles) + GAP)
+                _draw_tile(sheet, draw, tile, place + column * (CELL + GAP), below)
+            place += _measure_width([strip]) + 3 * GAP
+        top += _measure_height(line)
+
+
+def _arrange(panel: Panel) -> list[list[Strip]]:
+    """Put strips into lines: small groups side by side, those of a query one below the other."""
+    lines: list[list[Strip]] = []
     for strip in panel.strips:
-        title = _keep_readable(strip.title)
-        draw.text((left, top), title, font=choose_font(title), fill=INK)
-        top += HEADING
-        row_height = _measure_tiles(strip.tiles)
-        for start in range(0, len(strip.tiles), COLUMNS):
-            for column, tile in enumerate(strip.tiles[start : start + COLUMNS]):
-                _draw_tile(sheet, draw, tile, left + column * (CELL + GAP), top)
-            top += row_height + GAP
+        used = sum(len(other.tiles) for other in lines[-1]) if lines else COLUMNS
+        if panel.query is None and used + len(strip.tiles) <= COLUMNS:
+            lines[-1].append(strip)
+        else:
+            lines.append([strip])
+    return lines
 
 
 def _draw_tile(
@@ -139,12 +151,21 @@ def _draw_legend(draw: ImageDraw.ImageDraw, top: int) -> None:
 
 
 def _measure_panel(panel: Panel) -> int:
-    strips = 0
-    for strip in panel.strips:
-        num_rows = -(-len(strip.tiles) // COLUMNS)
-        strips += HEADING + num_rows * (_measure_tiles(strip.tiles) + GAP)
+    strips = sum(map(_measure_height, _arrange(panel)))
     query = 0 if panel.query is None else HEADING + _measure_tiles([panel.query])
     return max(strips - GAP, query)
+
+
+def _measure_height(line: Sequence[Strip]) -> int:
+    """Return the height of strips side by side, with the gap below them."""
+    rows = ((-(-len(strip.tiles) // COLUMNS), _measure_tiles(strip.tiles)) for strip in line)
+    return HEADING + max(count * (height + GAP) for count, height in rows)
+
+
+def _measure_width(line: Sequence[Strip]) -> int:
+    """Return the width of strips side by side."""
+    columns = [min(COLUMNS, len(strip.tiles)) for strip in line]
+    return sum(count * (CELL + GAP) - GAP for count in columns) + 3 * GAP * (len(line) - 1)
 
 
 def _measure_tiles(tiles: Sequence[Tile]) -> int:
