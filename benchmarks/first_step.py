@@ -17,12 +17,14 @@ from typing import Any
 
 import tyro
 
-from deepbregman.files import create_file
+from deepbregman.files import write_json
+from deepbregman.runs import collect_provenance
 
 STARTED = "FIRST_STEP_STARTED"
 ARMS = {
     "eager": "nothing is compiled",
     "whole": "the whole step, as pretrain does it",
+    "late": "the whole step; the compiler's processes start with the first kernel",
     "pool": "the whole step; the compiler's processes start before anything else",
     "regions": "the whole step; each kind of residual block is compiled once",
     "blocks": "residual blocks, views and the rest one by one",
@@ -47,7 +49,7 @@ def take_steps(arm: str, stored: Path | None, tiny: bool) -> dict[str, Any]:
         AsyncCompile.wakeup()
     from deepbregman.benchmarking import QUIET, make_random_images, start_run
     from deepbregman.config import load_recipe, override
-    from deepbregman.training.processes import launch
+    from deepbregman.training.processes import launch, start_compilers
 
     imported = time.time() - started
     if stored is not None and stored.is_file():
@@ -59,6 +61,8 @@ def take_steps(arm: str, stored: Path | None, tiny: bool) -> dict[str, Any]:
     config = override(load_recipe("simclr"), {**QUIET, **(small if tiny else {}), **compiled})
     images = make_random_images(4 * config.training.batch_size, config.data.image_size)
     fabric = launch("auto")
+    if arm not in ("late", "pool"):
+        start_compilers(config, fabric)
     if arm == "unsearched":
         torch.backends.cudnn.benchmark = False
     with tempfile.TemporaryDirectory() as folder:
@@ -193,6 +197,9 @@ def first_step(
                 file = Path(folder) / "caches" if arm == "whole" and state != "warm" else None
                 found = start_child(arm, cache, file, tiny, limit)
                 records.append({"arm": arm, "how": ARMS[arm], "caches": state, **found})
+                if out is not None:  # after each, so that a cut measurement still tells something
+                    device = str(found.get("device", "unknown"))
+                    write_json(out, {**collect_provenance(device), "arms": records})
                 if "error" in found:
                     print(f"{arm:<8} {state:<6} {found['error']}", flush=True)
                     break
@@ -202,9 +209,6 @@ def first_step(
                     f"{found['milliseconds a step']:.1f} ms a step; {found['counters']}",
                     flush=True,
                 )
-    if out is not None:
-        with create_file(out) as file:
-            file.write(json.dumps(records, indent=1).encode())
 
 
 if __name__ == "__main__":

@@ -264,12 +264,15 @@ def time_parts(pictures: Path, side: int) -> dict[str, float]:
     return found
 
 
-def streaming(tiny: bool = False, share: float = 0.25, out: Path | None = None) -> dict[str, Any]:
-    """Time the bare encoder and the streamed training step in turns.
+def streaming(
+    tiny: bool = False, share: float = 0.25, nvjpeg: bool = True, out: Path | None = None
+) -> dict[str, Any]:
+    """Time the bare encoder and the training step in turns: streamed, and from memory.
 
     Args:
         tiny: A small encoder on a few files, to try it out.
         share: Of each batch, decoded by the GPU beside the worker processes.
+        nvjpeg: Try decoding by the GPU as well.
         out: Folder for bench.json.
     """
     count, batch_size, size = (64, 16, 32) if tiny else (51_200, 256, 224)
@@ -302,18 +305,21 @@ def streaming(tiny: bool = False, share: float = 0.25, out: Path | None = None) 
             "files by workers": decode_in_workers(files, batch_size, workers, turns),
             "shards by workers": decode_in_workers(shards, batch_size, workers, turns),
         }
-        refused = ""
-        try:
-            rates["by the device"] = decode_on_device(
-                Path(folder) / "images", batch_size, turns // 2
-            )
-            difference = compare_decoders(files, fabric.device)
-            console.print(f"pixels by the device differ by {difference:.2f} levels on average")
-        except RuntimeError as error:  # torchvision without nvJPEG
-            refused = str(error)
-            console.print(f"the device decodes nothing: {refused}")
+        difference, refused = None, "" if nvjpeg else "not tried"
+        if nvjpeg:
+            try:
+                rates["by the device"] = decode_on_device(
+                    Path(folder) / "images", batch_size, turns // 2
+                )
+                difference = compare_decoders(files, fabric.device)
+                console.print(f"pixels by the device differ by {difference:.2f} levels on average")
+            except RuntimeError as error:  # torchvision without nvJPEG
+                refused = str(error)
+                console.print(f"the device decodes nothing: {refused}")
         for name, rate in rates.items():
             console.print(f"decoding {name}: {rate:,.0f} images a second")
+
+        few = torch.arange(min(count, 8 * batch_size))  # one epoch after the other
 
         def by_device(part: float) -> Callable[[], object]:
             job = start_run(config, files, fabric, Path(folder))
@@ -323,13 +329,16 @@ def streaming(tiny: bool = False, share: float = 0.25, out: Path | None = None) 
 
         arms: dict[str, Callable[[], Any]] = {
             BARE: lambda: build_bare_step(config, fabric),
+            "K=100, from memory": lambda: build_training_step(
+                override(config, {"data.resident": "yes"}), files.select(few), fabric, Path(folder)
+            ),
             "K=100, files": lambda: build_training_step(config, files, fabric, Path(folder)),
             "K=100, shards": lambda: build_training_step(config, shards, fabric, Path(folder)),
         }
         if not refused:
             arms[f"K=100, {share:.0%} by the device"] = lambda: by_device(share)
             arms["K=100, all by the device"] = lambda: by_device(1.0)
-        ahead = dict.fromkeys(list(arms)[1:], 3 * workers)
+        ahead = dict.fromkeys(list(arms)[2:], 3 * workers)
         if not refused:
             ahead["K=100, all by the device"] = 4  # batches that its thread keeps ready
         group = measure(config, arms, effort, fabric.device, console, ahead)

@@ -1,8 +1,10 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from PIL import Image, ImageOps
 
 from deepbregman.data.decoding import UnreadableImage, decode_frame, fit_size, read_size
@@ -59,6 +61,45 @@ def test_jpeg_decoded_small_is_close_to_jpeg_decoded_in_full(tmp_path: Path) -> 
     pixels, size = decode_frame(tmp_path / "a.jpg", 8)
     assert size == (8, 8)
     assert np.abs(pixels.astype(int) - full.transpose(2, 0, 1)).max() <= 4
+
+
+JPEG_KINDS: dict[str, dict[str, Any]] = {
+    "420": {"subsampling": 2},
+    "422": {"subsampling": 1},
+    "444": {"subsampling": 0},
+    "progressive": {"progressive": True},
+    "restarts": {"restart_marker_blocks": 2},
+    "RGB": {"keep_rgb": True},
+}
+
+
+@pytest.mark.parametrize("kind", JPEG_KINDS)
+@pytest.mark.parametrize("side", [48, 33])  # as it is, and shrunk a little
+@pytest.mark.parametrize("fast", [True, False])
+def test_jpeg_has_the_pixels_that_pillow_decodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, side: int, fast: bool
+) -> None:
+    monkeypatch.setattr("deepbregman.data.frames._has_fast_kernel", lambda: fast)
+    picture = np.random.default_rng(1).integers(0, 256, (31, 47, 3), dtype=np.uint8)
+    Image.fromarray(picture).save(tmp_path / "a.jpg", quality=85, **JPEG_KINDS[kind])
+    with Image.open(tmp_path / "a.jpg") as image:
+        expected = np.asarray(image)
+        if side < 47:
+            expected = np.asarray(image.resize((33, 22), Image.Resampling.BILINEAR))
+    _check(decode_frame(tmp_path / "a.jpg", side), expected, side, levels=int(side < 47 and fast))
+
+
+def test_jpeg_that_only_pillow_reads(tmp_path: Path) -> None:
+    """Bytes too many are a warning of libjpeg, and no reason to refuse the image."""
+    Image.new("RGB", (20, 10), "red").save(tmp_path / "a.jpg")
+    content = (tmp_path / "a.jpg").read_bytes()
+    content = content[:-2] + bytes(40) + content[-2:]
+    (tmp_path / "a.jpg").write_bytes(content)
+    with pytest.raises(ValueError, match="extraneous"):
+        simplejpeg.decode_jpeg(content)
+    with Image.open(tmp_path / "a.jpg") as image:
+        expected = np.asarray(image)
+    _check(decode_frame(tmp_path / "a.jpg", 20), expected, 20)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -5,6 +5,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from deepbregman.config import load_recipe, override
 from deepbregman.training.devices import is_mixed
-from deepbregman.training.processes import compile_step, launch
+from deepbregman.training.processes import compile_step, launch, start_compilers
 
 from ..objectives import methods
 from .conftest import RunJoined
@@ -218,6 +219,22 @@ def test_tips_on_lower_precision_are_not_the_users_business() -> None:
     speaker = logging.getLogger("lightning_fabric.utilities.rank_zero")
     assert speaker.isEnabledFor(logging.WARNING)
     assert not speaker.isEnabledFor(logging.INFO)
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "starts"),
+    [("cuda", "auto", True), ("cuda", "yes", True), ("cuda", "no", False), ("cpu", "auto", False)],
+)
+def test_compilers_start_before_they_are_needed(
+    monkeypatch: pytest.MonkeyPatch, device: str, wanted: str, starts: bool
+) -> None:
+    started: list[str] = []
+    for name in ("warm_pool", "wakeup"):
+        place = f"torch._inductor.async_compile.AsyncCompile.{name}"
+        monkeypatch.setattr(place, lambda name=name: started.append(name))
+    fabric: Any = SimpleNamespace(device=torch.device(device))
+    start_compilers(override(load_recipe("digits"), {"training.compile": wanted}), fabric)
+    assert started == (["warm_pool", "wakeup"] if starts else [])
 
 
 def test_runs_of_other_batches_are_compiled_for_their_own_sizes(

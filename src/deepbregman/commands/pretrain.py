@@ -398,6 +398,7 @@ def _train(
         launch,
         run_first_then_others,
         run_together,
+        start_compilers,
     )
     from deepbregman.training.weights import are_fetched
 
@@ -412,6 +413,7 @@ def _train(
         if broadcast(fabric, is_complete(Run(folder))):
             say(console, words)
             return Run(folder)
+    start_compilers(config, fabric)
     was_complete = resuming and is_complete(Run(folder))
     source = parts.source
     short = ""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from deepbregman.data.folders import HAS_AVIF, HAS_HEIF
@@ -103,28 +104,50 @@ def decode_to(path: "ImagePlace", frame: Pixels) -> tuple[int, int]:
     Raises:
         UnreadableImage: When the file cannot be decoded in full.
     """
-    side = len(frame)
     with _open_image(path) as image:
-        target = fit_size(image.height, image.width, side)
-        box: tuple[float, float, float, float] | None = None
-        if target != (image.height, image.width):
-            wanted = (target[1] * _DRAFT_MARGIN, target[0] * _DRAFT_MARGIN)
-            draft = image.draft(None, wanted)
-            box = None if draft is None else draft[1]
-        image.load()
-        if box is None:  # loading may rotate (TIFF), so the header's size may not be the image's
-            target = fit_size(image.height, image.width, side)
-        colour = _to_rgb(image)
-        if box is not None and box != (0, 0, *colour.size):  # a fraction that ends within a pixel
-            colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)
+        pixels = _decode_shrunk(image, len(frame))
         method = _TRANSPOSE.get(_read_orientation(image))
-        pixels = _shrink(colour, target)
         if method is not None:
             turned = Image.fromarray(np.ascontiguousarray(pixels)).transpose(method)
             pixels = np.asarray(turned)
         height, width = pixels.shape[:2]
         frame[:height, :width] = pixels
         return height, width
+
+
+def _decode_shrunk(image: Image.Image, side: int) -> Pixels:
+    """Decode to RGB (H, W, 3), whose longer side is at most ``side``; nothing is turned."""
+    stored = image.size
+    target = fit_size(image.height, image.width, side)
+    box: tuple[float, float, float, float] | None = None
+    if target != (image.height, image.width):
+        wanted = (target[1] * _DRAFT_MARGIN, target[0] * _DRAFT_MARGIN)
+        draft = image.draft(None, wanted)
+        box = None if draft is None else draft[1]
+    if image.size == stored and (pixels := _decode_jpeg(image)) is not None:
+        return _shrink(pixels, target)
+    image.load()
+    if box is None:  # loading may rotate (TIFF), so the header's size may not be the image's
+        target = fit_size(image.height, image.width, side)
+    colour = _to_rgb(image)
+    if box is not None and box != (0, 0, *colour.size):  # a fraction that ends within a pixel
+        colour = colour.resize((target[1], target[0]), Image.Resampling.BILINEAR, box=box)
+    return _shrink(colour, target)
+
+
+def _decode_jpeg(image: Image.Image) -> Pixels | None:
+    """Return the pixels (H, W, 3) of a JPEG file in colour; None where Pillow must read the image.
+
+    They are Pillow's in less time: it keeps four bytes for each pixel, and copies them.
+    """
+    if image.format != "JPEG" or image.mode != "RGB" or image.fp is None:
+        return None
+    image.fp.seek(0)
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(image.fp.read())
+    except ValueError:  # damaged, or of a rare kind: Pillow decides
+        return None
+    return pixels
 
 
 def _has_fast_kernel() -> bool:
@@ -136,16 +159,19 @@ def _has_fast_kernel() -> bool:
     return torch is not None and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
 
-def _shrink(image: Image.Image, target: tuple[int, int]) -> Pixels:
+def _shrink(image: Image.Image | Pixels, target: tuple[int, int]) -> Pixels:
     """Resize to (H, W, 3) with antialiasing by Pillow's filter, or torch's kernel of the same."""
-    if (image.height, image.width) == target:
-        return np.array(image)
+    size = (image.height, image.width) if isinstance(image, Image.Image) else image.shape[:2]
+    if size == target:
+        return np.asarray(image)
     if 1 in target or not _has_fast_kernel():  # torch's repeats the first pixel on some CPUs
-        return np.asarray(image.resize((target[1], target[0]), Image.Resampling.BILINEAR))
+        picture = image if isinstance(image, Image.Image) else Image.fromarray(image)
+        return np.asarray(picture.resize((target[1], target[0]), Image.Resampling.BILINEAR))
     import torch
     from torch.nn import functional
 
-    batch = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last
+    pixels = np.require(np.asarray(image), requirements="W")  # torch wants to be able to write
+    batch = torch.from_numpy(pixels).permute(2, 0, 1)[None]  # (1, 3, H, W), channels last
     resized = functional.interpolate(batch, target, mode="bilinear", antialias=True)
     shrunk: Pixels = resized[0].permute(1, 2, 0).numpy()
     return shrunk

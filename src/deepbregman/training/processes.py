@@ -9,6 +9,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
 
@@ -201,14 +202,33 @@ class Vote:
             self._pending = None
 
 
+def start_compilers(config: Config, fabric: Fabric) -> None:
+    """Start the processes that compile kernels, where a step will be compiled for a GPU.
+
+    Each has to import torch, so they get ready while images are opened and the step is traced.
+    """
+    if not is_compiled(config, fabric) or fabric.device.type != "cuda":
+        return
+    with suppress(ImportError, AttributeError):  # torch starts them later where its names change
+        from torch._inductor.async_compile import AsyncCompile
+
+        AsyncCompile.warm_pool()
+        AsyncCompile.wakeup()
+
+
+def is_compiled(config: Config, fabric: Fabric) -> bool:
+    """Whether steps are compiled: as configured, or by default on a GPU."""
+    wanted = config.training.compile
+    return wanted == "yes" or (wanted == "auto" and fabric.device.type == "cuda")
+
+
 def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> bool:
-    """Compile a step in place, if configured or by default on a GPU; its first call compiles it.
+    """Compile a step in place where it is to be compiled; its first call compiles it.
 
     On one GPU its kernels are replayed as CUDA graphs, because the host launches the kernels of a
     small network more slowly than the GPU runs them. Returns whether the step is compiled.
     """
-    wanted, on_gpu = config.training.compile, fabric.device.type == "cuda"
-    is_wanted = wanted == "yes" or (wanted == "auto" and on_gpu)
+    is_wanted = is_compiled(config, fabric)
     if is_wanted:
         # A study trains many configurations in one process and compiles a graph for each. Beyond
         # the limit torch would silently take slow steps.
@@ -216,7 +236,7 @@ def compile_step(step: nn.Module, config: Config, fabric: Fabric) -> bool:
         torch._dynamo.config.accumulated_recompile_limit = 2048
         # Subnetworks and losses stay in float32 to be exact.
         warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-        graphs = on_gpu and fabric.world_size == 1
+        graphs = fabric.device.type == "cuda" and fabric.world_size == 1
         # A batch has one size in a run. Torch would take a size that differs from the last run's
         # as unknown, and make slower kernels.
         step.compile(mode="reduce-overhead" if graphs else "default", dynamic=False)
