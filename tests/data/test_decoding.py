@@ -79,7 +79,7 @@ JPEG_KINDS: dict[str, dict[str, Any]] = {
 def test_jpeg_has_the_pixels_that_pillow_decodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, side: int, fast: bool
 ) -> None:
-    monkeypatch.setattr("deepbregman.data.frames._has_fast_kernel", lambda: fast)
+    monkeypatch.setattr("deepbregman.data.decoding._has_fast_kernel", lambda: fast)
     picture = np.random.default_rng(1).integers(0, 256, (31, 47, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "a.jpg", quality=85, **JPEG_KINDS[kind])
     with Image.open(tmp_path / "a.jpg") as image:
