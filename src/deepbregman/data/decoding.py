@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from deepbregman.data.folders import HAS_AVIF, HAS_HEIF
 from deepbregman.errors import UserError
@@ -140,7 +140,9 @@ def _decode_jpeg(image: Image.Image) -> Pixels | None:
 
     They are Pillow's in less time: it keeps four bytes for each pixel, and copies them.
     """
-    if image.format != "JPEG" or image.mode != "RGB" or image.fp is None:
+    if not isinstance(image, ImageFile.ImageFile) or image.fp is None:
+        return None
+    if image.format != "JPEG" or image.mode != "RGB":
         return None
     image.fp.seek(0)
     try:
