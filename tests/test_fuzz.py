@@ -286,7 +286,7 @@ def test_any_words_after_pretrain(empty_folder: Path, first: str, rest: list[str
         return Run(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("deepbregman.commands.pretrain._train", stub)
+        patch.setattr("deepbregman.commands.job.train_run", stub)
         patch.setattr("deepbregman.commands.pretrain.suggest_next", lambda run: ["evaluate"])
         code = called(["pretrain", first, *rest])
     assert all(isinstance(config, Config) for config in given_)

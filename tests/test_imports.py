@@ -29,11 +29,13 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": FOUNDATION,
     "exporting": FOUNDATION | {"method", "objectives", "data", "training"},
     "commands/parameters": {"config", "files", "runs", "data", "evaluation"},
-    "commands/words": {"errors", "config", "runs", "data"},
+    "commands/words": {"errors", "config", "runs", "terminal", "data"},
     # The main job: studies train their arms by it.
+    "commands/job": FOUNDATION
+    | {"commands/words", "method", "objectives", "data", "training", "evaluation"},
     "commands/pretrain": FOUNDATION
-    | {"commands/parameters", "commands/words", "method", "objectives", "data"}
-    | {"training", "evaluation"},
+    | {"commands/parameters", "commands/words", "commands/job"}
+    | {"objectives", "data", "training"},
     "studies": FOUNDATION
     | {"method", "objectives", "data", "training", "evaluation", "reporting", "exporting"}
     | {"commands/pretrain"},

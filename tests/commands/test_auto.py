@@ -12,7 +12,6 @@ from deepbregman.config import load_recipe
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
 from deepbregman.terminal import parse_duration
-from deepbregman.training import planning
 
 from ..conftest import Command
 
@@ -27,7 +26,7 @@ def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(config: object, *rest: object) -> float:
         return 1.0 if config.encoder.name == "small" else 1e6  # type: ignore[attr-defined]  # a Config
 
-    monkeypatch.setattr(planning, "measure_step", measure)
+    monkeypatch.setattr("deepbregman.commands.job.measure_step", measure)
 
 
 @pytest.fixture(scope="module")

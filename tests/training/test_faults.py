@@ -312,7 +312,7 @@ def test_an_interrupt_before_there_is_a_run(
     def interrupt(*arguments: Any, **options: Any) -> NoReturn:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("deepbregman.data.opening.open_data", interrupt)
+    monkeypatch.setattr("deepbregman.commands.job.open_data", interrupt)
     code, said = command(recipe, "--run", tmp_path / "run")
     assert (code, said) == (130, "error: stopped\n")
 

@@ -3,13 +3,11 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
 
 from deepbregman.config import (
     SECTIONS,
@@ -20,21 +18,17 @@ from deepbregman.config import (
     recipes,
 )
 from deepbregman.errors import UserError
-from deepbregman.files import hold_folder
 from deepbregman.launching import (
-    find_process,
     must_start_processes,
     run_in_processes,
     under_srun,
     under_torchrun,
 )
-from deepbregman.runs import Run, is_complete, is_run, name_run_folder
+from deepbregman.runs import Run, is_run, name_run_folder
 from deepbregman.terminal import (
     MaybeNumber,
     MaybePath,
     MaybeText,
-    count_words,
-    parse_duration,
     say,
 )
 
@@ -46,22 +40,16 @@ from .words import (
     check_new_settings,
     find_given,
     name_recipe,
-    suggest_longer,
+    read_request,
 )
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
     from torch import nn
 
     from deepbregman.data import Source
     from deepbregman.objectives import OwnParts
     from deepbregman.objectives.own import Augment, MakeObjective
     from deepbregman.training.callbacks import Callback
-    from deepbregman.training.loop import Monitor, Pretraining
-    from deepbregman.training.planning import Plan
-
-LONG_ENOUGH = 0.5
-"""Share of the epochs that images are worth, below which a run says how to train longer."""
 
 
 def pretrain(
@@ -131,7 +119,7 @@ def pretrain(
     if own is not None:
         given = {**own.as_changes(), **given}
     config = override(config, given)
-    request = _read_request(recipe, given, budget)
+    request = read_request(recipe, given, budget)
     name = Path(recipe).stem if isinstance(recipe, str) else "run"
     folder = name_run_folder(name) if run is None else Path(run)
     if not is_run(folder):
@@ -141,8 +129,10 @@ def pretrain(
     number = _count_processes(devices, accelerator)
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, ["--run", str(folder)])
+    from .job import Parts, train_run
+
     parts = Parts(own, source, images, tuple(callbacks))
-    return _train(config, folder, False, accelerator, console, parts, request)
+    return train_run(config, folder, False, accelerator, console, parts, request)
 
 
 def _check_callbacks(callbacks: object) -> None:
@@ -167,22 +157,6 @@ def _check_callbacks(callbacks: object) -> None:
                 )
 
 
-class Parts(NamedTuple):
-    """What a run is given in addition to its configuration."""
-
-    own: "OwnParts | None"
-    source: "Source | None" = None
-    """The dataset, already open."""
-    images: Any = None
-    callbacks: "Sequence[Callback]" = ()
-
-    def open(self, config: Config) -> "Source":
-        """Open the dataset, in whatever form it is given."""
-        from deepbregman.data.opening import open_data
-
-        return self.source or open_data(config, own=self.images)
-
-
 def _collect_own(
     encoder: "nn.Module | None",
     augment: "Augment | Mapping[str, Augment] | None",
@@ -194,33 +168,6 @@ def _collect_own(
     from deepbregman.objectives import OwnParts
 
     return OwnParts(encoder, augment, objective)
-
-
-class AutoRequest(NamedTuple):
-    """What the user asks of the recipe ``auto``."""
-
-    given: Mapping[str, Any]
-    budget: float | None
-    """Seconds."""
-
-
-def _read_request(
-    recipe: str | Config, given: Mapping[str, Any], budget: str | None
-) -> AutoRequest | None:
-    """Return the user's constraints if the recipe is ``auto``, else None."""
-    if recipe != AUTO:
-        if budget is not None:
-            raise UserError(
-                f"--budget {budget}: only the recipe auto fits its length to a time; leave the "
-                "option out and set training.epochs, or pretrain with auto"
-            )
-        return None
-    if "data.source" not in given:
-        raise UserError(
-            "the recipe auto needs images: name a folder, an .npz file or a dataset, such as "
-            "`deepbregman pretrain my_photos`"
-        )
-    return AutoRequest(given, None if budget is None else parse_duration(budget, "budget"))
 
 
 def resume(
@@ -272,8 +219,10 @@ def resume(
     if must_start_processes(number, nodes):
         _start_processes(number or 1, nodes or 1, folder, [])
     own = _collect_own(encoder, augment, objective)
+    from .job import Parts, train_run
+
     parts = Parts(own, source, data, tuple(callbacks))
-    return _train(config, folder, True, accelerator, console, parts)
+    return train_run(config, folder, True, accelerator, console, parts)
 
 
 def show(run: Run, console: Console) -> None:
@@ -371,244 +320,3 @@ def _start_processes(devices: int, nodes: int, folder: Path, extra: list[str]) -
     # Several machines take the folder of process 0, which this one need not know.
     again = f"deepbregman pretrain --resume {folder if nodes == 1 else 'RUN'} --devices {devices}"
     run_in_processes(devices, nodes, extra, f"continue with: {again}")
-
-
-def _train(
-    config: Config,
-    folder: Path,
-    resuming: bool,
-    accelerator: str,
-    console: Console | None,
-    parts: Parts,
-    request: AutoRequest | None = None,
-) -> Run:
-    """Train a run from its first step or its last checkpoint to its end, in every process."""
-    from deepbregman.evaluation.knn import build_knn_monitor
-    from deepbregman.objectives import OwnParts
-    from deepbregman.training.faults import explain_faults
-    from deepbregman.training.notices import (
-        describe_job,
-        describe_sharing,
-        find_surprises,
-        show_plan,
-    )
-    from deepbregman.training.processes import (
-        broadcast,
-        gather_values,
-        launch,
-        run_first_then_others,
-        run_together,
-        start_compilers,
-    )
-    from deepbregman.training.weights import are_fetched
-
-    fabric = launch(accelerator)
-    if console is None or not fabric.is_global_zero:
-        console = Console(quiet=True)
-    folder = broadcast(fabric, folder)  # a default one is named by the clock
-    if not resuming and broadcast(fabric, is_run(folder)):
-        config = run_together(fabric, lambda: _read_settings(folder, config, request))
-        words = _say_complete(Run(folder), config if request is not None else None)
-        resuming, request = True, None
-        if broadcast(fabric, is_complete(Run(folder))):
-            say(console, words)
-            return Run(folder)
-    start_compilers(config, fabric)
-    was_complete = resuming and is_complete(Run(folder))
-    source = parts.source
-    short = ""
-    if request is not None:
-        plan, source = _choose_settings(config, request, fabric, console, parts)
-        config = plan.config
-        show_plan(plan, console)
-        is_short = config.training.epochs < LONG_ENOUGH * plan.enough
-        if is_short and config.data.source != "custom":  # which no command can name
-            short = f"up to {plan.enough} epochs help: {suggest_longer(folder, config)}"
-    if not resuming and are_fetched(config):
-        words = "without a network, this gives up after up to a minute"
-        say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
-    own = parts.own or OwnParts()
-    start = run_first_then_others(fabric, lambda: _try_parts(config, own, resuming))
-    with explain_faults(config, folder), ExitStack() as held:
-
-        def hold() -> None:
-            """Keep other processes out of the run's folder."""
-            if fabric.is_global_zero:
-                held.enter_context(hold_folder(folder))
-
-        if resuming:
-            run_together(fabric, hold)
-        if source is None:
-            with console.status(f"opening {escape(config.data.source)} ..."):
-                source = run_first_then_others(fabric, lambda: parts.open(config))
-        if source.skipped_notice:
-            say(console, source.skipped_notice, "yellow")
-        before = Run(folder) if resuming else None
-        sharing = run_together(fabric, lambda: describe_sharing(config, fabric.world_size, before))
-        job, num_held_out = _assemble(config, source, fabric, folder, resuming, parts)
-        if not resuming:
-            run_together(fabric, hold)
-        for note in (*job.notes, *find_surprises(config)):
-            say(console, note, "yellow")
-        for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
-            say(console, words)
-
-        def build_monitor() -> "Monitor | None":
-            if not fabric.is_global_zero:  # process 0 measures for all
-                return None
-            return build_knn_monitor(source.train, config, fabric.device)
-
-        run = job.fit(run_together(fabric, build_monitor), console)
-    met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
-    if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
-        words = f"{len(skipped)} images could not be decoded and were replaced by others"
-        say(console, words, "yellow")
-    if short:
-        say(console, short)
-    if was_complete:  # its checkpoint and its images have been checked again
-        say(console, _say_complete(run, None))
-    return run
-
-
-def _say_complete(run: Run, auto: Config | None) -> str:
-    """Say that a run is complete, and how to train longer; see :func:`suggest_longer`."""
-    done = count_words(run.result().get("pretrain", {}).get("epoch", 0), "epoch")
-    longer = f"to train longer from its weights: {suggest_longer(run.path, auto)}"
-    return f"run {run.path} is complete: {done} trained; {longer}"
-
-
-def _assemble(
-    config: Config,
-    source: "Source",
-    fabric: "Fabric",
-    folder: Path,
-    resuming: bool,
-    parts: Parts,
-) -> tuple["Pretraining", int]:
-    """Put together what is trained; return it, and how many images are held out."""
-    from deepbregman.data.opening import (
-        select_images,
-        select_labels,
-        split_for_monitor,
-    )
-    from deepbregman.objectives import OwnParts
-    from deepbregman.training.loop import Pretraining
-    from deepbregman.training.processes import run_together
-
-    kept, held_out = run_together(fabric, lambda: split_for_monitor(source.train, config))
-    labels = run_together(fabric, lambda: select_labels(source, kept, config))
-    images = select_images(source, kept, labelled=labels is not None)
-    own = parts.own or OwnParts()
-    job = Pretraining(config, images, fabric, folder, resuming, own, labels, parts.callbacks)
-    return job, len(held_out)
-
-
-def _choose_settings(
-    config: Config,
-    request: AutoRequest,
-    fabric: "Fabric",
-    console: Console,
-    parts: Parts,
-) -> tuple["Plan", "Source"]:
-    """Look at the images and the machine, and choose settings; process 0 does, for all."""
-    from deepbregman.data import typical_side
-    from deepbregman.data.memory import count_cpus
-    from deepbregman.data.opening import select_images, split_for_monitor
-    from deepbregman.data.own import find_own_side
-    from deepbregman.objectives import OwnParts
-    from deepbregman.training.planning import Facts, choose_image_size, make_plan, measure_step
-    from deepbregman.training.processes import broadcast, run_first_then_others, run_together
-    from deepbregman.training.weights import describe_encoder
-
-    # An encoder that starts from a run has the structure of that run's.
-    given = {**describe_encoder(config.encoder.weights), **request.given}
-    config, on_gpu = override(config, given), fabric.device.type != "cpu"
-    with console.status(f"looking at {escape(config.data.source)} ..."):
-        side = run_together(
-            fabric,
-            lambda: (
-                typical_side(config.data.source)
-                if parts.images is None
-                else find_own_side(parts.images)
-            ),
-        )
-        size = choose_image_size(side, on_gpu)
-        sized = override(config, {size.field: given.get(size.field, size.value)})
-        opened = run_first_then_others(fabric, lambda: parts.open(sized))
-        kept, _ = run_together(fabric, lambda: split_for_monitor(opened.train, sized))
-        images = select_images(opened, kept, labelled=sized.objective.needs_labels)
-        labels = opened.train.labels
-        facts = Facts(
-            len(images),
-            side,
-            len(opened.classes or ()) if labels is not None else 0,
-            on_gpu,
-            fabric.world_size,
-            count_cpus(find_process().local_processes),
-            request.budget,
-        )
-
-        def measure(tried: Config, seconds: float) -> float:
-            own, processes = parts.own or OwnParts(), fabric.world_size
-            return measure_step(tried, images.frame, fabric.device, processes, own, seconds)
-
-        def choose() -> "Plan | None":
-            return make_plan(sized, facts, given, size, measure) if fabric.is_global_zero else None
-
-        plan = broadcast(fabric, run_together(fabric, choose))
-    assert plan is not None  # process 0 made one
-    return plan, opened
-
-
-def _read_settings(folder: Path, config: Config, request: AutoRequest | None) -> Config:
-    """Return the settings that a run that is there goes on with; refuse what it must not change.
-
-    Of ``auto``, only what the user has given counts: the rest was chosen when the run began.
-    """
-    from deepbregman.training.checkpoints import CHANGEABLE
-
-    opened = Run.open(folder)
-    opened.check_links()
-    there = opened.config
-    differing = differing_fields(there, config)
-    if request is not None:
-        differing = {field: pair for field, pair in differing.items() if field in request.given}
-    changed = {field: pair[1] for field, pair in differing.items() if field in CHANGEABLE}
-    words = [
-        f"{field} is {a!r} there and {b!r} here"
-        for field, (a, b) in differing.items()
-        if field not in changed
-    ]
-    if words:
-        raise UserError(
-            f"run folder {folder} exists with other settings: {'; '.join(words[:3])}; continue it "
-            f"as it is with --resume {folder}, or name another folder with --run, with "
-            f"--encoder.weights {folder} to start from its weights"
-        )
-    return override(there, changed)
-
-
-def _try_parts(config: Config, own: "OwnParts", resuming: bool) -> str | None:
-    """Build the encoder once, so that an error comes before the images are read.
-
-    Returns:
-        The origin of the weights that it starts from; None of random ones, and of a run that goes
-        on.
-    """
-    import torch
-
-    from deepbregman.objectives import build_run_encoder
-    from deepbregman.training.loggers import check_loggers
-    from deepbregman.training.weights import find_weights
-
-    own.check(config)
-    check_loggers(config)
-    with torch.random.fork_rng(devices=[]):
-        built = build_run_encoder(config, trunk=own.encoder)
-        if own.objective is not None:
-            own.build_objective(config, built)
-    found = None if resuming else find_weights(config)
-    if found is None:
-        return None
-    found.put_into(built)
-    return found.origin

@@ -1,10 +1,10 @@
 """The words of a pretrain command line: which recipe and which fields they mean."""
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepbregman.config import (
     OPTIONAL,
@@ -16,6 +16,7 @@ from deepbregman.config import (
 )
 from deepbregman.errors import UserError, suggest
 from deepbregman.runs import is_run
+from deepbregman.terminal import parse_duration
 
 AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
@@ -124,3 +125,30 @@ def add_tables(config: Config, words: list[str]) -> Config:
     options = [word.replace("-", "_") for word in words if word.startswith("--")]
     asked = [table for table in OPTIONAL if any(o.startswith(f"__{table}.") for o in options)]
     return override(config, {table: {} for table in asked if getattr(config, table) is None})
+
+
+class AutoRequest(NamedTuple):
+    """What the user asks of the recipe ``auto``."""
+
+    given: Mapping[str, Any]
+    budget: float | None
+    """Seconds."""
+
+
+def read_request(
+    recipe: str | Config, given: Mapping[str, Any], budget: str | None
+) -> AutoRequest | None:
+    """Return the user's constraints if the recipe is ``auto``, else None."""
+    if recipe != AUTO:
+        if budget is not None:
+            raise UserError(
+                f"--budget {budget}: only the recipe auto fits its length to a time; leave the "
+                "option out and set training.epochs, or pretrain with auto"
+            )
+        return None
+    if "data.source" not in given:
+        raise UserError(
+            "the recipe auto needs images: name a folder, an .npz file or a dataset, such as "
+            "`deepbregman pretrain my_photos`"
+        )
+    return AutoRequest(given, None if budget is None else parse_duration(budget, "budget"))
