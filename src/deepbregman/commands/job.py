@@ -23,6 +23,7 @@ from deepbregman.objectives import OwnParts, build_run_encoder
 from deepbregman.runs import Run, is_complete, is_run
 from deepbregman.terminal import count_words, say
 from deepbregman.training.callbacks import Callback
+from deepbregman.training.checkpoints import CHANGEABLE
 from deepbregman.training.faults import explain_faults
 from deepbregman.training.loggers import check_loggers
 from deepbregman.training.loop import Monitor, Pretraining
