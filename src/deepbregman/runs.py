@@ -79,8 +79,11 @@ _RESULT = {
 }
 
 
-def check_new_file(path: Path, suffix: str, option: str = "out") -> None:
+def check_new_file(path: Path | str | None, suffix: str, option: str = "out") -> None:
     """Refuse, before any work, an output that could not be written or would replace a file."""
+    if path is None:
+        return
+    path = Path(path)
     if path.suffix != suffix:
         raise UserError(f"--{option} {path}: the file is {suffix}; give it a name with that ending")
     if path.exists():

@@ -206,8 +206,7 @@ def _check_outputs(file: Path, cache: Path | None) -> None:
                 f"{file} exists and was not written by `deepbregman data prepare`; rename it, "
                 "since the counts and means go there"
             )
-    if cache is not None:
-        check_new_file(cache, ".npz", "cache")
+    check_new_file(cache, ".npz", "cache")
 
 
 def _prepare_voc(

@@ -66,9 +66,8 @@ def duplicates(
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
-    for path, suffix in ((out, ".csv"), (sheet, ".png")):
-        if path is not None:
-            check_new_file(Path(path), suffix)
+    check_new_file(out, ".csv")
+    check_new_file(sheet, ".png")
     if threshold is not None and not 0.0 < threshold <= 1.0:
         raise UserError(f"threshold is {threshold}: a cosine must be above 0 and at most 1")
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)

@@ -88,9 +88,8 @@ def label(
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
-    for path, suffix in ((out, ".csv"), (sheet, ".png")):
-        if path is not None:
-            check_new_file(Path(path), suffix)
+    check_new_file(out, ".csv")
+    check_new_file(sheet, ".png")
     if suggest < 0:
         raise UserError(f"suggest is {suggest}: it must be 0 or more")
     from deepbregman.data.labels import read_labels
@@ -148,9 +147,8 @@ def draw(
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
     """
-    for path, suffix in ((out, ".csv"), (sheet, ".png")):
-        if path is not None:
-            check_new_file(Path(path), suffix)
+    check_new_file(out, ".csv")
+    check_new_file(sheet, ".png")
     if suggest < 1:
         raise UserError(f"suggest is {suggest}: it must be at least 1")
     images = open_images(run, data, None, accelerator, 1, None, skip_unreadable)

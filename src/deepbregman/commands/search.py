@@ -75,8 +75,7 @@ def search(
     Returns:
         The answers to the queries, or the rows of the measurement without any.
     """
-    if out is not None:
-        check_new_file(Path(out), ".png")
+    check_new_file(out, ".png")
     if k < 1:
         raise UserError(f"k is {k}: it must be at least 1")
     if not queries and (out is not None or split != "all"):

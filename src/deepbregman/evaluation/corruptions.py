@@ -62,32 +62,24 @@ def lower_contrast(images: Tensor, share: float) -> Tensor:
     return ((images - mean) * share + mean).clamp(0, 1)
 
 
-def add_noise(deviation: float, generator: torch.Generator, num_images: int, side: int) -> Change:
-    """Return the function that adds Gaussian noise to a batch.
+def corrupt(name: str, strength: float, seed: int, num_images: int, side: int) -> Change:
+    """Return the function that corrupts the batches of one pass over the images.
 
-    The noise is drawn on the host, batch after batch, so that one device and several see the same.
+    Noise is drawn on the host, batch after batch, so that one device and several see the same.
     """
+    if name != "noise":
+        change = {"JPEG": compress_jpeg, "blur": blur, "contrast": lower_contrast}[name]
+        return lambda images, number: change(images, strength)
+    generator = torch.Generator().manual_seed(derive_seed(seed, f"corruption {name} {strength:g}"))
 
     def draw(number: int) -> Tensor:
         count = min(BATCH_SIZE, num_images - number * BATCH_SIZE)
         return torch.randn((count, 3, side, side), generator=generator)
 
     noise = OrderedDraws(draw)
-
-    def add(images: Tensor, number: int) -> Tensor:
-        return (images + deviation * noise.take(number).to(images.device)).clamp(0, 1)
-
-    return add
-
-
-def corrupt(name: str, strength: float, seed: int, num_images: int, side: int) -> Change:
-    """Return the function that corrupts the batches of one pass over the images."""
-    if name == "noise":
-        words = f"corruption {name} {strength:g}"
-        generator = torch.Generator().manual_seed(derive_seed(seed, words))
-        return add_noise(strength, generator, num_images, side)
-    change = {"JPEG": compress_jpeg, "blur": blur, "contrast": lower_contrast}[name]
-    return lambda images, number: change(images, strength)
+    return lambda images, number: (images + strength * noise.take(number).to(images.device)).clamp(
+        0, 1
+    )
 
 
 def corruptions(evaluation: Evaluation) -> list[Record]:

@@ -152,29 +152,18 @@ def ood(evaluation: Evaluation) -> list[Record]:
                 source = open_data(config, other)
                 split = source.test or source.train
             outside = labelled.of(split).features
-            seeds.append(_measure(labelled, other, inside, distances, outside, len(split)))
+            details = {"against": other, "num_outside": len(split)}
+            seeds.append(
+                [
+                    Measurement(
+                        f"{PurePath(other).stem}: {name}",
+                        {"AUROC": auroc(inside[name], distance(outside))},
+                        *labelled.counts,
+                        details,
+                    )
+                    for name, distance in distances.items()
+                ]
+            )
         rows += make_rows(seeds)
         evaluation.progress("out of distribution", place, len(settings.against))
     return rows
-
-
-def _measure(
-    labelled: LabelledFeatures,
-    other: str,
-    inside: dict[str, Tensor],
-    distances: dict[str, Distance],
-    outside: Features,
-    num_outside: int,
-) -> list[Measurement]:
-    num_train, num_test, replaced = labelled.counts
-    return [
-        Measurement(
-            f"{PurePath(other).stem}: {name}",
-            {"AUROC": auroc(inside[name], distance(outside))},
-            num_train,
-            num_test,
-            replaced,
-            {"against": other, "num_outside": num_outside},
-        )
-        for name, distance in distances.items()
-    ]

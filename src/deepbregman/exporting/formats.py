@@ -127,7 +127,7 @@ def to_torchvision(source: TrainedEncoder) -> Content:
     usage = (
         "import torch, torchvision\n"
         f"model = torchvision.models.{source.config.encoder.name}()\n"
-        f"{_write_stem_code(trunk)}"
+        f"{THUMBNAIL_STEM * (trunk.stem == 'thumbnail')}"
         "model.fc = torch.nn.Identity()  # or: strict=False, which misses fc.*\n"
         f"{LOAD}{_describe_pixels(source)}"
     )
@@ -145,7 +145,7 @@ def to_timm(source: TrainedEncoder) -> Content:
         name = name.removeprefix(TIMM)
         options = create_timm(name, image_size)[1]
     elif name in RESNETS and isinstance(trunk, ResNet):
-        stem_code = _write_stem_code(trunk)
+        stem_code = THUMBNAIL_STEM * (trunk.stem == "thumbnail")
     else:
         raise UserError(
             f"--format timm holds {', '.join(RESNETS)} and {TIMM}NAME, and this run's encoder is "
@@ -174,10 +174,6 @@ def to_timm(source: TrainedEncoder) -> Content:
     stem = {"stem": trunk.stem} if isinstance(trunk, ResNet) else {}
     data = _serialise(_copy_tensors(trunk.state_dict()))
     return Content(data, usage, {**source.record, **stem, "timm": settings})
-
-
-def _write_stem_code(trunk: ResNet) -> str:
-    return THUMBNAIL_STEM if trunk.stem == "thumbnail" else ""
 
 
 def _describe_pixels(source: TrainedEncoder) -> str:

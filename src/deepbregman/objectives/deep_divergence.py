@@ -11,7 +11,7 @@ from deepbregman.method.networks import BregmanNetwork, Encoder
 from .objective import Gather, Objective, Outputs, Samples, ViewGroups, build_head
 
 FORMS = {"max": divergence, "smooth": soft_divergence, "moment": moment_divergence}
-"""``objective.form`` -> the divergence of two sets of scores (N, K) and (M, K), (N, M)."""
+"""Form -> the divergence (N, M) of scores (N, K) and (M, K), or of sets of them (N, S, K)."""
 
 
 class DeepDivergence(Objective, settings=DeepDivergenceSettings):

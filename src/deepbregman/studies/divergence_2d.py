@@ -20,6 +20,7 @@ from torch import Tensor
 
 from deepbregman.errors import UserError
 from deepbregman.method import bregman
+from deepbregman.objectives.deep_divergence import FORMS
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.figures import PlaneMap, save_plane_figure
 from deepbregman.runs import collect_provenance
@@ -27,7 +28,7 @@ from deepbregman.training.devices import device_name
 from deepbregman.training.randomness import derive_seed
 
 from .definition import StudyResult
-from .plane import FORMS, Form, PlaneNetwork, fit
+from .plane import Form, PlaneNetwork, fit
 from .results import begin_study, write_rows
 
 CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))

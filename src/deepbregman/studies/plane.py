@@ -1,15 +1,13 @@
 """Deep Divergence Learning in the plane: a network on points, trained on labelled sets of them."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from deepbregman.method.bregman import learned_divergence, moment_divergence
 from deepbregman.method.losses import METRIC_LOSSES
 from deepbregman.method.networks import BregmanNetwork
+from deepbregman.objectives.deep_divergence import FORMS
 from deepbregman.training.randomness import derive_seed
 
 Form = Literal["moment", "max", "smooth"]
@@ -17,11 +15,6 @@ MetricLoss = Literal["contrastive", "triplet"]
 
 SMOOTHING: dict[str, float] = {"max": 0.0, "smooth": 1.0}
 """Temperature of the forms that have one; 0 is the hard form."""
-FORMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "moment": moment_divergence,
-    **{form: partial(learned_divergence, smoothing=SMOOTHING[form]) for form in SMOOTHING},
-}
-"""The divergence of two (N, K) or (N, S, K) outputs of a network: symmetric, Eq. 6, and smooth."""
 
 
 class PlaneNetwork(nn.Module):

@@ -74,7 +74,11 @@ class Health:
         """
         with torch.no_grad():
             order = torch.arange(self.batches.num_images)
-            h = self._embed_whole(encoder, order)
+            whole = [
+                encoder(centre_view(batch.images, batch.sizes, self.size))
+                for batch in self.batches.iterate(order, BATCH_SIZE)
+            ]
+            h = _move_to_host(torch.cat(whole))
             views = self._embed_views(encoder, order[: self.uniforms[0].shape[1]])
         if not (h.isfinite().all() and views.isfinite().all()):
             return {}
@@ -89,13 +93,6 @@ class Health:
             found["neighbour_stability"] = diagnostics.neighbour_stability(before, neighbours)
         self.neighbours = neighbours
         return {name: float(value) for name, value in found.items() if value.isfinite()}
-
-    def _embed_whole(self, encoder: nn.Module, order: Tensor) -> Tensor:
-        parts = [
-            encoder(centre_view(batch.images, batch.sizes, self.size))
-            for batch in self.batches.iterate(order, BATCH_SIZE)
-        ]
-        return _move_to_host(torch.cat(parts))
 
     def _embed_views(self, encoder: nn.Module, order: Tensor) -> Tensor:
         """Embed (M, n, d) random views of some images."""
