@@ -242,7 +242,7 @@ def test_modules_that_are_no_encoders_are_refused_before_the_images_are_read(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("custom", "give it in Python, as `encoder=` of deepbregman.pretrain"),
+        ("custom", "give it in Python, as `encoder=` to the function"),
         ("timm:vit_tiny_patch16_242", "did you mean vit_tiny_patch16_224"),
         ("timm:inception_v3", "it was made for 299 px"),
         ("resnet19", "did you mean 'resnet1"),

@@ -217,7 +217,7 @@ def test_resuming_is_to_the_bit(
     code, _, said = command("pretrain", "--resume", folder)
     assert code == 2
     assert "data.source is 'custom'" in said
-    assert "`data=` of deepbregman.pretrain or resume" in said
+    assert "`data=` to deepbregman.pretrain and resume" in said
     for missing, words in (
         ("data", "data.source is 'custom'"),
         ("augment", "views.custom is true: .* as `augment=`"),

@@ -308,7 +308,7 @@ class Run:
                 if isinstance(error, json.JSONDecodeError) and number == len(lines):
                     break
                 raise UserError(
-                    f"{path}, line {number}, is no epoch's ({error}): restore it or remove the line"
+                    f"{path}, line {number}, is no epoch ({error}): restore it or remove the line"
                 ) from None
             records.append(_rename_speed(record))
         return records

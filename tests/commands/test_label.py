@@ -216,7 +216,11 @@ def test_digits_have_the_accuracy_that_is_expected(short_run: Run) -> None:
 @pytest.mark.parametrize(
     ("lines", "words", "expected"),
     [
-        ([*FEW, "red-99.png", "blue-x.png"], [], "2 of 10 names are no image of the data ('red-99"),
+        (
+            [*FEW, "red-99.png", "blue-x.png"],
+            [],
+            "2 of 10 names are not images of the data ('red-99",
+        ),
         (["red-1.png", "red-2.png"], [], "all 2 labels are 'red'"),
         (["red-1.png", "red-2.png", "blue-1.png"], [], "only one image of 'blue'"),
         ([], [], "no image has a label"),

@@ -195,7 +195,7 @@ def test_the_typical_side() -> None:
         ([{"pixel_values": PIXELS[0]}], "dict with pixel_values: call the image one of image, img"),
         ({"train": PIXELS, "test": PIXELS}, r"data is a dict of train, test: .* data\['train'\]"),
         ((PIXELS, ["cat", 1] * 3), "some labels are words and others are not"),
-        ((PIXELS, [None, 1] * 3), "train labels such as None are no whole numbers"),
+        ((PIXELS, [None, 1] * 3), "train labels such as None are not whole numbers"),
     ],
 )
 def test_what_is_refused(values: Any, words: str) -> None:

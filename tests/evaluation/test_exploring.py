@@ -137,7 +137,7 @@ def test_labels_of_a_table(tmp_path: Path) -> None:
         ("image,kind\na.png,cat\n", "image and label among them"),
         ("", "image and label among them"),
         ("image,label\nz.png,cat\n", "names no image of the data"),
-        ("image,label,probability\na.png,cat,much\n", "a probability is no number"),
+        ("image,label,probability\na.png,cat,much\n", "a probability is not a number"),
     ],
 )
 def test_tables_that_say_nothing(tmp_path: Path, text: str, words: str) -> None:

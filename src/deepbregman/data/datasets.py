@@ -232,10 +232,9 @@ def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None,
         )
     if spec == "custom":
         raise UserError(
-            "data.source is 'custom': the images are those of a program of yours, which cannot be "
-            "named on the command line; give them in Python, as `data=` of deepbregman.pretrain or "
-            "resume, or as `source=own_data(...)` of evaluate, embed and the others; or name "
-            "another dataset with --data"
+            "data.source is 'custom': the images are your own program's, which the command line "
+            "cannot name; give them in Python, as `data=` to deepbregman.pretrain and resume, as "
+            "`source=own_data(...)` to the others, or name another dataset with --data"
         )
     path = expand_home(Path(spec))
     if spec.startswith(HUB) or (spec.strip() and path.is_dir()):

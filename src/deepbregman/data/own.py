@@ -291,7 +291,7 @@ def to_labels(values: Any, count: int, what: str) -> Tensor | None:
     except (TypeError, ValueError):
         some = [value for value in values if not isinstance(value, int)]
         odd = f" such as {abbreviate(some[0])}" if some else ""
-        raise UserError(f"{what} labels{odd} are no whole numbers: {rule}") from None
+        raise UserError(f"{what} labels{odd} are not whole numbers: {rule}") from None
     whole = not labels.is_floating_point() and not labels.is_complex()
     if len(labels) != count or not whole:
         raise UserError(

@@ -195,7 +195,7 @@ def _read_object(node: ElementTree.Element, size: tuple[int, int]) -> tuple[list
     # One chain of comparisons, so that a value that is not a number fails it too.
     if not (xmin - 1.0 < xmax and ymin - 1.0 < ymax and box[0] < box[2] and box[1] < box[3]):
         raise ValueError(
-            f"the box of a {name} is ({', '.join(words)[:80]}), which is no box in an image of "
+            f"the box of a {name} is ({', '.join(words)[:80]}), which is not a box in an image of "
             f"{width} x {height} pixels"
         )
     return box, CLASSES.index(name), (node.findtext("difficult") or "0").strip() == "1"

@@ -288,7 +288,7 @@ def read_given(path: Path, names: Sequence[str]) -> Given:
         try:
             probabilities = [float(row.get("probability", 0.0)) for row in rows]
         except ValueError:
-            raise UserError(f"labels {str(path)!r}: a probability is no number") from None
+            raise UserError(f"labels {str(path)!r}: a probability is not a number") from None
     unsaid = "yes" if probabilities is None else "no"
     return Given(
         [row["label"] or None for row in rows],

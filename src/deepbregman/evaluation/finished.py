@@ -109,7 +109,7 @@ class FinishedParts:
             measured = Measurement(**parts[key]["measured"])
             numbers = [*measured.values.values(), measured.num_train, measured.num_test]
             if not all(isinstance(number, int | float) for number in numbers):
-                raise TypeError("a value is no number")
+                raise TypeError("a value is not a number")
         except (AttributeError, KeyError, TypeError) as error:
             words = f"{path} holds a part that deepbregman did not write ({error}): remove the file"
             raise UserError(words) from None

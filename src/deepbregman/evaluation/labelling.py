@@ -188,7 +188,7 @@ def match_images(
             )
     if unknown:
         raise UserError(
-            f"labels: {len(unknown)} of {len(given)} names are no image of the data "
+            f"labels: {len(unknown)} of {len(given)} names are not images of the data "
             f"({quote_some(unknown)}); names are relative to the data's folder, such as "
             f"{gallery.names[0]!r}"
         )

@@ -339,8 +339,8 @@ def read_labelled(source: Source, file: Path) -> Tensor:
         in_test = sum(bool(places) for places in _find_names(missing, tested).values())
         held = f"; {in_test} of them are test images, which are not to be trained on"
         raise UserError(
-            f"--labelled-list {file}: {len(missing)} of its {len(wanted)} names are no training "
-            f"image of {source.name}, such as {quote_some(missing)}{held if in_test else ''}; "
+            f"--labelled-list {file}: {len(missing)} of its {len(wanted)} names are not training "
+            f"images of {source.name}, such as {quote_some(missing)}{held if in_test else ''}; "
             "correct the list, or give the data folder that it was made for"
         )
     twice = [name for name in wanted if len(found[name]) > 1]

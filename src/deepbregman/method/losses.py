@@ -101,7 +101,7 @@ def nt_logistic(*views: Tensor, temperature: Number = 0.1, gather: Gather | None
     require_positive("temperature", temperature)
     cosines, positive, itself = _compare_all(_join(views, gather))
     if len(cosines) == len(views):
-        raise ValueError("N is 1: an image needs others to be told from; give 2 images or more")
+        raise ValueError("N is 1: an image is compared with others; give 2 images or more")
     scaled = cosines / temperature
     negative = ~(positive | itself)
     attract = -(F.logsigmoid(scaled) * positive).sum() / (len(scaled) * (len(views) - 1))

@@ -50,9 +50,8 @@ def build_run_encoder(
     pixels = (mean, deviation) if config.encoder.normalise_pixels else ()
     if trunk is None and name == "custom":
         raise UserError(
-            "encoder.name is 'custom': the encoder is a module of yours, which cannot be named on "
-            "the command line; give it in Python, as `encoder=` of deepbregman.pretrain, resume, "
-            "load_encoder, evaluate, embed, export, search or cluster"
+            "encoder.name is 'custom': the encoder is your own module, which the command line "
+            "cannot name; give it in Python, as `encoder=` to the function"
         )
     if trunk is not None and name != "custom":
         raise UserError(

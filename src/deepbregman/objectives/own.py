@@ -78,9 +78,8 @@ class OwnParts(NamedTuple):
         for table, group in config.view_groups.items():
             if group.custom and table not in self.augments:
                 raise UserError(
-                    f"{table}.custom is true: the views are made by code of yours, which cannot be "
-                    "named on the command line; give it in Python, as `augment=` of "
-                    "deepbregman.pretrain or resume"
+                    f"{table}.custom is true: the views are your own code, which the command "
+                    "line cannot name; give it in Python, as `augment=` to pretrain or resume"
                 )
         for table in self.augments:
             if table not in config.view_groups or not config.view_groups[table].custom:
@@ -90,9 +89,8 @@ class OwnParts(NamedTuple):
                 )
         if config.objective.name == "custom" and self.objective is None:
             raise UserError(
-                "objective.name is 'custom': the method is code of yours, which cannot be named on "
-                "the command line; give it in Python, as `objective=` of deepbregman.pretrain or "
-                "resume"
+                "objective.name is 'custom': the method is your own code, which the command line "
+                "cannot name; give it in Python, as `objective=` to deepbregman.pretrain or resume"
             )
         if config.objective.name != "custom" and self.objective is not None:
             raise UserError(

@@ -348,14 +348,14 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
     if state["num_images"] != len(images):
         raise UserError(
             f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
-            f"{len(images)} to pretrain on: a run goes on with the same images only; put them "
+            f"{len(images)} to pretrain on: a run continues only with the same images; put them "
             "back, or start a new run"
         )
     if state["data"] != fingerprint(images):
         raise UserError(
-            f"{origin} was trained on other images than {config.data.source} now has, though as "
-            "many: their names, sizes or contents differ; a run goes on with the same images only; "
-            "put them back, or start a new run"
+            f"{origin} was trained on other images than {config.data.source} now has: names, sizes "
+            "or contents differ; a run continues only with the same images; put them back, or "
+            "start a new run"
         )
     if not changes:
         return found

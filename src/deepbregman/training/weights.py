@@ -105,7 +105,7 @@ def _download(wanted: str, name: str, fetch: Callable[[], StartingWeights]) -> S
         raise
     except Exception as error:  # of the network, of a hub, of a cache: each library has its own
         raise UserError(
-            f"encoder.weights is {wanted!r}: the weights of {name} cannot be had "
+            f"encoder.weights is {wanted!r}: the weights of {name} cannot be downloaded "
             f"({first_line(error)}); connect to the network for the first run, copy the cache of a "
             "machine that has them (TORCH_HOME of torchvision, HF_HOME of timm), name a file with "
             "--encoder.weights FILE, or train from --encoder.weights random"
