@@ -126,6 +126,9 @@ def test_a_gpu_keeps_the_better_encoder_however_short_the_run() -> None:
     found = plan(CPU._replace(on_gpu=True, budget=600), speed=1e-3)
     assert found.config.encoder.name == "resnet18"
     assert found.config.training.epochs == int(540 / (7 * 256 * 0.05))
+    # 42 steps: the divergence rises as on a CPU, but the rate and the batch stay.
+    assert found.config.divergence.warmup_epochs == found.config.training.epochs / 2
+    assert found.config.optimiser.learning_rate == 256 / 512
 
 
 @pytest.mark.parametrize("budget", [60.0, 600.0, 3600.0])
