@@ -56,9 +56,9 @@ def vary(auto: Config, num_images: int) -> Iterator[tuple[str, Row]]:
     yield "bank as large as the folder", {"divergence.num_subnetworks": min(4096, num_images)}
 
 
-def sample(data: Path, images: int, test: int, out: Path) -> Path:
+def sample(data: Path, images: int, test: int, draw: int, out: Path) -> Path:
     """Write so many training and test images of an .npz file, drawn at random, to another."""
-    arrays, random, kept = np.load(data), np.random.default_rng(0), {}
+    arrays, random, kept = np.load(data), np.random.default_rng(draw), {}
     for split, most in (("train", images), ("test", test)):
         labels = arrays[f"{split}_labels"]
         chosen = np.sort(random.permutation(len(labels))[:most])
@@ -77,6 +77,8 @@ def measure(
     encoder: str = "small",
     test: int = 2000,
     seed: int = 0,
+    draw: int = 0,
+    arms: tuple[str, ...] = (),
     best: bool = True,
     compiled: bool = True,
 ) -> None:
@@ -91,6 +93,8 @@ def measure(
         encoder: Of all arms but best, where the length is given; else auto chooses it.
         test: Test images to draw.
         seed: Of every arm; the images do not depend on it.
+        draw: Seed of the draw of the images.
+        arms: Arms of the grid to train; by default all.
         best: Train the recipe best as well, for an epoch at least, which takes long on a CPU.
         compiled: Compile steps on a GPU; without it short arms of a given length are faster.
     """
@@ -99,12 +103,13 @@ def measure(
     length = budget if epochs is None else f"{epochs} epochs"
     quiet = QUIET if compiled else {**QUIET, "training.compile": "no"}
     fixed = {} if epochs is None else {"training.epochs": epochs, "encoder.name": encoder}
-    table = out / f"{data.stem}-{images}-seed{seed}.jsonl"
+    drawn = f"-draw{draw}" if draw else ""
+    table = out / f"{data.stem}-{images}{drawn}-seed{seed}.jsonl"
     out.mkdir(parents=True, exist_ok=True)
     lines = table.read_text().splitlines() if table.exists() else []
     done = {row["arm"]: row for row in map(json.loads, lines)}
     with tempfile.TemporaryDirectory() as folder:
-        source = sample(data, images, test, Path(folder) / "sample.npz")
+        source = sample(data, images, test, draw, Path(folder) / "sample.npz")
 
         def train(arm: str, config: Config | str, more: Row | None = None, **options: Any) -> None:
             changes = {"data.source": str(source), "seed": seed, **quiet, **(more or {})}
@@ -113,7 +118,7 @@ def measure(
             )
             found = judge(run)
             record = {
-                **{"arm": arm, "data": data.stem, "images": images, "length": length},
+                **{"arm": arm, "data": data.stem, "images": images, "length": length, "draw": draw},
                 **found,
                 "seconds": run.result()["pretrain"]["seconds"],
                 "config": _fields(run.config),
@@ -139,11 +144,15 @@ def measure(
                 return seconds(auto) / seconds(config)
             return _count_passes(auto) / _count_passes(config)
 
-        arms = [(name, override(auto, changes)) for name, changes in vary(auto, images)]
+        grid = [
+            (name, override(auto, changes))
+            for name, changes in vary(auto, images)
+            if name in arms or not arms
+        ]
         if best:
             sized = {"data.image_size": auto.data.image_size}
-            arms.append(("best", override(load_recipe("best"), sized)))
-        for name, config in arms:
+            grid.append(("best", override(load_recipe("best"), sized)))
+        for name, config in grid:
             if name in done:
                 continue
             try:
@@ -204,7 +213,7 @@ def _fields(config: Config) -> Row:
 
 
 def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
-    """Print the tables as Markdown: linear accuracy of every arm, a mean over the seeds.
+    """Print the tables as Markdown: linear accuracy of every arm, a mean over seeds and draws.
 
     Where classes differ in size, read the accuracy that is balanced over them: of a classifier in
     which every class counts the same.
@@ -215,7 +224,7 @@ def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
     lines = [line for path in tables for line in path.read_text().splitlines()]
     frame = pd.DataFrame([row for row in map(json.loads, lines) if "linear" in row])
     arms = list(dict.fromkeys(frame["arm"]))
-    print(f"| images | length | seeds | accuracy | {' | '.join(arms)} | `auto` below the best |")
+    print(f"| images | length | runs | accuracy | {' | '.join(arms)} | `auto` below the best |")
     print("|---" * (len(arms) + 5) + "|")
     sets = ["data", "images", "length"]
     for (data, images, length), part in frame.groupby(sets, sort=False):
@@ -223,8 +232,8 @@ def show(tables: tyro.conf.Positional[tuple[Path, ...]]) -> None:
             found = part.groupby("arm")[metric].agg(["mean", "count"])
             words = [f"{found['mean'][arm]:.1f}" if arm in found.index else "-" for arm in arms]
             behind = found["mean"].max() - found["mean"]["auto"]
-            seeds = found["count"]["auto"]
-            start = f"| {data}, {images:,} | {length} | {seeds} | {title} |"
+            runs = found["count"]["auto"]
+            start = f"| {data}, {images:,} | {length} | {runs} | {title} |"
             print(start, " | ".join(words), f"| {behind:.1f} |")
 
 

@@ -80,6 +80,13 @@ def test_every_loss_term_is_drawn_whatever_its_name(make_run: MakeRun) -> None:
         assert "<path" in vl_convert.vegalite_to_svg(figure.spec)
 
 
+def test_a_single_value_is_not_rounded(make_run: MakeRun) -> None:
+    metrics = [{"epoch": 1, "total": 2.0}, {"epoch": 2, "total": 1.0, "neighbour_stability": 0.784}]
+    figures = curves_of([make_run("a", metrics=metrics)])
+    assert ">0.784</text>" in vl_convert.vegalite_to_svg(figures["neighbour-stability"].spec)
+    assert "values" not in figures["total"].spec["layer"][0]["encoding"]["y"].get("axis", {})
+
+
 def test_long_curves_are_thinned_and_keep_their_end(make_run: MakeRun) -> None:
     metrics = [{"epoch": epoch, "total": 1.0 / epoch} for epoch in range(1, 4001)]
     paths = [make_run(f"long-{seed}", {"seed": seed}, metrics=metrics[seed:]) for seed in (0, 1)]

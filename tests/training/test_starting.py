@@ -9,6 +9,7 @@ from PIL import Image
 
 from deepbregman.config import Config, load_recipe, override, to_toml
 from deepbregman.runs import Run
+from deepbregman.training.notices import find_surprises
 
 from ..conftest import Command
 from .test_faults import at_step
@@ -84,3 +85,10 @@ def test_what_surprises_is_said(command: Command, recipe: Path, tmp_path: Path) 
     assert code == 0
     assert "ends while the learning rate still rises" in out
     assert load_recipe(str(tmp_path / "run" / "config.toml")).optimiser.warmup_epochs == 1.0
+
+
+@pytest.mark.parametrize(("schedule", "said"), [("cosine", True), ("constant", False)])
+def test_a_falling_rate_is_hardly_ever_saturated(schedule: str, said: bool) -> None:
+    changes = {"training.stop_when_saturated": True, "optimiser.schedule": schedule}
+    words = list(find_surprises(override(load_recipe("digits"), changes)))
+    assert any("use --optimiser.schedule constant" in line for line in words) == said

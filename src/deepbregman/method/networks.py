@@ -260,7 +260,7 @@ def build_encoder(
     if stem == "auto":
         stem = "thumbnail" if image_size <= LARGEST_THUMBNAIL else "standard"
     if name in RESNETS:
-        from .resnet import build_resnet  # torchvision takes seconds to load
+        from .resnet import build_resnet  # loads torchvision, which others do not need
 
         resnet = build_resnet(name, stem)
         return Encoder(resnet, resnet.num_features, mean, deviation)

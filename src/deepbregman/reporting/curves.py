@@ -1,5 +1,6 @@
 """Learning curves: every metric that any run has by epoch, a chart for each."""
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -120,6 +121,11 @@ def _draw_curve(
     epochs = tuple(sorted({point["epoch"] for point in points}))
     is_short = len(epochs) <= FEW_EPOCHS
     spec = _make_curve_template(places, epochs if is_short else (), has_kinds=len(parts) > 1)
+    values = {point["value"] for point in points}
+    if len(values) == 1:  # Vega rounds the one tick of such an axis to a whole number
+        spec = copy.deepcopy(spec)
+        for layer in spec["layer"]:
+            layer["encoding"]["y"]["axis"] = {"values": list(values), "format": ".4~g"}
     spec = spec | {"data": {"values": points}, "title": make_title(title, caption)}
     return Figure(f"{prefix}{slug(name)}", title, caption, spec)
 

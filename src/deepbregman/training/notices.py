@@ -38,6 +38,11 @@ def find_surprises(config: Config) -> Iterator[str]:
             "ends while the learning rate still rises; shorten the warm-up, such as to "
             f"{0.05 * epochs:g}"
         )
+    if config.training.stop_when_saturated and config.optimiser.schedule != "constant":
+        yield (
+            "note: with a learning rate that falls, a run is hardly ever found saturated, and most "
+            "of its gain comes late; to stop early, use --optimiser.schedule constant"
+        )
 
 
 def describe_job(
