@@ -65,26 +65,6 @@ DRAWN = {
 """Quantities in the figure of differences: balanced accuracy where there is one."""
 
 
-_SUMMARY = {"mean": float, "deviation": float, "n": int}
-_DIFFERENCE = {**_SUMMARY, "arm": str, "against": str, "interval": [float], "over_images": [float]}
-_QUANTITY = {
-    **dict.fromkeys(("data", "trained_on", "protocol", "variant", "metric"), str),
-    **{"num_train": int, "num_test": int, "arms": {...: _SUMMARY}, "differences": [_DIFFERENCE]},
-}
-EVIDENCE = {
-    **{"arms": [str], "pairs": [[str]], "quantities": [_QUANTITY]},
-    "runs": [{"arm": str, "data": str, "seconds": float, "state": str}],
-    "by_divergence": [
-        {
-            **dict.fromkeys(("data", "protocol", "variant", "against", "metric"), str),
-            "arms": {...: _DIFFERENCE},
-        }
-    ],
-    "classes": [{"data": str, "class": str, "num_test": int, "arms": {...: _SUMMARY}}],
-}
-"""The shape of ``results.json``."""
-
-
 def is_evidence(record: Record) -> bool:
     """Whether ``results.json`` is of the study ``tables``."""
     return "quantities" in record

@@ -31,9 +31,6 @@ SLICE_CAPTION = (
     "a dot is a trial, later ones darker, the star the best; at the foot, those without a value"
 )
 HEIGHT = 210
-_TRIAL = {"trial": int, "state": str, "value": float, "values": {}}
-SEARCH = {"space": [str], "importance": {...: float}, "trials": [_TRIAL]}
-"""The shape of ``trials.json``."""
 
 
 class Dimension(NamedTuple):

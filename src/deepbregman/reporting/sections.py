@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deepbregman.errors import UserError
-from deepbregman.files import check_shape
 from deepbregman.runs import Record, read_json
 
 from .charts import Figure, as_sentence, slug
 from .comparison import Comparison
-from .evidence import EVIDENCE, draw_differences, is_evidence, tabulate_evidence
+from .evidence import draw_differences, is_evidence, tabulate_evidence
 from .published import CAVEAT, list_published_series
 from .records import RunGroup, RunRecord, group_runs, refuse_links
-from .searches import SEARCH, count_trials, draw_search, tabulate_trials
-from .studies import GRID, describe_budget, describe_diverged, draw_study, format_epochs, is_grid
+from .searches import count_trials, draw_search, tabulate_trials
+from .studies import describe_budget, describe_diverged, draw_study, format_epochs, is_grid
 from .study_tables import tabulate_study
 from .tables import Cell, Row, Table, format_value
 
@@ -99,13 +98,10 @@ def read_study(path: Path) -> StudySection:
     results, trials = records.get("results.json"), records.get("trials.json")
     try:
         if results is not None and is_evidence(results):
-            check_shape(results, EVIDENCE)
             _add_evidence(study, results)
         elif results is not None and is_grid(results):
-            check_shape(results, GRID)
             _add_grid(study, path, results)
         elif trials is not None:
-            check_shape(trials, SEARCH)
             _add_search(study, trials)
         elif results is not None:
             _add_outcome(study, path, results)

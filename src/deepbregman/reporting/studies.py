@@ -57,28 +57,6 @@ def is_grid(record: Record) -> bool:
     return "arms" in record and "study" in record
 
 
-_SUMMARY = {
-    **{"mean": float, "deviation": float, "n": int, "interval": [float]},
-    "over_images": [float],
-}
-_ARM = {
-    **{"arm": str, "series": str, "against": str, "num_diverged": int},
-    **{"metrics": {...: _SUMMARY}, "difference": {...: _SUMMARY}},
-    "cost": {"encoder": str, "seconds": _SUMMARY, ...: float},
-}
-_DEFINITION = {
-    **{"title": str, "note": str, "x_label": str, "figure": str, "reference": str},
-    "arms": [{"name": str}],
-    "published": [{"series": str, "source": str, "data": str, "values": {...: float}}],
-}
-GRID = {
-    **{"study": _DEFINITION, "recipe": str, "data": str, "judge": str, "metric": str},
-    **{"unequal_budget": [str], "arms": [_ARM]},
-    "cells": [{"arm": str, "run": str, "seed": int, "metrics": {...: float}}],
-}
-"""The shape of ``results.json`` of a study of arms and seeds."""
-
-
 def is_of_methods(results: Record) -> bool:
     """Whether the arms are methods, alone and with the divergence."""
     return bool(results["study"].get("with_divergence"))
