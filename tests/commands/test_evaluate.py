@@ -334,3 +334,36 @@ def test_a_test_split_of_one_class_is_said(evaluate: Command, photos: Path) -> N
     assert code == 0
     assert err.startswith(f"note: every test image of {str(photos)!r} has the class 'cats'")
     assert err.count("note:") == 1
+
+
+def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(
+    command: Command, run: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept"
+    words = ("pretrain", run / "config.toml", "--encoder.weights", run, "--training.epochs", 0)
+    code, out, _ = command(*words, "--run", kept)
+    assert code == 0
+    assert "nothing is trained: small keeps the weights of" in out
+    found = []
+    for folder in (run, kept):
+        command("evaluate", folder, "--protocol", "knn")
+        rows = Run(folder).result()["evaluations"]
+        found.append([row["value"] for row in rows if row["variant"] == "cosine, k=20"])
+    assert found[0] == found[1] != []
+    before = (kept / "metrics.jsonl").read_text()
+    assert json.loads(before)["epoch"] == 0
+    code, out, _ = command(*words, "--run", kept)
+    assert code == 0
+    assert "is complete: 0 epochs trained" in out
+    code, out, _ = command("pretrain", "--resume", kept)
+    assert code == 0
+    assert (kept / "metrics.jsonl").read_text() == before
+
+
+def test_a_run_without_epochs_and_weights_says_that_it_is_untrained(
+    command: Command, tmp_path: Path
+) -> None:
+    words = ("pretrain", "digits", "--data", "digits", "--training.epochs", 0)
+    code, out, _ = command(*words, "--run", tmp_path / "untrained")
+    assert code == 0
+    assert "random weights: it is untrained" in out

@@ -317,8 +317,8 @@ class OptimiserSettings(Section):
 class TrainingSettings(Section):
     """The loop."""
 
-    epochs: Count = 400
-    """Passes over the training images."""
+    epochs: Whole = 400
+    """Passes over the training images. 0: train nothing, keep the encoder as it starts."""
     batch_size: Annotated[int, Range(low=2)] = 512
     """Images (not views) in one forward pass, over all processes; the last, short batch is left."""
     accumulate: Count = 1
@@ -385,7 +385,7 @@ class Config:
         self._check_rotation()
         self._check_method()
         late = [m for m in self.optimiser.milestones if m >= self.training.epochs]
-        if late:
+        if late and self.training.epochs:
             raise UserError(
                 f"optimiser.milestones {late} never come: training.epochs is "
                 f"{self.training.epochs}; lower them or train longer"

@@ -192,6 +192,11 @@ class Pretraining:
             run_together(
                 self.fabric, lambda: self._tell("on_start", self.run, self.step, self.total_steps)
             )
+            if self.total_steps == 0:
+                record = {"epoch": 0, "step": 0}
+                close = partial(self._close_epoch, record, monitor, display, writer)
+                is_kept = self.run.last_checkpoint.is_file
+                run_together(self.fabric, lambda: None if is_kept() else close())
             while not ends:
                 record = self._run_epoch(feed, display, received)
                 close = partial(self._close_epoch, record, monitor, display, writer)
@@ -399,7 +404,7 @@ class Pretraining:
             return
         settings, epoch = self.config.training, record["epoch"]
         ends = epoch == settings.epochs
-        if self.health is not None and (ends or epoch % settings.health_every == 0):
+        if self.health is not None and epoch and (ends or epoch % settings.health_every == 0):
             self.step_module.eval()
             record |= self.health.measure(self.step_module.model.eval().encoder)
             earlier = self.run.metrics()

@@ -32,7 +32,7 @@ def show_plan(plan: Plan, console: Console) -> None:
 def find_surprises(config: Config) -> Iterator[str]:
     """Yield warnings about settings that are rarely meant."""
     warmup, epochs = config.optimiser.warmup_epochs, config.training.epochs
-    if warmup >= epochs:
+    if 0 < epochs <= warmup:
         yield (
             f"warning: optimiser.warmup_epochs is {warmup:g} and training.epochs {epochs}: the run "
             "ends while the learning rate still rises; shorten the warm-up, such as to "
@@ -50,6 +50,10 @@ def describe_job(
 ) -> Iterator[str]:
     """Describe what is trained, the weights that it starts from, and what is not trained on."""
     config, settings, num_images = job.config, job.config.training, job.batches.num_images
+    if not settings.epochs:
+        origin = "random weights: it is untrained" if start is None else f"the weights of {start}"
+        yield f"nothing is trained: {config.encoder.name} keeps {origin}; run {job.run.path}"
+        return
     yield (
         f"{'resuming' if resuming else 'pretraining'} {config.encoder.name} on {num_images:,} "
         f"images of {config.data.source} at {config.data.image_size} px: "
