@@ -270,6 +270,13 @@ class TestVerbs:
             assert err.count("error: ZeroDivisionError: a fault of ours; this is a fault of") == 1
             assert ("Traceback" in err) == ("--debug" in words)
 
+    def test_control_c_is_no_error(self, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        def stop() -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("deepbregman.config.recipes", stop)
+        assert command("recipes") == (130, "", "stopped\n")
+
 
 def truncated(path: Path) -> None:
     buffer = io.BytesIO()

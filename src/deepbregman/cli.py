@@ -215,7 +215,8 @@ def _print_error(error: BaseException, debug: bool) -> int:
     if message:
         here = Process() if shared else find_process()  # which may be what is wrong
         who = f"process {here.rank} of processes 0 to {here.processes - 1}: " * (here.rank > 0)
-        asked = hasattr(error, "signal_number")  # a run that was told to stop and saved itself
+        # Ctrl-C, or a run that was told to stop and saved itself.
+        asked = isinstance(error, KeyboardInterrupt) or hasattr(error, "signal_number")
         label = "" if asked else "error: "
         say(lasting_console(stderr=True), f"{label}{who}{mask_secrets(message)}")
     return code

@@ -314,7 +314,7 @@ def test_an_interrupt_before_there_is_a_run(
 
     monkeypatch.setattr("deepbregman.commands.job.open_data", interrupt)
     code, said = command(recipe, "--run", tmp_path / "run")
-    assert (code, said) == (130, "error: stopped\n")
+    assert (code, said) == (130, "stopped\n")
 
 
 def test_stopping_at_an_epochs_end_saves_once(
