@@ -212,7 +212,7 @@ class TestVerbs:
             ["pretrain", "digits", "--data", "digit"],
             ["pretrain", "digits", "--data", "none.npz"],
             ["pretrain", "digits", "--run", "full"],
-            ["pretrain", "digits", "--training.epochs", "0"],
+            ["pretrain", "digits", "--training.epochs", "-1"],
             ["pretrain", "digits", "--devices", "0"],
             ["pretrain", "--resume", "nowhere"],
             ["quickstart", "--run", "full"],
@@ -297,8 +297,8 @@ class TestErrors:
             (["pretrain", "digits", "--training.epoch", "3"], ["--training.epoch", "Perhaps"]),
             (["pretrain", "digits", "--training.epochs", "many"], ["--training.epochs", "many"]),
             (
-                ["pretrain", "digits", "--training.epochs", "0"],
-                ["training.epochs is 0", "1 or more"],
+                ["pretrain", "digits", "--training.epochs", "-1"],
+                ["training.epochs is -1", "0 or more"],
             ),
             (
                 ["pretrain", "digits", "--divergence.num-subnetworks", "0"],

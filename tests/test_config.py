@@ -489,7 +489,7 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ({"training": {"epochs": "3"}}, ("training.epochs is '3'", "whole number")),
         ({"training": {"epochs": 3.0}}, ("training.epochs is 3.0", "whole number")),
         ({"training": {"epochs": True}}, ("training.epochs is True", "whole number")),
-        ({"training": {"epochs": 0}}, ("training.epochs is 0", "1 or more")),
+        ({"training": {"epochs": -1}}, ("training.epochs is -1", "0 or more")),
         ({"training": {"batch_size": 1}}, ("training.batch_size is 1", "2 or more")),
         ({"training": {"tensorboard": 1}}, ("training.tensorboard is 1", "true or false")),
         ({"optimiser": {"learning_rate": 1e39}}, ("learning_rate is 1e+39", "at most 1e+30")),
