@@ -105,15 +105,6 @@ def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyP
             assert scope["features"].shape == (4, width)
 
 
-def test_the_loop_of_the_method_s_page_runs() -> None:
-    (code,) = blocks("python", (ROOT / "docs" / "method.md").read_text())
-    scope: dict[str, object] = {}
-    exec(compile(code.replace("if bank.is_full", "if True"), "method.md", "exec"), scope)
-    bank, loss = scope["bank"], scope["loss"]
-    assert int(bank.pushed) == 16
-    assert loss.item() > 0.0
-
-
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
