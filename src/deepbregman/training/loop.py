@@ -1,6 +1,7 @@
 """The pretraining loop: one straight line from images to a trained encoder."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from deepbregman.config import Config, override, to_toml
 from deepbregman.data import Batch, FileImages, Images, channel_statistics, fingerprint
 from deepbregman.data.batches import cut_orders
 from deepbregman.data.opening import batch_images
-from deepbregman.errors import ReportedElsewhere
+from deepbregman.errors import Notice, ReportedElsewhere
 from deepbregman.method.networks import Model
 from deepbregman.objectives import (
     OwnParts,
@@ -186,7 +187,10 @@ class Pretraining:
         announce = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
         no_loggers: Record = {} if self.fabric.is_global_zero else {"training.logger": []}
-        self.loggers = Loggers(self.run, override(self.config, no_loggers), display.warn)
+        # In Python nothing is printed, but metrics that are lost are told all the same.
+        warn = partial(warnings.warn, category=Notice, stacklevel=4)
+        tell: Callable[[str], None] = warn if console.quiet else display.warn
+        self.loggers = Loggers(self.run, override(self.config, no_loggers), tell)
         signals = watch_signals(announce, lambda: self._is_compiling)
         with display, self.loggers, self._leave_if_compiling(), signals as received:
             run_together(
