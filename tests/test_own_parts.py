@@ -483,6 +483,23 @@ def test_what_a_method_must_not_return(config: Config, change: Any, words: str) 
         step(images, None, uniforms)
 
 
+def test_a_method_that_trains_nothing(config: Config) -> None:
+    class Detached(Agreement):
+        def forward(self, views: ViewGroups[Tensor], gather: Any, samples: Samples) -> Outputs:
+            with torch.no_grad():
+                return super().forward(views, gather, samples)
+
+    own = OwnParts(objective=Detached)
+    alone = override(config, {**own.as_changes(), "divergence.weight": 0.0})
+    step = build_step(alone, own=own)
+    uniforms = ViewGroups(step.views.main.draw(4, device="cpu"))
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(UserError, match="no loss term of Detached depends on a weight"):
+        step(images, None, uniforms)
+    with torch.no_grad():
+        assert step(images, None, uniforms).total.isfinite()
+
+
 @pytest.mark.parametrize("wrong", ["resnet18", nn.Linear])
 def test_an_encoder_that_is_no_module(tmp_path: Path, config: Config, wrong: Any) -> None:
     with pytest.raises(UserError, match=r"encoder is .*: give a torch.nn.Module, or name"):

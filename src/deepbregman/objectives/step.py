@@ -123,6 +123,11 @@ class Step(nn.Module):
         total = weighed[0]
         for value in weighed[1:]:
             total = total + value
+        if torch.is_grad_enabled() and not total.requires_grad:
+            raise UserError(
+                f"no loss term of {type(self.objective).__name__} depends on a weight that is "
+                "trained: leave out detach() and torch.no_grad() where the loss is computed"
+            )
         return StepOutputs(
             total,
             {name: terms[name].detach() for name in self.term_names},
