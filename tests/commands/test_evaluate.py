@@ -181,7 +181,7 @@ class TestUse:
         ("--protocol semi --labelled-list x.txt", ["x.txt", "no file names"]),
         ("--protocol semi --labelled-list x.txt --labels 0.5", ["--labels 0.5", "give one"]),
         ("--protocol semi --learning-rate 0", ["learning_rate", "above 0"]),
-        ("--protocol semi --learning-rate", ["learning_rate is empty"]),
+        ("--protocol semi --learning-rate", ["learning_rate is ()", "at least one"]),
         (
             "--protocol semi --labels 0.01 --learning-rate 0.1 0.2",
             ["2 learning rates", "2 labelled images of each class", "one --learning-rate"],

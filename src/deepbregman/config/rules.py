@@ -67,6 +67,16 @@ class Name:
         return f"it must be one of {', '.join(self.known)}, or {self.prefix}NAME{guess}"
 
 
+@dataclass(frozen=True)
+class Distinct:
+    """The rule for a list of one item or more, each of them once."""
+
+    def broken_by(self, value: tuple[Any, ...]) -> str | None:
+        """Say that the list is empty or names something twice, or None."""
+        is_good = value and len(set(value)) == len(value)
+        return None if is_good else "it must name at least one, each once"
+
+
 def _is_finite(number: float) -> bool:
     try:
         return math.isfinite(number)
@@ -121,7 +131,7 @@ def find_broken_rule(value: Any, hint: Any) -> str | None:
         hints = items[:1] * len(value) if items[-1] is Ellipsis else items
         return next(filter(None, map(find_broken_rule, value, hints)), None)
     if origin is Annotated:
-        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range | Name)]
+        rules = [rule for rule in hint.__metadata__ if isinstance(rule, Range | Name | Distinct)]
         words = next(filter(None, (rule.broken_by(value) for rule in rules)), None)
         return words or find_broken_rule(value, get_args(hint)[0])
     if hint is str:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from deepbregman.config.rules import (
     Count,
+    Distinct,
     NotNegative,
     Positive,
     Range,
@@ -46,7 +47,7 @@ class Semi(Section):
     one image of each."""
     labelled_list: Path | None = None
     """Instead of shares: a file with the names or paths of the labelled images, one per line."""
-    starts: tuple[Start, ...] = ("encoder", "projection", "scratch")
+    starts: Annotated[tuple[Start, ...], Distinct()] = ("encoder", "projection", "scratch")
     """Networks to start from: the run's encoder, the same with the projection's first layer, or
     random weights."""
 
@@ -54,8 +55,6 @@ class Semi(Section):
         if isinstance(self.labelled_list, str):
             object.__setattr__(self, "labelled_list", Path(self.labelled_list))
         super().__post_init__()
-        if not self.starts:
-            raise UserError("semi.starts is empty: give one of encoder, projection, scratch")
         if not self.labels and self.labelled_list is None:
             raise UserError("semi.labels is empty: give a share of the labels, such as 0.01")
         if self.labelled_list is not None and self.labels not in ((), Semi.labels):
@@ -69,26 +68,21 @@ class Semi(Section):
 class Tuning(Section):
     """Options of semi, transfer and supervised, which train all weights."""
 
-    learning_rate: tuple[Positive, ...] = (0.05,)
+    learning_rate: Annotated[tuple[Positive, ...], Distinct()] = (0.05,)
     """If several are given, the best on a held-out fifth of the labels is used."""
     weight_decay: NotNegative = 1e-4
     """Weight decay, not of biases and normalisation."""
     batch_size: Annotated[int, Range(low=2)] = 128
     """Images in a step; fewer if there are fewer labelled images."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.learning_rate:
-            raise UserError("tuning.learning_rate is empty: give one rate, or several to choose of")
-
 
 @dataclass(frozen=True)
 class Detect(Section):
     """Options of detect; the defaults are MoCo's protocol."""
 
-    architectures: tuple[Architecture, ...] = ("c4",)
+    architectures: Annotated[tuple[Architecture, ...], Distinct()] = ("c4",)
     """c4: one feature map of stride 16, the fourth stage is the head. fpn: a feature pyramid."""
-    arms: tuple[Trunk, ...] = ("pretrained", "random")
+    arms: Annotated[tuple[Trunk, ...], Distinct()] = ("pretrained", "random")
     """pretrained: the run's encoder. random: the same network with random weights."""
     iterations: Count = 24_000
     """Iterations of SGD; the learning rate is divided by 10 after 3/4 and 11/12 of them."""
@@ -117,10 +111,6 @@ class Detect(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("architectures", "arms"):
-            given = getattr(self, name)
-            if not given or len(set(given)) < len(given):
-                raise UserError(f"detect.{name} is {list(given)}: name at least one, each once")
         if self.norm == "frozen" and "random" in self.arms:
             raise UserError(
                 "detect.norm is 'frozen' with the random arm: an untrained network has no "
@@ -132,15 +122,10 @@ class Detect(Section):
 class Few(Section):
     """Options of few."""
 
-    labels_per_class: tuple[Count, ...] = (1, 2, 5, 10, 20)
+    labels_per_class: Annotated[tuple[Count, ...], Distinct()] = (1, 2, 5, 10, 20)
     """Numbers of labelled images of each class."""
     draws: Count = 10
     """Draws of the labelled images; a seed's value is their mean."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.labels_per_class:
-            raise UserError("few.labels_per_class is empty: give a number of labels, such as 5")
 
 
 NOISE = "noise"
@@ -151,18 +136,10 @@ NOISE = "noise"
 class Ood(Section):
     """Options of ood."""
 
-    against: tuple[str, ...] = (NOISE,)
+    against: Annotated[tuple[str, ...], Distinct()] = (NOISE,)
     """Images that are unlike the test images: datasets, or noise (every byte is random)."""
     neighbours: Count = 50
     """The distance of an image from the training images is that of its neighbour of this rank."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.against or len(set(self.against)) < len(self.against):
-            raise UserError(
-                f"ood.against is {list(self.against)}: name at least one dataset, or noise, and "
-                "each once"
-            )
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def semi(evaluation: Evaluation) -> list[Record]:
         "projection": ("from projection layer 1", from_projection),
         "scratch": ("supervised", from_scratch),
     }
-    starts = dict(known[name] for name in dict.fromkeys(evaluation.options.semi.starts))
+    starts = dict(known[name] for name in evaluation.options.semi.starts)
     labelled, seeds = evaluation.labelled, []
     if not len(labelled.model.projection):  # of a method of the user's own
         del starts["from projection layer 1"]
