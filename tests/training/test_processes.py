@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.config import load_recipe, override
+from deepbregman.training import processes as processes_module
 from deepbregman.training.devices import is_mixed
 from deepbregman.training.processes import compile_step, launch, start_compilers
 
@@ -256,3 +257,22 @@ def test_runs_of_other_batches_are_compiled_for_their_own_sizes(
     assert len(compiled) == 2
     assert all(type(size) is int for sizes in compiled for size in sizes)
     torch.compiler.reset()
+
+
+def test_a_process_computes_on_its_share_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with one CPU of many, or beside other processes of the run."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        monkeypatch.setattr(processes_module, "count_cpus", lambda local_processes: 2)
+        monkeypatch.setenv("OMP_NUM_THREADS", "3")
+        launch("cpu")
+        assert torch.get_num_threads() == 3  # the user has chosen
+        monkeypatch.delenv("OMP_NUM_THREADS")
+        launch("cpu")
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr(processes_module, "count_cpus", lambda local_processes: 64)
+        launch("cpu")
+        assert torch.get_num_threads() == 2  # never more
+    finally:
+        torch.set_num_threads(before)

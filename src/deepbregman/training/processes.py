@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepbregman.config import Config
+from deepbregman.data.memory import count_cpus
 from deepbregman.errors import ReportedElsewhere, UserError, explain_error
 from deepbregman.launching import LAUNCHER, find_process, under_torchrun, when_launcher_ends
 from deepbregman.method.gathering import gather_with_gradient
@@ -61,6 +62,7 @@ def launch(accelerator: str = "auto") -> Fabric:
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # no tips
+    _limit_threads(here.local_processes)
     if here.processes == 1:
         fabric = Fabric(accelerator=kind, devices=1, plugins=[LightningEnvironment()])
         fabric.launch()
@@ -81,6 +83,16 @@ def launch(accelerator: str = "auto") -> Fabric:
     atexit.unregister(_leave_groups)
     atexit.register(_leave_groups)
     return fabric
+
+
+def _limit_threads(local_processes: int) -> None:
+    """Let a process compute on its share of the CPUs, unless the user has chosen.
+
+    torch starts a thread for every CPU of the machine, also in each of several processes and in a
+    container that may use a few of them.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(torch.get_num_threads(), count_cpus(local_processes)))
 
 
 def _leave_groups() -> None:
