@@ -257,7 +257,7 @@ class Worker:
         """Run a trial, whose lock this process holds, to its end, and print the outcome."""
 
         def show(epoch: int, values: Mapping[str, float]) -> None:
-            share = epoch / trial.config.training.epochs
+            share = epoch / max(1, trial.config.training.epochs)
             words = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
             self.progress.update(
                 self.bar, completed=self.done + share, status=f"epoch {epoch}  {words}"
