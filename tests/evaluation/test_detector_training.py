@@ -53,7 +53,7 @@ def data(tmp_path: Path) -> Detections:
 def a_detector() -> Detector:
     torch.manual_seed(5)
     encoder = build_encoder("resnet18", 224)
-    return build_detector(encoder, "fpn", image_side=(32, 48), regions=8, proposals=10)
+    return build_detector(encoder, "fpn", Detect(image_side=(32, 48), regions=8, proposals=10))
 
 
 def test_the_learning_rate_is_the_protocol_s() -> None:

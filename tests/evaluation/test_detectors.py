@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from deepbregman.evaluation.detection.detectors import (
     map_trunk_names,
     require_fitting,
 )
-from deepbregman.evaluation.options import Architecture
+from deepbregman.evaluation.options import Architecture, Detect
 from deepbregman.method.networks import Encoder, build_encoder
 
 pytestmark = pytest.mark.usefixtures("cheap_weights")
@@ -28,7 +29,7 @@ def an_encoder(name: str = "resnet18") -> Encoder:
     return copy.deepcopy(draw_encoder(name))
 
 
-def a_detector(architecture: Architecture, **settings: object) -> Detector:
+def a_detector(architecture: Architecture, **settings: Any) -> Detector:
     return copy.deepcopy(draw_detector(architecture, **settings))
 
 
@@ -46,11 +47,11 @@ def draw_encoder(name: str) -> Encoder:
 
 
 @functools.cache
-def draw_detector(architecture: Architecture, **settings: object) -> Detector:
+def draw_detector(architecture: Architecture, *, mixed: bool = False, **settings: Any) -> Detector:
     torch.manual_seed(9)
     encoder = build_encoder("resnet18", 224, "auto", MEAN, DEVIATION)
-    small = {"image_side": (32, 32), "regions": 4, "proposals": 10, **settings}
-    return build_detector(encoder, architecture, **small)  # type: ignore[arg-type]  # of several kinds
+    small = {"arms": ("pretrained",), "image_side": (32, 32), "regions": 4, "proposals": 10}
+    return build_detector(encoder, architecture, Detect(**small | settings), mixed=mixed)
 
 
 def a_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
@@ -73,7 +74,7 @@ def test_every_tensor_of_the_trunk_is_loaded(
 ) -> None:
     encoder = an_encoder(name)
     state = encoder.trunk.state_dict()
-    detector = build_detector(build_encoder(name, 224), architecture)
+    detector = build_detector(build_encoder(name, 224), architecture, Detect())
     assert find_differences(detector, state)
     assert load_trunk(detector, state, "a run") == len(state) == count
     assert find_differences(detector, state) == []
@@ -150,7 +151,7 @@ def test_pixels_are_normalised_as_the_encoder_does() -> None:
 
 
 def test_sides_are_those_of_the_protocol() -> None:
-    transform = build_detector(build_encoder("resnet18", 224), "c4").transform
+    transform = build_detector(build_encoder("resnet18", 224), "c4", Detect()).transform
     sides = [480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800]
     assert transform.min_size == sides
     assert transform.max_size == 1333

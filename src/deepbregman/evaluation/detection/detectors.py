@@ -14,7 +14,7 @@ from torchvision.ops import MultiScaleRoIAlign
 
 from deepbregman.data.voc import CLASSES
 from deepbregman.errors import UserError
-from deepbregman.evaluation.options import Architecture, Norm
+from deepbregman.evaluation.options import Architecture, Detect
 from deepbregman.method.networks import Encoder
 from deepbregman.training import checkpoints
 
@@ -82,14 +82,7 @@ class Detector(FasterRCNN):  # type: ignore[misc]  # torchvision is untyped
 
 
 def build_detector(
-    encoder: Encoder,
-    architecture: Architecture,
-    *,
-    norm: Norm = "train",
-    image_side: tuple[int, int] = (480, 800),
-    regions: int = 512,
-    proposals: int = 1000,
-    mixed: bool = False,
+    encoder: Encoder, architecture: Architecture, options: Detect, *, mixed: bool = False
 ) -> Detector:
     """Build a detector of the 20 classes around the modules of an encoder's trunk.
 
@@ -97,21 +90,17 @@ def build_detector(
         encoder: a ResNet with the standard stem; its normalisation of pixels is taken over.
         architecture: ``c4``, MoCo's: one feature map of stride 16, and the fourth stage as head of
             every region; ``fpn``: a feature pyramid and a head of two linear layers.
-        norm: ``train`` fine-tunes the trunk's batch norms on the batch's statistics, ``frozen``
-            keeps their statistics, weights and biases.
-        proposals: handed on to the head in a test image; twice as many are sampled from in
-            training.
     """
     trunk = require_fitting(encoder)
-    low, high = image_side
+    low, high = options.image_side
     settings: dict[str, Any] = {
         "min_size": [*range(low, high, SIDE_STEP), high],  # the last is the one of the test
         "max_size": round(high * LONG_SIDE),
         "image_mean": encoder.mean.flatten().tolist(),
         "image_std": encoder.deviation.flatten().tolist(),
-        "box_batch_size_per_image": regions,
-        "rpn_post_nms_top_n_train": 2 * proposals,
-        "rpn_post_nms_top_n_test": proposals,
+        "box_batch_size_per_image": options.regions,
+        "rpn_post_nms_top_n_train": 2 * options.proposals,
+        "rpn_post_nms_top_n_test": options.proposals,
     }
     if architecture == "c4":
         detector = Detector(
@@ -135,7 +124,7 @@ def build_detector(
             ),
             **settings,
         )
-    if norm == "frozen":
+    if options.norm == "frozen":
         names = set(map_trunk_names(detector).values())
         detector.frozen_norms = tuple(
             module

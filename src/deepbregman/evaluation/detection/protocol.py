@@ -171,15 +171,8 @@ def assemble_detector(
     fresh = build_untrained_encoder(encoder, loaded.config, mean, deviation, trunk_seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(seed, "detector"))
-        detector = build_detector(
-            fresh,
-            architecture,
-            norm=options.norm,
-            image_side=options.image_side,
-            regions=options.regions,
-            proposals=options.proposals,
-            mixed=loaded.device.type == "cuda",
-        )
+        on_gpu = loaded.device.type == "cuda"
+        detector = build_detector(fresh, architecture, options, mixed=on_gpu)
     num_loaded = 0
     if trunk == "pretrained":
         origin = str(evaluation.run.last_checkpoint)
