@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deepbregman.config import Config, fields_of
 from deepbregman.errors import UserError, abbreviate
@@ -27,18 +27,6 @@ PARTING_SECONDS = 60.0
 """How long the end of a run waits for loggers that are still writing."""
 _MOST_PARAMETERS = 100  # that MLflow takes at a time
 _LONGEST_PARAMETER = 500  # characters that every server of MLflow takes
-
-
-class Backend(Protocol):
-    """Where metrics go."""
-
-    def write(self, record: Record) -> None:
-        """Write an epoch's metrics."""
-        ...
-
-    def close(self) -> None:
-        """Say that no more will come."""
-        ...
 
 
 def check_loggers(config: Config) -> None:
@@ -143,6 +131,7 @@ class MlflowRun:
         self.client.set_terminated(self.identity)
 
 
+Backend = CsvTable | WandbRun | MlflowRun
 BACKENDS: dict[str, Callable[[Run, Config], Backend]] = {
     "csv": CsvTable,
     "mlflow": MlflowRun,
