@@ -232,14 +232,13 @@ def row(epoch: int, **changes: Any) -> dict[str, Any]:
     [
         ({}, "healthy", "70% of the nearest neighbours are the same as 5 epochs ago"),
         ({"neighbour_stability": 0.49}, "under-trained", "only 49% of the nearest"),
-        ({"neighbour_stability": 0.8}, "saturated", "more epochs bring little: 80%"),
-        ({"neighbour_stability": 0.79}, "healthy", "79%"),
+        ({"neighbour_stability": 0.75}, "saturated", "more epochs bring little: 75%"),
+        ({"neighbour_stability": 0.74}, "healthy", "74%"),
         ({"neighbour_stability": 0.9, "rankme": 47.0}, "healthy", "still change"),
         ({"neighbour_stability": 0.9, "effective_rank": 62.0}, "healthy", "still change"),
         ({"neighbour_stability": 0.9, "uniformity": -3.1}, "healthy", "still change"),
         ({"neighbour_stability": 0.9, "uniformity": -2.95}, "saturated", "within 1.7%"),
-        ({"neighbour_stability": 0.9, "learning_rate": 0.05}, "saturated", "90%"),
-        ({"neighbour_stability": 0.9, "learning_rate": 0.04}, "healthy", "learning rate falls"),
+        ({"neighbour_stability": 0.9, "learning_rate": 0.099}, "healthy", "learning rate falls"),
         ({"neighbour_stability": 0.9, "learning_rate": 0.2}, "under-trained", "still rises"),
         ({"effective_rank": 19.0}, "collapsing", "fell from 60 to 19.0"),
         ({"effective_rank": 21.0}, "healthy", "70%"),
@@ -251,6 +250,13 @@ def test_verdict_and_its_reason(changes: dict[str, float], verdict: str, reason:
     found = judge([row(5), row(10, **changes)])
     assert found["verdict"] == verdict
     assert reason in found["reason"]
+
+
+def test_a_rate_that_has_fallen_settles_everything() -> None:
+    low = {"neighbour_stability": 0.9, "learning_rate": 0.04}
+    assert judge([row(5), row(10, **low), row(15, **low)])["verdict"] == "healthy"
+    enough = {"neighbour_stability": 0.9, "learning_rate": 0.05}
+    assert judge([row(5), row(10, **enough), row(15, **enough)])["verdict"] == "saturated"
 
 
 def test_first_measurement_is_too_early_and_an_epoch_without_one_is_not_judged() -> None:
@@ -286,6 +292,7 @@ STOPPING = {
     "training.stop_when_saturated": True,
     "training.knn_every": 0,
     "optimiser.warmup_epochs": 0.0,
+    "optimiser.schedule": "constant",
 }
 
 

@@ -88,7 +88,7 @@ def test_what_surprises_is_said(command: Command, recipe: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("schedule", "said"), [("cosine", True), ("constant", False)])
-def test_a_falling_rate_is_hardly_ever_saturated(schedule: str, said: bool) -> None:
+def test_a_falling_rate_is_not_stopped(schedule: str, said: bool) -> None:
     changes = {"training.stop_when_saturated": True, "optimiser.schedule": schedule}
     words = list(find_surprises(override(load_recipe("digits"), changes)))
     assert any("use --optimiser.schedule constant" in line for line in words) == said

@@ -33,14 +33,14 @@ COLLAPSED_SHARE = 1 / 3
 """The rank has collapsed below this share of the run's best effective rank."""
 UNSETTLED = 0.5
 """Share of neighbours that stay; below it, they still change too much."""
-SETTLED = 0.8
+SETTLED = 0.75
 """With this share or more of unchanged neighbours, training has settled."""
 LITTLE_CHANGE = 0.02
 """Relative change of a diagnostic that counts as none."""
 WATCHED = ("rankme", "effective_rank", "uniformity")
 """Diagnostics that go with linear accuracy (docs/health.md), and so must not change any more."""
 HIGH_RATE = 0.5
-"""Below this share of the highest learning rate, everything settles because the rate falls."""
+"""Below this share of the highest learning rate, everything settles because the rate has fallen."""
 
 
 class Health:
@@ -143,7 +143,9 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
         return "under-trained", f"the learning rate still rises; {words}"
     if stability < UNSETTLED:
         return "under-trained", f"only {words}"
-    if last["learning_rate"] < HIGH_RATE * max(record["learning_rate"] for record in records):
+    # Much is still gained while the rate falls (docs/health.md), so nothing is saturated then.
+    highest = max(record["learning_rate"] for record in records)
+    if last["learning_rate"] < max(before["learning_rate"], HIGH_RATE * highest):
         return "healthy", f"{words}, while the learning rate falls"
     change = max(_compare(before, last, name) for name in WATCHED)
     if stability >= SETTLED and change <= LITTLE_CHANGE:

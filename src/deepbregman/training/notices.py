@@ -40,8 +40,8 @@ def find_surprises(config: Config) -> Iterator[str]:
         )
     if config.training.stop_when_saturated and config.optimiser.schedule != "constant":
         yield (
-            "note: with a learning rate that falls, a run is hardly ever found saturated, and most "
-            "of its gain comes late; to stop early, use --optimiser.schedule constant"
+            "note: --stop-when-saturated does not stop a run whose learning rate falls, since much "
+            "is gained then; to stop early, use --optimiser.schedule constant"
         )
 
 
