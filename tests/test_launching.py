@@ -355,7 +355,7 @@ def test_user_errors_are_said_once_and_end_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--devices", "2", "--training.epochs", "0"], "training.epochs"),
+        (["--devices", "2", "--training.batch-size", "0"], "training.batch_size"),
         (["--devices", "0"], "--devices is 0"),
         (["--nodes", "2"], "--nodes is 2, but MASTER_ADDR and NODE_RANK is not set"),
     ],
