@@ -51,7 +51,7 @@ def test_the_batch_is_no_larger_than_the_data(count: int, batch: int) -> None:
     config = plan(CPU._replace(num_images=count)).config
     assert config.training.batch_size == batch <= count
     steps = config.training.epochs * (count // batch)
-    share = min(1.0, steps / 1000)
+    share = 1.0 if steps >= 1000 else 0.3 * steps / 1000
     assert config.optimiser.learning_rate == pytest.approx(batch / 512 * share, rel=5e-3)
 
 
@@ -108,6 +108,25 @@ def test_a_short_run_has_small_batches_and_a_low_rate(
     # The divergence rises over half of a short run; in a long one it counts from the start.
     half = found.config.training.epochs / 2 if share < 1.0 else 0.0
     assert found.config.divergence.warmup_epochs == pytest.approx(half, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("count", "epochs", "share"),
+    [
+        (300, 25, 0.225 * 0.3),  # 9 steps of 32 an epoch
+        (300, 5, 0.1 * 0.3),
+        (300, 200, 1.0),  # of 4 steps of 64, 800, batches are halved: 1,800 are enough
+        (1000, 10, 0.310),
+        (5000, 2, 0.312),
+    ],
+)
+def test_few_images_lower_the_rate_of_a_short_run(count: int, epochs: int, share: float) -> None:
+    found = plan(CPU._replace(num_images=count), given={"training.epochs": epochs})
+    assert found.config.training.batch_size == 32
+    rate = 32 / 512 * share
+    assert found.config.optimiser.learning_rate == pytest.approx(rate, rel=5e-3)
+    (why,) = [c.why for c in found.choices if c.field == "optimiser.learning_rate"]
+    assert ("and the images are few" in why) == (share < 1.0 and count < 1000)
 
 
 def test_a_short_run_without_divergence_has_nothing_to_rise() -> None:

@@ -29,6 +29,8 @@ _BASE_BATCH, _BASE_RATE = 512, 1.0  # of the recipe best
 # Fewer steps are a short run: smaller batches make more of them, at a lower rate. docs/log.md has
 # what was measured on a CPU.
 _SHORT_STEPS, _SHORT_BATCH, _LOWEST_SHARE = 1000, 32, 0.1
+# Below so many images the rate of a short run falls with their number too, down to this share.
+_FEW_IMAGES, _LOWEST_FOR_FEW = 1000, 0.3
 _SHORT_RISE = 0.5  # share of a short run in which the divergence rises: its teacher knows little
 _BANK, _FILLING = 4096, 0.05  # largest bank, and share of the run after which it must be full
 _WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
@@ -219,7 +221,9 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
     is_short = steps < _SHORT_STEPS
     if is_short and not facts.on_gpu:  # on a GPU a third of the rate was worse
         part = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
-        rate, why = part * rate, f"{why}; {part:.0%} of that, since {steps:,} steps are few"
+        part *= min(1.0, max(_LOWEST_FOR_FEW, facts.num_images / _FEW_IMAGES))
+        few = f"{steps:,} steps" + " and the images" * (facts.num_images < _FEW_IMAGES)
+        rate, why = part * rate, f"{why}; {part:.0%} of that, since {few} are few"
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     if is_short and config.divergence.weight > 0.0:
         why = "half of a short run: at first its teacher knows little"
