@@ -150,11 +150,11 @@ def test_a_missing_split_says_what_was_found(
         (f"<annotation>{box('dgo', (1, 1, 2, 2))}</annotation>", "'dgo' is not one of the 20"),
         (f"<annotation>{box('', (1, 1, 2, 2))}</annotation>", "'' is not one of the 20"),
         (f"<annotation>{box('dog', (1, 1, 'x', 2))}</annotation>", "could not convert"),
-        (f"<annotation>{box('dog', (9, 1, 2, 2))}</annotation>", "no box"),
-        (f"<annotation>{box('dog', (1, 9, 2, 2))}</annotation>", "no box"),
-        (f"<annotation>{box('dog', ('nan', 1, 2, 2))}</annotation>", "no box"),
+        (f"<annotation>{box('dog', (9, 1, 2, 2))}</annotation>", "not a box"),
+        (f"<annotation>{box('dog', (1, 9, 2, 2))}</annotation>", "not a box"),
+        (f"<annotation>{box('dog', ('nan', 1, 2, 2))}</annotation>", "not a box"),
         (f"<annotation>{box('dog', (41, 1, 50, 2))}</annotation>", "40 x 30 pixels"),
-        ("<annotation><object><name>dog</name></object></annotation>", "no box"),
+        ("<annotation><object><name>dog</name></object></annotation>", "not a box"),
     ],
 )
 def test_a_bad_annotation_is_named(devkit: Path, xml: str, says: str) -> None:
