@@ -101,6 +101,16 @@ def explain_no_shared_memory(error: BaseException) -> str:
     )
 
 
+def explain_no_workers(error: OSError) -> str:
+    """Explain why worker processes that decode images cannot be started."""
+    if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        return (
+            f"the worker processes that decode images cannot be started ({error}): use fewer by "
+            "--data.workers, or none by --data.workers 0"
+        )
+    return explain_no_shared_memory(error)
+
+
 def explain_workers(error: BaseException) -> str | None:
     """Explain an error of torch about the worker processes that decode images; else None."""
     said = str(error)

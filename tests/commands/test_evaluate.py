@@ -352,12 +352,15 @@ def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(
     assert found[0] == found[1] != []
     before = (kept / "metrics.jsonl").read_text()
     assert json.loads(before)["epoch"] == 0
+    result = Run(kept).result()["pretrain"]
+    assert "knn" in result
     code, out, _ = command(*words, "--run", kept)
     assert code == 0
     assert "is complete: 0 epochs trained" in out
     code, out, _ = command("pretrain", "--resume", kept)
     assert code == 0
     assert (kept / "metrics.jsonl").read_text() == before
+    assert Run(kept).result()["pretrain"] == result
 
 
 def test_a_run_without_epochs_and_weights_says_that_it_is_untrained(

@@ -317,6 +317,17 @@ def test_workers_that_cannot_start_are_explained(
         StreamingBatches(files, CPU, num_workers=1).iterate(ORDER, 2)
 
 
+def test_too_many_processes_are_not_taken_for_lack_of_shared_memory(
+    files: FileImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(loader: object) -> NoReturn:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(DataLoader, "__iter__", start)
+    with pytest.raises(UserError, match=r"cannot be started .*unavailable.*use fewer"):
+        StreamingBatches(files, CPU, num_workers=1).iterate(ORDER, 2)
+
+
 def test_workers_without_shared_memory_are_explained(
     files: FileImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:

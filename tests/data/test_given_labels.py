@@ -63,6 +63,13 @@ def test_a_name_need_not_be_text(tmp_path: Path) -> None:
     assert read_labels(tmp_path / "few.csv")[0].image == "\udcff1"
 
 
+def test_a_label_is_text(tmp_path: Path) -> None:
+    """Spreadsheets save in another encoding; such labels would be written and shown as rubbish."""
+    (tmp_path / "few.csv").write_bytes("image;label\n1;Blüte\n".encode("cp1252"))
+    with pytest.raises(UserError, match="is not UTF-8; save the table in UTF-8"):
+        read_labels(tmp_path / "few.csv")
+
+
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file or folder"):
         read_labels(tmp_path / "nowhere.csv")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from PIL import Image
 from deepbregman import embed, search
 from deepbregman.commands import search as command_module
 from deepbregman.errors import Notice
-from deepbregman.evaluation import retrieval, search_index
+from deepbregman.evaluation import feature_cache, retrieval, search_index
 from deepbregman.evaluation.queries import Answer
 from deepbregman.evaluation.search_index import SearchIndex
 from deepbregman.method.bregman import learned_divergence
@@ -205,9 +206,41 @@ def test_a_damaged_index_is_made_again(run: Run, photos: Path, loads: list[objec
 def test_an_index_that_is_too_large_is_not_kept(
     run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kept = list_hits(ask(run, photos))
+    shutil.rmtree(run.path / "features")
     monkeypatch.setattr(search_index, "LARGEST", 1000)
-    ask(run, photos)
+    monkeypatch.setattr(retrieval, "unit_rows", None)  # nor is it made
+    found = list_hits(ask(run, photos))
     assert not list((run.path / "features").glob("*.safetensors"))
+    for measure, hits in found.items():
+        assert [hit[:2] for hit in hits] == [hit[:2] for hit in kept[measure]]
+
+
+def test_indices_have_the_room_of_the_features(
+    run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(run, photos)
+    (first,) = (run.path / "features").glob("*.safetensors")
+    others = sum(path.stat().st_size for path in first.parent.glob("*.pt"))
+    monkeypatch.setattr(feature_cache, "LARGEST_TOTAL", others + int(2.5 * first.stat().st_size))
+    os.utime(first, (1, 1))
+    for seed in (1, 2):
+        ask(run, photos, seed=seed)
+    assert len(list(first.parent.glob("*.safetensors"))) == 2
+    assert not first.exists()
+
+
+def test_an_index_of_another_user_is_read(
+    run: Run, photos: Path, loads: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(run, photos)
+
+    def refuse(*_: object) -> NoReturn:
+        raise PermissionError
+
+    monkeypatch.setattr(search_index.os, "utime", refuse)
+    ask(run, photos)
+    assert len(loads) == 1
 
 
 def test_a_note_is_repeated(run: Run, photos: Path, loads: list[object]) -> None:

@@ -301,6 +301,11 @@ class TestSteps:
         with pytest.raises(UserError, match=r"batch_size 128.*there are 100"):
             count_steps(short_config, 100)
 
+    def test_a_run_without_epochs_may_have_fewer_images_than_a_batch(
+        self, short_config: Config
+    ) -> None:
+        assert count_steps(override(short_config, {"training.epochs": 0}), 100) == 1
+
     def test_processes_must_share_the_batch_evenly(self, short_config: Config) -> None:
         with pytest.raises(UserError, match="multiple of their number"):
             count_steps(short_config, 300, world_size=3)

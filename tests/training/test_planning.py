@@ -129,6 +129,12 @@ def test_few_images_lower_the_rate_of_a_short_run(count: int, epochs: int, share
     assert ("and the images are few" in why) == (share < 1.0 and count < 1000)
 
 
+def test_a_run_without_epochs_is_not_short() -> None:
+    found = plan(CPU._replace(num_images=300), given={"training.epochs": 0})
+    (why,) = [c.why for c in found.choices if c.field == "optimiser.learning_rate"]
+    assert "few" not in why
+
+
 def test_a_short_run_without_divergence_has_nothing_to_rise() -> None:
     found = plan(speed=0.1, given={"divergence.weight": 0.0})
     assert found.config.divergence.warmup_epochs == 0.0

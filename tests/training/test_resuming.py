@@ -184,6 +184,9 @@ def test_they_may_be_given_on_the_command_line_and_in_python(
         main([*again, "--data.workers", "1", "--training.batch-size", "8"])
     assert caught.value.code == 2
     assert "--training.batch-size is given" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(SystemExit):
+        main(["pretrain", "--resume", "--data.workers", "1"])
+    assert "--resume needs the folder of a run" in capsys.readouterr().err
     with pytest.raises(UserError, match="made with other settings: seed"):
         resume(run.path, changes={"seed": 3}, accelerator="cpu")
     assert to_toml(run.config) == before

@@ -80,7 +80,8 @@ def train_run(
         if broadcast(fabric, is_complete(Run(folder))):
             say(console, words)
             return Run(folder)
-    start_compilers(config, fabric)
+    if config.training.epochs:
+        start_compilers(config, fabric)
     was_complete = resuming and is_complete(Run(folder))
     source = parts.source
     short = ""
@@ -88,7 +89,7 @@ def train_run(
         plan, source = _choose_settings(config, request, fabric, console, parts)
         config = plan.config
         show_plan(plan, console)
-        is_short = config.training.epochs < LONG_ENOUGH * plan.enough
+        is_short = 0 < config.training.epochs < LONG_ENOUGH * plan.enough
         if is_short and config.data.source != "custom":  # which no command can name
             short = f"up to {plan.enough} epochs help: {suggest_longer(folder, config)}"
     if not resuming and are_fetched(config):

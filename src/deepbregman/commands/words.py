@@ -28,7 +28,10 @@ def check_new_settings(options: list[str], words: list[str], changeable: Collect
     refused = [option for option, field in fields.items() if field not in changeable]
     if refused:
         raise UserError(_explain_new_settings(refused, words))
-    return Path(_pair_options(words)["--resume"])
+    run = _pair_options(words)["--resume"]
+    if not run:
+        raise UserError("--resume needs the folder of a run: --resume RUN")
+    return Path(run)
 
 
 def _explain_new_settings(fields: list[str], words: list[str]) -> str:

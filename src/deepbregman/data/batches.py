@@ -21,7 +21,7 @@ from deepbregman.data.decoding import UnreadableImage, decode_to, silence_pillow
 from deepbregman.data.frames import decode_frames, replace_unreadable
 from deepbregman.data.images import ArrayImages, FileImages, ImagePlace, Images, StoredImages
 from deepbregman.data.memory import count_cpus, find_free_memory
-from deepbregman.errors import UserError, explain_no_shared_memory
+from deepbregman.errors import UserError, explain_no_workers
 from deepbregman.launching import ANNOUNCEMENTS
 
 _CHUNK = 2048  # files decoded at a time into the memory of the device
@@ -268,7 +268,7 @@ class StreamingBatches:
         try:
             decoded = iter(self._loader)
         except OSError as error:
-            raise UserError(explain_no_shared_memory(error)) from error
+            raise UserError(explain_no_workers(error)) from error
         return self._iterate_files(decoded, self._turn)
 
     def _iterate_arrays(self, images: ArrayImages, parts: Iterator[Tensor]) -> Iterator[Batch]:

@@ -101,7 +101,20 @@ def read_table(path: Path) -> list[dict[str, str]]:
                 "image and label among them"
             )
         header[header.index(found)] = key
-    return [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
+    table = [dict(zip(header, row + [""] * len(header), strict=False)) for row in rows]
+    odd = next((row["label"] for row in table if not _is_text(row["label"])), None)
+    if odd is not None:
+        raise UserError(f"{where}: the label {odd!r} is not UTF-8; save the table in UTF-8")
+    return table
+
+
+def _is_text(word: str) -> bool:
+    """Whether all bytes of a word were UTF-8 when it was read."""
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def is_yes(word: str) -> bool:

@@ -101,13 +101,13 @@ class FeatureCache:
             self.folder.mkdir(exist_ok=True)
             # A view of a larger tensor would be saved with all of it.
             checkpoints.save(path, {name: part.cpu().clone() for name, part in tensors.items()})
-            self._make_room()
+            self.make_room()
 
     def _path(self, images: Images) -> Path:
         key = digest(self.settings.encode(), digest_images(images).encode())
         return self.folder / f"{self.networks}-{key}.pt"
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
         """Delete what can never be used again, and what was used longest ago where it is full."""
         found = []
         for path in self.folder.iterdir():

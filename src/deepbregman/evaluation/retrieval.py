@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import epoch_order
 
+from . import search_index
 from .features import Features, SplitFeatures, compute_features
 from .gallery import (
     PICTURE,
@@ -202,15 +204,22 @@ def _keep_index(opened: OpenedRun, key: str, index: SearchIndex) -> None:
     # Who searches changed data is told so each time, which takes the images.
     if cache is not None and not opened.data_changed:
         write_index(cache.folder, cache.networks, key, index)
+        with suppress(OSError):  # a folder that cannot be written to has no index either
+            cache.make_room()
 
 
 def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex | None:
-    """Collect what searches in a gallery need; None if its images are not files of a folder."""
+    """Collect what searches in a gallery need.
+
+    None if its images are not files of a folder, or too many for an index that is kept.
+    """
     known = {name: _list_names(part.split) for name, part in gallery.parts.items()}
     files = [os.path.abspath(file) for names in known.values() for file in names.files]
     if len(files) < len(gallery.names):
         return None
     features = gallery.features
+    if features.representation.nbytes > search_index.LARGEST:
+        return None
     unit = unit_rows(features.representation).cpu().numpy()
     measures = {"cosine": Planes(unit, np.zeros(len(unit), np.float32), unit)}
     if features.scores is not None:

@@ -172,7 +172,8 @@ def read_index(run: Run, key: str) -> SearchIndex | None:
                 if (slopes := arrays.get(f"{measure}.slopes")) is not None:
                     points = arrays.get(f"{measure}.points", slopes)
                     measures[measure] = Planes(slopes, arrays[f"{measure}.offsets"], points)
-            os.utime(path)  # it was used
+            with suppress(OSError):  # the folder of another user
+                os.utime(path)  # it was used
             return SearchIndex(order=arrays["order"], measures=measures, **words)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError):
             continue

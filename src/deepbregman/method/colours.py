@@ -88,9 +88,8 @@ def _shift_hue(images: Tensor, hue: Tensor) -> Tensor:
     low = torch.minimum(red, green).minimum(blue)
     high = torch.maximum(red, green).maximum(blue)
     chroma = high - low
-    divisor = chroma.clamp_min(
-        1e-20
-    )  # where chroma is 0 the hue does not matter: it is multiplied by 0
+    # Where chroma is 0 the hue does not matter: it is multiplied by 0.
+    divisor = chroma.clamp_min(1e-20)
     sextant = torch.where(
         high == red,
         (green - blue).div_(divisor),

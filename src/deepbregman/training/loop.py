@@ -75,6 +75,7 @@ class Pretraining:
         self.own, self.callbacks = own, callbacks
         self.loggers: Loggers | None = None
         optimiser, found = run_together(fabric, partial(self._assemble, images, resume))
+        self.is_restored = found is not None
         self.notes: list[str] = [] if found is None else found.notes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
         self.guard = Guard(self.step_module, optimiser, fabric, config)
@@ -196,11 +197,10 @@ class Pretraining:
             run_together(
                 self.fabric, lambda: self._tell("on_start", self.run, self.step, self.total_steps)
             )
-            if self.total_steps == 0:
+            if self.total_steps == 0 and not self.is_restored:
                 record = {"epoch": 0, "step": 0}
                 close = partial(self._close_epoch, record, monitor, display, writer)
-                is_kept = self.run.last_checkpoint.is_file
-                run_together(self.fabric, lambda: None if is_kept() else close())
+                run_together(self.fabric, close)
             while not ends:
                 record = self._run_epoch(feed, display, received)
                 close = partial(self._close_epoch, record, monitor, display, writer)

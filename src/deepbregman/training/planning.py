@@ -218,7 +218,7 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
     yield Choice("optimiser.warmup_epochs", warmup, share)
     rate, why = _BASE_RATE * batch / _BASE_BATCH, "in proportion to the batch"
     why = f"{why}: {_BASE_RATE:g} for {_BASE_BATCH}"
-    is_short = steps < _SHORT_STEPS
+    is_short = 0 < steps < _SHORT_STEPS
     if is_short and not facts.on_gpu:  # on a GPU a third of the rate was worse
         part = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
         part *= min(1.0, max(_LOWEST_FOR_FEW, facts.num_images / _FEW_IMAGES))

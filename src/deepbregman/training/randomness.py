@@ -81,13 +81,13 @@ def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
             "processes together and must be a multiple of their number"
         )
     needed = settings.batch_size * settings.accumulate
-    if num_images < needed:
+    if num_images < needed and settings.epochs:
         raise UserError(
             f"training.batch_size {settings.batch_size} (times training.accumulate "
             f"{settings.accumulate}) needs {needed} images for a step, but there are {num_images} "
             "to pretrain on: lower it, or give more images"
         )
-    return num_images // needed
+    return max(1, num_images // needed)  # of a run without epochs, images may be fewer
 
 
 class BatchShare:
