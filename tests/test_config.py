@@ -18,6 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from deepbregman.commands.words import ALIASES
 from deepbregman.config import (
     METHODS,
     OPTIONAL,
@@ -175,6 +176,17 @@ def test_every_field_has_a_sentence_under_it() -> None:
             words = rf'\n    {field.name}: (?:(?!\n    \w).)*?\n    """([^"]*)\."""'
             found = [re.search(words, read(base), re.DOTALL) for base in bases]
             assert any(found), (cls, field.name)
+
+
+def test_short_options_are_those_of_the_fields() -> None:
+    found = {
+        alias: f"{section}.{name}"
+        for section, cls in SECTIONS.items()
+        for name, hint in get_type_hints(cls, include_extras=True).items()
+        for rule in getattr(hint, "__metadata__", ())
+        for alias in getattr(rule, "aliases", None) or ()
+    }
+    assert found == ALIASES
 
 
 def test_from_dict_leaves_its_argument_alone() -> None:

@@ -294,6 +294,18 @@ class TestTar:
         with pytest.raises(UserError, match=f"damaged at byte {header:,}, so that images are lost"):
             read_index([path])
 
+    def test_images_behind_the_end_are_not_passed_over(self, tmp_path: Path) -> None:
+        """As where a block was lost, or two archives were joined."""
+        path = write_tar(tmp_path / "all.tar", samples(range(1, 4), labelled=False))
+        content, header = path.read_bytes(), int(read_index([path]).offsets[1]) - 512
+        for joined in (
+            content[:header] + bytes(512) + content[header + 512 :],
+            content + content,
+        ):
+            path.write_bytes(joined)
+            with pytest.raises(UserError, match=r"something follows its end at byte"):
+                read_index([path])
+
     def test_a_truncated_shard_is_told_when_it_is_read(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "all.tar", samples(range(3), labelled=False))
         index = read_index([path])

@@ -184,6 +184,12 @@ def test_they_may_be_given_on_the_command_line_and_in_python(
         main([*again, "--data.workers", "1", "--training.batch-size", "8"])
     assert caught.value.code == 2
     assert "--training.batch-size is given" in " ".join(capsys.readouterr().err.split())
+    main([*again, "--stop-when-saturated"])
+    assert run.config.training.stop_when_saturated
+    before = to_toml(run.config)
+    with pytest.raises(SystemExit):
+        main([*again, "--data", "digits"])
+    assert "--data is given: leave it out" in " ".join(capsys.readouterr().err.split())
     with pytest.raises(SystemExit):
         main(["pretrain", "--resume", "--data.workers", "1"])
     assert "--resume needs the folder of a run" in capsys.readouterr().err

@@ -34,6 +34,7 @@ from deepbregman.terminal import (
 
 from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
 from .words import (
+    ALIASES,
     AUTO,
     add_tables,
     check_first_word,
@@ -256,7 +257,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
     """
     options = [word.partition("=")[0] for word in words if word.startswith("--")]
     if "--resume" in options:
-        fields = [option for option in options if option[2:].partition(".")[0] in SECTIONS]
+        fields = [o for o in options if o in ALIASES or o[2:].partition(".")[0] in SECTIONS]
         function = _resume_with_fields(fields, words) if fields else resume
         return function, "deepbregman pretrain", words
     words = name_recipe(words)

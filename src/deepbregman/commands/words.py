@@ -22,16 +22,27 @@ AUTO = "auto"
 """The recipe whose settings are chosen by the images and the machine."""
 
 
+ALIASES = {
+    "--data": "data.source",
+    "--skip-unreadable": "data.skip_unreadable",
+    "--stop-when-saturated": "training.stop_when_saturated",
+}
+"""Short options of fields."""
+
+
 def check_new_settings(options: list[str], words: list[str], changeable: Collection[str]) -> Path:
     """Refuse options of fields that a resumed run must not change; return the run's folder."""
-    fields = {option: option[2:].replace("-", "_").replace(".no_", ".") for option in options}
-    refused = [option for option, field in fields.items() if field not in changeable]
+    refused = [option for option in options if _name_field(option) not in changeable]
     if refused:
         raise UserError(_explain_new_settings(refused, words))
     run = _pair_options(words)["--resume"]
     if not run:
         raise UserError("--resume needs the folder of a run: --resume RUN")
     return Path(run)
+
+
+def _name_field(option: str) -> str:
+    return ALIASES.get(option) or option[2:].replace("-", "_").replace(".no_", ".")
 
 
 def _explain_new_settings(fields: list[str], words: list[str]) -> str:
@@ -115,7 +126,7 @@ def find_given(recipe: Config, config: Config, words: list[str]) -> dict[str, An
     options = {word.partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
     flat = fields_of(config)
     changed = differing_fields(recipe, config)
-    aliases = {"data.source": "__data"}
+    aliases = {field: option.replace("-", "_") for option, field in ALIASES.items()}
     return {
         field: value
         for field, value in flat.items()

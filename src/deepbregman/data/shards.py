@@ -202,12 +202,23 @@ def _read_shard(path: Path) -> Iterator[tuple[str, int, int, str | None]]:
 
 
 def _check_end(file: IO[bytes], archive: tarfile.TarFile) -> None:
-    """Refuse a shard that is cut or damaged: tarfile takes a header that is none for the end."""
+    """Refuse a shard that is cut or damaged: tarfile takes a header that is none for the end.
+
+    Behind the end there are only zeros, unless a header was lost or archives were joined.
+    """
     end = archive.offset  # of the header that is none
-    block = os.pread(file.fileno(), tarfile.BLOCKSIZE, end)
-    if block != bytes(tarfile.BLOCKSIZE):
-        what = "is damaged at" if len(block) == tarfile.BLOCKSIZE else "ends early, at"
-        raise tarfile.ReadError(f"it {what} byte {end:,}, so that images are lost")
+    file.seek(end)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError(f"it ends early, at byte {end:,}, so that images are lost")
+    if any(block):
+        raise tarfile.ReadError(f"it is damaged at byte {end:,}, so that images are lost")
+    while block := file.read(_READ_AHEAD):
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(
+                f"something follows its end at byte {end:,}: a block was lost, or two archives "
+                "were joined, so that images are lost"
+            )
 
 
 def _read_label(file: IO[bytes], member: tarfile.TarInfo, path: Path) -> str:
@@ -237,7 +248,7 @@ def _describe(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
 
 def _cache_file(paths: Sequence[Path]) -> Path | None:
     try:
-        content = json.dumps(["shards 2", _describe(paths)])
+        content = json.dumps(["shards 3", _describe(paths)])
         return user_cache("shards") / f"{hashlib.blake2b(content.encode()).hexdigest()[:32]}.npz"
     except (OSError, RuntimeError):  # a file is gone, or there is no home: nothing is kept
         return None

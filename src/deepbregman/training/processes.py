@@ -221,7 +221,7 @@ def start_compilers(config: Config, fabric: Fabric) -> None:
     """
     if not is_compiled(config, fabric) or fabric.device.type != "cuda":
         return
-    with suppress(ImportError, AttributeError):  # torch starts them later where its names change
+    with suppress(Exception):  # these names are torch's own; without them it starts them later
         from torch._inductor.async_compile import AsyncCompile
 
         AsyncCompile.warm_pool()
