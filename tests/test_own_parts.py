@@ -30,6 +30,7 @@ from deepbregman import (
     resume,
     search,
 )
+from deepbregman.commands.pretrain import _check_callbacks
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
@@ -538,6 +539,11 @@ def test_an_event_that_nothing_calls_is_refused(tmp_path: Path, config: Config) 
     )
     with pytest.raises(UserError, match=words):
         pretrain(config, run=tmp_path / "run", callbacks=[Lightning()], accelerator="cpu")
+
+    class Own(Callback):
+        on_gpu = False  # no event
+
+    _check_callbacks([Own()])
 
 
 @pytest.mark.parametrize("wrong", [print, [print], "wandb", [Callback]])

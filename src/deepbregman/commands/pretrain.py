@@ -151,7 +151,8 @@ def _check_callbacks(callbacks: object) -> None:
             )
         events = [name for name in dir(Callback) if name.startswith("on_")]
         for name in dir(callback):
-            if name.startswith("on_") and name not in events:
+            is_event = name.startswith("on_") and callable(getattr(type(callback), name, None))
+            if is_event and name not in events:
                 raise UserError(
                     f"{type(callback).__name__} has {name}, which nothing calls: the events are "
                     f"{', '.join(events)}"
