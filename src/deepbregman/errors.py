@@ -13,6 +13,8 @@ _NO_ROOM = dict.fromkeys(
     (errno.EACCES, errno.EROFS, errno.EPERM), "; make it writable or choose another folder"
 )
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+# Compilers of kernels speak of a GPU's shared memory, in other words.
+_NO_SHARED_MEMORY = ("shared memory(shm)", "shared memory object", "out of shared memory")
 _NO_COMPILER = ("failed to find c compiler", "no working c++ compiler found")
 _NO_CONNECTION = ("DistNetworkError", "DistStoreError")
 _CONNECTION_LOST = (
@@ -114,7 +116,7 @@ def explain_no_workers(error: OSError) -> str:
 def explain_workers(error: BaseException) -> str | None:
     """Explain an error of torch about the worker processes that decode images; else None."""
     said = str(error)
-    if "shared memory" in said and isinstance(error, RuntimeError):
+    if isinstance(error, RuntimeError) and any(words in said for words in _NO_SHARED_MEMORY):
         return explain_no_shared_memory(error)
     if said.startswith("DataLoader worker") and ("killed by" in said or "exited" in said):
         return (

@@ -346,6 +346,26 @@ def test_workers_without_shared_memory_are_explained(
 
 
 @pytest.mark.parametrize(
+    ("said", "is_explained"),
+    [
+        ("unable to open shared memory object </torch_7_1> in read-write mode: Too many", True),
+        (
+            "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that "
+            "dataloader's workers are out of shared memory.",
+            True,
+        ),
+        (
+            "OutOfResources: out of resource: shared memory, Required: 147456",
+            False,
+        ),
+    ],
+)
+def test_shared_memory_of_a_gpu_is_another(said: str, is_explained: bool) -> None:
+    found = explain_error(RuntimeError(said)) or ("", 0)
+    assert ("no room in /dev/shm" in found[0]) == is_explained
+
+
+@pytest.mark.parametrize(
     "said",
     [
         "DataLoader worker (pid 7) is killed by signal: Killed. ",
