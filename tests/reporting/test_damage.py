@@ -13,6 +13,7 @@ from PIL import Image
 
 from deepbregman.cli import main
 from deepbregman.errors import UserError
+from deepbregman.reporting.sections import read_study
 from deepbregman.runs import Record, Run
 
 MakeRun = Callable[..., Path]
@@ -228,3 +229,13 @@ def test_a_damaged_study_has_words(
     if code:
         assert code == 2
         assert str(study) in "".join(capsys.readouterr().err.split("\n"))
+
+
+def test_the_cause_of_a_damaged_study_is_kept(make_study: Callable[..., Path]) -> None:
+    """So that --debug shows it: it may be a fault of the program."""
+    study = make_study("kappa")
+    record = json.loads((study / "results.json").read_text()) | {"arms": 3}
+    (study / "results.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="is not of a study") as caught:
+        read_study(study)
+    assert caught.value.__cause__ is not None

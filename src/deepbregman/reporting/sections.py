@@ -108,11 +108,11 @@ def read_study(path: Path) -> StudySection:
         else:
             study.groups = group_runs(map(RunRecord.read, _list_runs(path)))
             study.notes = ["The study has no results yet: none of its runs has been evaluated."]
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(
             f"{path} holds a record that is not of a study ({type(error).__name__}: {error}): run "
             "the study again in its folder to write it again"
-        ) from None
+        ) from error  # --debug shows where
     return study
 
 
