@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from functools import cache
 from graphlib import TopologicalSorter
@@ -166,3 +168,13 @@ def test_every_suppression_names_its_rule_and_its_reason() -> None:
         and not re.search(r"# (type: ignore\[[\w-]+\]|noqa: [A-Z]+\d+)  # \S", line)
     ]
     assert wrong == []
+
+
+def test_verbs_that_do_not_train_do_not_load_the_compiler() -> None:
+    program = (
+        "import sys, torch\n"
+        "with_torch = 'torch._dynamo' in sys.modules\n"
+        "import deepbregman.evaluation.gallery, deepbregman.evaluation.labelling\n"
+        "sys.exit('torch._dynamo' in sys.modules and not with_torch)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,14 +1,11 @@
 """Tensors of all processes together, with gradient: what makes a loss that of the joint batch."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-Gather = Callable[[Tensor], Tensor]
-"""Joins a tensor of every process, with gradient."""
 _KNOWN_ROWS: set[int] = set()  # numbers of rows that all processes had at once
 
 

@@ -22,8 +22,9 @@ from .bregman import (
     require_positive,
     similarity,
 )
-from .gathering import Gather
 
+Gather = Callable[[Tensor], Tensor]
+"""Joins a tensor of every process, with gradient."""
 Pairs = Literal["views", "all"]
 Sets = Literal["none", "halves", "rest"]
 

@@ -161,6 +161,9 @@ class OwnViews(nn.Module):
         self.one_by_one = _is_of_torchvision(augment)
         self.takes_sizes = not self.one_by_one and _takes_sizes(augment)
         self.checked = False
+        # Not by a decorator, which would load the compiler, for seconds, with this module.
+        whole = torch.compiler.disable(self.forward)  # type: ignore[no-untyped-call]  # torch's
+        self.forward = whole  # type: ignore[method-assign]  # as torch's documentation does it
 
     def draw(
         self,
@@ -178,7 +181,6 @@ class OwnViews(nn.Module):
         shape = (self.num_views, num_images, 1)
         return torch.randint(2**62, shape, generator=generator)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's is untyped
     @torch.no_grad()
     def forward(
         self, images: Tensor, sizes: Tensor | None = None, uniforms: Tensor | None = None
