@@ -154,7 +154,7 @@ class DeviceBatches:
     def chain(self, orders: Iterable[Tensor], batch_size: int) -> Iterator[Batch]:
         """Yield the batches of several orders."""
         mine = round(self._share * batch_size)
-        cut = cut_orders(orders, batch_size, self.num_images, torch.device("cpu"))
+        cut = cut_orders(orders, batch_size, torch.device("cpu"))
         parts, again = itertools.tee(cut)
         others: Iterator[Batch] = iter(())
         if self._stream is not None:

@@ -1,5 +1,6 @@
 import errno
 import gc
+import os
 import signal
 import subprocess
 import sys
@@ -304,27 +305,22 @@ def test_a_signal_to_every_process_of_a_job_ends_no_worker(
     assert worker.exitcode == 0
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        # As where /dev/shm cannot be written to, and where a user has too many processes.
+        (errno.EROFS, r"no room in /dev/shm .*Read-only .*--data.workers 0"),
+        (errno.EAGAIN, r"cannot be started .*unavailable.*use fewer"),
+    ],
+)
 def test_workers_that_cannot_start_are_explained(
-    files: FileImages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where /dev/shm cannot be written to."""
-
-    def start(loader: object) -> NoReturn:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(DataLoader, "__iter__", start)
-    with pytest.raises(UserError, match=r"no room in /dev/shm .*Read-only .*--data.workers 0"):
-        StreamingBatches(files, CPU, num_workers=1).iterate(ORDER, 2)
-
-
-def test_too_many_processes_are_not_taken_for_lack_of_shared_memory(
-    files: FileImages, monkeypatch: pytest.MonkeyPatch
+    files: FileImages, monkeypatch: pytest.MonkeyPatch, error: int, words: str
 ) -> None:
     def start(loader: object) -> NoReturn:
-        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(DataLoader, "__iter__", start)
-    with pytest.raises(UserError, match=r"cannot be started .*unavailable.*use fewer"):
+    with pytest.raises(UserError, match=words):
         StreamingBatches(files, CPU, num_workers=1).iterate(ORDER, 2)
 
 
