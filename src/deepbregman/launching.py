@@ -5,6 +5,7 @@ are understood. :func:`run_in_processes` sets torchrun's, so a process need not 
 """
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
@@ -242,8 +244,26 @@ def list_stopping_signals() -> tuple[signal.Signals, ...]:
     handler of its own stays with it.
     """
     announced = [getattr(signal, name) for name in ANNOUNCEMENTS if hasattr(signal, name)]
-    free = [number for number in announced if signal.getsignal(number) == signal.SIG_DFL]
+    caught = _read_caught_signals()
+    free = [
+        number
+        for number in announced
+        if signal.getsignal(number) == signal.SIG_DFL and not caught >> (number - 1) & 1
+    ]
     return signal.SIGTERM, signal.SIGINT, *free
+
+
+def _read_caught_signals() -> int:
+    """Return the signals that have a handler, a bit each; 0 where the system is not Linux.
+
+    Python does not know the handlers of C code, such as those of ``faulthandler.register``.
+    """
+    try:
+        status = Path("/proc/self/status").read_bytes()
+    except OSError:
+        return 0
+    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return int(found[1], 16) if found else 0
 
 
 @contextmanager

@@ -198,6 +198,16 @@ def test_they_may_be_given_on_the_command_line_and_in_python(
     assert to_toml(run.config) == before
 
 
+def test_a_run_without_a_checkpoint_keeps_its_settings_too(run: Run) -> None:
+    for path in run.checkpoints.iterdir():
+        path.unlink()
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    words = rf"{run.path} was made with other settings: seed \(0 -> 3\)"
+    with pytest.raises(UserError, match=words):
+        resume(run.path, changes={"seed": 3, "data.workers": 3}, accelerator="cpu")
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_the_command_that_began_a_run_may_change_them_too(
     run: Run, tiny_run: Run, tiny_config: Config
 ) -> None:

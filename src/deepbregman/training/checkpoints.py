@@ -28,6 +28,8 @@ from deepbregman.runs import Record, Run, replace_file
 FORMAT = 4
 _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
 State = dict[str, Any]
+Changes = dict[str, tuple[Any, Any]]
+"""Fields that differ, with the value before and the value now."""
 NETWORKS = ("objective", "teacher", "divergence")
 """The networks of a step and of a checkpoint; some steps do not have all of them."""
 LATER = ("rotation",)
@@ -332,19 +334,31 @@ def replace_last_by_previous(run: Run) -> None:
     run.previous_checkpoint.replace(run.last_checkpoint)
 
 
+def check_settings(before: Config, config: Config, epoch: float, origin: str) -> Changes:
+    """Refuse a configuration that trains something else than before; return what differs.
+
+    Args:
+        epoch: how many epochs are done.
+        origin: of the configuration before.
+    """
+    changes = differing_fields(before, config)
+    refused = {name: pair for name, pair in changes.items() if not _may_change(name, epoch, config)}
+    if refused:
+        raise UserError(
+            f"{origin} was made with other settings: {_list_changes(refused)}; a run goes on as it "
+            "began: undo the change, or start a new run with it (may change: "
+            f"{', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are done, "
+            "unless optimiser.schedule is cosine)"
+        )
+    return changes
+
+
 def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> FoundCheckpoint:
     """Refuse to resume with other images, or with a configuration that trains something else."""
     state, origin = found.state, found.origin
     require(state, REQUIRED, origin)
-    changes = differing_fields(from_toml(state["config"], origin), config)
-    refused = {name: pair for name, pair in changes.items() if not _may_change(name, state, config)}
-    if refused:
-        raise UserError(
-            f"{origin} was made with other settings: {_list_changes(refused)}; a run goes on as it "
-            "began: put config.toml back, or start a new run with the changed file (may "
-            f"change: {', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are done, "
-            "unless optimiser.schedule is cosine)"
-        )
+    before = from_toml(state["config"], origin)
+    changes = check_settings(before, config, state["epoch"], origin)
     if state["num_images"] != len(images):
         raise UserError(
             f"{origin} was trained on {state['num_images']} images, {config.data.source} now has "
@@ -364,11 +378,11 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
     return found._replace(notes=[*found.notes, note], record=record)
 
 
-def _may_change(name: str, state: State, config: Config) -> bool:
+def _may_change(name: str, epoch: float, config: Config) -> bool:
     if name == "training.epochs":
-        return config.optimiser.schedule != "cosine" and config.training.epochs >= state["epoch"]
+        return config.optimiser.schedule != "cosine" and config.training.epochs >= epoch
     return name in CHANGEABLE
 
 
-def _list_changes(changes: dict[str, tuple[Any, ...]]) -> str:
+def _list_changes(changes: Changes) -> str:
     return ", ".join(f"{name} ({before} -> {after})" for name, (before, after) in changes.items())

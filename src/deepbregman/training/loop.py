@@ -103,9 +103,12 @@ class Pretraining:
             fabric.world_size,
             images.shards if isinstance(images, FileImages) else None,
         )
-        found = checkpoints.find_checkpoint(Run.open(self.run.path)) if resume else None
-        if found is not None:  # else it was killed before it saved
+        there = Run.open(self.run.path) if resume else None
+        found = None if there is None else checkpoints.find_checkpoint(there)
+        if found is not None:
             found = checkpoints.check_resumable(found, config, images)
+        elif there is not None:  # it was killed before it saved
+            checkpoints.check_settings(there.config, config, 0.0, str(there.path))
         start = find_weights(config) if found is None else None
         self.start_record: Record = {}
         self.data_fingerprint = fingerprint(images)
