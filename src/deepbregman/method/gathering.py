@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_KNOWN_ROWS: set[int] = set()  # numbers of rows that all processes had at once
+_last_rows = 0  # that all processes gathered
 
 
 class _Gather(torch.autograd.Function):
@@ -41,12 +41,14 @@ def _check_rows(mine: Tensor) -> None:
     """Refuse another number of rows than the other processes have: they would wait for ever.
 
     Every process sends its number each time. A process reads those of the others only when its own
-    is new, so that the host does not wait for the device in each step.
+    is another than the last, so that the host does not wait for the device in each step. As all
+    had the last number, one of two that differ now is another.
     """
+    global _last_rows
     rows = torch.full((1,), len(mine), device=mine.device)
     every = rows.new_empty(dist.get_world_size(), 1)
     dist.all_gather(list(every.unbind()), rows)
-    if len(mine) in _KNOWN_ROWS:
+    if len(mine) == _last_rows:
         return
     numbers = every.flatten().tolist()
     if len(set(numbers)) > 1:
@@ -54,7 +56,7 @@ def _check_rows(mine: Tensor) -> None:
             f"the processes gather {', '.join(map(str, numbers))} rows: each must have as many; "
             "leave out the last, short batch (drop_last=True)"
         )
-    _KNOWN_ROWS.add(len(mine))
+    _last_rows = len(mine)
 
 
 def gather(mine: Tensor) -> Tensor:
