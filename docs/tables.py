@@ -1,20 +1,25 @@
 """Write the tables of records in results/ into the pages that show them.
 
 Run from the root of the project: ``python docs/tables.py``. A page marks the place by the comments
-``<!-- table of studies/NAME -->`` and ``<!-- end of table -->``.
+``<!-- table of studies/NAME -->`` and ``<!-- end of table -->``. Of the study tables, a place names
+the table and its columns: ``<!-- table of studies/tables cifar10-in-short: simclr, best -->``.
 """
 
 import json
 import re
 from pathlib import Path
 
+from deepbregman.reporting.evidence import tabulate_evidence
 from deepbregman.reporting.study_tables import MEASURED_NOTE, tabulate_study
-from deepbregman.reporting.tables import Table, to_markdown
+from deepbregman.reporting.tables import Table, make_cell, to_markdown
+from deepbregman.studies.tables import collect_results
 
 PAGES = Path(__file__).parent
 RESULTS = PAGES.parent / "results"
 PLACE = re.compile(
-    r"(<!-- table of (?P<record>[\w/-]+) -->\n).*?(<!-- end of table -->)", re.DOTALL
+    r"(<!-- table of (?P<record>[\w/-]+)(?: (?P<key>[\w-]+): (?P<columns>.+?))? -->\n)"
+    r".*?(<!-- end of table -->)",
+    re.DOTALL,
 )
 
 
@@ -27,14 +32,31 @@ def _leave_out_speed(table: Table) -> Table:
     return table._replace(columns=columns, rows=tuple(rows), caption=caption)
 
 
+def _choose_columns(folder: Path, key: str, columns: list[str]) -> Table:
+    """Return columns of a table of the study tables, and of its differences after them."""
+    tables = {table.key: table for table in tabulate_evidence(collect_results(folder))}
+    first, second = tables[key], tables[f"{key}-differences"]
+    places = [(*first.columns, *second.columns).index(name) for name in columns]
+    more = {row.name: row.cells for row in second.rows}
+    rows = []
+    for row in first.rows:
+        cells = (*row.cells, *more.get(row.name, (make_cell(None),) * len(second.columns)))
+        rows.append(row._replace(cells=tuple(cells[place] for place in places)))
+    return first._replace(columns=tuple(columns), rows=tuple(rows), caption="")
+
+
 def fill(page: str) -> str:
     """Return the text of a page with the tables of today's records."""
 
     def write(place: re.Match[str]) -> str:
-        results = json.loads((RESULTS / place["record"] / "results.json").read_text())
-        shown = _leave_out_speed(tabulate_study(results, "")[0])
+        folder = RESULTS / place["record"]
+        if place["key"]:
+            shown = _choose_columns(folder, place["key"], place["columns"].split(", "))
+        else:
+            results = json.loads((folder / "results.json").read_text())
+            shown = _leave_out_speed(tabulate_study(results, "")[0])
         _, _, table = to_markdown(shown).partition("\n\n")
-        return f"{place[1]}\n{table}\n\n{place[3]}"
+        return f"{place[1]}\n{table.strip()}\n\n{place[5]}"
 
     return PLACE.sub(write, page)
 

@@ -20,7 +20,9 @@ from deepbregman.commands.study import SUBCOMMANDS
 from deepbregman.config import load_recipe, override, recipes
 from deepbregman.evaluation import linear
 from deepbregman.objectives import build_views
+from deepbregman.runs import Record
 from deepbregman.studies.catalogue import find_study
+from deepbregman.studies.tables import collect_results
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -249,6 +251,30 @@ def test_the_table_by_the_divergence_is_the_committed_record() -> None:
         rows = [found[variant, metric, arm] for arm in ("paper", "best-control", "best")]
         cells = [f"{float(r['mean']):.2f} ± {float(r['deviation']):.2f}" for r in rows]
         assert any(line.endswith(f"| {words} | {' | '.join(cells)} |") for line in lines), words
+
+
+def test_the_study_of_tables_is_its_record() -> None:
+    """The numbers in sentences; docs/tables.py writes those in tables."""
+    quantities = collect_results(ROOT / "results/studies/tables")["quantities"]
+    cifar10 = {(q["variant"], q["metric"]): q for q in quantities if q["data"] == "cifar10"}
+
+    def compare(variant: str, metric: str, *names: str) -> Record:
+        pairs = cifar10[variant, metric]["differences"]
+        return next(pair for pair in pairs if (pair["arm"], pair["against"]) == names)
+
+    page = " ".join((ROOT / "docs/results.md").read_text().split())
+    paper = compare("cached features", "top1", "paper", "paper-without")
+    low, high = paper["over_images"]
+    for text in (page, " ".join(README.split())):
+        assert f"{paper['mean']:+.2f} [{low:+.2f}, {high:+.2f}] linear" in text
+    few = compare("1 % labels, from encoder", "top1", "best", "simclr")["mean"]
+    clusters = "k-means, cosine features, test split"
+    found = compare(clusters, "NMI", "best", "simclr")["mean"]
+    assert f"with 1 % of the labels {few:+.1f} to `simclr`, in clusters {found:+.0f}" in README
+    assert f"{few:.1f} points with 1 % of the labels" in page
+    above = compare(clusters, "NMI", "best", "best-control")["mean"]
+    assert f"in clusters by {above:.1f} points of NMI" in page
+    assert all(summary["n"] == 1 for q in cifar10.values() for summary in q["arms"].values())
 
 
 def test_both_comparisons_together_are_their_records() -> None:

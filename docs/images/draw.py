@@ -13,8 +13,10 @@ import torch
 
 from deepbregman.method.bregman import paired_divergence
 from deepbregman.reporting.charts import PALETTE
+from deepbregman.reporting.evidence import save_difference_figure
 from deepbregman.reporting.figures import save_speed_figure
 from deepbregman.reporting.studies import save_study_figure
+from deepbregman.studies.tables import collect_results
 
 IMAGES = Path(__file__).parent
 RESULTS = IMAGES.parents[1] / "results"
@@ -25,6 +27,13 @@ for image in sorted(IMAGES.glob("study-*.png")):
         [image], json.loads((RESULTS / "studies" / name / "results.json").read_text())
     )
 save_speed_figure(IMAGES / "speed.png", json.loads((RESULTS / "bench/h200/main.json").read_text()))
+
+PAIRS = [("best", "simclr"), ("best", "best-control"), ("paper", "paper-without")]
+evidence = collect_results(RESULTS / "studies" / "tables")
+for quantity in evidence["quantities"]:
+    known = {(pair["arm"], pair["against"]): pair for pair in quantity["differences"]}
+    quantity["differences"] = [known[names] for names in PAIRS if names in known]
+save_difference_figure([IMAGES / "where-it-helps.png"], evidence)
 
 
 def draw_forms() -> None:

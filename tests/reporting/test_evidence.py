@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepbregman.reporting.evidence import tabulate_evidence
+from deepbregman.reporting.evidence import draw_differences, tabulate_evidence
 from deepbregman.reporting.tables import Table, to_latex, to_markdown
 from deepbregman.runs import Record
 
@@ -54,8 +54,29 @@ def test_a_difference_has_the_interval_that_counts_images(tables: dict[str, Tabl
     assert "cifar10-few-labels-differences" not in tables
 
 
+def test_the_first_table_has_the_main_quantities_only(tables: dict[str, Table]) -> None:
+    assert list(tables)[:2] == ["cifar10-in-short", "cifar10-in-short-differences"]
+    assert [row.name for row in tables["cifar10-in-short"].rows] == [
+        "linear, top-1",
+        "transfer, fine-tuned from tiny, top-1",
+    ]
+
+
 def test_transfer_names_where_it_comes_from(tables: dict[str, Table]) -> None:
     assert [row.name for row in tables["cifar10-transfer"].rows] == ["from tiny: fine-tuned, top-1"]
+
+
+def test_a_wide_interval_does_not_hide_the_means() -> None:
+    """Two seeds have intervals of 100 points; the other dots would lie on one line."""
+    pair = {"arm": "best", "against": "simclr", "mean": 4.0, "deviation": 9.0, "n": 2}
+    wide = {**pair, "interval": [-76.9, 84.9], "over_images": None}
+    found = [quantity("linear", "cached features", "top1", differences=[wide])]
+    figure = draw_differences({"arms": ["simclr", "best"], "quantities": found})
+    assert figure is not None
+    (point,) = figure.spec["layer"][1].get("data", figure.spec.get("data"))["values"]
+    assert (point["low"], point["value"], point["high"]) == (-6.0, 4.0, 6.0)
+    assert "[-76.90, +84.90]" in point["shown"]  # under the pointer
+    assert "beyond 6 points" in figure.caption
 
 
 def test_bars_in_names_do_not_break_a_table() -> None:

@@ -50,7 +50,7 @@ INTERVALS = (
     "single images are kept, the interval counts seeds and test images; elsewhere (and of areas, "
     "clusters and means over draws) it is Student's over seeds, for these test images"
 )
-DRAWN = {
+MAIN = {
     ("knn", "cosine, k=20"): "kNN",
     ("linear", "cached features"): "linear",
     ("semi", "1 % labels, from encoder"): "1 % labels",
@@ -62,7 +62,7 @@ DRAWN = {
     ("few", "5 labels per class, nearest mean, cosine"): "5 labels per class",
     ("corruptions", "linear, mean of all"): "corrupted, linear",
 }
-"""Quantities in the figure of differences: balanced accuracy where there is one."""
+"""Quantities in the figure of differences and the tables in short."""
 
 
 def is_evidence(record: Record) -> bool:
@@ -74,8 +74,9 @@ def tabulate_evidence(results: Record, prefix: str = "") -> list[Table]:
     """Make the tables of a record: quantities in rows, arms in columns, differences after them."""
     tables = []
     for data in dict.fromkeys(quantity["data"] for quantity in results["quantities"]):
+        groups = {"in short": [q for q in _choose_main(results) if q["data"] == data]}
         for group, protocols in GROUPS.items():
-            found = [
+            groups[group] = [
                 quantity
                 for quantity in results["quantities"]
                 if quantity["data"] == data
@@ -84,6 +85,7 @@ def tabulate_evidence(results: Record, prefix: str = "") -> list[Table]:
                 # Left out, since they repeat others: 200 neighbours, and the middle strength.
                 if not quantity["variant"].endswith(("k=200", " 2"))
             ]
+        for group, found in groups.items():
             if found:
                 tables.append(_tabulate_values(results, data, group, found))
             compared = [quantity for quantity in found if quantity["differences"]]
@@ -105,6 +107,8 @@ def tabulate_evidence(results: Record, prefix: str = "") -> list[Table]:
 
 
 def _name_quantity(quantity: Record) -> str:
+    if "title" in quantity:
+        return f"{quantity['title']}, {METRICS[quantity['metric']]}"
     start = "" if quantity["protocol"] in ("few", "ood", "corruptions") else quantity["protocol"]
     if quantity["protocol"] == "transfer":
         start = f"from {quantity['trained_on']}"
@@ -249,24 +253,36 @@ def _flatten(results: Record) -> Iterable[Record]:
             yield {**{key: quantity[key] for key in keys}, "arm": arm, **kept}
 
 
-def draw_differences(results: Record, prefix: str = "") -> Figure | None:
-    """Draw where each arm is ahead of what it is compared with; None where nothing is compared."""
-    points: list[Record] = []
+def _choose_main(results: Record) -> list[Record]:
+    """List the main quantities with their titles: the balanced accuracy where there is one."""
     balanced = {_locate(q) for q in results["quantities"] if q["metric"] == "balanced"}
+    chosen = []
     for quantity in results["quantities"]:
-        title = DRAWN.get((quantity["protocol"], quantity["variant"]))
+        title = MAIN.get((quantity["protocol"], quantity["variant"]))
         metrics = ("balanced",) if _locate(quantity) in balanced else ("top1", "mAP", "NMI")
         if title is None or quantity["metric"] not in metrics:
             continue
-        where = quantity["data"]
-        if quantity["trained_on"] != where:
-            where = f"{quantity['trained_on']} to {where}"
-        points += [
-            make_difference_point(f"{where}: {title}", f"{pair['arm']} - {pair['against']}", pair)
-            for pair in quantity["differences"]
-        ]
+        if quantity["trained_on"] != quantity["data"]:
+            title += f" from {quantity['trained_on']}"
+        chosen.append({**quantity, "title": title})
+    return chosen
+
+
+def draw_differences(results: Record, prefix: str = "") -> Figure | None:
+    """Draw where each arm is ahead of what it is compared with; None where nothing is compared."""
+    points = [
+        make_difference_point(
+            f"{quantity['data']}: {quantity['title']}", f"{pair['arm']} - {pair['against']}", pair
+        )
+        for quantity in _choose_main(results)
+        for pair in quantity["differences"]
+    ]
     if not points:
         return None
+    # The interval of two seeds is so wide that the means would lie on one line.
+    reach = 1.5 * max(1.0, *(abs(point["value"]) for point in points))
+    for point in points:
+        point["low"], point["high"] = max(point["low"], -reach), min(point["high"], reach)
     names = list(dict.fromkeys(point["arm"] for point in points))
     colour: Any = encode_arm({name: place for place, name in enumerate(names)})
     words = {"arm:N": "arms", "measure:N": "quantity", "shown:N": "difference"}
@@ -275,7 +291,7 @@ def draw_differences(results: Record, prefix: str = "") -> Figure | None:
     )
     title = "Where is an arm ahead?"
     caption = "points; mean of the differences seed by seed; bar: 95 % interval, of one seed over "
-    caption += "test images only"
+    caption += f"test images only; no bar is drawn beyond {reach:.3g} points"
     return Figure(f"{prefix}differences", title, caption, specify(chart, title, caption))
 
 

@@ -170,7 +170,8 @@ def to_markdown(table: Table) -> str:
         *([row.name, *(write(c, row.is_published) for c in row.cells)] for row in table.rows),
     ]
     body = "\n".join("| " + " | ".join(map(protect, line)) + " |" for line in lines)
-    return f"### {table.title}\n\n{body}\n\n{table.caption.rstrip('.')}.".rstrip()
+    caption = f"\n\n{table.caption.rstrip('.')}." if table.caption else ""
+    return f"### {table.title}\n\n{body}{caption}"
 
 
 def to_csv(table: Table) -> str:
