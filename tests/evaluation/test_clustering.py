@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.cluster import KMeans
+from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from deepbregman.evaluation import clustering
-from deepbregman.evaluation.clustering import bregman_clusters, purity
+from deepbregman.evaluation.clustering import bregman_clusters, euclidean_clusters, purity
 from deepbregman.method.bregman import learned_divergence
 
 seeds = st.integers(0, 2**31 - 1)
@@ -77,7 +79,8 @@ def test_starts_are_far_from_each_other(seed: int, num_clusters: int, smoothing:
     corners = 9.0 * torch.eye(num_clusters, dtype=torch.float64)
     x = torch.cat([corners[:1].repeat(40, 1), corners])
     generator = torch.Generator().manual_seed(seed)
-    starts = clustering._draw_starts(x, num_clusters, smoothing, generator)
+    diverge = clustering.prepare_divergence(x, num_clusters, smoothing)
+    starts = clustering._draw_starts(x, num_clusters, diverge, generator)
     assert sorted(starts.argmax(dim=1).tolist()) == list(range(num_clusters))
 
 
@@ -85,7 +88,8 @@ def test_starts_are_far_from_each_other(seed: int, num_clusters: int, smoothing:
 def test_empty_clusters_are_filled_from_others(seed: int, num_clusters: int) -> None:
     """Centroids that all coincide: the first takes every point, and the others end with some."""
     x = points(seed, 25, 5)
-    found = clustering._refine(x, x[:1].repeat(num_clusters, 1), 1.0)
+    diverge = clustering.prepare_divergence(x, num_clusters, 1.0)
+    found = clustering._refine(x, x[:1].repeat(num_clusters, 1), diverge)
     assert torch.bincount(found.assignment, minlength=num_clusters).min() > 0
     assert all(after <= before + 1e-12 for before, after in itertools.pairwise(found.objective))
 
@@ -104,7 +108,8 @@ def test_filling_a_cluster_empties_no_other_and_moves_nothing_for_nothing() -> N
 def test_a_point_between_equal_centroids_stays() -> None:
     x, centroids = points(6, 10, 4), points(7, 1, 4).repeat(3, 1)
     current = torch.arange(10) % 3
-    assert torch.equal(clustering._assign(x, centroids, 0.0, current).assignment, current)
+    divergences = clustering.prepare_divergence(x, 3, 0.0)(centroids)
+    assert torch.equal(clustering._assign(divergences, current).assignment, current)
 
 
 def test_separate_groups_are_found_and_the_best_start_is_kept() -> None:
@@ -155,6 +160,29 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "width", "clusters", "seed"), [(300, 12, 7, 0), (200, 8, 5, 1), (60, 3, 2, 2)]
+)
+def test_k_means_is_that_of_scikit_learn(
+    rows: int, width: int, clusters: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same draws, steps and stop: points without groups have a hundred other local optima."""
+    monkeypatch.setattr(clustering, "_ENTRIES", 1000)  # 142 points at a time, 200, or all
+    x = 5.0 + points(seed, rows, width)
+    expected = KMeans(clusters, n_init=clustering.RESTARTS, random_state=seed).fit(x.numpy())
+    found = euclidean_clusters(x, clusters, seed)
+    assert adjusted_rand_score(expected.labels_, found.assignment) == 1.0
+    assert found.objective[-1] == pytest.approx(expected.inertia_ / rows, rel=1e-12)
+    assert all(after <= before + 1e-12 for before, after in itertools.pairwise(found.objective))
+
+
+def test_k_means_of_fewer_distinct_points_than_clusters() -> None:
+    x = torch.eye(3, dtype=torch.float64).repeat(4, 1)
+    found = euclidean_clusters(x, 5)
+    assert found.objective[-1] == pytest.approx(0.0, abs=1e-15)
+    assert purity(torch.arange(12) % 3, found.assignment) == 1.0
+
+
+@pytest.mark.parametrize(
     ("scores", "options"),
     [
         (torch.zeros(3, 2), {"num_clusters": 4}),
@@ -163,8 +191,9 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_impossible_clusterings_are_refused(scores: Tensor, options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="1 to N"):
-        bregman_clusters(scores, **options)
+    for cluster in (bregman_clusters, euclidean_clusters):
+        with pytest.raises(ValueError, match="1 to N"):
+            cluster(scores, **options)
 
 
 @given(

@@ -19,6 +19,7 @@ from deepbregman.method.bregman import (
     learned_divergence,
     log_sum_exp,
     moment_divergence,
+    prepare_points,
     prepare_targets,
     similarity,
     soft_divergence,
@@ -272,6 +273,14 @@ def test_prepared_targets_give_the_same_divergence(
     inside, sets = normal(4, rank, seed=2) @ weight, normal(4, 2, rank, seed=3) @ weight
     for p in (inside, sets, normal(4, count, seed=4)):
         assert torch.allclose(diverge(p), learned_divergence(p, q, smoothing), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("smoothing", [None, 0.0, 0.2])
+def test_prepared_points_give_the_same_divergence_to_the_bit(smoothing: float | None) -> None:
+    for p in (normal(6, 5), normal(6, 3, 5)):
+        diverge = prepare_points(p, smoothing)
+        for q in (normal(4, 5, seed=1), normal(1, 5, seed=2)):
+            assert torch.equal(diverge(q), learned_divergence(p, q, smoothing))
 
 
 def test_prepared_targets_compare_as_many_numbers_as_the_rank_is(

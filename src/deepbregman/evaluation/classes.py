@@ -25,9 +25,11 @@ def class_means(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
 def sum_classes(values: Tensor, labels: Tensor, num_classes: int) -> Tensor:
     """Return the sum (C, d) of each class's rows; zero where there are none."""
     sums = values.new_zeros(num_classes, values.shape[1])
+    if values.device.type == "cpu":
+        return sums.index_add_(0, labels, values)
     chunk = max(1, _ENTRIES // num_classes)
     for start in range(0, len(values), chunk):
-        # A product adds in a fixed order where a scatter on a GPU does not.
+        # A product adds in a fixed order where index_add_ on a GPU does not.
         members = functional.one_hot(labels[start : start + chunk], num_classes)
         sums += members.to(values.dtype).T @ values[start : start + chunk]
     return sums

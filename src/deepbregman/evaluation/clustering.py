@@ -13,19 +13,20 @@ In the hard form D(x, mu) depends on mu through its winner alone. There are then
 clusters than there are subnetworks that win somewhere; the others stay empty.
 """
 
-import warnings
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.errors import UserError
 from deepbregman.files import create_csv
-from deepbregman.method.bregman import learned_divergence
+from deepbregman.method.bregman import learned_divergence, prepare_points
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
@@ -75,6 +76,10 @@ class _Step(NamedTuple):
     before: Tensor  # (N,), to the centroid that was assigned before
 
 
+Diverge = Callable[[Tensor], Iterator[Tensor]]
+"""From centroids (C, K) to the divergences (n, C) of the points, a part of them at a time."""
+
+
 def bregman_clusters(
     scores: Tensor,
     num_clusters: int,
@@ -95,39 +100,87 @@ def bregman_clusters(
     Returns:
         The clustering with the lowest objective, the first of equals.
     """
-    if scores.ndim != 2 or not 1 <= num_clusters <= len(scores):
-        raise ValueError(
-            f"{num_clusters} clusters of scores of shape {tuple(scores.shape)}: give (N, K) scores "
-            "and ask for 1 to N clusters"
-        )
+    _check_count(scores, num_clusters)
     points = scores.double()
-    best: Clusters | None = None
+    diverge = prepare_divergence(points, num_clusters, smoothing)
+    found = []
     for start in range(RESTARTS):
         generator = torch.Generator().manual_seed(derive_seed(seed, "clusters", start))
-        centroids = _draw_starts(points, num_clusters, smoothing, generator)
-        found = _refine(points, centroids, smoothing)
-        if best is None or found.objective[-1] < best.objective[-1]:
-            best = found
-    assert best is not None
-    return best
+        centroids = _draw_starts(points, num_clusters, diverge, generator)
+        found.append(_refine(points, centroids, diverge))
+    return min(found, key=lambda clusters: clusters.objective[-1])
 
 
-def _refine(points: Tensor, centroids: Tensor, smoothing: float) -> Clusters:
-    """Alternate centroids and assignments until no point changes its cluster."""
-    step = _assign(points, centroids, smoothing, None)
-    objective = [step.divergence.mean().item()]
+def euclidean_clusters(points: Tensor, num_clusters: int, seed: int = 0) -> Clusters:
+    """Cluster points (N, d) by their squared distance, as scikit-learn's ``KMeans`` does.
+
+    The draws of the starts, the steps and the rule to stop are its own; the work is done where the
+    points are. The centroids are those of points whose mean is 0.
+    """
+    _check_count(points, num_clusters)
+    points = points - points.mean(dim=0)  # or the squares would cancel
+    diverge = prepare_distance(points, num_clusters)
+    tolerance = 1e-4 * points.var(dim=0, correction=0).mean().item()
+    generator = np.random.RandomState(seed)
+    found = []
+    for _ in range(RESTARTS):
+        centroids = _draw_greedily(points, num_clusters, diverge, generator)
+        found.append(_refine(points, centroids, diverge, tolerance))
+    return min(found, key=lambda clusters: clusters.objective[-1])
+
+
+def _check_count(points: Tensor, num_clusters: int) -> None:
+    if points.ndim != 2 or not 1 <= num_clusters <= len(points):
+        raise ValueError(
+            f"{num_clusters} clusters of points of shape {tuple(points.shape)}: give (N, K) points "
+            "and ask for 1 to N clusters"
+        )
+
+
+def prepare_divergence(points: Tensor, num_clusters: int, smoothing: float) -> Diverge:
+    """Prepare the learned divergence of points (N, K) from centroids."""
+    parts = torch.split(points, max(1, _ENTRIES // num_clusters))
+    prepared = [prepare_points(part, smoothing) for part in parts]
+    return lambda centroids: (diverge(centroids) for diverge in prepared)
+
+
+def prepare_distance(points: Tensor, num_clusters: int) -> Diverge:
+    """Prepare the squared distance of points (N, d) from centroids."""
+    parts = torch.split(points, max(1, _ENTRIES // num_clusters))
+    prepared = [(part, part.square().sum(dim=1, keepdim=True)) for part in parts]
+
+    def diverge(centroids: Tensor) -> Iterator[Tensor]:
+        squares = centroids.square().sum(dim=1)
+        for part, norms in prepared:
+            yield (norms + squares - 2 * (part @ centroids.T)).clamp_min(0.0)
+
+    return diverge
+
+
+def _refine(
+    points: Tensor, centroids: Tensor, diverge: Diverge, tolerance: float | None = None
+) -> Clusters:
+    """Alternate centroids and assignments until no point changes its cluster.
+
+    With a tolerance, also until the squares of the centroids' moves sum to no more than that.
+    """
+    step = _assign(diverge(centroids), None)
+    objective = [step.divergence.mean()]
     for _ in range(MAX_ITERATIONS):
         filled = _fill_empty(step, len(centroids))
-        centroids = _average_clusters(points, filled, centroids)
-        step = _assign(points, centroids, smoothing, filled)
-        objective += [step.before.mean().item(), step.divergence.mean().item()]
-        if torch.equal(step.assignment, filled):
+        before, centroids = centroids, _average_clusters(points, filled, centroids)
+        step = _assign(diverge(centroids), filled)
+        objective += [step.before.mean(), step.divergence.mean()]
+        is_done = (step.assignment == filled).all()
+        if tolerance is not None:
+            is_done |= (centroids - before).square().sum() <= tolerance
+        if is_done:
             break
-    return Clusters(step.assignment, centroids, tuple(objective))
+    return Clusters(step.assignment, centroids, tuple(torch.stack(objective).tolist()))
 
 
 def _draw_starts(
-    points: Tensor, num_clusters: int, smoothing: float, generator: torch.Generator
+    points: Tensor, num_clusters: int, diverge: Diverge, generator: torch.Generator
 ) -> Tensor:
     """Draw the first centroids (C, K) among the points, far from each other."""
     chosen: list[int] = []
@@ -143,27 +196,45 @@ def _draw_starts(
         position = min(int(torch.searchsorted(sums, target, right=True)), len(points) - 1)
         chosen.append(position)
         candidate = points[position : position + 1]
-        nearest = nearest.minimum(learned_divergence(points, candidate, smoothing)[:, 0])
+        nearest = nearest.minimum(torch.cat(list(diverge(candidate)))[:, 0])
         weights = nearest
     return points[chosen]
 
 
-def _assign(points: Tensor, centroids: Tensor, smoothing: float, current: Tensor | None) -> _Step:
+def _draw_greedily(
+    points: Tensor, num_clusters: int, diverge: Diverge, generator: np.random.RandomState
+) -> Tensor:
+    """Draw the first centroids as scikit-learn does: of a few candidates the best each time."""
+    count, trials = len(points), 2 + int(math.log(num_clusters))
+    first = int(generator.choice(count, p=np.full(count, 1.0 / count)))
+    chosen = torch.tensor([first], device=points.device)
+    nearest = torch.cat(list(diverge(points[chosen])))[:, 0]  # (N,)
+    for _ in range(num_clusters - 1):
+        shares = torch.from_numpy(generator.uniform(size=trials)).to(nearest)
+        sums = nearest.cumsum(0)
+        candidates = torch.searchsorted(sums, shares * nearest.sum()).clamp_max(count - 1)
+        distances = torch.cat(list(diverge(points[candidates]))).minimum(nearest[:, None])
+        best = distances.sum(dim=0).argmin()
+        nearest = distances[:, best]
+        chosen = torch.cat([chosen, candidates[best][None]])
+    return points[chosen]
+
+
+def _assign(divergences: Iterator[Tensor], current: Tensor | None) -> _Step:
     """Assign each point to the nearest centroid; among equals it stays where it is."""
-    chunk = max(1, _ENTRIES // len(centroids))
-    assignments, divergences, before = [], [], []
-    for start in range(0, len(points), chunk):
-        matrix = learned_divergence(points[start : start + chunk], centroids, smoothing)  # (n, C)
+    assignments, divergence, before, start = [], [], [], 0
+    for matrix in divergences:  # (n, C)
         least, nearest = matrix.min(dim=1)
         held = least
         if current is not None:
-            now = current[start : start + chunk]
+            now = current[start : start + len(matrix)]
             held = matrix.gather(1, now[:, None])[:, 0]
             nearest = torch.where(held <= least, now, nearest)
         assignments.append(nearest)
-        divergences.append(least)
+        divergence.append(least)
         before.append(held)
-    return _Step(torch.cat(assignments), torch.cat(divergences), torch.cat(before))
+        start += len(matrix)
+    return _Step(torch.cat(assignments), torch.cat(divergence), torch.cat(before))
 
 
 def _fill_empty(step: _Step, num_clusters: int) -> Tensor:
@@ -305,19 +376,12 @@ def _cluster_once(
         assert features.scores is not None  # choose_measures has made sure
         found = bregman_clusters(features.scores, count, smoothing, seed)
         return found.assignment.cpu(), found.objective[-1]
-    from sklearn.cluster import KMeans
-    from sklearn.exceptions import ConvergenceWarning
-
-    # On the host, since k-means is; in float64 where that is affordable, as linear.py has it.
     part = features.embedding if method == CONTROL else features.representation
     assert part is not None
-    vectors = part.cpu()
+    vectors = part.cpu() if part.device.type == "mps" else part  # which has no float64
     vectors = vectors.double() if vectors.numel() <= FLOAT64_ELEMENTS else vectors
-    points = functional.normalize(vectors, dim=1).numpy()
-    with warnings.catch_warnings():  # fewer distinct images than clusters; the sizes show it
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        kmeans = KMeans(count, n_init=RESTARTS, random_state=seed).fit(points)
-    return torch.from_numpy(kmeans.labels_).long(), float(kmeans.inertia_) / len(points)
+    found = euclidean_clusters(functional.normalize(vectors, dim=1), count, seed)
+    return found.assignment.cpu(), found.objective[-1]
 
 
 def cluster(evaluation: Evaluation) -> list[Record]:

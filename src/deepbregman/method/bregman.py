@@ -69,12 +69,21 @@ def divergence(p: Tensor, q: Tensor) -> Tensor:
         (N, M)
     """
     p, q = _reduce_both(p, q)
-    # Column j of p at q_j's winner, as a product with one-hot rows: exact, and unlike a gather its
-    # backward pass adds in a fixed order, so that a resumed run repeats to the bit on a GPU too.
-    winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(p.dtype)  # (M, K)
+    return _prepare_hard(p)(q)
+
+
+def _prepare_hard(p: Tensor) -> Callable[[Tensor], Tensor]:
     best = p.max(dim=1, keepdim=True).values  # (N, 1)
-    with torch.autocast(p.device.type, enabled=False):
-        return best - p @ winner.T  # (N, M)
+
+    def diverge(q: Tensor) -> Tensor:
+        # Column j of p at q_j's winner, as a product with one-hot rows: exact, and unlike a gather
+        # its backward pass adds in a fixed order, so that a resumed run repeats to the bit on a
+        # GPU too.
+        winner = F.one_hot(q.argmax(dim=1), q.shape[1]).to(p.dtype)  # (M, K)
+        with torch.autocast(p.device.type, enabled=False):
+            return best - p @ winner.T  # (N, M)
+
+    return diverge
 
 
 def soft_divergence(p: Tensor, q: Tensor, temperature: Number = 1.0) -> Tensor:
@@ -94,13 +103,21 @@ def soft_divergence(p: Tensor, q: Tensor, temperature: Number = 1.0) -> Tensor:
     """
     require_positive("temperature", temperature)
     p, q = _reduce_both(p, q)
+    return _prepare_soft(p, temperature)(q)
+
+
+def _prepare_soft(p: Tensor, temperature: Number) -> Callable[[Tensor], Tensor]:
     log_p = F.log_softmax(p / temperature, dim=1)  # (N, K)
-    log_q = F.log_softmax(q / temperature, dim=1)  # (M, K)
-    prob_q = log_q.exp()
-    with torch.autocast(p.device.type, enabled=False):
-        cross = log_p @ prob_q.T  # (N, M)
-    # Rounding can leave a difference of two equal entropies a hair below zero.
-    return (temperature * ((prob_q * log_q).sum(dim=1) - cross)).clamp_min(0.0)
+
+    def diverge(q: Tensor) -> Tensor:
+        log_q = F.log_softmax(q / temperature, dim=1)  # (M, K)
+        prob_q = log_q.exp()
+        with torch.autocast(p.device.type, enabled=False):
+            cross = log_p @ prob_q.T  # (N, M)
+        # Rounding can leave a difference of two equal entropies a hair below zero.
+        return (temperature * ((prob_q * log_q).sum(dim=1) - cross)).clamp_min(0.0)
+
+    return diverge
 
 
 def is_hard(smoothing: Number | None) -> bool:
@@ -114,6 +131,18 @@ def learned_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) ->
         return divergence(p, q)
     require_positive("smoothing", smoothing)
     return soft_divergence(p, q, smoothing)
+
+
+def prepare_points(p: Tensor, smoothing: Number | None = None) -> Callable[[Tensor], Tensor]:
+    """Return the function from q, (M, K), to D(p, q), to compare the same p with many q.
+
+    It is :func:`learned_divergence` to the bit. What depends on p alone is computed once.
+    """
+    p = of_distribution(p)
+    if smoothing is None or is_hard(smoothing):
+        return _prepare_hard(p)
+    require_positive("smoothing", smoothing)
+    return _prepare_soft(p, smoothing)
 
 
 class Tangents(NamedTuple):
