@@ -92,6 +92,19 @@ class TestVerbs:
         code, out, _ = command(verb, "--help")
         assert code == 0
         assert f"usage: deepbregman {verb}" in out
+        assert not re.search(r"default:\s*\)|None", out)  # which tells nothing
+
+    def test_help_is_wrapped(self, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        _, out, _ = command("pretrain", "--help")
+        assert max(map(len, out.splitlines())) <= 80
+        text = " ".join(line.strip(" │") for line in out.splitlines())
+        assert "A crop enlarges things: in views of 0.75 they are about as large as" in text
+
+    def test_labels_are_not_called_required(self, command: Command) -> None:
+        _, out, _ = command("label", "--help")
+        text = " ".join(line.strip(" │") for line in out.splitlines())
+        assert re.search(r"--labels PATH .* without labels\. --data", text)
 
     def test_help_lists_every_field_with_the_recipes_default(self, command: Command) -> None:
         _, out, _ = command("pretrain", "authors", "--help")

@@ -5,6 +5,7 @@ declaration of the command line. This file is the one place for streams, exit co
 """
 
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -23,6 +24,12 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from deepbregman import __version__
 
@@ -97,11 +104,16 @@ def _run_verb(verb: str, words: list[str]) -> None:
         )
     elif hasattr(module, "choose"):
         function, program, words = module.choose(words)
+    if {"-h", "--help"} & set(words):  # tyro would not wrap it
+        print_words = functools.partial(Console().print, highlight=False, markup=False)
+        print_words(_describe(function), end="\n\n")
     tyro.cli(
         _for_command_line(function, module),
         args=words,
         prog=program,
+        description="",
         console_outputs=is_first_of_machine(),
+        registry=OPTIONS,
     )
 
 
@@ -151,10 +163,44 @@ def _annotate(parameter: inspect.Parameter) -> inspect.Parameter:
     if isinstance(parameter.default, Config):
         flat = Annotated[Config, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
         return parameter.replace(annotation=flat)
-    if parameter.default == ():  # its text says what nothing means, "(default: )" does not
-        silent = tyro.conf.arg(help_behavior_hint="")
-        return parameter.replace(annotation=Annotated[parameter.annotation, silent])
-    return parameter
+    return parameter.replace(annotation=_hide_nothing(parameter.annotation, parameter.default))
+
+
+def _hide_nothing(annotation: Any, default: object) -> Any:
+    """Let the text of an option say what nothing means: "(default: )" does not."""
+    if default is None or default == ():
+        return Annotated[annotation, tyro.conf.arg(help_behavior_hint="")]
+    return annotation
+
+
+def _make_rules() -> ConstructorRegistry:
+    """Return rules by which tyro shows dataclasses of options as it shows functions."""
+    rules = ConstructorRegistry()
+    under_way: list[Any] = []
+
+    @rules.struct_rule
+    def read(info: StructTypeInfo) -> StructConstructorSpec | None:
+        if not dataclasses.is_dataclass(info.type) or info.type in under_way:
+            return None
+        under_way.append(info.type)
+        found = rules.get_struct_spec(info)  # by tyro's own rules
+        under_way.pop()
+        if not isinstance(found, StructConstructorSpec):
+            return None
+        return dataclasses.replace(found, fields=tuple(map(tidy, found.fields)))
+
+    def tidy(field: StructFieldSpec) -> StructFieldSpec:
+        def join_lines() -> str:
+            text = field.helptext() if callable(field.helptext) else field.helptext
+            return " ".join((text or "").split())
+
+        shown = _hide_nothing(field.type, field.default)
+        return dataclasses.replace(field, type=shown, helptext=join_lines)
+
+    return rules
+
+
+OPTIONS = _make_rules()
 
 
 # Overviews
@@ -182,6 +228,12 @@ def _print_subcommands(program: str, subcommands: dict[str, Callable[..., Any]])
     console.print(f"usage: {program} {{{','.join(subcommands)}}} ...\n", highlight=False)
     _print_table(console, {name: _first_line(each) for name, each in subcommands.items()})
     console.print(f"\n{program} NAME --help lists the options.", highlight=False)
+
+
+def _describe(function: Callable[..., Any]) -> str:
+    """Return the paragraphs of a docstring that are not about arguments, each in one line."""
+    text = re.split(r"\n(?:Args|Returns|Raises):\n", inspect.getdoc(function) or "")[0].strip()
+    return re.sub(r"(?<!\n)\n(?!\n)", " ", text)
 
 
 def _first_line(documented: object) -> str:

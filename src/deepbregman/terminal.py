@@ -14,11 +14,10 @@ from rich.progress import Progress, TaskID
 
 from .errors import UserError, make_printable
 
-_NO_DEFAULT = ""  # that the default is None tells a user nothing; the text of an option tells it
-MaybeText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint=_NO_DEFAULT)]
-MaybeNumber = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_NO_DEFAULT)]
-MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_NO_DEFAULT)]
-MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint=_NO_DEFAULT)]
+MaybeText = Annotated[str | None, tyro.conf.arg(metavar="TEXT")]
+MaybeNumber = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+MaybeFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
+MaybePath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 """Types of options that need not be given."""
 ReportProgress = Callable[[str, int, int], None]
 """Takes the name of the work, how much of it is done, and how much there is."""

@@ -44,7 +44,7 @@ over the classes is printed as well."""
 
 def label(
     run: Annotated[RunFolder, tyro.conf.Positional],
-    labels: Labels,
+    labels: Annotated[Labels | None, tyro.conf.arg(metavar="PATH")] = None,
     *,
     data: MaybeText = None,
     by: Sequence[Literal["knn", "linear", "divergence", "bank"]] = (),
@@ -70,7 +70,8 @@ def label(
     Args:
         run: Folder of the run.
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
-            class; at least 2 images of a class. In Python also a mapping from image to label.
+            class; at least 2 images of a class. In Python also a mapping from image to label. See
+            above for what happens without labels.
         data: A dataset instead of the run's own.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
@@ -88,6 +89,11 @@ def label(
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
     """
+    if labels is None:
+        raise UserError(
+            "label needs labels for a few images, as --labels few.csv; to begin, "
+            "`deepbregman label RUN --out few.csv --sheet few.png` draws images at random to label"
+        )
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png")
     if suggest < 0:
@@ -179,13 +185,8 @@ def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
     """Choose the function for a command line: without labels, draw the first images to label."""
     options = {word.partition("=")[0] for word in words}
     program = "deepbregman label"
-    if options & {"--labels", "-h", "--help"}:
+    if "--out" not in options or options & {"--labels", "-h", "--help"}:
         return label, program, words
-    if "--out" not in options:
-        raise UserError(
-            "label needs labels for a few images, as --labels few.csv; to begin, "
-            "`deepbregman label RUN --out few.csv --sheet few.png` draws images at random to label"
-        )
     return draw, program, words
 
 

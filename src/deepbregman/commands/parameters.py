@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 else:
     Accelerator = Literal["auto", "cpu", "cuda", "mps"]
     Devices = Annotated[int | Literal["all"], tyro.conf.arg(metavar="INT|all")]
-    MaybeDevices = Annotated[
-        int | Literal["all"] | None,
-        tyro.conf.arg(metavar="INT|all", help_behavior_hint=""),  # the text tells the default
-    ]
+    MaybeDevices = Annotated[int | Literal["all"] | None, tyro.conf.arg(metavar="INT|all")]
     RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]
 
 

@@ -20,9 +20,7 @@ FIRST = (
 
 
 def recipes(
-    name: Annotated[
-        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")
-    ] = None,
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None,
 ) -> str | dict[str, str]:
     """List the recipes, or print one as a complete .toml file to copy and change.
 

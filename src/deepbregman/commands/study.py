@@ -22,9 +22,7 @@ from .parameters import Accelerator, PythonOnly, check_dataset
 
 
 def study(
-    name: Annotated[
-        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]", help_behavior_hint="")
-    ] = None,
+    name: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]")] = None,
     *,
     study: tyro.conf.OmitArgPrefixes[StudyOptions] = StudyOptions(),  # noqa: B008  # frozen
     console: PythonOnly[Console | None] = None,

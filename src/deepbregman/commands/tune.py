@@ -13,9 +13,7 @@ from .parameters import PythonOnly
 
 
 def tune(
-    recipe: Annotated[
-        str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]", help_behavior_hint="")
-    ] = None,
+    recipe: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RECIPE]")] = None,
     *,
     search: tyro.conf.OmitArgPrefixes[SearchOptions] = SearchOptions(),  # noqa: B008  # frozen
     console: PythonOnly[Console | None] = None,

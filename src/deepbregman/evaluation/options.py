@@ -15,6 +15,7 @@ from deepbregman.config.rules import (
     has_type,
 )
 from deepbregman.errors import UserError, suggest
+from deepbregman.terminal import MaybePath
 
 Architecture = Literal["c4", "fpn"]
 Norm = Literal["train", "frozen"]
@@ -45,7 +46,7 @@ class Semi(Section):
     labels: tuple[Annotated[float, Range(above=0.0, high=1.0)], ...] = (0.01, 0.1)
     """Shares of the training labels to fine-tune on; each seed draws them class by class, at least
     one image of each."""
-    labelled_list: Path | None = None
+    labelled_list: MaybePath = None
     """Instead of shares: a file with the names or paths of the labelled images, one per line."""
     starts: Annotated[tuple[Start, ...], Distinct()] = ("encoder", "projection", "scratch")
     """Networks to start from: the run's encoder, the same with the projection's first layer, or

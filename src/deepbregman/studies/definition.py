@@ -109,7 +109,7 @@ class StudyOptions:
     values: tuple[str, ...] = ()
     """For a study that varies one field: other values of it. For study learning-rates: further
     multiples of the rate of each recipe; they can also be added to a study that has begun."""
-    judge: Judge | None = None
+    judge: Annotated[Judge | None, tyro.conf.arg(metavar="{test,holdout}")] = None
     """Images to evaluate on: test (the default), or holdout, a part of the training images."""
     linear_epochs: MaybeNumber = None
     """Epochs of a second linear classifier, on random crops; 0, the default, is none."""
@@ -139,11 +139,15 @@ class SearchOptions:
     """Epochs of pretraining, instead of the recipe's."""
     changes: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = ()
     """Fields to change in every trial, such as training.batch_size=256."""
-    objective: Literal["linear", "knn"] | None = None
+    objective: Annotated[Literal["linear", "knn"] | None, tyro.conf.arg(metavar="{linear,knn}")] = (
+        None
+    )
     """Accuracy to maximise: linear (the default) or knn."""
-    sampler: Literal["gp", "tpe", "random"] | None = None
+    sampler: Annotated[
+        Literal["gp", "tpe", "random"] | None, tyro.conf.arg(metavar="{gp,tpe,random}")
+    ] = None
     """gp (the default): a Gaussian process. tpe: also learns from pruned trials. random."""
-    prune: bool | None = None
+    prune: Annotated[bool | None, tyro.conf.arg(metavar="{True,False}")] = None
     """Stop a trial whose kNN accuracy is below the median of earlier trials; True by default."""
     out: MaybePath = None
     """Folder of the search, studies/tune-RECIPE by default."""
