@@ -579,14 +579,16 @@ def test_auto_looks_at_images_of_the_program(
 def test_views_of_ones_own_go_with_a_compiled_step(tmp_path: Path, config: Config) -> None:
     known = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (100, 3, 8, 8), dtype=torch.uint8, generator=known)
+    # At the usual rate, steps make a thousandth of a difference of 1e-6 in the weights.
+    changes = {"training.health_every": 0, "optimiser.learning_rate": 1e-5}
     totals = []
     for compiled in ("yes", "no"):
         run = pretrain(
-            override(config, {"training.compile": compiled, "training.health_every": 0}),
+            override(config, {"training.compile": compiled, **changes}),
             run=tmp_path / compiled,
             data=images,
             augment=v2.RandomResizedCrop(8),
             accelerator="cpu",
         )
         totals.append([row["total"] for row in run.metrics()])
-    assert totals[0] == pytest.approx(totals[1], rel=1e-3)
+    assert totals[0] == pytest.approx(totals[1], rel=1e-4)
