@@ -110,6 +110,9 @@ def check_options(words: list[str]) -> None:
         assert re.search(rf"{option}(?![\w-])", listed), f"{option} of {' '.join(words)}"
 
 
+ONE_EPOCH = '"training.epochs": 1, "optimiser.warmup_epochs": 0.0, "training.tensorboard": False'
+
+
 def python_blocks(name: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text(), flags=re.S | re.M)
 
@@ -134,8 +137,7 @@ def test_the_loops_of_the_page_run(
     assert run_block(joined)["loss"].item() > 0.0
     scope = run_block(views)
     assert scope["first"].shape == scope["second"].shape == (64, 3, 32, 32)
-    small = '{"training.epochs": 1, "training.batch_size": 64, "training.tensorboard": False}'
-    short = f"{small}, data={few_digits!r}"
+    short = f'{{{ONE_EPOCH}, "training.batch_size": 64}}, data={few_digits!r}'
     scope = run_block(own.replace('{"training.epochs": 100}', short))
     assert scope["trained"](torch.zeros(2, 3, 8, 8)).shape == (2, 32)
     torch.set_rng_state(before)
@@ -145,7 +147,7 @@ def test_the_parts_of_the_page_are_trained(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     code, logger = python_blocks("own_parts.md")
     before = torch.get_rng_state()
-    short = '"training.epochs": 1, "training.tensorboard": False, "training.health_every": 0'
+    short = f'{ONE_EPOCH}, "training.health_every": 0'
     run = run_block(code.replace('"training.epochs": 100', short))["run"]
     torch.set_rng_state(before)
     (row,) = run.metrics()

@@ -118,7 +118,7 @@ def check_resume(config: Config, tmp_path: Path) -> None:
     for _ in range(3):  # into the second epoch
         first.advance(feed)
     second = begin(config, tmp_path / "second")
-    second.restore(checkpoints.FoundCheckpoint(saved, "here", [], {}))
+    second.restore(checkpoints.FoundCheckpoint(saved, "here", [], {}, {}))
     second.step_module.train()
     feed = second.feed(*divmod(second.step, second.steps_per_epoch))
     for _ in range(3):

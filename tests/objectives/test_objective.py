@@ -36,6 +36,7 @@ SMALL = {
     "weak_views.crop_area": [0.6, 1.0],
     "data.holdout": 0.0,
     "training.epochs": 2,
+    "optimiser.warmup_epochs": 1.0,
     "training.batch_size": 32,
     "training.knn_every": 1,
     "training.save_seconds": 0.0,

@@ -27,6 +27,7 @@ SMALL = {
     "objective.name": InformedSettings.name,
     "data.holdout": 0.0,
     "training.epochs": 2,
+    "optimiser.warmup_epochs": 0.5,
     "training.batch_size": 8,
     "training.knn_every": 0,
     "training.tensorboard": False,

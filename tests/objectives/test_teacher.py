@@ -228,6 +228,7 @@ BEST = {
     "divergence.info_nce": 0.5,
     "training.batch_size": 16,
     "training.epochs": 1,
+    "optimiser.warmup_epochs": 0.5,
     "training.knn_every": 1,
     "training.save_seconds": 0.0,
     "training.tensorboard": False,

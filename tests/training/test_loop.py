@@ -25,6 +25,7 @@ from deepbregman.training.randomness import count_steps
 
 from ..conftest import StopAfter
 
+ONE_EPOCH = {"training.epochs": 1, "optimiser.warmup_epochs": 0.5}
 CLOCK = {"images_per_second", "views_per_second", "peak_gigabytes"}
 PLAIN_SGD = {
     "optimiser.name": "sgd",
@@ -171,7 +172,7 @@ class TestTraining:
         self, tiny_config: Config, tmp_path: Path
     ) -> None:
         """The authors' subnetworks drop units, also beside Deep Divergence."""
-        changes = {"objective.name": "deep_divergence", "training.epochs": 1}
+        changes = {"objective.name": "deep_divergence", **ONE_EPOCH}
         config = override(tiny_config, {**changes, "objective.num_subnetworks": 4})
         runs = []
         for state in (1, 2):
@@ -184,7 +185,7 @@ class TestTraining:
         assert names == ["epoch-0002.pt", "last.pt", "previous.pt"]
 
     def test_tensorboard_events_are_written(self, tiny_config: Config, tmp_path: Path) -> None:
-        config = override(tiny_config, {"training.tensorboard": True, "training.epochs": 1})
+        config = override(tiny_config, {"training.tensorboard": True, **ONE_EPOCH})
         run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -193,13 +194,13 @@ class TestTraining:
         assert event.value == pytest.approx(run.metrics()[0]["total"], rel=1e-6)
 
     def test_simclr_has_no_subnetworks(self, tiny_config: Config, tmp_path: Path) -> None:
-        config = override(tiny_config, {"divergence.weight": 0.0, "training.epochs": 1})
+        config = override(tiny_config, {"divergence.weight": 0.0, **ONE_EPOCH})
         run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
         assert checkpoints.load(run.last_checkpoint)["divergence"] == {}
         assert "divergence" not in run.metrics()[0]
 
     def test_four_views_as_distributions_train(self, tiny_config: Config, tmp_path: Path) -> None:
-        changes = {"views.num_views": 4, "divergence.sets": "halves", "training.epochs": 1}
+        changes = {"views.num_views": 4, "divergence.sets": "halves", **ONE_EPOCH}
         run = pretrain(tiny_config, run=tmp_path / "run", changes=changes, accelerator="cpu")
         assert run.metrics()[0]["divergence"] > 0.0
 

@@ -11,7 +11,7 @@ import torch
 from deepbregman.cli import main
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, differing_fields, override, to_toml
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.checkpoints import find_checkpoint
@@ -83,7 +83,8 @@ def test_a_damaged_checkpoint_never_becomes_the_previous_one(
 
     with monkeypatch.context() as patch:
         patch.setattr("deepbregman.training.loop.Pretraining.advance", crash)
-        with pytest.raises(UserError, match=r"Input/output error.*--resume"):
+        told = pytest.warns(Notice, match=r"last\.pt cannot be read")
+        with told, pytest.raises(UserError, match=r"Input/output error.*--resume"):
             resume(run.path, accelerator="cpu")
     assert checkpoints.load(run.last_checkpoint)["step"] == 4
     assert not run.previous_checkpoint.exists()

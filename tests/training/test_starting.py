@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, load_recipe, override, to_toml
+from deepbregman.errors import Notice
 from deepbregman.runs import Run
 from deepbregman.training.notices import find_surprises
 
@@ -85,6 +87,10 @@ def test_what_surprises_is_said(command: Command, recipe: Path, tmp_path: Path) 
     assert code == 0
     assert "ends while the learning rate still rises" in out
     assert load_recipe(str(tmp_path / "run" / "config.toml")).optimiser.warmup_epochs == 1.0
+    changes = {"training.epochs": 1, "optimiser.warmup_epochs": 1.0}
+    with pytest.warns(Notice, match="ends while the learning rate still rises") as told:
+        pretrain(str(recipe), run=tmp_path / "python", changes=changes, accelerator="cpu")
+    assert [one.filename for one in told] == [__file__]  # the line of the user's program
 
 
 @pytest.mark.parametrize(("schedule", "said"), [("cosine", True), ("constant", False)])

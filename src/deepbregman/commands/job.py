@@ -1,5 +1,6 @@
 """Train a run from its first step or its last checkpoint to its end, in every process of a job."""
 
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,7 +16,7 @@ from deepbregman.data import Source, typical_side
 from deepbregman.data.memory import count_cpus
 from deepbregman.data.opening import open_data, select_images, select_labels, split_for_monitor
 from deepbregman.data.own import find_own_side
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 from deepbregman.evaluation.knn import build_knn_monitor
 from deepbregman.files import hold_folder
 from deepbregman.launching import find_process
@@ -70,8 +71,17 @@ def train_run(
 ) -> Run:
     """Train a run from its first step or its last checkpoint to its end, in every process."""
     fabric = launch(accelerator)
+    warns = console is None and fabric.is_global_zero  # a program prints nothing itself
     if console is None or not fabric.is_global_zero:
         console = Console(quiet=True)
+
+    def tell(words: str) -> None:
+        """Say what the user should look at, at the line that called pretrain or resume."""
+        if warns:
+            warnings.warn(words, Notice, stacklevel=4)
+        else:
+            say(console, words, "yellow")
+
     folder = broadcast(fabric, folder)  # a default one is named by the clock
     if not resuming and broadcast(fabric, is_run(folder)):
         config = run_together(fabric, lambda: _read_settings(folder, config, request))
@@ -110,14 +120,14 @@ def train_run(
             with console.status(f"opening {escape(config.data.source)} ..."):
                 source = run_first_then_others(fabric, lambda: parts.open(config))
         if source.skipped_notice:
-            say(console, source.skipped_notice, "yellow")
+            tell(source.skipped_notice)
         before = Run(folder) if resuming else None
         sharing = run_together(fabric, lambda: describe_sharing(config, fabric.world_size, before))
         job, num_held_out = _assemble(config, source, fabric, folder, resuming, parts)
         if not resuming:
             run_together(fabric, hold)
         for note in (*job.notes, *find_surprises(config)):
-            say(console, note, "yellow")
+            tell(note)
         for words in (*describe_job(job, source, num_held_out, start, resuming), *sharing):
             say(console, words)
 
@@ -129,8 +139,7 @@ def train_run(
         run = job.fit(run_together(fabric, build_monitor), console)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
-        words = f"{len(skipped)} images could not be decoded and were replaced by others"
-        say(console, words, "yellow")
+        tell(f"{len(skipped)} images could not be decoded and were replaced by others")
     if short:
         say(console, short)
     if was_complete:  # its checkpoint and its images have been checked again

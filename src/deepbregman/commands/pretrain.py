@@ -103,7 +103,8 @@ def pretrain(
             as many as torchrun or srun started.
         nodes: Number of machines, each with the same number of processes. Without torchrun or srun,
             run the command on each machine and set MASTER_ADDR, MASTER_PORT and NODE_RANK.
-        console: Where to print; nothing is printed when None.
+        console: Where to print. When None, only what you should look at is told, as warnings of
+            the class :class:`Notice`.
         source: The dataset, already open, for a caller that trains many runs on it.
 
     Returns:
@@ -203,7 +204,8 @@ def resume(
         accelerator: Device to train on; auto takes a GPU if there is one.
         devices: Number of processes on this machine, or all; it may differ from before.
         nodes: Number of machines, each with the same number of processes.
-        console: Where to print; nothing is printed when None.
+        console: Where to print. When None, only what you should look at is told, as warnings of
+            the class :class:`Notice`.
         source: The run's dataset, already open.
     """
     _check_callbacks(callbacks)

@@ -203,6 +203,7 @@ def _train_and_evaluate(
     run = _open_run(trial.folder, trial.config)
     accelerator = how.accelerator
     callbacks = [] if watch is None else [_Report(watch)]
+    quiet = Console(quiet=True)  # a study says itself what its trials share
     if run is None:
         run = pretrain(
             trial.config,
@@ -210,9 +211,16 @@ def _train_and_evaluate(
             accelerator=accelerator,
             source=source,
             callbacks=callbacks,
+            console=quiet,
         )
     elif "pretrain" not in run.result() or not run.last_checkpoint.exists():
-        run = resume(trial.folder, accelerator=accelerator, source=source, callbacks=callbacks)
+        run = resume(
+            trial.folder,
+            accelerator=accelerator,
+            source=source,
+            callbacks=callbacks,
+            console=quiet,
+        )
     return how.evaluate(trial, run, source)
 
 

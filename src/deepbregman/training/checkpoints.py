@@ -292,6 +292,8 @@ class FoundCheckpoint(NamedTuple):
     notes: list[str]
     """For the user, a sentence each."""
     record: Record
+    changes: Changes
+    """Settings that have changed since."""
 
 
 def find_checkpoint(run: Run) -> FoundCheckpoint | None:
@@ -303,7 +305,7 @@ def find_checkpoint(run: Run) -> FoundCheckpoint | None:
     reason = "it is missing"
     if last.exists():
         try:
-            return FoundCheckpoint(load(last), str(last), [], {})
+            return FoundCheckpoint(load(last), str(last), [], {}, {})
         except DamagedCheckpoint as error:
             reason = error.reason
             if not previous.exists():
@@ -321,7 +323,8 @@ def find_checkpoint(run: Run) -> FoundCheckpoint | None:
         f"{last} cannot be read ({reason}): going on from {previous}, step {state.get('step')}; "
         "what came after is trained again"
     )
-    return FoundCheckpoint(state, str(previous), [note], {"from": "previous.pt", "last.pt": reason})
+    record = {"from": "previous.pt", "last.pt": reason}
+    return FoundCheckpoint(state, str(previous), [note], record, {})
 
 
 def replace_last_by_previous(run: Run) -> None:
@@ -345,10 +348,10 @@ def check_settings(before: Config, config: Config, epoch: float, origin: str) ->
     refused = {name: pair for name, pair in changes.items() if not _may_change(name, epoch, config)}
     if refused:
         raise UserError(
-            f"{origin} was made with other settings: {_list_changes(refused)}; a run goes on as it "
-            "began: undo the change, or start a new run with it (may change: "
-            f"{', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are done, "
-            "unless optimiser.schedule is cosine)"
+            f"{origin} was made with other settings: {list_changes(refused)}; a run goes on as it "
+            "began: undo the change, in config.toml or in your command, or start a new run with it "
+            f"(may change: {', '.join(sorted(CHANGEABLE))}; and training.epochs to more than are "
+            "done, unless optimiser.schedule is cosine)"
         )
     return changes
 
@@ -373,9 +376,8 @@ def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> F
         )
     if not changes:
         return found
-    note = f"changed since the last checkpoint: {_list_changes(changes)}; the run goes on with that"
     record = {**found.record, "changed": {name: list(pair) for name, pair in changes.items()}}
-    return found._replace(notes=[*found.notes, note], record=record)
+    return found._replace(record=record, changes=changes)
 
 
 def _may_change(name: str, epoch: float, config: Config) -> bool:
@@ -384,5 +386,6 @@ def _may_change(name: str, epoch: float, config: Config) -> bool:
     return name in CHANGEABLE
 
 
-def _list_changes(changes: Changes) -> str:
+def list_changes(changes: Changes) -> str:
+    """Name the fields that have changed, with both values."""
     return ", ".join(f"{name} ({before} -> {after})" for name, (before, after) in changes.items())

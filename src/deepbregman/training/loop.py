@@ -77,6 +77,7 @@ class Pretraining:
         optimiser, found = run_together(fabric, partial(self._assemble, images, resume))
         self.is_restored = found is not None
         self.notes: list[str] = [] if found is None else found.notes
+        self.changes: checkpoints.Changes = {} if found is None else found.changes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
         self.guard = Guard(self.step_module, optimiser, fabric, config)
         self.step = self.saved_step = 0

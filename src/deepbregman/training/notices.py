@@ -12,6 +12,7 @@ from deepbregman.data.folders import explain_ignored
 from deepbregman.runs import Run
 from deepbregman.terminal import count_words, format_duration, say
 
+from .checkpoints import list_changes
 from .planning import Plan
 
 if TYPE_CHECKING:
@@ -50,6 +51,9 @@ def describe_job(
 ) -> Iterator[str]:
     """Describe what is trained, the weights that it starts from, and what is not trained on."""
     config, settings, num_images = job.config, job.config.training, job.batches.num_images
+    if job.changes:
+        words = list_changes(job.changes)
+        yield f"changed since the last checkpoint: {words}; the run goes on with that"
     if not settings.epochs:
         origin = "random weights: it is untrained" if start is None else f"the weights of {start}"
         yield f"nothing is trained: {config.encoder.name} keeps {origin}; run {job.run.path}"
