@@ -210,21 +210,21 @@ def correlated(rows: int, width: int) -> tuple[Tensor, Tensor]:
     return points @ turned, labels
 
 
-def test_even_curvature_saves_half_of_the_evaluations_and_moves_nothing(
+def test_even_curvature_saves_half_of_the_products_and_moves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     features, labels = correlated(1000, 48)
-    counts = []
+    counts = [0, 0]
+    curve, identity = linear._Objective.curve, torch.eye(49, dtype=torch.float64)
 
-    class Counting(torch.optim.LBFGS):
-        def step(self, closure: Any) -> Any:
-            found = super().step(closure)
-            counts.append(self.state[self.param_groups[0]["params"][0]]["func_evals"])
-            return found
+    def count(*arguments: Any) -> Tensor:
+        counts[-1] += 1
+        return curve(*arguments)
 
-    monkeypatch.setattr(torch.optim, "LBFGS", Counting)
+    monkeypatch.setattr(linear._Objective, "curve", count)
     even = fit_linear(features, labels, num_classes=4, l2=1e-4)
-    monkeypatch.setattr(linear, "_ROWS_PER_FEATURE", math.inf)
+    counts.reverse()
+    monkeypatch.setattr(linear._Objective, "even_out", lambda *_: identity)
     plain = fit_linear(features, labels, num_classes=4, l2=1e-4)
     assert 2 * counts[0] < counts[1]
     torch.testing.assert_close(even.weight, plain.weight, atol=2e-3, rtol=0)  # 2 * tolerance / l2
@@ -232,6 +232,27 @@ def test_even_curvature_saves_half_of_the_evaluations_and_moves_nothing(
     reference = LogisticRegression(C=1 / (1e-4 * 1000), tol=1e-10, solver="newton-cg", max_iter=999)
     expected = reference.fit(design, labels.numpy()).predict_proba(design)
     np.testing.assert_allclose(even.predict(features).softmax(1), expected, atol=1e-4, rtol=0)
+
+
+def test_few_rows_of_many_features_agree_with_scikit_learn() -> None:
+    """The span of the rows is enough, and an earlier start outside it changes nothing."""
+    rows = torch.arange(0, 1300, 43)  # 31 of 64 features
+    scaler = StandardScaler().fit(DIGITS.data[rows])
+    reference = LogisticRegression(C=1 / (1e-2 * len(rows)), tol=1e-10, solver="newton-cg")
+    reference.fit(scaler.transform(DIGITS.data[rows]), DIGITS.target[rows])
+    fit = fit_linear(FEATURES[rows], LABELS[rows], num_classes=10, l2=1e-2)
+    found = fit.weight[torch.unique(LABELS[rows])]
+    np.testing.assert_allclose(found, reference.coef_, atol=1e-5, rtol=0)
+    other = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-2)
+    warm = fit_linear(FEATURES[rows], LABELS[rows], num_classes=10, l2=1e-2, start=other)
+    torch.testing.assert_close(warm.weight, fit.weight, atol=2e-5, rtol=0)
+
+
+def test_rows_in_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fit_linear(FEATURES[:200], LABELS[:200], num_classes=10, l2=1e-2)
+    monkeypatch.setattr(linear, "_ROWS_AT_ONCE", 60)
+    parts = fit_linear(FEATURES[:200], LABELS[:200], num_classes=10, l2=1e-2)
+    torch.testing.assert_close(parts.weight, whole.weight, atol=2e-5, rtol=0)
 
 
 @pytest.mark.parametrize("most_in_float64", [2**27, 0])
