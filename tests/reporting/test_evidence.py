@@ -46,6 +46,13 @@ def test_published_values_stand_apart(tables: dict[str, Table]) -> None:
     assert r"\emph{91.8}" in to_latex(table)
 
 
+def test_the_caption_has_the_least_and_the_most_seeds() -> None:
+    arms = {f"arm{n}": {"mean": 90.0, "deviation": None, "n": n} for n in (1, 2, 3)}
+    found = [quantity("knn", "cosine, k=20", "top1", arms=arms, differences=[])]
+    table, *_ = tabulate_evidence({"arms": [*arms], "pairs": [], "runs": [], "quantities": found})
+    assert "; n = 1-3; 10,000 test images" in table.caption
+
+
 def test_a_difference_has_the_interval_that_counts_images(tables: dict[str, Table]) -> None:
     markdown = to_markdown(tables["cifar10-accuracy-differences"])
     assert "| best - simclr |" in markdown

@@ -16,6 +16,7 @@ from deepbregman.terminal import (
     MaybePath,
     MaybeText,
     ReportProgress,
+    count_words,
     ignore_progress,
     say,
 )
@@ -106,7 +107,13 @@ def _name_sheet(out: Path, method: str) -> Path:
 
 def write_sheet(path: Path, clusters: "Sequence[TypicalCluster]") -> None:
     """Draw the most typical images of each cluster, a strip each."""
-    from deepbregman.reporting.sheets import Panel, Strip, Tile, write_contact_sheet
+    from deepbregman.reporting.sheets import (
+        Panel,
+        Strip,
+        Tile,
+        caption_image,
+        write_contact_sheet,
+    )
 
     strips = []
     for number, size, images in clusters:
@@ -115,7 +122,7 @@ def write_sheet(path: Path, clusters: "Sequence[TypicalCluster]") -> None:
                 image.pixels,
                 str(rank),
                 format_distance(image.distance),
-                (image.name,) if image.class_name is None else (image.class_name, image.name),
+                caption_image(image.name, image.class_name),
             )
             for rank, image in enumerate(images, start=1)
         ]
@@ -141,9 +148,8 @@ def show(found: "Clustering", console: Console) -> None:
     table.columns[2].justify = "left"
     console.print(table)
     if found.rows:
-        seeds = found.rows[0]["n"]
-        repeated = f"{seeds} seeds" if seeds > 1 else "1 seed"
-        console.print(metric_table(found.rows, f"agreement with the labels, {repeated}"))
+        seeds = count_words(found.rows[0]["n"], "seed")
+        console.print(metric_table(found.rows, f"agreement with the labels, {seeds}"))
     for variant, part in parts.items():
         empty = part.sizes.count(0)
         if empty:
@@ -151,6 +157,7 @@ def show(found: "Clustering", console: Console) -> None:
                 console,
                 f"warning: {variant}: {empty} of {len(part.sizes)} clusters are empty; there "
                 "are no more distinct ones",
+                "yellow",
             )
     if found.table is not None:
         say(console, f"clusters: {found.table}")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
-    from deepbregman.evaluation.queries import Answer, Image, SearchResult
+    from deepbregman.evaluation.queries import Answer, SearchResult
     from deepbregman.reporting.sheets import Panel
 
 Measure = Literal["cosine", "divergence"]
@@ -147,7 +147,7 @@ def write_sheet(path: Path, answers: "Sequence[Answer]") -> None:
 
 
 def _make_panel(answer: "Answer") -> "Panel":
-    from deepbregman.reporting.sheets import Panel, Strip, Tile
+    from deepbregman.reporting.sheets import Panel, Strip, Tile, caption_image
 
     query = answer.query
     strips = []
@@ -156,14 +156,8 @@ def _make_panel(answer: "Answer") -> "Panel":
         for rank, (image, value) in enumerate(hits, start=1):
             judged = image.class_name is not None and query.class_name is not None
             same = image.class_name == query.class_name if judged else None
-            tiles.append(
-                Tile(image.pixels, str(rank), format_distance(value), _caption(image), same)
-            )
+            lines = caption_image(image.name, image.class_name)
+            tiles.append(Tile(image.pixels, str(rank), format_distance(value), lines, same))
         strips.append(Strip(TITLES[measure], tuple(tiles)))
-    title, *lines = _caption(query)
-    return Panel(Tile(query.pixels, title, lines=tuple(lines)), tuple(strips))
-
-
-def _caption(image: "Image") -> tuple[str, ...]:
-    """Return the class, where it is known, and the name."""
-    return (image.name,) if image.class_name is None else (image.class_name, image.name)
+    title, *below = caption_image(query.name, query.class_name)
+    return Panel(Tile(query.pixels, title, lines=tuple(below)), tuple(strips))

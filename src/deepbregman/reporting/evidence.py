@@ -10,6 +10,7 @@ from deepbregman.runs import Record
 from .charts import Figure, draw_dots, encode_arm, make_difference_point, save_chart, slug, specify
 from .published import CAVEAT, find_published
 from .records import Measure
+from .studies import format_seeds
 from .tables import (
     Cell,
     Row,
@@ -157,10 +158,10 @@ def _measure(quantity: Record) -> Measure:
     return Measure.of({**quantity, "split": ""})
 
 
-def _count_images(found: Iterable[Record]) -> str:
-    counts = sorted({summary["n"] for quantity in found for summary in quantity["arms"].values()})
+def _count_images(found: Sequence[Record]) -> str:
+    seeds = format_seeds(row["n"] for quantity in found for row in quantity["arms"].values())
     tests = sorted({quantity["num_test"] for quantity in found})
-    return f"n = {'-'.join(map(str, counts))}; {', '.join(f'{n:,}' for n in tests)} test images"
+    return f"{seeds}; {', '.join(f'{n:,}' for n in tests)} test images"
 
 
 def _tabulate_differences(results: Record, data: str, group: str, found: Sequence[Record]) -> Table:

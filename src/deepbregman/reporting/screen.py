@@ -11,6 +11,7 @@ from rich.table import Table
 from deepbregman.errors import make_printable
 from deepbregman.runs import Record
 from deepbregman.statistics import format_difference, format_spread, format_summary
+from deepbregman.terminal import count_words
 
 from . import searches, studies, study_tables, tables
 
@@ -171,8 +172,7 @@ class FittingTable:
         yield drawn
         left_out = len(whole.columns) - len(drawn.columns)
         if left_out:
-            columns = f"{left_out} column{'s' * (left_out > 1)}"
-            yield f"{columns} more in tables.md, or on a wider terminal"
+            yield f"{count_words(left_out, 'column')} more in tables.md, or on a wider terminal"
 
 
 def _fit_columns(table: Table, console: Console, options: ConsoleOptions) -> bool:

@@ -50,6 +50,11 @@ class Tile(NamedTuple):
     """Whether it is of the query's class; None where that is not known."""
 
 
+def caption_image(name: str, class_name: str | None) -> tuple[str, ...]:
+    """Return the lines of a tile: the class, where it is known, and the name."""
+    return (name,) if class_name is None else (class_name, name)
+
+
 class Strip(NamedTuple):
     """The neighbours by one measure, the nearest first."""
 

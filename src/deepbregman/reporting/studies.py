@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from deepbregman.runs import Record
+from deepbregman.terminal import count_words
 
 from .charts import (
     GREY,
@@ -133,7 +134,7 @@ def save_study_figure(paths: Sequence[Path], results: Record) -> None:
     if not figures:
         return  # every seed of every arm diverged
     seeds = len({row["seed"] for row in results["cells"] if "seed" in row})
-    notes = [describe_conditions(results) + f"; {seeds} seed{'s' * (seeds != 1)}"]
+    notes = [f"{describe_conditions(results)}; {count_words(seeds, 'seed')}"]
     notes += [as_sentence(describe_budget(results))] if describe_budget(results) else []
     diverged = describe_diverged(results)
     notes += [f"{as_sentence(diverged)}, which have no accuracy."] if diverged else []

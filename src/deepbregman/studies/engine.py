@@ -201,26 +201,16 @@ def _train_and_evaluate(
     trial: Trial, source: Source, how: EvaluationPlan, watch: Watch | None
 ) -> dict[str, float]:
     run = _open_run(trial.folder, trial.config)
-    accelerator = how.accelerator
-    callbacks = [] if watch is None else [_Report(watch)]
-    quiet = Console(quiet=True)  # a study says itself what its trials share
+    given: dict[str, Any] = {
+        "accelerator": how.accelerator,
+        "source": source,
+        "callbacks": [] if watch is None else [_Report(watch)],
+        "console": Console(quiet=True),  # a study says itself what its trials share
+    }
     if run is None:
-        run = pretrain(
-            trial.config,
-            run=trial.folder,
-            accelerator=accelerator,
-            source=source,
-            callbacks=callbacks,
-            console=quiet,
-        )
+        run = pretrain(trial.config, run=trial.folder, **given)
     elif "pretrain" not in run.result() or not run.last_checkpoint.exists():
-        run = resume(
-            trial.folder,
-            accelerator=accelerator,
-            source=source,
-            callbacks=callbacks,
-            console=quiet,
-        )
+        run = resume(trial.folder, **given)
     return how.evaluate(trial, run, source)
 
 

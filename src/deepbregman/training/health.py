@@ -17,6 +17,7 @@ from deepbregman.data.batches import open_batches
 from deepbregman.method.views import centre_view
 from deepbregman.objectives.own import AnyViews
 from deepbregman.runs import Record
+from deepbregman.terminal import count_words
 
 from . import diagnostics
 from .randomness import derive_seed
@@ -137,7 +138,7 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
     passed = int(last["epoch"] - before["epoch"])
     words = (
         f"{stability:.0%} of the nearest neighbours are the same as "
-        f"{passed} epoch{'s' * (passed != 1)} ago"
+        f"{count_words(passed, 'epoch')} ago"
     )
     if last["learning_rate"] > before["learning_rate"]:
         return "under-trained", f"the learning rate still rises; {words}"
