@@ -102,6 +102,13 @@ def test_bad_input(command: Command, words: list[str], said: str) -> None:
     assert said in error
 
 
+def test_one_image_is_no_dataset(command: Command, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.JPG", format="JPEG")
+    code, _, error = command("pretrain", tmp_path / "a.JPG")
+    assert code == 2
+    assert f"a.JPG' is one image: name the folder that it is in, '{tmp_path}'" in error
+
+
 def test_python_names_the_rule_too() -> None:
     with pytest.raises(UserError, match="needs images"):
         pretrain("auto")

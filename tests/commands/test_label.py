@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from PIL import Image
 
 import deepbregman
+from deepbregman.commands.label import _find_surprises
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
@@ -176,6 +178,29 @@ def test_one_label_for_all_is_no_success(command: Command, run: Run, tmp_path: P
     assert "85.7" in said
     assert "all other images get the label even" in said
     assert "add --balanced" in said
+
+
+def test_a_classifier_that_guesses_is_no_success(run: Run, tmp_path: Path) -> None:
+    found = deepbregman.label(run, write_table(tmp_path / "few.csv", *FEW), accelerator="cpu")
+    assert not list(_find_surprises(found))
+    chosen = found.judged[0]
+    guessing = replace(found, judged=[chosen._replace(accuracy=50.0, balanced=90.0)])
+    (words,) = _find_surprises(guessing)
+    assert "right in 50.0 % of the cases, no more often than if all were blue (50.0 %)" in words
+    assert "--balanced" in words
+    # With --balanced the mean over the classes counts.
+    assert not list(_find_surprises(replace(guessing, is_balanced=True)))
+    unfair = replace(guessing, is_balanced=True, judged=[chosen._replace(balanced=45.0)])
+    (words,) = _find_surprises(unfair)
+    assert "45.0 %" in words
+    assert "--balanced" not in words
+
+
+def test_labels_that_differ_in_case_are_pointed_out(run: Run, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "few.csv", *FEW)
+    table.write_text(table.read_text().replace("red-0.png,red", "red-0.png,Red"))
+    found = deepbregman.label(run, table, accelerator="cpu", by=["knn"], suggest=0)
+    assert any("'Red' and 'red' differ in case alone" in words for words in _find_surprises(found))
 
 
 def test_class_folders_with_copies_and_strangers(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepbregman.data import FileImages, Source, open_source
+from deepbregman.data import FileImages, Source, open_source, typical_side
 from deepbregman.data import listings as listings_module
 from deepbregman.data.folders import list_folder
 from deepbregman.errors import UserError
@@ -220,6 +220,8 @@ def test_nothing_readable(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(UserError, match="none of its 1 images can be read"):
         open_source(str(tmp_path), image_size=32, skip_unreadable=True)
+    with pytest.raises(UserError, match=r"none of 1 images can be read: .*a.png.*\(not an image"):
+        typical_side(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,16 @@ def test_tables_of_people_and_spreadsheets(tmp_path: Path, text: str) -> None:
     assert read_labels(path) == RIGHT
 
 
+def test_unicode_text_of_a_spreadsheet(tmp_path: Path) -> None:
+    path = tmp_path / "few.txt"
+    lines = [f"{image}\t{label}" for image, label, _ in RIGHT]
+    path.write_text("\r\n".join(["image\tlabel", *lines]), encoding="utf-16", newline="")
+    assert read_labels(path) == RIGHT
+    path.write_bytes(path.read_bytes()[:-1])  # half a character
+    with pytest.raises(UserError, match=r"cannot be read as CSV .*UTF-8"):
+        read_labels(path)
+
+
 def test_folders_and_mappings(tmp_path: Path) -> None:
     for image, label, _ in RIGHT:
         (tmp_path / label).mkdir(exist_ok=True)

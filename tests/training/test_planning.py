@@ -164,6 +164,19 @@ def test_a_budget_is_kept(budget: float) -> None:
     assert warmup == pytest.approx(min(10, 0.05 * found.config.training.epochs), abs=0.01)
 
 
+def test_a_budget_too_short_for_an_epoch_is_said() -> None:
+    found = plan(CPU._replace(budget=1.0), speed=2e-3)
+    assert found.config.training.epochs == 1
+    whys = {choice.field: choice.why for choice in found.choices}
+    assert whys["training.epochs"] == "the fewest, though it takes longer than 1 s; up to 800 help"
+
+
+def test_one_step_is_no_plural() -> None:
+    found = plan(CPU._replace(num_images=12), given={"training.epochs": 1})
+    (why,) = [c.why for c in found.choices if c.field == "optimiser.learning_rate"]
+    assert why.endswith("since 1 step and the images are few")
+
+
 def test_what_is_given_stays() -> None:
     given = {
         "training.epochs": 7,

@@ -201,9 +201,8 @@ def show(found: "Labelling", console: Console) -> None:
     best, *others = [
         write(j.classifier.title, j.accuracy, j.balanced, f"{j.log_loss:.3f}") for j in found.judged
     ]
-    frequent = found.classes[found.class_sizes.index(max(sizes))]
-    share = 100 * max(sizes) / sum(sizes)
-    guess = write(f"always {frequent}, to compare", share, 100 / len(sizes), "")
+    name, *shares = _guess(found)
+    guess = write(f"always {name}, to compare", *shares, "")
     columns = ("classifier", "accuracy %", *["mean over classes %"] * is_uneven, "log loss")
     rows = [(f"{best[0]} (chosen)", *best[1:]), *others, guess]
     console.print(draw_rows("cross-validation", columns, rows))
@@ -260,12 +259,43 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
     predicted = {
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given
     }
+    others = "" if found.is_balanced else "add --balanced, or "
+    chosen, guess = found.judged[0], _guess(found)
+    reached = chosen.balanced if found.is_balanced else chosen.accuracy
+    guessed = guess.balanced if found.is_balanced else guess.accuracy
     if len(predicted) == 1:
-        others = "" if found.is_balanced else "add --balanced, or "
         yield (
             f"all other images get the label {predicted.pop()}: the classifier finds no other "
             f"class; {others}label more images of the others"
         )
+    elif reached <= guessed + 1e-6:
+        mean = ", as the mean over the classes" * found.is_balanced
+        yield (
+            f"the classifier is right in {reached:.1f} % of the cases{mean}, no more often than "
+            f"if all were {guess.name} ({guessed:.1f} %), so do not trust the labels yet; "
+            f"{others}label more images, or train longer"
+        )
+    folded = Counter(name.casefold() for name in found.classes)
+    for word in sorted(word for word, count in folded.items() if count > 1):
+        same = [repr(name) for name in found.classes if name.casefold() == word]
+        yield (
+            f"the labels {' and '.join(same)} differ in case alone, and count as different "
+            "classes; if they mean the same, write them alike"
+        )
+
+
+class _Guess(NamedTuple):
+    """What one gets without looking: the most frequent label for every image."""
+
+    name: str
+    accuracy: float
+    balanced: float
+
+
+def _guess(found: "Labelling") -> _Guess:
+    sizes = [size for size in found.class_sizes if size > 1]
+    name = found.classes[found.class_sizes.index(max(sizes))]
+    return _Guess(name, 100 * max(sizes) / sum(sizes), 100 / len(sizes))
 
 
 def _describe(expected: "ExpectedAccuracy") -> str:

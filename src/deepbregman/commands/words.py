@@ -111,7 +111,11 @@ def check_first_word(word: str) -> None:
     if word in recipes() or path.suffix == ".toml":
         return
     from deepbregman.data.datasets import DATASETS
+    from deepbregman.data.folders import SUFFIXES
 
+    if path.suffix.lower() in SUFFIXES and path.is_file():
+        folder = str(path.parent)
+        raise UserError(f"{word!r} is one image: name the folder that it is in, {folder!r}")
     known = [*recipes(), *DATASETS]
     with suppress(OSError):  # there may be no such folder, or none that can be read
         known += [str(other) for other in path.parent.iterdir() if other.is_dir()]

@@ -3,6 +3,7 @@
 Needs no torch, so that a command can check them before torch is loaded.
 """
 
+import codecs
 import csv
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,14 +84,21 @@ def read_table(path: Path) -> list[dict[str, str]]:
     """Read a CSV file with a row for each image; ``image`` and ``label`` are among its keys."""
     where = f"labels {str(path)!r}"
     try:
-        # A name of a file need not be text.
-        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+        with path.open("rb") as raw:
+            is_wide = raw.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+        # A name of a file need not be text. "Unicode text" of a spreadsheet is UTF-16.
+        code, errors = ("utf-16", "strict") if is_wide else ("utf-8-sig", "surrogateescape")
+        with path.open(newline="", encoding=code, errors=errors) as file:
             first = file.readline()
             file.seek(0)
             delimiter = max(",;\t", key=first.count)  # the first of equals
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = [name.strip().lower() for name in next(reader, [])]
             rows = [[cell.strip() for cell in row] for row in reader]
+    except UnicodeError as error:
+        raise UserError(
+            f"{where}: it cannot be read as CSV ({error}); save the table in UTF-8"
+        ) from None
     except (OSError, csv.Error) as error:
         raise UserError(f"{where}: it cannot be read as CSV ({error})") from None
     for key, names in (("image", IMAGE_COLUMNS), ("label", LABEL_COLUMNS)):

@@ -164,7 +164,7 @@ def find_median_side(places: Sequence[ImagePlace]) -> int:
     sizes = map_files(read_size, [places[i] for i in spread_places(len(places), _SAMPLE)])
     sides = sorted(min(size) for size in sizes if not isinstance(size, UnreadableImage))
     if not sides:
-        raise UserError(f"none of {len(sizes)} images can be read, the first is {places[0]}")
+        raise UserError(f"none of {len(sizes)} images can be read: {sizes[0]}")
     return sides[len(sides) // 2]
 
 

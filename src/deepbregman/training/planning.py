@@ -11,7 +11,7 @@ import torch
 from deepbregman.config import Config, override
 from deepbregman.errors import is_out_of_memory
 from deepbregman.objectives import OwnParts, Samples, build_step
-from deepbregman.terminal import format_duration
+from deepbregman.terminal import count_words, format_duration
 
 from .devices import is_mixed
 from .optimisers import build_optimiser
@@ -192,8 +192,11 @@ def _choose_epochs(facts: Facts, wanted: int, seconds: float) -> Choice:
     granted = "" if facts.budget is not None else "; --budget 12h grants more"
     if possible >= wanted:
         return Choice("training.epochs", wanted, f"what {facts.num_images:,} images are worth")
-    why = f"what fits in {format_duration(facts.limit)}; up to {wanted:,} help{granted}"
-    return Choice("training.epochs", max(1, possible), why)
+    limit = format_duration(facts.limit)
+    why = (
+        f"what fits in {limit}" if possible else f"the fewest, though it takes longer than {limit}"
+    )
+    return Choice("training.epochs", max(1, possible), f"{why}; up to {wanted:,} help{granted}")
 
 
 def _lengthen(
@@ -222,7 +225,7 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
     if is_short and not facts.on_gpu:  # on a GPU a third of the rate was worse
         part = max(_LOWEST_SHARE, steps / _SHORT_STEPS)
         part *= min(1.0, max(_LOWEST_FOR_FEW, facts.num_images / _FEW_IMAGES))
-        few = f"{steps:,} steps" + " and the images" * (facts.num_images < _FEW_IMAGES)
+        few = count_words(steps, "step") + " and the images" * (facts.num_images < _FEW_IMAGES)
         rate, why = part * rate, f"{why}; {part:.0%} of that, since {few} are few"
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     if is_short and config.divergence.weight > 0.0:
