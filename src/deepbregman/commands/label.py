@@ -201,8 +201,9 @@ def show(found: "Labelling", console: Console) -> None:
     best, *others = [
         write(j.classifier.title, j.accuracy, j.balanced, f"{j.log_loss:.3f}") for j in found.judged
     ]
-    name, *shares = _guess(found)
-    guess = write(f"always {name}, to compare", *shares, "")
+    guessed = _guess(found)
+    always = f"always {guessed.name}, to compare"
+    guess = write(always, guessed.accuracy, guessed.balanced, "")
     columns = ("classifier", "accuracy %", *["mean over classes %"] * is_uneven, "log loss")
     rows = [(f"{best[0]} (chosen)", *best[1:]), *others, guess]
     console.print(draw_rows("cross-validation", columns, rows))
