@@ -178,6 +178,15 @@ def check_can_be_folder(path: Path) -> None:
             raise UserError(f"{path} cannot be a folder: {place} is a file; name another place")
 
 
+def check_new_folder(out: Path) -> None:
+    """Refuse a folder that is not empty, or that cannot be made."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(
+            f"--out {out} exists and is not an empty folder: name another folder, or remove it"
+        )
+    check_can_be_folder(out)
+
+
 def check_writable(folder: Path) -> None:
     """Refuse, before any work, a folder that cannot be written to."""
     try:

@@ -378,7 +378,7 @@ def test_refusals(
     assert not out.exists()
     out.mkdir()
     (out / "mine.txt").write_text("kept")
-    assert "exists and is not empty" in refused([run, "--out", str(out)], capsys)
+    assert "exists and is not an empty folder" in refused([run, "--out", str(out)], capsys)
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError
+from deepbregman.files import check_new_folder
 from deepbregman.terminal import MaybeText, ReportProgress, count_words, ignore_progress, say
 
 from .parameters import PythonOnly
@@ -49,9 +49,8 @@ def report(
     Returns:
         The page's file, its size, and how many figures and tables there are.
     """
+    check_new_folder(Path(out))
     place = Path(out).resolve()
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise UserError(f"--out {out} exists and is not empty: name another folder, or remove it")
     from deepbregman.reporting.page import write_page
     from deepbregman.reporting.sections import read_sources
 

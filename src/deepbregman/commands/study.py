@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from deepbregman.errors import UserError
+from deepbregman.files import check_new_folder
 from deepbregman.runs import Run
 from deepbregman.studies.catalogue import find_study, load_catalogue
 from deepbregman.studies.definition import Search, StudyOptions, StudyResult
 from deepbregman.studies.grid_plan import plan_study
-from deepbregman.studies.results import check_new_folder
 from deepbregman.studies.search_plan import check_search, search_of_study
 from deepbregman.studies.tables_plan import TableOptions, plan_tables
 from deepbregman.terminal import MaybeText, say

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from deepbregman.files import csv_text
 from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_signed, summarise
-from deepbregman.terminal import format_duration
+from deepbregman.terminal import count_words, format_duration
 
 from .published import CAVEAT, list_published_rows
 from .records import (
@@ -393,7 +393,7 @@ def tabulate_provenance(groups: Sequence[RunGroup], prefix: str) -> Table:
             Cell(text=commit[:10] + "-dirty" * commit.endswith("-dirty"), note=commit),
             Cell(text=", ".join(f"{name} {version}" for name, version in versions.items())),
             Cell(
-                text=f"{len(resumed)} times" if resumed else "no",
+                text=count_words(len(resumed), "time") if resumed else "no",
                 note="; ".join(f"{r.get('started')} on {r.get('device')}" for r in resumed),
             ),
             Cell(text=shlex.join(str(word) for word in record.get("command") or [])),

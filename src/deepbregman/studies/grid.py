@@ -124,8 +124,8 @@ def measure_costs(cells: Iterable[GridCell]) -> dict[str, Record]:
     """Collect settings and cost of training each arm, from its configuration and its runs.
 
     ``samples_per_step`` counts views, over all batches of an optimiser step; ``seconds`` is the
-    wall time of training, whatever else the machine did. ``images_per_second`` and
-    ``peak_gigabytes`` are medians over the last half of each run's epochs, where they are recorded.
+    wall time of training, whatever else the machine did. ``images_per_second`` is the median over
+    the last half of each run's epochs and ``peak_gigabytes`` the most in them, where recorded.
     """
     costs: dict[str, Record] = {}
     seconds: dict[str, list[float]] = {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.files import check_can_be_folder
+from deepbregman.files import check_new_folder
 from deepbregman.reporting.screen import outcome_table, study_table, trial_table
 from deepbregman.reporting.study_tables import save_study_tables
 from deepbregman.runs import Record, now, write_csv, write_json
@@ -213,15 +213,6 @@ def print_result(result: StudyResult, console: Console) -> None:
 
 
 # Studies that compute and draw at once, without trials.
-
-
-def check_new_folder(out: Path) -> None:
-    """Refuse a folder that is not empty, or that cannot be made."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(
-            f"--out {out} exists and is not an empty folder: name another folder, or remove it"
-        )
-    check_can_be_folder(out)
 
 
 def begin_study(out: Path, seeds: int) -> None:
