@@ -65,7 +65,7 @@ _START = {
 _PROVENANCE = {**_START, "resumed": [_START]}
 _EVALUATION = {
     **dict.fromkeys(("protocol", "variant", "data", "metric", "split", "device", "finished"), str),
-    **dict.fromkeys(("value", "deviation", "epoch"), float),
+    **dict.fromkeys(("value", "deviation", "epoch", "seconds"), float),
     **dict.fromkeys(("n", "seed", "epochs", "num_train", "num_test", "num_replaced"), int),
     "values": [float],
     "details": {},

@@ -105,13 +105,13 @@ class TestUse:
     ) -> None:
         words = ("--data", few_digits, "--epochs", 0)
         assert evaluate(*words)[0] == 0
-        plain = rows_of(run)
+        plain, clock = rows_of(run), {"finished": None, "seconds": None}
         runs = []
         for _ in range(2):
             (run / "result.json").write_text('{"pretrain": {"epoch": 2}}\n')
             code, out, err = evaluate(*words, "--crops", 3)
             assert (code, err) == (0, "")
-            runs.append([{**row, "finished": None} for row in rows_of(run)])
+            runs.append([{**row, **clock} for row in rows_of(run)])
         assert runs[0] == runs[1]
         added = [row for row in runs[0] if "crops" in row["details"]]
         assert [(row["protocol"], row["variant"], row["metric"]) for row in added] == [
@@ -123,7 +123,7 @@ class TestUse:
         assert all((row["details"]["crops"], row["details"]["seed"]) == (3, 0) for row in added)
         assert "cached features of 3 crops" in " ".join(out.split())
         others = [row for row in runs[0] if row not in added]
-        assert others == [{**row, "finished": None} for row in plain]
+        assert others == [{**row, **clock} for row in plain]
 
     def test_another_size_has_rows_of_its_own(
         self, evaluate: Command, run: Path, few_digits: str

@@ -1,12 +1,14 @@
 """Whole protocols: what they measure on features whose answer is known, and what they leave."""
 
 import copy
+import itertools
 import math
 import shutil
 import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -360,6 +362,17 @@ def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
     }
 
 
+def test_rows_say_what_their_protocol_took(
+    short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(100.0, 2.5)
+    time = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr("deepbregman.evaluation.protocols.time", time)
+    evaluate(short_run, protocols=["knn", "few"], data=few_digits, accelerator="cpu")
+    rows = [row for row in short_run.evaluations() if row["protocol"] in ("knn", "few")]
+    assert {row["seconds"] for row in rows} == {2.5}
+
+
 def test_a_source_of_unequal_classes_is_also_judged_by_its_classes(
     short_run: Run, labelled: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,4 +491,5 @@ def test_images_that_cannot_be_decoded_are_neither_learned_from_nor_judged(
     )
     for expected, found in zip(whole, damaged, strict=True):
         assert (found["num_train"], found["num_test"], found["num_replaced"]) == (160, 80, 0)
-        assert {**found, "finished": ""} == {**expected, "finished": ""}
+        clock = {"finished": "", "seconds": 0.0}
+        assert {**found, **clock} == {**expected, **clock}

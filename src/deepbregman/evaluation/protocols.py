@@ -1,5 +1,6 @@
 """The protocols of evaluation: the registry, and the function that runs them."""
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -69,8 +70,10 @@ def run_protocols(evaluation: Evaluation) -> list[Record]:
     _ = evaluation.loaded, evaluation.run.result()  # find damaged files now
     rows: list[Record] = []
     for name, protocol in chosen.items():
+        started = time.monotonic()
         found = protocol.run(evaluation)
         if name in REFERRED and evaluation.references:
             found = add_references(found, name, evaluation)
-        rows += evaluation.record(found, name)
+        seconds = round(time.monotonic() - started, 1)
+        rows += evaluation.record([{**row, "seconds": seconds} for row in found], name)
     return rows

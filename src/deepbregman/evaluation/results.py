@@ -24,6 +24,8 @@ A row is one number: of a protocol, a variant of it, a source and a metric.
 ``epoch``           at which the encoder was saved
 ``epochs``          of its pretraining, as configured
 ``device``          of the evaluation
+``seconds``         that all variants of the protocol took together, with the features if it was
+                    the first to need them; only of ``evaluate``
 ``finished``        when
 ==================  ===================================================================
 
