@@ -62,7 +62,12 @@ def main(folder: Path) -> None:
         "objective": Agreement,
         "callbacks": [Printer()],
     }
-    changes = {"training.epochs": 2, "training.save_seconds": 0.0, "divergence.weight": 0.2}
+    changes = {
+        "training.epochs": 2,
+        "optimiser.warmup_epochs": 0.5,
+        "training.save_seconds": 0.0,
+        "divergence.weight": 0.2,
+    }
     if (folder / "config.toml").exists():
         run = resume(folder, **parts)
     else:

@@ -206,10 +206,10 @@ def write_parquet(path: Path, explorer: Explorer, thumbnails: Iterable[Pixels]) 
             values = [known[int(place)] for place in column.values]
         arrays[column.title] = pyarrow.array(values)
     for number, each in enumerate(explorer.neighbours):
-        sign = each.values if number else 1.0 - each.values  # a cosine becomes a distance
+        distances = each.values if number else 1.0 - each.values  # the first is a cosine
         rows = [
             {"ids": ids[ids >= 0].tolist(), "distances": far[ids >= 0].tolist()}
-            for ids, far in zip(each.indices, sign, strict=True)
+            for ids, far in zip(each.indices, distances, strict=True)
         ]
         arrays["neighbors" if number == 0 else f"neighbors_{number + 1}"] = pyarrow.array(rows)
     with create_file(path) as file:

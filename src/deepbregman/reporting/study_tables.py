@@ -49,8 +49,8 @@ def tabulate_study(results: Record, key: str) -> list[Table]:
     """
     tables = [_tabulate_arms(results, key)]
     if results["study"]["figure"] == "groups":
-        draw = _tabulate_methods if is_of_methods(results) else _tabulate_series
-        tables.insert(0, draw(results, key))
+        tabulate = _tabulate_methods if is_of_methods(results) else _tabulate_series
+        tables.insert(0, tabulate(results, key))
     if name_reference(results) is not None:
         tables.append(_tabulate_differences(results, key))
     if results["study"]["figure"] == "pairs":
