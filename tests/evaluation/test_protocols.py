@@ -368,9 +368,11 @@ def test_rows_say_what_their_protocol_took(
     clock = itertools.count(100.0, 2.5)
     time = SimpleNamespace(monotonic=lambda: next(clock))
     monkeypatch.setattr("deepbregman.evaluation.protocols.time", time)
-    evaluate(short_run, protocols=["knn", "few"], data=few_digits, accelerator="cpu")
-    rows = [row for row in short_run.evaluations() if row["protocol"] in ("knn", "few")]
+    rows = evaluate(short_run, protocols=["knn", "ood"], data=few_digits, accelerator="cpu")
+    assert {row["protocol"] for row in rows} == {"knn", "ood"}
     assert {row["seconds"] for row in rows} == {2.5}
+    kept = short_run.evaluations()
+    assert all(row in kept for row in rows)
 
 
 def test_a_source_of_unequal_classes_is_also_judged_by_its_classes(
