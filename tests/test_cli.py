@@ -100,6 +100,7 @@ class TestVerbs:
         assert max(map(len, out.splitlines())) <= 80
         text = " ".join(line.strip(" │") for line in out.splitlines())
         assert "A crop enlarges things: in views of 0.75 they are about as large as" in text
+        assert "The divergence network and its loss, which any method can carry." in text
 
     def test_labels_are_not_called_required(self, command: Command) -> None:
         _, out, _ = command("label", "--help")

@@ -190,9 +190,9 @@ def _make_rules() -> ConstructorRegistry:
         return dataclasses.replace(found, fields=tuple(map(tidy, found.fields)))
 
     def tidy(field: StructFieldSpec) -> StructFieldSpec:
-        def join_lines() -> str:
+        def join_lines() -> str | None:
             text = field.helptext() if callable(field.helptext) else field.helptext
-            return " ".join((text or "").split())
+            return " ".join(text.split()) if text else None  # then its class tells
 
         shown = _hide_nothing(field.type, field.default)
         return dataclasses.replace(field, type=shown, helptext=join_lines)

@@ -71,10 +71,11 @@ def explore(
         data: A dataset instead of the run's own; labels are not needed.
         labels: CSV file of `deepbregman label`, to colour by its labels and probabilities, or by
             what is to be labelled.
-        clusters: How many groups to colour by; the number of classes, or 12 without labels.
-        split: Which images.
+        clusters: Number of groups to colour by. By default the number of classes, or 12 without
+            labels.
+        split: Images to show.
         format: html: the page. parquet: a table in the layout that Embedding Atlas reads.
-        seed: Of the map, the clusters, and the sample where there are more images.
+        seed: Seed of the map, the clusters, and the sample where there are too many images.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
         devices: Number of GPUs that compute features together, or all.

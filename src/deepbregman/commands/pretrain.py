@@ -83,8 +83,8 @@ def pretrain(
         data: A dataset instead of the recipe's: digits, cifar10, a folder, an .npz file; or images
             of your program, as :func:`own_data` takes them: a uint8 array or tensor, with labels in
             a pair (images, labels), or a map-style dataset.
-        run: Folder of the run. A new one is started; an interrupted one of the same settings is
-            continued; of a complete one that is said. By default a new folder in runs/.
+        run: Folder of the run. If it is new, a run starts; an interrupted run of the same settings
+            continues; a complete one stays as it is. By default a new folder in runs/.
         budget: Time that pretraining may take, such as 30m or 2h; the recipe auto fits the length
             to it, by the speed that it measures. By default 30m on a CPU and 2h on a GPU.
         changes: Fields by their dotted names, such as {"training.epochs": 10}.

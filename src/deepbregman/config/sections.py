@@ -42,7 +42,7 @@ class DataSettings(Section):
     resident: Literal["auto", "yes", "no"] = "auto"
     """Keep all images on the device, stream them, or decide by the memory that is free."""
     workers: Whole = 16
-    """Most processes that decode when images are streamed; never more than a process has CPUs."""
+    """Largest number of processes that decode streamed images, and at most one for each CPU."""
     skip_unreadable: Annotated[bool, tyro.conf.arg(aliases=["--skip-unreadable"])] = False
     """Leave out images that cannot be read, and count them, instead of stopping."""
 
@@ -192,9 +192,9 @@ class DivergenceSettings(Section):
     """Where a subnetwork is batch-normalised: its output with a learnt gain (output) or without,
     so that scores keep the scale that smoothing and temperature are set for (standard)."""
     activation: Literal["none", "relu"] = "none"
-    """Between a subnetwork's layers."""
+    """Activation between a subnetwork's layers."""
     dropout: Annotated[float, Range(0.0, 0.99)] = 0.0
-    """On a subnetwork's hidden layer."""
+    """Dropout on a subnetwork's hidden layer."""
     normalise_input: bool = False
     """L2-normalise z before the subnetworks."""
     kernel: Literal["gaussian", "inverse", "sqrt", "linear", "arccot", "negative"] = "gaussian"
@@ -283,10 +283,10 @@ class OptimiserSettings(Section):
     muon is for the convolutions of networks with batch normalisation, and sgd for all other
     parameters."""
     learning_rate: Positive = 0.005
-    """At its highest; never scaled behind your back."""
+    """Learning rate at its highest; never scaled behind your back."""
     convolution_rate: Positive = 0.02
-    """Of muon's convolutions, at its highest: the share by which a step turns the weights. It
-    follows the same schedule."""
+    """Learning rate of muon's convolutions, at its highest: the share by which a step turns
+    the weights. It follows the same schedule."""
     betas: Annotated[tuple[float, float], Range(0.0, 0.99999)] = (0.5, 0.999)
     """Coefficients of adam and adamw."""
     momentum: Annotated[float, Range(0.0, 0.99999)] = 0.9
