@@ -122,7 +122,7 @@ def _prepare_soft(p: Tensor, temperature: Number) -> Callable[[Tensor], Tensor]:
 
 def is_hard(smoothing: Number | None) -> bool:
     """Whether a smoothing asks for the hard form: None or the number 0; a tensor never does."""
-    return smoothing is None or (isinstance(smoothing, int | float) and smoothing == 0)
+    return smoothing is None or (isinstance(smoothing, (int, float)) and smoothing == 0)
 
 
 def learned_divergence(p: Tensor, q: Tensor, smoothing: Number | None = None) -> Tensor:

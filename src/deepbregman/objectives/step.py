@@ -99,9 +99,10 @@ class Step(nn.Module):
             samples: of this process, where the method asks for them.
         """
         main = self.views.main(images, sizes, uniforms.main)
+        # By name, since the compiler of torch 2.7 cannot slice a named tuple.
+        pairs = ((self.views.weak, uniforms.weak), (self.views.small, uniforms.small))
         weak, small = (
-            None if group is None else group(images, sizes, random)
-            for group, random in zip(self.views[1:], uniforms[1:], strict=True)
+            None if group is None else group(images, sizes, random) for group, random in pairs
         )
         outputs: Outputs = self.objective(
             ViewGroups(main, weak, small), self.gather, self._join(samples)
@@ -166,12 +167,11 @@ class Step(nn.Module):
 
     def _join(self, samples: Samples) -> Samples:
         """Join the samples of all processes, in the order in which embeddings are joined."""
-
-        def join(mine: Tensor | None) -> Tensor | None:
-            return None if mine is None else self.gather(mine.view(1, -1, 1)).flatten()
-
-        indices, labels = join(samples.indices), join(samples.labels)
-        return samples._replace(indices=indices, labels=labels)
+        indices, labels = (
+            None if mine is None else self.gather(mine.view(1, -1, 1)).flatten()
+            for mine in (samples.indices, samples.labels)
+        )
+        return Samples(indices, labels, samples.random, samples.first)
 
     def follow_schedule(self, step: int, steps_per_epoch: int) -> None:
         """Set the weight of the divergence, which may warm up."""
