@@ -1,6 +1,5 @@
 """What a method of self-supervised learning is to the training loop."""
 
-import itertools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -210,4 +209,5 @@ class Objective(nn.Module):
 
 def list_pairs(num_views: int) -> list[tuple[int, int]]:
     """List which view goes with which target: every one with every other."""
-    return list(itertools.permutations(range(num_views), 2))
+    # Not itertools.permutations, which torch 2.7 does not compile.
+    return [(i, j) for i in range(num_views) for j in range(num_views) if i != j]
