@@ -1,6 +1,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from deepbregman.errors import UserError, mask_secrets
 from deepbregman.method import networks
 from deepbregman.runs import (
     Run,
+    check_new_file,
     collect_provenance,
     hash_source_tree,
     name_run_folder,
@@ -556,3 +558,16 @@ def test_systems_without_posix_modules_import_and_load(short_run: Run) -> None:
         "for name in deepbregman.__all__: getattr(deepbregman, name)\n"
     )
     subprocess.run([sys.executable, "-c", program, str(short_run.path)], check=True)
+
+
+def test_a_folder_that_is_read_only_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: not (path == tmp_path and mode == os.W_OK))
+    words = rf"the folder {re.escape(str(tmp_path))} cannot be written to; make it writable"
+    with pytest.raises(UserError, match=rf"^--sheet .*a\.png: {words}"):
+        check_new_file(tmp_path / "a.png", ".png", "sheet")
+    with pytest.raises(UserError, match=rf"run: {words}"):
+        Run.check_free(tmp_path / "deep" / "run")
+    (tmp_path / "own").mkdir()
+    Run.check_free(tmp_path / "own" / "run")

@@ -170,9 +170,10 @@ def open_inside(path: Path, mode: str) -> IO[bytes]:
 
 
 def check_can_be_folder(path: Path) -> None:
-    """Refuse, before any work, a folder with a file in its place or above it."""
+    """Refuse, before any work, a folder that cannot be made or be written to."""
     for place in (path, *path.parents):
         if place.is_dir():
+            refuse_read_only(place, str(path))
             return
         if place.exists():
             raise UserError(f"{path} cannot be a folder: {place} is a file; name another place")
@@ -185,6 +186,15 @@ def check_new_folder(out: Path) -> None:
             f"--out {out} exists and is not an empty folder: name another folder, or remove it"
         )
     check_can_be_folder(out)
+
+
+def refuse_read_only(folder: Path, what: str) -> None:
+    """Refuse, before any work, to write something into a folder that is read-only."""
+    if not os.access(folder, os.W_OK):
+        raise UserError(
+            f"{what}: the folder {folder} cannot be written to; make it writable, or name another "
+            "place"
+        )
 
 
 def check_writable(folder: Path) -> None:

@@ -45,6 +45,7 @@ from .files import (
     is_number,
     open_inside,
     refuse_link,
+    refuse_read_only,
 )
 from .files import now as now
 from .files import parse_json as parse_json
@@ -92,6 +93,7 @@ def check_new_file(path: Path | str | None, suffix: str, option: str = "out") ->
         raise UserError(
             f"--{option} {path}: the folder {path.parent} does not exist; make it first"
         )
+    refuse_read_only(path.parent, f"--{option} {path}")
 
 
 def name_run_folder(name: str) -> Path:

@@ -91,6 +91,17 @@ def test_photographs_from_a_table(command: Command, run: Run, tmp_path: Path) ->
     assert again.labels == [rows[name]["label"] for name in again.names]
 
 
+def test_a_sheet_that_exists_is_named_by_its_option(
+    command: Command, run: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "a.png").touch()
+    for verb in ("label", "duplicates"):
+        words = (verb, run.path, "--out", tmp_path / "a.csv", "--sheet", tmp_path / "a.png")
+        code, _, error = command(*words)
+        assert code == 2
+        assert f"--sheet {tmp_path / 'a.png'} exists" in error
+
+
 def test_the_first_images_to_label_are_drawn(command: Command, run: Run, tmp_path: Path) -> None:
     few, sheet = tmp_path / "few.csv", tmp_path / "few.png"
     code, said, err = command(

@@ -67,7 +67,7 @@ def duplicates(
         progress: Called during the work.
     """
     check_new_file(out, ".csv")
-    check_new_file(sheet, ".png")
+    check_new_file(sheet, ".png", "sheet")
     if threshold is not None and not 0.0 < threshold <= 1.0:
         raise UserError(f"threshold is {threshold}: a cosine must be above 0 and at most 1")
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)

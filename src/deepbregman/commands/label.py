@@ -95,7 +95,7 @@ def label(
             "`deepbregman label RUN --out few.csv --sheet few.png` draws images at random to label"
         )
     check_new_file(out, ".csv")
-    check_new_file(sheet, ".png")
+    check_new_file(sheet, ".png", "sheet")
     if suggest < 0:
         raise UserError(f"suggest is {suggest}: it must be 0 or more")
     from deepbregman.data.labels import read_labels
@@ -154,7 +154,7 @@ def draw(
         accelerator: Device to compute on; auto takes a GPU if there is one.
     """
     check_new_file(out, ".csv")
-    check_new_file(sheet, ".png")
+    check_new_file(sheet, ".png", "sheet")
     if suggest < 1:
         raise UserError(f"suggest is {suggest}: it must be at least 1")
     images = open_images(run, data, None, accelerator, 1, None, skip_unreadable)
