@@ -100,9 +100,9 @@ BY_DIVERGENCE = ("nearest image, divergence", "nearest distribution, divergence"
 def draw_labels(labels: Tensor, count: int, seed: int) -> Tensor:
     """Draw ``count`` random images of each class: their indices, class by class, on the CPU."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = []
-    for label in torch.unique(labels.cpu()).tolist():
-        places = (labels.cpu() == label).nonzero().flatten()
+    labels, drawn = labels.cpu(), []
+    for label in torch.unique(labels).tolist():
+        places = (labels == label).nonzero().flatten()
         drawn.append(places[torch.randperm(len(places), generator=generator)[:count]])
     return torch.cat(drawn)
 
