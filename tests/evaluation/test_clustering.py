@@ -179,7 +179,16 @@ def test_k_means_of_fewer_distinct_points_than_clusters() -> None:
     x = torch.eye(3, dtype=torch.float64).repeat(4, 1)
     found = euclidean_clusters(x, 5)
     assert found.objective[-1] == pytest.approx(0.0, abs=1e-15)
-    assert purity(torch.arange(12) % 3, found.assignment) == 1.0
+    assert adjusted_rand_score(torch.arange(12) % 3, found.assignment) == 1.0  # two stay empty
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rounding_does_not_part_points_that_are_the_same(dtype: torch.dtype) -> None:
+    """Else the points would move between clusters that should stay empty, up to the last step."""
+    x = points(3, 8, 40).to(dtype).repeat(20, 1)
+    found = euclidean_clusters(x, 12)
+    assert adjusted_rand_score(torch.arange(160) % 8, found.assignment) == 1.0
+    assert len(found.objective) < 10
 
 
 @pytest.mark.parametrize(

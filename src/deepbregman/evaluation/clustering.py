@@ -148,11 +148,15 @@ def prepare_distance(points: Tensor, num_clusters: int) -> Diverge:
     """Prepare the squared distance of points (N, d) from centroids."""
     parts = torch.split(points, max(1, _ENTRIES // num_clusters))
     prepared = [(part, part.square().sum(dim=1, keepdim=True)) for part in parts]
+    rounding = 10 * torch.finfo(points.dtype).eps
 
     def diverge(centroids: Tensor) -> Iterator[Tensor]:
         squares = centroids.square().sum(dim=1)
         for part, norms in prepared:
-            yield (norms + squares - 2 * (part @ centroids.T)).clamp_min(0.0)
+            sums = norms + squares  # (n, C)
+            distances = sums - 2 * (part @ centroids.T)
+            # Or rounding would move equal points into clusters that should stay empty.
+            yield distances.where(distances > rounding * sums, 0.0)
 
     return diverge
 
