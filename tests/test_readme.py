@@ -256,10 +256,17 @@ def test_the_study_of_tables_is_its_record() -> None:
     """The numbers in sentences; docs/tables.py writes those in tables."""
     quantities = collect_results(ROOT / "results/studies/tables")["quantities"]
     cifar10 = {(q["variant"], q["metric"]): q for q in quantities if q["data"] == "cifar10"}
+    ham10000 = {(q["variant"], q["metric"]): q for q in quantities if q["data"] == "ham10000"}
 
     def compare(variant: str, metric: str, *names: str) -> Record:
         pairs = cifar10[variant, metric]["differences"]
         return next(pair for pair in pairs if (pair["arm"], pair["against"]) == names)
+
+    def list_intervals(*names: str) -> list[list[float]]:
+        pairs = [pair for quantity in ham10000.values() for pair in quantity["differences"]]
+        chosen = [pair for pair in pairs if (pair["arm"], pair["against"]) == names]
+        intervals = [pair["over_images"] or pair["interval"] for pair in chosen]
+        return [interval for interval in intervals if interval is not None]
 
     page = " ".join((ROOT / "docs/results.md").read_text().split())
     paper = compare("cached features", "top1", "paper", "paper-without")
@@ -273,6 +280,15 @@ def test_the_study_of_tables_is_its_record() -> None:
     assert f"{few:.1f} points with 1 % of the labels" in page
     above = compare(clusters, "NMI", "best", "best-control")["mean"]
     assert f"in clusters by {above:.1f} points of NMI" in page
+    few = compare("1 % labels, from encoder", "top1", "best", "best-control")["mean"]
+    assert f"{few:+.1f} and {above:+.0f} to the control" in README
+    gained = list_intervals("best", "simclr")
+    higher, lower = sum(low > 0 for low, _ in gained), sum(high < 0 for _, high in gained)
+    assert f"{len(gained)} intervals of `best` - `simclr`: {higher} are above" in page
+    assert f"{higher} are above zero and {lower} below it" in page
+    unlike = list_intervals("paper", "paper-without")
+    apart = sum(low > 0 or high < 0 for low, high in unlike)
+    assert f"{apart} of {len(unlike)} intervals of the difference exclude zero" in page
     assert all(summary["n"] == 1 for q in cifar10.values() for summary in q["arms"].values())
 
 
