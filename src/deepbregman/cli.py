@@ -192,7 +192,9 @@ def _make_rules() -> ConstructorRegistry:
     def tidy(field: StructFieldSpec) -> StructFieldSpec:
         def join_lines() -> str | None:
             text = field.helptext() if callable(field.helptext) else field.helptext
-            return " ".join(text.split()) if text else None  # then its class tells
+            if not text and dataclasses.is_dataclass(field.default):
+                text = field.default.__doc__  # tyro looks there since 1.0.16 only
+            return " ".join(text.split()) if text else None
 
         shown = _hide_nothing(field.type, field.default)
         return dataclasses.replace(field, type=shown, helptext=join_lines)
