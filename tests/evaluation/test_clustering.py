@@ -186,9 +186,9 @@ def test_k_means_of_fewer_distinct_points_than_clusters() -> None:
 def test_rounding_does_not_part_points_that_are_the_same(dtype: torch.dtype) -> None:
     """Else the points would move between clusters that should stay empty, up to the last step."""
     x = points(3, 8, 40).to(dtype).repeat(20, 1)
-    found = euclidean_clusters(x, 12)
-    assert adjusted_rand_score(torch.arange(160) % 8, found.assignment) == 1.0
-    assert len(found.objective) < 10
+    for found in (euclidean_clusters(x, 12), *(bregman_clusters(x, 12, s) for s in (0.1, 1.0))):
+        assert adjusted_rand_score(torch.arange(160) % 8, found.assignment) == 1.0
+        assert len(found.objective) < 10
 
 
 @pytest.mark.parametrize(

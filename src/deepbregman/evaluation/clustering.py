@@ -141,24 +141,31 @@ def prepare_divergence(points: Tensor, num_clusters: int, smoothing: float) -> D
     """Prepare the learned divergence of points (N, K) from centroids."""
     parts = torch.split(points, max(1, _ENTRIES // num_clusters))
     prepared = [prepare_points(part, smoothing) for part in parts]
-    return lambda centroids: (diverge(centroids) for diverge in prepared)
+    largest = points.abs().max() + smoothing * math.log(points.shape[1])  # that is subtracted
+    return lambda centroids: (_drop_rounding(diverge(centroids), largest) for diverge in prepared)
 
 
 def prepare_distance(points: Tensor, num_clusters: int) -> Diverge:
     """Prepare the squared distance of points (N, d) from centroids."""
     parts = torch.split(points, max(1, _ENTRIES // num_clusters))
     prepared = [(part, part.square().sum(dim=1, keepdim=True)) for part in parts]
-    rounding = 10 * torch.finfo(points.dtype).eps
 
     def diverge(centroids: Tensor) -> Iterator[Tensor]:
         squares = centroids.square().sum(dim=1)
         for part, norms in prepared:
             sums = norms + squares  # (n, C)
-            distances = sums - 2 * (part @ centroids.T)
-            # Or rounding would move equal points into clusters that should stay empty.
-            yield distances.where(distances > rounding * sums, 0.0)
+            yield _drop_rounding(sums - 2 * (part @ centroids.T), sums)
 
     return diverge
+
+
+def _drop_rounding(differences: Tensor, size: Tensor) -> Tensor:
+    """Set differences of numbers of a size to 0 where rounding is all that they are.
+
+    Or it would move equal points into clusters that should stay empty.
+    """
+    rounding = 10 * torch.finfo(differences.dtype).eps * size
+    return differences.masked_fill(differences <= rounding, 0.0)
 
 
 def _refine(
