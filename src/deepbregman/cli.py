@@ -289,16 +289,18 @@ def _flush_output() -> Iterator[None]:
 
 @contextmanager
 def _print_notices() -> Iterator[None]:
-    """Print notices as words on stderr, and other warnings as Python does."""
+    """Print notices as words on stderr, each once, and other warnings as Python does."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)
         show_others = warnings.showwarning
+        printed: set[str] = set()
 
         def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            if issubclass(category, Notice):
-                print_note(str(message), sys.stderr)  # above a bar, where one runs
-            else:
+            if not issubclass(category, Notice):
                 show_others(message, category, *rest, **more)
+            elif str(message) not in printed:
+                printed.add(str(message))
+                print_note(str(message), sys.stderr)  # above a bar, where one runs
 
         warnings.showwarning = show
         yield

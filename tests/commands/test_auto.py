@@ -39,6 +39,21 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_photos_beside_sub_folders_are_told_of_once(
+    command: Command, photos: Path, tmp_path: Path
+) -> None:
+    """Though the folder is listed to choose the settings, and again to train."""
+    grown = tmp_path / "grown"
+    shutil.copytree(photos, grown)
+    (grown / "2019").mkdir()
+    (grown / "0.png").rename(grown / "2019" / "0.png")
+    words = ("--run", tmp_path / "run", "--training.epochs", 1)
+    code, out, err = command("pretrain", grown, *words, *QUICK)
+    assert code == 0
+    assert err.count("39 of 40 images lie beside sub-folders") == 1
+    assert "40 images" in out
+
+
 def test_a_folder_without_a_recipe(command: Command, photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     code, out, _ = command("pretrain", photos, "--run", run, "--budget", "9s", *QUICK)

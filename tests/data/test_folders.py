@@ -9,7 +9,7 @@ from PIL import Image
 from deepbregman.data import FileImages, Source, open_source, typical_side
 from deepbregman.data import listings as listings_module
 from deepbregman.data.folders import list_folder
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 
 Save = Callable[..., np.ndarray]
 
@@ -114,6 +114,20 @@ def test_single_sub_folder_has_no_labels(tmp_path: Path, save_picture: Save) -> 
     assert (source.train.labels, source.test) == (None, None)
 
 
+def test_photos_beside_sub_folders_are_used_without_labels(
+    tmp_path: Path, save_picture: Save
+) -> None:
+    for name in ("z.png", "2019/1.png", "2020/trip/2.png"):
+        save_picture(tmp_path / name)
+    with pytest.warns(
+        Notice, match="1 of 3 images lie beside sub-folders .*'2019', '2020'.*without labels"
+    ):
+        source = open_source(str(tmp_path), image_size=32)
+    assert source.train.names == ("2019/1.png", "2020/trip/2.png", "z.png")
+    assert source.train.labels is None
+    assert source.test is None
+
+
 def test_links_are_followed_and_loops_are_not(tmp_path: Path, save_picture: Save) -> None:
     save_picture(tmp_path / "elsewhere" / "1.png")
     (tmp_path / "data").mkdir()
@@ -129,7 +143,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path, save_picture: Save
     [
         ([], ["no image in it"]),
         (["notes.txt"], ["no image in it", "1 other files", ".jpeg"]),
-        (["1.png", "cats/2.png"], ["1 images beside sub-folders", "'cats'"]),
+        (["1.png", "train/2.png"], ["1 images beside sub-folders", "'train'"]),
         (["train/a/1.png", "train/b/1.png", "extra/c/1.png"], ["'extra'", "move the rest"]),
         (["train/a/1.png", "train/b/1.png", "test/c/1.png"], ["'c'", "training split has not"]),
         (["train/a/1.png", "train/1.png"], ["beside sub-folders", "'a'"]),

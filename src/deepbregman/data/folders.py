@@ -8,6 +8,7 @@ import csv
 import importlib.util
 import os
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from PIL import features
 
-from deepbregman.errors import UserError
+from deepbregman.errors import Notice, UserError
 
 HAS_AVIF = "avif" in features.modules and features.check("avif") is True
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
@@ -85,15 +86,29 @@ def list_folder(folder: Path) -> Listing:
       either may also be flat, and is then without labels;
     - ``<class>/...``: labelled; a seeded, stratified 20 % becomes the test split;
     - flat: images directly in the folder, without labels and without test split. A single
-      sub-folder is taken the same way: one class tells nothing apart.
+      sub-folder is taken the same way: one class tells nothing apart. So are images that lie beside
+      sub-folders, as in photos of many years; a notice says it.
 
     Hidden files are passed over; files that are not images by their extension are counted.
     """
-    tree = _read_uniform_tree(folder)
+    tree = read_tree(folder)
+    if tree.here and tree.groups and "train" not in tree.groups:
+        every = sorted([*tree.here, *(path for group in tree.groups.values() for path in group)])
+        warnings.warn(
+            f"{str(folder)!r}: {len(tree.here)} of {len(every)} images lie beside sub-folders with "
+            f"images ({quote_some(tree.groups)}), so all are used without labels; for labels, put "
+            "every image into a sub-folder named by its class",
+            Notice,
+            stacklevel=2,
+        )
+        tree = Tree(every, {}, tree.ignored)
+    _refuse_mixture(folder, tree)
     trees = [tree]
     if _has_splits(folder, tree):
         test_names = [name for name in ("test", "val") if name in tree.groups]
-        trees = [_read_uniform_tree(folder / name) for name in ("train", *test_names[:1])]
+        trees = [read_tree(folder / name) for name in ("train", *test_names[:1])]
+        for name, part in zip(("train", *test_names), trees, strict=False):
+            _refuse_mixture(folder / name, part)
     classes = next((tuple(sorted(t.groups)) for t in trees if len(t.groups) > 1), None)
     if len(trees[0].groups) > 1:
         unknown = sorted(set(trees[-1].groups) - set(trees[0].groups))
@@ -176,16 +191,14 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(directory), sorted(name for name in files if not name.startswith("."))
 
 
-def _read_uniform_tree(folder: Path) -> Tree:
-    """Find the images of a folder that has them all in sub-folders, or none."""
-    tree = read_tree(folder)
+def _refuse_mixture(folder: Path, tree: Tree) -> None:
+    """Refuse a folder that has some of its images in sub-folders and some not."""
     if tree.here and tree.groups:
         raise UserError(
             f"data.source {str(folder)!r}: has {len(tree.here)} images beside sub-folders with "
             f"images ({quote_some(tree.groups)}); put every image into a sub-folder named by its "
             "class, or none"
         )
-    return tree
 
 
 def _has_splits(folder: Path, tree: Tree) -> bool:
