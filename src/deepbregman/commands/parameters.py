@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     MaybeDevices: TypeAlias = int | str | None
     RunFolder: TypeAlias = Run | Path | str
 else:
-    Accelerator = Literal["auto", "cpu", "cuda", "mps"]
+    Accelerator = Literal["auto", "cpu", "cuda"]
     Devices = Annotated[int | Literal["all"], tyro.conf.arg(metavar="INT|all")]
     MaybeDevices = Annotated[int | Literal["all"] | None, tyro.conf.arg(metavar="INT|all")]
     RunFolder = Annotated[Path, tyro.conf.arg(metavar="RUN")]

@@ -389,8 +389,7 @@ def _cluster_once(
         return found.assignment.cpu(), found.objective[-1]
     part = features.embedding if method == CONTROL else features.representation
     assert part is not None
-    vectors = part.cpu() if part.device.type == "mps" else part  # which has no float64
-    vectors = vectors.double() if vectors.numel() <= FLOAT64_ELEMENTS else vectors
+    vectors = part.double() if part.numel() <= FLOAT64_ELEMENTS else part
     found = euclidean_clusters(functional.normalize(vectors, dim=1), count, seed)
     return found.assignment.cpu(), found.objective[-1]
 

@@ -95,7 +95,7 @@ def fit_linear(
     """
     with torch.inference_mode(False), torch.no_grad():
         present, targets = torch.unique(labels.to(features.device).long(), return_inverse=True)
-        wide = features.numel() <= FLOAT64_ELEMENTS and features.device.type != "mps"
+        wide = features.numel() <= FLOAT64_ELEMENTS
         values = features.detach().to(torch.float64 if wide else torch.float32, copy=True)
         mean, deviation = measure_scale(values, one_scale)
         design = values.sub_(mean).div_(deviation)  # (n, d)
@@ -197,7 +197,7 @@ def minimise(
     tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
     with _limit_threads(design):
         basis = None
-        if len(design) < design.shape[1] and design.device.type != "mps":
+        if len(design) < design.shape[1]:
             # The optimum is in the span of the rows: n coordinates are enough.
             basis, factor = torch.linalg.qr(design.T)  # (d, n), (n, n)
             design, start = factor.T, weight @ basis

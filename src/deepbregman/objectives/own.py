@@ -289,8 +289,6 @@ def _seed_everything(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 

@@ -121,7 +121,7 @@ class StudyOptions:
     """With --no-train, only write the results, tables and figure of the runs that are in --out."""
     out: MaybePath = None
     """Folder of the study, studies/NAME-RECIPE-DATA by default."""
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto takes a GPU if there is one."""
 
 
@@ -153,7 +153,7 @@ class SearchOptions:
     """Folder of the search, studies/tune-RECIPE by default."""
     storage: MaybeText = None
     """Optuna storage URL for workers on several machines; give it in every command of a search."""
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto takes a GPU if there is one."""
 
 

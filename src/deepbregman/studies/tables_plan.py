@@ -69,7 +69,7 @@ class TableOptions:
     """With --no-train, only write the tables of the runs that are in --out."""
     out: Path = Path("studies/tables")
     """Folder of the study."""
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    accelerator: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto takes a GPU if there is one."""
 
 

@@ -13,17 +13,12 @@ from deepbregman.errors import UserError
 
 def pick_device(accelerator: str = "auto") -> torch.device:
     """Return the device for work of one process; ``auto`` is a CUDA device if there is one."""
-    has = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if accelerator == "auto":
-        return torch.device("cuda" if has["cuda"] else "cpu")
-    if accelerator not in has:
-        raise UserError(f"accelerator {accelerator!r} is not one of auto, {', '.join(has)}")
-    if not has[accelerator]:
-        name = accelerator.upper()
-        raise UserError(
-            f"accelerator {accelerator!r}: this machine has no {name} device; use auto or cpu"
-        )
-    return torch.device(accelerator)
+    if accelerator not in ("auto", "cpu", "cuda"):
+        raise UserError(f"accelerator {accelerator!r} is not one of auto, cpu, cuda")
+    has_gpu = torch.cuda.is_available()
+    if accelerator == "cuda" and not has_gpu:
+        raise UserError("accelerator 'cuda': this machine has no CUDA device; use auto or cpu")
+    return torch.device("cuda" if has_gpu and accelerator != "cpu" else "cpu")
 
 
 def pick_devices(accelerator: str = "auto", devices: int | str = 1) -> list[torch.device]:
@@ -37,10 +32,7 @@ def pick_devices(accelerator: str = "auto", devices: int | str = 1) -> list[torc
     if not (devices == "all" or (isinstance(devices, int) and devices >= 1)):
         raise UserError(f"devices is {devices!r}: it must be a number from 1 on, or all")
     if first.type != "cuda":
-        count = 1 if devices == "all" else int(devices)
-        if first.type == "mps" and count > 1:
-            raise UserError(f"devices is {count}: such a machine has one MPS device; use 1")
-        return [first] * count
+        return [first] * (1 if devices == "all" else int(devices))
     visible = torch.cuda.device_count()
     count = visible if devices == "all" else int(devices)
     if count > visible:

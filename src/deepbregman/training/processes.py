@@ -55,10 +55,6 @@ def launch(accelerator: str = "auto") -> Fabric:
             "visible GPUs: every process needs one; start fewer (--devices), let all tasks of srun "
             "see all GPUs of their node (--gres, not --gpus-per-task), or use --accelerator cpu"
         )
-    if kind == "mps" and here.processes > 1:
-        raise UserError(
-            "accelerator 'mps': such a machine trains in one process; leave out --devices"
-        )
     if kind == "cuda":
         torch.backends.cudnn.benchmark = True
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # no tips

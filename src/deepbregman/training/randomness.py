@@ -66,8 +66,6 @@ def seed_dropout(seed: int, device: torch.device) -> None:
     # torch.manual_seed would also go through every kind of device, at ten times the cost.
     if device.type == "cuda":
         torch.cuda.default_generators[torch.cuda.current_device()].manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
     else:
         torch.default_generator.manual_seed(seed)
 
