@@ -218,6 +218,7 @@ def test_an_encoder_is_finetuned_with_timm(tmp_path: Path, few_digits: str) -> N
         "encoder.name": "timm:test_vit",
         "data.image_size": 16,
         "training.epochs": 1,
+        "optimiser.warmup_epochs": 0.0,
         "training.batch_size": 64,
         "training.tensorboard": False,
     }
