@@ -163,10 +163,12 @@ def _annotate(parameter: inspect.Parameter) -> inspect.Parameter:
     if isinstance(parameter.default, Config):
         flat = Annotated[Config, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
         return parameter.replace(annotation=flat)
-    return parameter.replace(annotation=_hide_nothing(parameter.annotation, parameter.default))
+    return parameter.replace(
+        annotation=_hide_empty_default(parameter.annotation, parameter.default)
+    )
 
 
-def _hide_nothing(annotation: Any, default: object) -> Any:
+def _hide_empty_default(annotation: Any, default: object) -> Any:
     """Let the text of an option say what nothing means: "(default: )" does not."""
     if default is None or default == ():
         return Annotated[annotation, tyro.conf.arg(help_behavior_hint="")]
@@ -196,7 +198,7 @@ def _make_rules() -> ConstructorRegistry:
                 text = field.default.__doc__  # tyro looks there since 1.0.16 only
             return " ".join(text.split()) if text else None
 
-        shown = _hide_nothing(field.type, field.default)
+        shown = _hide_empty_default(field.type, field.default)
         return dataclasses.replace(field, type=shown, helptext=join_lines)
 
     return rules

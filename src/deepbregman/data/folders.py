@@ -102,13 +102,11 @@ def list_folder(folder: Path) -> Listing:
             stacklevel=2,
         )
         tree = Tree(every, {}, tree.ignored)
-    _refuse_mixture(folder, tree)
-    trees = [tree]
+    trees = [_require_uniform(folder, tree)]
     if _has_splits(folder, tree):
         test_names = [name for name in ("test", "val") if name in tree.groups]
-        trees = [read_tree(folder / name) for name in ("train", *test_names[:1])]
-        for name, part in zip(("train", *test_names), trees, strict=False):
-            _refuse_mixture(folder / name, part)
+        parts = [folder / name for name in ("train", *test_names[:1])]
+        trees = [_require_uniform(part, read_tree(part)) for part in parts]
     classes = next((tuple(sorted(t.groups)) for t in trees if len(t.groups) > 1), None)
     if len(trees[0].groups) > 1:
         unknown = sorted(set(trees[-1].groups) - set(trees[0].groups))
@@ -191,7 +189,7 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
         yield Path(directory), sorted(name for name in files if not name.startswith("."))
 
 
-def _refuse_mixture(folder: Path, tree: Tree) -> None:
+def _require_uniform(folder: Path, tree: Tree) -> Tree:
     """Refuse a folder that has some of its images in sub-folders and some not."""
     if tree.here and tree.groups:
         raise UserError(
@@ -199,6 +197,7 @@ def _refuse_mixture(folder: Path, tree: Tree) -> None:
             f"images ({quote_some(tree.groups)}); put every image into a sub-folder named by its "
             "class, or none"
         )
+    return tree
 
 
 def _has_splits(folder: Path, tree: Tree) -> bool:

@@ -41,8 +41,8 @@ def _check_rows(mine: Tensor) -> None:
     """Refuse another number of rows than the other processes have: they would wait for ever.
 
     Every process sends its number each time. A process reads those of the others only when its own
-    is another than the last, so that the host does not wait for the device in each step. As all
-    had the last number, one of two that differ now is another.
+    has changed, so that the host does not wait for the device in each step. All had the same
+    number last time: if two differ now, one of them has changed, and notices.
     """
     global _last_rows
     rows = torch.full((1,), len(mine), device=mine.device)
