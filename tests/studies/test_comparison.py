@@ -363,6 +363,14 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
     assert chosen["byol"].optimiser.learning_rate == own["byol"]
     assert chosen["simclr"].optimiser.learning_rate == pytest.approx(0.3 * own["simclr"])
 
+    # A rate that was chosen for another optimiser is not taken, whichever folder has it.
+    changes = ("optimiser.weight_decay=0.01",)
+    options = dataclasses.replace(options, out=tmp_path / "decay", changes=changes)
+    with pytest.raises(UserError, match="has no result there with its settings of today") as caught:
+        plan_study(study, options)
+    assert "optimiser.weight_decay is 0.0005 there, 0.01 here" in str(caught.value)
+    options = dataclasses.replace(options, out=tmp_path / "both", changes=())
+
     # Of 4 images byol alone has 2 right, with the divergence 3: the same two and one more.
     labels = torch.tensor([0, 1, 2, 3])
     found = {"byol": [0, 1, 0, 0], "byol+divergence": [0, 1, 2, 0]}

@@ -25,6 +25,7 @@ from .definition import (
     check_arms,
     check_budget,
     check_same,
+    describe_differences,
     join_changes,
     load_arm,
     name_arms,
@@ -220,7 +221,7 @@ def _build_bases(
         before_arm = stored.get(name)
         config = build_config(recipe, join_changes(options), before_arm, settings["changes"])
         if options.rates:
-            rate = find_best_rate(options.rates, name)
+            rate = find_best_rate(options.rates, name, config)
             config = override(config, {"optimiser.learning_rate": rate})
         if settings["judge"] == "holdout" and config.data.holdout == 0.0:
             config = override(config, {"data.holdout": HOLDOUT})
@@ -229,21 +230,32 @@ def _build_bases(
     return bases
 
 
-def find_best_rate(folders: Sequence[Path], recipe: str) -> float:
-    """Return the learning rate at which a recipe was best, in the first study that has it."""
-    found = (find_rate_of_study(folder, recipe) for folder in folders)
-    rate = next((rate for rate in found if rate is not None), None)
-    if rate is None:
-        raise UserError(
-            f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no result there; train it "
-            f"with deepbregman study learning-rates --out {folders[-1]}, or leave the recipe out "
-            "with --recipes"
-        )
-    return rate
+def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> float:
+    """Return the learning rate at which a recipe was best, in the first study of its settings."""
+    others = ""
+    for folder in folders:
+        best = find_best_of_study(folder, recipe)
+        if best is None:
+            continue
+        changed = describe_differences(_without_rate(best), _without_rate(config))
+        if not changed:
+            return best.optimiser.learning_rate
+        others = f" with its settings of today ({changed})"
+    raise UserError(
+        f"--rates {' '.join(map(str, folders))}: recipe {recipe} has no result there{others}; "
+        "train it with deepbregman study learning-rates --out FOLDER and add the folder, or leave "
+        "the recipe out with --recipes"
+    )
 
 
-def find_rate_of_study(folder: Path, recipe: str) -> float | None:
-    """Return the learning rate at which a recipe was best in a study; None if it has no result."""
+def _without_rate(config: Config) -> Config:
+    """Return the method and the optimiser, all else as by default: what a rate was chosen for."""
+    optimiser = dataclasses.replace(config.optimiser, learning_rate=1.0, warmup_epochs=0.0)
+    return Config(objective=config.objective, optimiser=optimiser)
+
+
+def find_best_of_study(folder: Path, recipe: str) -> Config | None:
+    """Return the configuration in which a recipe was best in a study; None if it has no result."""
     path = folder / "results.json"
     if not path.is_file():
         raise UserError(
@@ -262,4 +274,4 @@ def find_rate_of_study(folder: Path, recipe: str) -> float | None:
     if not mine:
         return None
     best = max(mine, key=lambda arm: float(arm["metrics"][results["metric"]]["mean"]))
-    return override(base, changes[best["arm"]]).optimiser.learning_rate
+    return override(base, changes[best["arm"]])
