@@ -307,7 +307,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
     rates, study = find_study("learning-rates"), find_study("methods")
     assert isinstance(rates, Study)
     assert isinstance(study, Study)
-    folder, recipes = tmp_path / "rates", ("simclr", "byol")
+    folder, recipes = tmp_path / "rates", ("simclr", "byol", "wmse")
     options = StudyOptions(data=few_digits, out=folder, epochs=1, recipes=recipes)
     plan = plan_study(rates, options)
     assert plan.definition["judge"] == "holdout"
@@ -322,6 +322,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
     write_json(folder / "study.json", {**plan.definition, "provenance": {}})
     accuracy = {"simclr": 80.0, "simclr-rate-x0.3": 81.0, "simclr-rate-x3": 79.0}
     accuracy |= {"byol": 70.0, "byol-rate-x0.3": 69.0, "byol-rate-x3": 75.0}
+    accuracy |= {"wmse": 70.0, "wmse-rate-x0.3": 69.0, "wmse-rate-x3": 68.0}
     rows = [
         {
             **{"arm": arm.name, "series": arm.series, "x": arm.x, "seed": 0, "run": arm.name},

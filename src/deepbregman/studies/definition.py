@@ -3,7 +3,7 @@
 import dataclasses
 import fnmatch
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -409,11 +409,14 @@ def build_config(
     return override(before, given)
 
 
-def describe_differences(before: Config, after: Config) -> str:
-    """Name every field in which a stored configuration and a new one differ; empty for none."""
+def describe_differences(
+    before: Config, after: Config, counts: Callable[[str], bool] = lambda field: True
+) -> str:
+    """Name every field that counts and differs in two configurations; empty for none."""
     return "; ".join(
         f"{name} is {old!r} there, {new!r} here"
         for name, (old, new) in differing_fields(before, after).items()
+        if counts(name)
     )
 
 

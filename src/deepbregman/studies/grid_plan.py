@@ -237,7 +237,7 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
         best = find_best_of_study(folder, recipe)
         if best is None:
             continue
-        changed = describe_differences(_without_rate(best), _without_rate(config))
+        changed = describe_differences(best, config, _decides_the_rate)
         if not changed:
             return best.optimiser.learning_rate
         others = f" with its settings of today ({changed})"
@@ -248,10 +248,10 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
     )
 
 
-def _without_rate(config: Config) -> Config:
-    """Return the method and the optimiser, all else as by default: what a rate was chosen for."""
-    optimiser = dataclasses.replace(config.optimiser, learning_rate=1.0, warmup_epochs=0.0)
-    return Config(objective=config.objective, optimiser=optimiser)
+def _decides_the_rate(field: str) -> bool:
+    """Return whether the best learning rate rests on a field: of the method or the optimiser."""
+    is_rate = field in ("optimiser.learning_rate", "optimiser.warmup_epochs")
+    return field.startswith(("objective.", "optimiser.")) and not is_rate
 
 
 def find_best_of_study(folder: Path, recipe: str) -> Config | None:
