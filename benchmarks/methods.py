@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 import tyro
-from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -39,6 +38,7 @@ from deepbregman.runs import collect_provenance
 from deepbregman.studies.catalogue.methods import STUDY
 from deepbregman.studies.definition import read_changes
 from deepbregman.training.devices import device_name, is_mixed
+from deepbregman.training.fabric import Fabric
 from deepbregman.training.optimisers import build_optimiser
 from deepbregman.training.processes import compile_step, launch
 

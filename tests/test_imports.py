@@ -9,6 +9,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import numpy as np
+
 import deepbregman
 
 ROOT = Path(deepbregman.__file__).parent
@@ -178,3 +180,22 @@ def test_verbs_that_do_not_train_do_not_load_the_compiler() -> None:
         "sys.exit('torch._dynamo' in sys.modules and not with_torch)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_pretraining_loads_no_package_that_it_does_not_need(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", train_images=images)
+    words = ["pretrain", "simclr", "--data.source", "images.npz", "--run", "run"]
+    words += ["--encoder.name", "small", "--training.batch-size", "8", "--training.epochs", "1"]
+    program = (
+        "import sys\nfrom deepbregman.cli import main\n"
+        f"main({words})\n"
+        "unneeded = 'torchmetrics torchvision transformers scipy sklearn pandas altair optuna'\n"
+        "print('loaded:', set(unneeded.split()) & set(sys.modules))\n"
+        "import torchmetrics, lightning_fabric.utilities.imports as found\n"
+        "assert torchmetrics.Metric and found._TORCHMETRICS_GREATER_EQUAL_1_0_0\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.splitlines()[-1] == "loaded: set()"

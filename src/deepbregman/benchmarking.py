@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from rich.console import Console
 
 from deepbregman.config import Config, load_recipe, override
@@ -18,6 +17,7 @@ from deepbregman.files import Record
 from deepbregman.objectives import Group, build_run_encoder, build_views
 from deepbregman.terminal import say
 from deepbregman.training.devices import is_mixed
+from deepbregman.training.fabric import Fabric
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.optimisers import build_optimiser
 from deepbregman.training.processes import compile_step

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from lightning_fabric import Fabric
 from rich.console import Console
 from rich.markup import escape
 
@@ -25,6 +24,7 @@ from deepbregman.runs import Run, is_complete, is_run
 from deepbregman.terminal import count_words, say
 from deepbregman.training.callbacks import Callback
 from deepbregman.training.checkpoints import CHANGEABLE
+from deepbregman.training.fabric import Fabric
 from deepbregman.training.faults import explain_faults
 from deepbregman.training.loggers import check_loggers
 from deepbregman.training.loop import Monitor, Pretraining

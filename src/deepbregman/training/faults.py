@@ -26,7 +26,7 @@ from deepbregman.errors import (
 from deepbregman.launching import list_stopping_signals
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from .fabric import Fabric
 
 
 class Interrupted(Exception):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
-from lightning_fabric import Fabric
 from rich.console import Console
 from torch import Tensor
 
@@ -35,6 +34,7 @@ from .callbacks import Callback, collect_metrics
 from .checkpoints import FoundCheckpoint
 from .devices import device_name, is_mixed, measure_peak_memory, reset_peak_memory
 from .display import Display, open_events, write_events
+from .fabric import Fabric
 from .faults import Guard, Interrupted, StoppedAtOnce, watch_signals
 from .health import Health, judge, should_stop
 from .loggers import Loggers

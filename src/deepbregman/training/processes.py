@@ -15,11 +15,6 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
-from lightning_fabric.plugins.environments.lightning import LightningEnvironment
-from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -31,6 +26,13 @@ from deepbregman.launching import LAUNCHER, find_process, under_torchrun, when_l
 from deepbregman.method.gathering import gather_with_gradient
 
 from .devices import pick_device
+from .fabric import (
+    DDPStrategy,
+    Fabric,
+    LightningEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 
 STEP_TIMEOUT = timedelta(minutes=10)
 """How long a step waits for another process that is silent but still connected."""
