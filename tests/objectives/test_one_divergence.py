@@ -87,7 +87,7 @@ def test_sce_matches_a_mixture_of_the_own_key_and_the_relations() -> None:
     key = F.normalize(torch.randn(5, 6, dtype=torch.float64, generator=generator), dim=1)
     noise = torch.randn(5, 6, dtype=torch.float64, generator=generator)
     z = (key + 0.3 * noise).requires_grad_()
-    bank = objective.bank.weight
+    bank = F.normalize(objective.bank.weight, dim=1)  # drawn in float32: unit rows to 1e-7 only
     terms = objective.compare(z, key, bank)
     total = sum(weight * terms[name] for name, weight in objective.weights.items())
     units = F.normalize(z, dim=1)
