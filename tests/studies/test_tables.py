@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,16 @@ def test_a_study_is_stopped_continued_and_extended(
     section = read_study(out)  # of the report
     assert "tables-uneven-by-class" in [table.key for table in section.tables]
     assert [figure.key for figure in section.figures] == ["tables-differences"]
+
+
+def test_help_offers_what_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["study", "tables", "--help"])
+    shown = capsys.readouterr().out.partition("--protocols")[2].partition("What to measure")[0]
+    offered = re.search(r"\{(.*?)\}", re.sub(r"[\s│]", "", shown))
+    assert offered is not None
+    assert "detect" not in offered[1]
+    plan_tables(TableOptions(data=("digits",), protocols=tuple(offered[1].split(","))))
 
 
 def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,12 +21,11 @@ Architecture = Literal["c4", "fpn"]
 Norm = Literal["train", "frozen"]
 Trunk = Literal["pretrained", "random"]
 Start = Literal["encoder", "projection", "scratch"]
-ProtocolName = Literal[
+ClassProtocol = Literal[
     "knn",
     "linear",
     "semi",
     "transfer",
-    "detect",
     "supervised",
     "retrieval",
     "cluster",
@@ -34,6 +33,7 @@ ProtocolName = Literal[
     "ood",
     "corruptions",
 ]
+ProtocolName = Literal[ClassProtocol, "detect"]
 PROTOCOL_NAMES: tuple[ProtocolName, ...] = get_args(ProtocolName)
 FROZEN = frozenset(("knn", "linear"))
 """Protocols that can evaluate features averaged over crops, or of images of another size."""

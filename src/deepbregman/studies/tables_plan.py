@@ -7,14 +7,14 @@ import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import tyro
 
 from deepbregman.config import Config, override
 from deepbregman.data.datasets import check_source, typical_side
 from deepbregman.errors import UserError, suggest
-from deepbregman.evaluation.options import NOISE, PROTOCOL_NAMES, ProtocolName
+from deepbregman.evaluation.options import NOISE, ClassProtocol
 from deepbregman.files import check_can_be_folder, list_names
 from deepbregman.terminal import MaybeNumber
 
@@ -24,7 +24,7 @@ ARMS = (
     *("simclr", "paper-without", "paper", "best-control", "best"),
     *("moco-v2plus", "byol", "barlow-twins"),
 )
-PROTOCOLS = tuple(name for name in PROTOCOL_NAMES if name != "detect")
+PROTOCOLS: tuple[ClassProtocol, ...] = get_args(ClassProtocol)
 """Detection has images of its own."""
 ENCODER = "resnet18"
 LARGEST_SIDE = 128
@@ -42,7 +42,7 @@ class TableOptions:
     """Recipes or .toml files, the reference first. RECIPE-without has no divergence,
     RECIPE-control InfoNCE to the same teacher and bank in its place, and RECIPE-both the two
     together. Recipes by name are trained with ResNet-18."""
-    protocols: tuple[ProtocolName, ...] = PROTOCOLS
+    protocols: tuple[ClassProtocol, ...] = PROTOCOLS
     """What to measure. transfer goes from each dataset to every other, and ood tells the test
     images from noise and from the other datasets. supervised is measured with the first arm only,
     since it is the same for all."""
@@ -78,7 +78,7 @@ class Part(NamedTuple):
 
     name: str
     """Name, such as ``linear`` or ``transfer-ham10000``."""
-    protocol: ProtocolName
+    protocol: ClassProtocol
     others: tuple[str, ...] = ()
     from_scratch: bool = False
     """Whether to train from random weights as well, which is the same for every arm."""
