@@ -102,6 +102,18 @@ class TestVerbs:
         assert "A crop enlarges things: in views of 0.75 they are about as large as" in text
         assert "The divergence network and its loss, which any method can carry." in text
 
+    @pytest.mark.parametrize("words", [["--help"], ["data", "--help"], ["pretrain", "--help"]])
+    def test_one_process_of_a_machine_prints_help(
+        self, command: Command, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    ) -> None:
+        for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
+            monkeypatch.setenv(name, value)
+        for local_rank, prints in (("0", True), ("1", False)):
+            monkeypatch.setenv("LOCAL_RANK", local_rank)
+            code, out, _ = command(*words)
+            assert (code, "usage: deepbregman" in out) == (0, prints)
+            assert prints or not out
+
     def test_labels_are_not_called_required(self, command: Command) -> None:
         _, out, _ = command("label", "--help")
         text = " ".join(line.strip(" │") for line in out.splitlines())

@@ -105,8 +105,8 @@ def _run_verb(verb: str, words: list[str]) -> None:
     elif hasattr(module, "choose"):
         function, program, words = module.choose(words)
     if {"-h", "--help"} & set(words):  # tyro would not wrap it
-        print_words = functools.partial(Console().print, highlight=False, markup=False)
-        print_words(_describe(function), end="\n\n")
+        console = _open_help()
+        console.print(_describe(function), highlight=False, markup=False, end="\n\n")
     tyro.cli(
         _for_command_line(function, module),
         args=words,
@@ -210,8 +210,13 @@ OPTIONS = _make_rules()
 # Overviews
 
 
+def _open_help() -> Console:
+    """Return a console that is quiet in all processes of a machine but the first."""
+    return Console(quiet=not is_first_of_machine())
+
+
 def _print_overview() -> None:
-    console = Console()
+    console = _open_help()
     console.print(f"usage: {PROGRAM} VERB ... [--debug]\n", highlight=False)
     console.print("Self-supervised visual representations with deep Bregman divergences.\n")
     purposes = {verb: _verb_purpose(verb) for verb in VERBS}
@@ -228,7 +233,7 @@ def _verb_purpose(verb: str) -> str:
 
 
 def _print_subcommands(program: str, subcommands: dict[str, Callable[..., Any]]) -> None:
-    console = Console()
+    console = _open_help()
     console.print(f"usage: {program} {{{','.join(subcommands)}}} ...\n", highlight=False)
     _print_table(console, {name: _first_line(each) for name, each in subcommands.items()})
     console.print(f"\n{program} NAME --help lists the options.", highlight=False)
