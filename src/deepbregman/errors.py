@@ -16,6 +16,8 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 # Compilers of kernels speak of a GPU's shared memory, in other words.
 _NO_SHARED_MEMORY = ("shared memory(shm)", "shared memory object", "out of shared memory")
 _NO_COMPILER = ("failed to find c compiler", "no working c++ compiler found")
+_PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+"""Of modules that are named otherwise than their packages."""
 _NO_CONNECTION = ("DistNetworkError", "DistStoreError")
 _CONNECTION_LOST = (
     *("connection closed by peer", "connection reset by peer", "nccl communicator was aborted"),
@@ -142,6 +144,13 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         advice = _NO_ROOM.get(error.errno or 0, "")
         words = f"{where}{error.strerror or error}{advice}; nothing that was complete is lost"
         return words, 2
+    module = (getattr(error, "name", "") or "").partition(".")[0]
+    if isinstance(error, ModuleNotFoundError) and module not in ("", "deepbregman"):
+        package = _PACKAGES.get(module, module)
+        return (
+            f"the package {package} is not installed: `pip install {package}`, then repeat the "
+            "command; nothing that was complete is lost"
+        ), 2
     number = getattr(error, "signal_number", None)  # an interrupted run
     if number is not None:
         return str(error), 128 + int(number)

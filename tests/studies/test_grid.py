@@ -108,6 +108,15 @@ def test_to_the_end(
     main(["study", name, "--out", str(out), "--no-train"])
     assert {path: path.read_bytes() for path in written} == written
     assert (out / f"{name}.png").is_file()
+    monkeypatch.setitem(sys.modules, "altair", None)  # as if it were not installed
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        main(["study", name, "--out", str(out), "--no-train"])
+    assert caught.value.code == 2
+    assert "error: the package altair is not installed: `pip install altair`" in (
+        capsys.readouterr().err
+    )
+    assert {path: path.read_bytes() for path in written} == written
 
 
 def test_without_runs_nothing_is_written(
