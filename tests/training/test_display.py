@@ -65,6 +65,27 @@ def test_the_bar_fits_into_80_columns(clock: Clock) -> None:
     assert len(line.rstrip()) <= 80
 
 
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (80, "loss 1.2345  contrastive 2.5000  rank 12.5  kNN 88.2 %"),
+        (90, "loss 1.2345  contrastive 2.5000  rank 12.5  kNN 88.2 %  images/s 1,000"),
+        (60, "loss 1.2345  rank 12.5  kNN 88.2 %"),
+    ],
+)
+def test_a_line_on_a_terminal_fits_into_it(clock: Clock, width: int, line: str) -> None:
+    record = {**RECORD, "epoch": 100, "contrastive": 0.5}
+    shown = open_display(force_terminal=True)
+    shown.console.width = width
+    shown.epoch(record)
+    assert printed(shown) == f"epoch  100 of 200  {line}\n"
+    shown = open_display()  # a log file has everything
+    shown.epoch(record)
+    assert printed(shown).endswith(
+        "  lr 5.00e-01  rank 12.5  kNN 88.2 %  images/s 1,000  views/s 3,000\n"
+    )
+
+
 def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock: Clock) -> None:
     shown = open_display()
     for step in range(13):  # of 10 seconds

@@ -24,6 +24,8 @@ SHOWN = (
 )
 IN_BAR = ("total", "knn")
 """Metrics that stand beside the bar, so that it fits into 80 columns; the lines have all."""
+LEFT_OUT = ("views_per_second", "learning_rate", "images_per_second", "active_subnetworks")
+"""Metrics that a line on a terminal leaves out first where it would not fit; then loss terms."""
 LINE_SECONDS = 60.0
 """Without a terminal, a line tells the time left at least this often."""
 MEASURED_SECONDS = 20.0
@@ -127,12 +129,16 @@ class Display:
         }
         status = "  ".join(parts[name] for name in IN_BAR if name in parts)
         self.progress.update(self.task, status=status)
-        words = "  ".join(parts.values())
         epoch = record["epoch"]
         if epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0:
             ends = epoch == self.epochs or self.console.is_terminal  # where the bar tells it
             left = f"  {self.left}" if self.left and not ends else ""
-            self._print(f"epoch {epoch:>4} of {self.epochs}{left}  {words}")
+            line = [f"epoch {epoch:>4} of {self.epochs}{left}"]
+            for name in (*LEFT_OUT, *reversed(list(self.weights))):
+                length = len("  ".join([*line, *parts.values()]))
+                if self.console.is_terminal and length > self.console.width:
+                    parts.pop(name, None)
+            self._print("  ".join([*line, *parts.values()]))
 
     def verdict(self, record: Record) -> None:
         """Say how training goes, when that is another word than before or the last one."""
