@@ -4,18 +4,18 @@
     python benchmarks/health.py train --data ham10000.npz --image-size 16 --per-class 90 ...
     python benchmarks/health.py collect --out results/health/cifar10.csv
     python benchmarks/health.py correlate results/health/digits.csv results/health/ham10000.csv
-    python benchmarks/health.py stop --data digits --out results/health/stopped.csv
+    python benchmarks/health.py settle --data digits --out results/health/settling.csv
 
 ``train`` trains short, varied runs on a CPU. ``collect`` reads the runs of CIFAR-10 that are
-recorded in results/, which have the older diagnostics only. ``stop`` tells what it costs to end
-runs when they are saturated.
+recorded in results/, which have the older diagnostics only. ``settle`` tells when a long run at a
+constant rate is called saturated, and how its accuracy goes on.
 """
 
 import itertools
 import json
 import random
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,20 @@ from scipy.stats import spearmanr
 
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain
-from deepbregman.config import load_recipe, override
+from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import Source, open_source
+from deepbregman.evaluation.features import LabelledFeatures
+from deepbregman.evaluation.linear import fit_linear
+from deepbregman.evaluation.results import top_k_accuracy
+from deepbregman.method.networks import Model
 from deepbregman.runs import Run
+from deepbregman.training.callbacks import Callback
+from deepbregman.training.health import should_stop
 
 OLD = ("effective_rank", "alignment", "uniformity", "spread")
 METHODS = ("barlow_twins", "vicreg", "simsiam", "wmse")
 NEW = ("rankme", "alpha_req", "lidar", "neighbour_stability")
+STABILITIES = ("neighbour_stability", "long_stability")
 QUIET = {
     "training.knn_every": 0,
     "training.tensorboard": False,
@@ -120,64 +127,76 @@ def judge(run: Run, source: Source) -> Row:
     }
 
 
-def stop(
+class Accuracy(Callback):
+    """Adds the linear accuracy on test images to every epoch in which health is measured.
+
+    The penalty is fixed: chosen anew each time, on a tenth of few images, it would be a lottery.
+    """
+
+    def __init__(self, config: Config, source: Source) -> None:
+        self.config, self.source = config, source
+
+    def on_epoch(self, record: Mapping[str, Any], model: Model) -> dict[str, float] | None:
+        """Fit a classifier to the features of the training images."""
+        if "verdict" not in record:
+            return None
+        found = LabelledFeatures(model, self.config, self.source, torch.device("cpu"))
+        train, test = (part.features.representation for part in (found.train, found.test))
+        labels, count = found.train.labels, found.num_classes
+        fitted = fit_linear(train, labels, num_classes=count, l2=1e-2)
+        return {"linear": top_k_accuracy(fitted.predict(test), found.test.labels)}
+
+
+def settle(
     data: str = "digits",
     image_size: int = 8,
     per_class: int | None = None,
     batch: int = 256,
-    epochs: int = 60,
-    schedules: tuple[str, ...] = ("constant", "cosine"),
-    seeds: tuple[int, ...] = (0, 1, 2),
-    out: Path = Path("stopped.csv"),
+    rate: float = 2e-3,
+    epochs: int = 100,
+    seed: int = 0,
+    out: Path = Path("settling.csv"),
 ) -> None:
-    """Train runs that stop when saturated, and the same runs to their end; write a row for each.
+    """Train at a constant rate, and add a row for each measurement, with the linear accuracy.
 
-    A run that never was saturated is its own complete run: it is trained once.
+    ``stops`` says where ``--stop-when-saturated`` would have ended the run.
 
     Args:
-        data: A labelled dataset.
+        data: A labelled dataset; at most 2,000 test images are drawn.
         image_size: Side of the images in pixels.
         per_class: Training images to draw of each class; all by default.
         batch: Images of a batch.
-        epochs: Length of the complete runs.
-        schedules: Of the learning rate.
-        seeds: Of the runs.
-        out: The table; runs that are in it are not trained again.
+        rate: The learning rate.
+        epochs: Length of the run.
+        seed: Of the run.
+        out: The table.
     """
     source = open_part(data, image_size, per_class)
+    assert source.test is not None
+    order = torch.randperm(len(source.test), generator=torch.Generator().manual_seed(0))
+    source = replace(source, test=source.test.select(order[:2000].sort().values))
+    fields = {
+        "seed": seed,
+        "data.source": data,
+        "data.image_size": image_size,
+        "training.batch_size": batch,
+        "training.epochs": epochs,
+        "optimiser.schedule": "constant",
+        "optimiser.learning_rate": rate,
+    }
+    config = override(load_recipe("digits"), {**QUIET, **fields})
+    with tempfile.TemporaryDirectory() as folder:
+        measure = Accuracy(config, source)
+        path = Path(folder) / "run"
+        run = pretrain(config, run=path, source=source, accelerator="cpu", callbacks=[measure])
+        records = [record for record in run.metrics() if "verdict" in record]
+    known = {"data": Path(data).stem, "images": len(source.train), "batch": batch, "rate": rate}
+    kept = ("epoch", *STABILITIES, "effective_rank", "rankme", "uniformity", "verdict", "linear")
     rows = pd.read_csv(out).to_dict("records") if out.exists() else []
-    for seed, schedule in itertools.product(seeds, schedules):
-        known = {"data": Path(data).stem, "schedule": schedule, "seed": seed}
-        if any(all(row[name] == value for name, value in known.items()) for row in rows):
-            continue
-        fields = {
-            **QUIET,
-            "seed": seed,
-            "data.source": data,
-            "data.image_size": image_size,
-            "training.batch_size": batch,
-            "training.epochs": epochs,
-            "optimiser.schedule": schedule,
-        }
-        found: list[Row] = []
-        for stops in (True, False):
-            config = override(
-                load_recipe("digits"), {**fields, "training.stop_when_saturated": stops}
-            )
-            with tempfile.TemporaryDirectory() as folder:
-                run = pretrain(config, run=Path(folder) / "run", source=source, accelerator="cpu")
-                spent = {
-                    "epochs": run.metrics()[-1]["epoch"],
-                    "seconds": run.result()["pretrain"]["seconds"],
-                }
-                arm = "stops when saturated" if stops else "complete"
-                found.append({**known, "arm": arm, **spent, **judge(run, source)})
-            if found[0]["epochs"] == epochs:
-                found.append({**found[0], "arm": "complete"})
-                break
-        rows += found
-        pd.DataFrame(rows).to_csv(out, index=False, float_format="%.5g")
-        print(found, flush=True)
+    for number, record in enumerate(records, start=1):
+        row = {**known, "seed": seed, **{name: record.get(name) for name in kept}}
+        rows.append({**row, "stops": should_stop(records[:number])})
+    pd.DataFrame(rows).to_csv(out, index=False, float_format="%.5g")
 
 
 def describe(run: Run) -> Row:
@@ -255,5 +274,5 @@ def _print_rows(title: str, frame: pd.DataFrame, names: Iterable[str]) -> None:
 
 if __name__ == "__main__":
     tyro.extras.subcommand_cli_from_dict(
-        {"train": train, "stop": stop, "collect": collect, "correlate": correlate}
+        {"train": train, "settle": settle, "collect": collect, "correlate": correlate}
     )

@@ -19,7 +19,7 @@ from deepbregman.config import Config, from_toml, override, to_toml
 from deepbregman.data import open_source
 from deepbregman.objectives import build_views
 from deepbregman.runs import Run
-from deepbregman.training import health
+from deepbregman.training import checkpoints, health
 from deepbregman.training.checkpoints import load_trained_encoder
 from deepbregman.training.diagnostics import (
     alpha_req,
@@ -185,6 +185,22 @@ def test_a_run_measures_what_its_encoder_gives_again(tiny_run: Run, tiny_config:
     assert tiny_run.result()["pretrain"]["verdict"] == rows[-1]["verdict"]
 
 
+@pytest.mark.parametrize("version", ["this", "older"])
+def test_a_resumed_run_knows_the_neighbours_from_before(
+    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """Older versions kept those of one measurement, so that the long stability comes later."""
+    monkeypatch.setattr(health, "LONG", 2)
+    run = Run.open(shutil.copytree(tiny_run.path, tmp_path / "run"))
+    state = checkpoints.load(run.previous_checkpoint)  # after two measurements
+    if version == "older":
+        state["neighbours"] = state["neighbours"][-1]
+    checkpoints.save(run.last_checkpoint, state)
+    last = resume(run.path, accelerator="cpu").metrics()[-1]
+    assert last["neighbour_stability"] == tiny_run.metrics()[-1]["neighbour_stability"]
+    assert ("long_stability" in last) == (version == "this")
+
+
 class Shift(torch.nn.Module):
     """An encoder whose output is its pixels, those of an image weighed by random numbers."""
 
@@ -203,6 +219,15 @@ def test_stability_is_one_for_the_same_encoder_and_less_for_another(tiny_config:
     assert 0.1 < sample.measure(Shift(1))["neighbour_stability"] < 0.9
 
 
+def test_long_stability_looks_three_measurements_back(tiny_config: Config) -> None:
+    sample = make_sample(tiny_config)
+    found = [sample.measure(Shift(seed)).get("long_stability") for seed in (0, 1, 2, 0, 3, 2)]
+    assert found[:4] == [None, None, None, 1.0]
+    assert found[4] is not None
+    assert found[4] < 0.9
+    assert found[5] == 1.0
+
+
 def test_a_sample_of_large_images_is_smaller(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,33 +240,31 @@ def test_what_is_not_finite_is_not_recorded(tiny_config: Config) -> None:
     broken = Shift(0)
     broken.weight[0] = math.nan
     assert sample.measure(broken) == {}
-    assert sample.neighbours is None
+    assert sample.neighbours == []
 
 
 # The verdict
 
 
 def row(epoch: int, **changes: Any) -> dict[str, Any]:
-    batch = {"effective_rank": 60.0, "spread": 0.8, "uniformity": -3.0, "learning_rate": 0.1}
-    sample = {"rankme": 50.0, "lidar": 40.0, "neighbour_stability": 0.7}
+    batch = {"effective_rank": 60.0, "spread": 0.8, "learning_rate": 0.1}
+    sample = {"rankme": 50.0, "neighbour_stability": 0.8, "long_stability": 0.6}
     return {"epoch": epoch, "step": 10 * epoch, **batch, **sample, **changes}
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict", "reason"),
     [
-        ({}, "healthy", "70% of the nearest neighbours are the same as 5 epochs ago"),
+        ({}, "healthy", "80% of the nearest neighbours are the same as 5 epochs ago, and they"),
         ({"neighbour_stability": 0.49}, "under-trained", "only 49% of the nearest"),
-        ({"neighbour_stability": 0.75}, "saturated", "more epochs bring little: 75%"),
-        ({"neighbour_stability": 0.74}, "healthy", "74%"),
-        ({"neighbour_stability": 0.9, "rankme": 47.0}, "healthy", "still change"),
-        ({"neighbour_stability": 0.9, "effective_rank": 62.0}, "healthy", "still change"),
-        ({"neighbour_stability": 0.9, "uniformity": -3.1}, "healthy", "still change"),
-        ({"neighbour_stability": 0.9, "uniformity": -2.95}, "saturated", "within 1.7%"),
-        ({"neighbour_stability": 0.9, "learning_rate": 0.099}, "healthy", "learning rate falls"),
-        ({"neighbour_stability": 0.9, "learning_rate": 0.2}, "under-trained", "still rises"),
+        ({"long_stability": 0.77}, "saturated", "more epochs bring little: 80%"),
+        ({"long_stability": 0.77}, "saturated", "and 77% as 3 measurements ago"),
+        ({"long_stability": 0.75}, "healthy", "still drift"),
+        ({"neighbour_stability": 0.6, "long_stability": 0.58}, "saturated", "60%"),
+        ({"long_stability": 0.8, "learning_rate": 0.099}, "healthy", "learning rate falls"),
+        ({"long_stability": 0.8, "learning_rate": 0.2}, "under-trained", "still rises"),
         ({"effective_rank": 19.0}, "collapsing", "fell from 60 to 19.0"),
-        ({"effective_rank": 21.0}, "healthy", "70%"),
+        ({"effective_rank": 21.0}, "healthy", "80%"),
         ({"spread": 0.01}, "collapsing", "spread 0.010"),
         ({"effective_rank": 1.5, "neighbour_stability": 1.0}, "collapsing", "effective rank 1.5"),
     ],
@@ -253,10 +276,17 @@ def test_verdict_and_its_reason(changes: dict[str, float], verdict: str, reason:
 
 
 def test_a_rate_that_has_fallen_settles_everything() -> None:
-    low = {"neighbour_stability": 0.9, "learning_rate": 0.04}
+    low = {"long_stability": 0.8, "learning_rate": 0.04}
     assert judge([row(5), row(10, **low), row(15, **low)])["verdict"] == "healthy"
-    enough = {"neighbour_stability": 0.9, "learning_rate": 0.05}
+    enough = {"long_stability": 0.8, "learning_rate": 0.05}
     assert judge([row(5), row(10, **enough), row(15, **enough)])["verdict"] == "saturated"
+
+
+def test_a_drift_that_was_not_measured_is_not_over() -> None:
+    """As in the first measurements, and after resuming a run of an older version."""
+    short = row(10)
+    del short["long_stability"]
+    assert judge([row(5), short])["verdict"] == "healthy"
 
 
 def test_first_measurement_is_too_early_and_an_epoch_without_one_is_not_judged() -> None:
@@ -284,7 +314,7 @@ def easily_saturated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second measurement is saturated, so that a run stops after its third."""
     for name in ("UNSETTLED", "SETTLED", "HIGH_RATE"):
         monkeypatch.setattr(health, name, 0.0)
-    monkeypatch.setattr(health, "LITTLE_CHANGE", math.inf)
+    monkeypatch.setattr(health, "LONG", 1)
 
 
 STOPPING = {

@@ -55,6 +55,7 @@ DIAGNOSTICS = {
     "lidar": ("LiDAR", "directions that tell images apart more than views"),
     "alpha_req": ("alpha-ReQ", "decay of the eigenvalues; near 1 is between flat and steep"),
     "neighbour_stability": ("Neighbour stability", "share that stay from one measurement on"),
+    "long_stability": ("Long stability", "share of neighbours that stay for three measurements"),
     "alignment": ("Alignment", "squared distance of positives; less is closer"),
     "uniformity": ("Uniformity", "log of the mean potential; less is more even"),
     "spread": ("Spread", "about 1 even on the sphere, 0 collapsed"),

@@ -27,7 +27,8 @@ RECORDED = {
         "knn",
     ),
     *("divergence_positives", "divergence_negatives", "active_subnetworks", "usage_entropy"),
-    *("sigma", "rankme", "alpha_req", "lidar", "neighbour_stability", "verdict", "reason"),
+    *("sigma", "rankme", "alpha_req", "lidar", "neighbour_stability", "long_stability"),
+    *("verdict", "reason"),
 }
 """Names in the record of an epoch that no method may give to a loss or a metric of its own."""
 

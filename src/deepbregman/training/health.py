@@ -1,7 +1,7 @@
 """Whether training goes well, without labels: a fixed sample of images, measured between epochs.
 
 Process 0 measures for all. The sample and its views depend on the seed alone; the neighbours of the
-last measurement are part of a checkpoint. So a run that is resumed measures what it would have
+last measurements are part of a checkpoint. So a run that is resumed measures what it would have
 measured.
 """
 
@@ -34,12 +34,10 @@ COLLAPSED_SHARE = 1 / 3
 """The rank has collapsed below this share of the run's best effective rank."""
 UNSETTLED = 0.5
 """Share of neighbours that stay; below it, they still change too much."""
-SETTLED = 0.75
-"""With this share or more of unchanged neighbours, training has settled."""
-LITTLE_CHANGE = 0.02
-"""Relative change of a diagnostic that counts as none."""
-WATCHED = ("rankme", "effective_rank", "uniformity")
-"""Diagnostics that go with linear accuracy (docs/health.md), and so must not change any more."""
+LONG = 3
+"""Measurements that the long stability looks back."""
+SETTLED = 0.95
+"""With at least this ratio of the long stability to that of one measurement, nothing drifts."""
 HIGH_RATE = 0.5
 """Below this share of the highest learning rate, everything settles because the rate has fallen."""
 
@@ -64,13 +62,13 @@ class Health:
             views.draw(max(2, count // 4), device="cpu", generator=generator)  # (M, n, R)
             for _ in range(math.ceil(NUM_VIEWS / views.num_views))
         ]
-        self.neighbours: Tensor | None = None
-        """Neighbours (N, k) of the last measurement."""
+        self.neighbours: list[Tensor] = []
+        """Neighbours (N, k) of the last measurements, the oldest first."""
 
     def measure(self, encoder: nn.Module) -> dict[str, float]:
         """Measure the encoder, in evaluation mode, and remember the neighbours it finds.
 
-        Not in the result is what cannot be computed: stability the first time, alpha-ReQ of
+        Not in the result is what cannot be computed: stability the first times, alpha-ReQ of
         collapsed representations, and everything that is not finite.
         """
         with torch.no_grad():
@@ -89,10 +87,11 @@ class Health:
             "alpha_req": diagnostics.alpha_req(h),
             "lidar": diagnostics.lidar(views),
         }
-        if self.neighbours is not None and self.neighbours.shape == neighbours.shape:
-            before = self.neighbours
-            found["neighbour_stability"] = diagnostics.neighbour_stability(before, neighbours)
-        self.neighbours = neighbours
+        before = [older for older in self.neighbours if older.shape == neighbours.shape]
+        for name, passed in (("neighbour_stability", 1), ("long_stability", LONG)):
+            if len(before) >= passed:
+                found[name] = diagnostics.neighbour_stability(before[-passed], neighbours)
+        self.neighbours = [*before, neighbours][-LONG:]
         return {name: float(value) for name, value in found.items() if value.isfinite()}
 
     def _embed_views(self, encoder: nn.Module, order: Tensor) -> Tensor:
@@ -148,20 +147,12 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
     highest = max(record["learning_rate"] for record in records)
     if last["learning_rate"] < max(before["learning_rate"], HIGH_RATE * highest):
         return "healthy", f"{words}, while the learning rate falls"
-    change = max(_compare(before, last, name) for name in WATCHED)
-    if stability >= SETTLED and change <= LITTLE_CHANGE:
-        return (
-            "saturated",
-            f"more epochs bring little: {words}, the diagnostics within {change:.1%}",
-        )
-    return "healthy", f"{words}, and the representations still change"
-
-
-def _compare(before: Record, last: Record, name: str) -> float:
-    """Return the relative change of a diagnostic; infinite where it was not measured or is 0."""
-    if not before.get(name) or name not in last:
-        return math.inf
-    return abs(float(last[name] / before[name]) - 1.0)
+    if last.get("long_stability", 0.0) < SETTLED * stability:
+        return "healthy", f"{words}, and they still drift"
+    return "saturated", (
+        f"more epochs bring little: {words}, and {last['long_stability']:.0%} as "
+        f"{LONG} measurements ago"
+    )
 
 
 def should_stop(records: Sequence[Record]) -> bool:

@@ -500,4 +500,5 @@ class Pretraining:
         self.guard.skipped = saved["skipped"]
         self.guard.skipped_in_epoch = saved["skipped_in_epoch"]
         if self.health is not None:
-            self.health.neighbours = saved.get("neighbours")
+            kept = saved.get("neighbours")  # older versions kept one measurement's, not a list
+            self.health.neighbours = [kept] if isinstance(kept, Tensor) else list(kept or ())
