@@ -328,6 +328,35 @@ class TestBrowser:
         tab.ask("document.getElementById('save-labels').click()")  # else leaving the page asks
         assert tab.messages == []
 
+    def test_images_to_label_follow_each_other(self, tab: "chromium.Tab", tmp_path: Path) -> None:
+        asked = np.isin(np.arange(400), (3, 5, 250, 300))  # 5 has a label already
+        column = Column("label next", asked, ("others", "label next"), has_none=True)
+        given = sample(400)._replace(columns=(column,))
+        page = tmp_path / "few.html"
+        write_page(page, given, draw_sheets(pixels(400), thumbnail_side(400)))
+        open_page(tab, page, 1400, "light")
+        name = "document.querySelector('#about .name')?.textContent"
+        left = "document.getElementById('queue').innerText"
+        assert "3 left" in tab.ask(left)
+        tab.ask("document.getElementById('next').click()")
+        assert tab.ask(name) == "photo-3.jpg"
+        tab.ask("document.getElementById('next').click()")  # passes over it
+        assert tab.ask(name) == "photo-250.jpg"
+        assert tab.ask("document.activeElement.id") == "label"
+        tab.ask("document.getElementById('label').value = 'new'")
+        tab.ask("document.getElementById('give').requestSubmit()")
+        assert tab.ask(name) == "photo-300.jpg"
+        names = "[...document.querySelectorAll('#names button')]"
+        assert tab.ask(f"{names}.map((button) => button.textContent)") == ["new", "old"]
+        tab.ask(f"{names}[1].click()")
+        assert tab.ask(name) == "photo-3.jpg"  # comes again
+        tab.ask(f"{names}[0].click()")
+        assert "all are labelled" in tab.ask(left)
+        lines = ["photo-3.jpg,new", "photo-5.jpg,old", "photo-250.jpg,new", "photo-300.jpg,old"]
+        assert tab.ask("explorer.labelTable().trim().split('\\n').slice(1)") == lines
+        tab.ask("document.getElementById('save-labels').click()")
+        assert tab.messages == []
+
     def test_the_wheel_zooms_until_pictures_appear(self, tab: "chromium.Tab", page: Path) -> None:
         open_page(tab, page, 1400, "light")
         x, y = place_of(tab, 200)

@@ -586,24 +586,51 @@
   // Labels that the user gives: to the selection, or to the image that was clicked.
   let unsaved = false;
   const labelTable = () => toText([["image", "label"], ...[...labels].sort(([a], [b]) => a - b).map(([i, label]) => [data.names[i], label])]);
+  // Images that the table asks to label, one after the other; one that stays without label comes again.
+  const asking = columns.find((column) => column.title === "label next");
+  const isWanted = (index) => Boolean(asking?.values()[index]);
+  const wanted = () => [...Array(count).keys()].filter((i) => isWanted(i) && !labels.has(i));
+  const openNext = () => {
+    const left = wanted();
+    if (!left.length) return;
+    open(left.find((i) => i > current) ?? left[0], true);
+    find("label").select(); // the next word replaces it
+  };
+  find("next").addEventListener("click", openNext);
+  const MOST_NAMES = 20;
   const showLabels = () => {
-    find("labelling").hidden = current < 0 && !numChosen && !labels.size;
-    find("give").hidden = current < 0 && !numChosen;
+    const left = asking ? wanted().length : 0;
+    const gives = current >= 0 || numChosen > 0;
+    const names = [...new Set(labels.values())].sort();
+    find("labelling").hidden = !gives && !labels.size && !asking;
+    find("queue").hidden = !asking;
+    find("next").disabled = !left;
+    find("left").textContent = left ? `${left.toLocaleString("en")} left` : "all are labelled";
+    find("give").hidden = find("names").hidden = !gives;
+    find("names").replaceChildren(...names.slice(0, MOST_NAMES).map((name) => {
+      const button = make("button", name);
+      button.addEventListener("click", () => giveLabel(name));
+      return button;
+    }));
     find("target").textContent = numChosen ? `${numChosen.toLocaleString("en")} selected` : "this image";
-    find("known").replaceChildren(...[...new Set(labels.values())].sort().map((label) => new Option(label)));
+    find("known").replaceChildren(...names.map((label) => new Option(label)));
     find("saving").hidden = !labels.size;
     find("labelled").textContent = `${labels.size.toLocaleString("en")} labelled by you`;
   };
-  find("give").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const label = find("label").value.trim();
+  const giveLabel = (label) => {
     const give = (index) => (label ? labels.set(index, label) : labels.delete(index)); // none takes it back
+    const goesOn = !numChosen && label && isWanted(current) && wanted().some((i) => i !== current);
     if (numChosen) chosen.forEach((is, i) => is && give(i));
     else give(current);
     unsaved = true;
     chosen.fill(0);
     showSelection();
-    if (current >= 0) open(current);
+    if (goesOn) openNext();
+    else if (current >= 0) open(current);
+  };
+  find("give").addEventListener("submit", (event) => {
+    event.preventDefault();
+    giveLabel(find("label").value.trim());
   });
   find("save-labels").addEventListener("click", () => {
     download(labelTable(), "labels.csv");
