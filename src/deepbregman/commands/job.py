@@ -136,7 +136,7 @@ def train_run(
                 return None
             return build_knn_monitor(source.train, config, fabric.device)
 
-        run = job.fit(run_together(fabric, build_monitor), console)
+        run = job.fit(run_together(fabric, build_monitor), console, warns)
     met = gather_values(fabric, job.batches.skipped) if config.data.skip_unreadable else []
     if skipped := frozenset().union(*met):  # streamed, each process has met those of its share
         tell(f"{len(skipped)} images could not be decoded and were replaced by others")

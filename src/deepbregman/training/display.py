@@ -1,7 +1,7 @@
 """What a user sees while a run trains."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,7 @@ class Display:
 
     Args:
         report_every: epochs between printed lines; the first and the last are always printed.
+        tell: takes warnings instead of the console.
     """
 
     def __init__(
@@ -48,8 +49,9 @@ class Display:
         steps_per_epoch: int,
         report_every: int,
         weights: Mapping[str, float] | None = None,
+        tell: Callable[[str], None] | None = None,
     ) -> None:
-        self.console = console
+        self.console, self.tell = console, tell
         self.weights = weights or {}
         losses = [("total", "loss"), *((name, name) for name in self.weights)]
         self.shown = [*((name, label, "{:.4f}") for name, label in losses), *SHOWN]
@@ -149,6 +151,9 @@ class Display:
 
     def warn(self, message: str) -> None:
         """Show something that the user should look at."""
+        if self.tell is not None:
+            self.tell(message)
+            return
         self.console.print(f"warning: {message}", style="yellow", highlight=False, soft_wrap=True)
 
 

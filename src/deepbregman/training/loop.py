@@ -172,28 +172,38 @@ class Pretraining:
                 checkpoints.replace_last_by_previous(self.run)
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
-    def fit(self, monitor: Monitor | None = None, console: Console | None = None) -> Run:
-        """Train to the end, or until training is saturated if the run is to stop then."""
+    def fit(
+        self,
+        monitor: Monitor | None = None,
+        console: Console | None = None,
+        warns: bool = False,
+    ) -> Run:
+        """Train to the end, or until training is saturated if the run is to stop then.
+
+        Args:
+            warns: tell what the user should look at by a :class:`Notice`, not on the console.
+        """
         settings = self.config.training
         wanted = settings.tensorboard or "tensorboard" in settings.logger
         writes = wanted and self.fabric.is_global_zero
         events = partial(open_events, self.run, self.step)
         writer = run_together(self.fabric, lambda: events() if writes else None)
         console = console or Console(quiet=True)
+        warn = partial(warnings.warn, category=Notice, stacklevel=4)
         display = Display(
             console,
             settings.epochs,
             self.steps_per_epoch,
             settings.knn_every,
             self.step_module.weights,
+            warn if warns else None,
         )
         record: Record = {}
         feed = self.feed(*divmod(self.step, self.steps_per_epoch))
         announce = self.fabric.is_global_zero and not console.quiet
         ends = self._is_over()
         no_loggers: Record = {} if self.fabric.is_global_zero else {"training.logger": []}
-        # In Python nothing is printed, but metrics that are lost are told all the same.
-        warn = partial(warnings.warn, category=Notice, stacklevel=4)
+        # Metrics that are lost are told wherever nothing is printed.
         tell: Callable[[str], None] = warn if console.quiet else display.warn
         self.loggers = Loggers(self.run, override(self.config, no_loggers), tell)
         signals = watch_signals(announce, lambda: self._is_compiling)
