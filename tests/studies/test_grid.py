@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,24 @@ def test_two_workers_do_every_run_once(
     assert len({worker for _, worker in taken}) == 2
     assert len(read(out)["cells"]) == 2
     assert [len(each.results["cells"]) for each in found] == [2, 2]  # both end complete
+
+
+def test_the_bar_tells_every_epoch_though_nothing_is_measured(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+    update = engine.Progress.update
+
+    def note(self: engine.Progress, *arguments: Any, **fields: Any) -> None:
+        told.append((fields.get("completed"), fields.get("status")))
+        update(self, *arguments, **fields)
+
+    monkeypatch.setattr(engine.Progress, "update", note)
+    asked = settings(few_digits, out, only=("5",), seeds=1)
+    asked = replace(asked, epochs=2, changes=(*asked.changes, "training.knn_every=0"))
+    run_study(kappa.STUDY, asked)
+    assert (0.5, "epoch 1 of 2  ") in told
+    assert (1.0, "epoch 2 of 2  ") in told
 
 
 def test_a_busy_run_is_waited_for_and_taken_over(

@@ -43,7 +43,7 @@ from .results import MAIN_METRIC
 
 POLL_SECONDS = 0.5
 Watch = Callable[[int, Mapping[str, float]], None]
-"""Called with the epoch and the results of the kNN monitor; an exception ends the run."""
+"""Called after each epoch with what the kNN monitor has measured; an exception ends the run."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +192,9 @@ class _Report(Callback):
         self.watch = watch
 
     def on_epoch(self, record: Mapping[str, Any], model: Model) -> None:
-        """Pass on what the monitor has measured, if it has."""
-        if values := {name: record[name] for name in record if name.startswith("knn")}:
-            self.watch(record["epoch"], values)
+        """Pass on the epoch and what the monitor has measured, which may be nothing."""
+        values = {name: record[name] for name in record if name.startswith("knn")}
+        self.watch(record["epoch"], values)
 
 
 def _train_and_evaluate(
@@ -238,6 +238,7 @@ class Worker:
             TimeRemainingColumn(),
             console=console,
             transient=True,
+            speed_estimate_period=math.inf,  # an epoch may take longer than rich's 30 seconds
         )
         self.bar = self.progress.add_task("", total=1, title="", status="")
         self.done = 0
@@ -255,12 +256,14 @@ class Worker:
         """Run a trial, whose lock this process holds, to its end, and print the outcome."""
 
         def show(epoch: int, values: Mapping[str, float]) -> None:
-            share = epoch / max(1, trial.config.training.epochs)
+            epochs = trial.config.training.epochs
             words = "  ".join(f"{name} {value:.2f}" for name, value in values.items())
             self.progress.update(
-                self.bar, completed=self.done + share, status=f"epoch {epoch}  {words}"
+                self.bar,
+                completed=self.done + epoch / max(1, epochs),
+                status=f"epoch {epoch} of {epochs}  {words}",
             )
-            if watch is not None:
+            if watch is not None and values:
                 watch(epoch, values)
 
         self.progress.update(self.bar, title=title, status="")
