@@ -86,6 +86,16 @@ def test_a_line_on_a_terminal_fits_into_it(clock: Clock, width: int, line: str) 
     )
 
 
+def test_slow_first_steps_do_not_tell_the_time_left(clock: Clock) -> None:
+    shown = open_display()
+    for step, clock.now in enumerate((0.0, 3.0, 3.5)):
+        shown.step(step)
+    assert shown.left == ""  # of 3.5 seconds it would be an hour
+    clock.now = 6.0
+    shown.step(12)
+    assert shown.left == "17 min left"  # 1,988 steps of half a second
+
+
 def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock: Clock) -> None:
     shown = open_display()
     for step in range(13):  # of 10 seconds

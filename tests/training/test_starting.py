@@ -62,6 +62,7 @@ def test_one_command_starts_continues_and_tells_the_end(
     code, out, _ = command(*words)
     assert code == 0
     assert "resuming small" in out
+    assert "it continues after step 4 of 9" in out
     metrics = Run(tmp_path / "run").metrics()
     assert [row["epoch"] for row in metrics] == [1, 2, 3]
     code, out, _ = command(*words)

@@ -28,6 +28,8 @@ LEFT_OUT = ("views_per_second", "learning_rate", "images_per_second", "active_su
 """Metrics that a line on a terminal leaves out first where it would not fit; then loss terms."""
 LINE_SECONDS = 60.0
 """Without a terminal, a line tells the time left at least this often."""
+FIRST_SECONDS = 5.0
+"""Time of training after which the time left is told: the first steps are slower."""
 MEASURED_SECONDS = 20.0
 """Time of training after which the total time is estimated."""
 LONG_SECONDS = 6 * 3600.0
@@ -61,7 +63,7 @@ class Display:
         """The first step that was shown, and when: compiling and loading come before it."""
         self.last_line = time.monotonic()
         self.left = ""
-        """How long the run still takes, in words; empty until a step has been timed."""
+        """How long the run still takes, in words; empty until steps have been timed."""
         self.told_length = False
         self.last_verdict = ""
         self.progress = Progress(
@@ -110,12 +112,14 @@ class Display:
         return self.epochs * self.steps_per_epoch
 
     def _estimate_left(self, step: int) -> float | None:
-        """Return the seconds to the end, or None before a step has been timed."""
+        """Return the seconds to the end, or None before steps have been timed."""
         now = time.monotonic()
         if self.first is None:
             self.first = step, now
-        done = step - self.first[0]
-        return (now - self.first[1]) / done * (self.total_steps - step) if done else None
+        done, seconds = step - self.first[0], now - self.first[1]
+        if not done or seconds < FIRST_SECONDS:
+            return None
+        return seconds / done * (self.total_steps - step)
 
     def _print(self, words: str) -> None:
         self.console.print(words, highlight=False, soft_wrap=True)

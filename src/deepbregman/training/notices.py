@@ -66,6 +66,12 @@ def describe_job(
         f"{'resident on' if job.batches.resident else 'streamed to'} {job.fabric.device}; run "
         f"{job.run.path}"
     )
+    if resuming and job.is_restored:
+        total = settings.epochs * job.steps_per_epoch
+        if job.step < total:
+            yield f"it continues after step {job.step:,} of {total:,}"
+    elif resuming:
+        yield "nothing had been saved, so it begins again"
     if source.classes and source.train.labels is not None and not config.objective.needs_labels:
         named = ", ".join(source.classes[:5]) + ", ..." * (len(source.classes) > 5)
         words = "labels judge the encoder and do not train it"
