@@ -260,7 +260,9 @@ def row(epoch: int, **changes: Any) -> dict[str, Any]:
         ({"long_stability": 0.77}, "saturated", "more epochs bring little: 80%"),
         ({"long_stability": 0.77}, "saturated", "and 77% as 3 measurements ago"),
         ({"long_stability": 0.75}, "healthy", "still drift"),
-        ({"neighbour_stability": 0.6, "long_stability": 0.58}, "saturated", "60%"),
+        ({"neighbour_stability": 0.6, "long_stability": 0.53}, "saturated", "60%"),
+        ({"neighbour_stability": 0.96, "long_stability": 0.93}, "healthy", "still drift"),
+        ({"neighbour_stability": 1.0, "long_stability": 1.0}, "saturated", "100%"),
         ({"long_stability": 0.8, "learning_rate": 0.099}, "healthy", "learning rate falls"),
         ({"long_stability": 0.8, "learning_rate": 0.2}, "under-trained", "still rises"),
         ({"effective_rank": 19.0}, "collapsing", "fell from 60 to 19.0"),
@@ -312,7 +314,7 @@ def test_a_run_stops_at_the_second_saturated_judgement_in_a_row() -> None:
 @pytest.fixture
 def easily_saturated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every second measurement is saturated, so that a run stops after its third."""
-    for name in ("UNSETTLED", "SETTLED", "HIGH_RATE"):
+    for name in ("UNSETTLED", "HIGH_RATE"):
         monkeypatch.setattr(health, name, 0.0)
     monkeypatch.setattr(health, "LONG", 1)
 

@@ -36,8 +36,9 @@ UNSETTLED = 0.5
 """Share of neighbours that stay; below it, they still change too much."""
 LONG = 3
 """Measurements that the long stability looks back."""
-SETTLED = 0.95
-"""With at least this ratio of the long stability to that of one measurement, nothing drifts."""
+SETTLED = 1.2
+"""A run drifts if the neighbours that changed over all of them are more than so many times those
+that changed over one."""
 HIGH_RATE = 0.5
 """Below this share of the highest learning rate, everything settles because the rate has fallen."""
 
@@ -147,7 +148,7 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
     highest = max(record["learning_rate"] for record in records)
     if last["learning_rate"] < max(before["learning_rate"], HIGH_RATE * highest):
         return "healthy", f"{words}, while the learning rate falls"
-    if last.get("long_stability", 0.0) < SETTLED * stability:
+    if 1.0 - last.get("long_stability", 0.0) > SETTLED * (1.0 - stability):
         return "healthy", f"{words}, and they still drift"
     return "saturated", (
         f"more epochs bring little: {words}, and {last['long_stability']:.0%} as "
