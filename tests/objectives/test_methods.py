@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import METHODS, Config, from_toml, load_recipe, override, recipes, to_toml
@@ -218,7 +219,7 @@ def test_it_learns(name: str, tmp_path: Path) -> None:
         },
     )
     before = untrained_accuracy(config, open_data(config))
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    run = pretrain(config, run=tmp_path / "run", accelerator="cpu", console=Console(quiet=True))
     after = run.metrics()[-1]["knn"]
     assert after > before + 2.0, (before, after)  # points of about 8 to gain
 
@@ -264,7 +265,7 @@ def test_it_learns_what_parts_of_noisy_images_share(name: str, tmp_path: Path) -
         changes["views.without"] = ["crop", "jitter", "rotation"]
     config = override(load_recipe("digits"), changes)
     before = untrained_accuracy(config, open_data(config))
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    run = pretrain(config, run=tmp_path / "run", accelerator="cpu", console=Console(quiet=True))
     after = run.metrics()[-1]["knn"]
     assert after > before + 2.0, (before, after)  # 48 and 56 per cent after 44 were seen
 
@@ -301,7 +302,7 @@ def test_it_learns_the_texture_that_parts_share(name: str, tmp_path: Path) -> No
     for field in ("stage", "loss"):
         assert getattr(config.objective, field, None) == getattr(recipe, field, None)
     before = untrained_accuracy(config, open_data(config))
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    run = pretrain(config, run=tmp_path / "run", accelerator="cpu", console=Console(quiet=True))
     after = run.metrics()[-1]["knn"]
     assert after > before + 5.0, (before, after)  # Deep InfoMax: 100 per cent after 81 were seen
 
