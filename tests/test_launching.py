@@ -592,3 +592,8 @@ def test_two_machines_train_as_two_processes_of_one(
     assert "2 processes x 64" in out
     assert "pretraining" not in silent
     assert difference(run, pair[0]) == 0.0
+
+
+@pytest.mark.parametrize("name", ["sklearn.nope", "_lzma", "deepbregman.nope"])
+def test_a_module_that_no_package_brings_is_no_missing_package(name: str) -> None:
+    assert explain_error(ModuleNotFoundError(f"No module named {name!r}", name=name)) is None

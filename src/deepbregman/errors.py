@@ -4,6 +4,7 @@ import difflib
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -144,8 +145,9 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         advice = _NO_ROOM.get(error.errno or 0, "")
         words = f"{where}{error.strerror or error}{advice}; nothing that was complete is lost"
         return words, 2
-    module = (getattr(error, "name", "") or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and module not in ("", "deepbregman"):
+    module = getattr(error, "name", "") or ""
+    is_ours = module in ("", "deepbregman") or module in sys.stdlib_module_names
+    if isinstance(error, ModuleNotFoundError) and "." not in module and not is_ours:
         package = _PACKAGES.get(module, module)
         return (
             f"the package {package} is not installed: `pip install {package}`, then repeat the "

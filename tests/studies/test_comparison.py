@@ -364,13 +364,23 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
     assert chosen["byol"].optimiser.learning_rate == own["byol"]
     assert chosen["simclr"].optimiser.learning_rate == pytest.approx(0.3 * own["simclr"])
 
-    # A rate that was chosen for another optimiser is not taken, whichever folder has it.
-    changes = ("optimiser.weight_decay=0.01",)
-    options = dataclasses.replace(options, out=tmp_path / "decay", changes=changes)
-    with pytest.raises(UserError, match="has no result there with its settings of today") as caught:
-        plan_study(study, options)
-    assert "optimiser.weight_decay is 0.0005 there, 0.01 here" in str(caught.value)
-    options = dataclasses.replace(options, out=tmp_path / "both", changes=())
+    # A rate that was chosen for another optimiser or batch is not taken; the next folder has one.
+    for changes in (("optimiser.weight_decay=0.01",), ("training.batch_size=128",)):
+        other = tmp_path / changes[0]
+        other.mkdir()
+        begun = dataclasses.replace(options, out=other, rates=(), changes=changes)
+        plan = plan_study(rates, begun)
+        write_json(other / "study.json", {**plan.definition, "provenance": {}})
+        byol_alone = [row for row in rows if row["arm"] == "byol"]
+        write_results(other, plan.definition, byol_alone, {})
+        options = dataclasses.replace(options, rates=(other, folder))
+        found = plan_study(study, options)
+        chosen = {arm.name: override(found.base, arm.changes) for arm in found.arms}
+        assert chosen["byol"].optimiser.learning_rate == pytest.approx(3 * own["byol"])
+        with pytest.raises(UserError, match="no result there with its settings of today") as caught:
+            plan_study(study, dataclasses.replace(options, out=tmp_path / "c", changes=changes))
+        assert changes[0].partition("=")[0] in str(caught.value)
+    options = dataclasses.replace(options, rates=(later, folder))
 
     # Of 4 images byol alone has 2 right, with the divergence 3: the same two and one more.
     labels = torch.tensor([0, 1, 2, 3])

@@ -215,7 +215,7 @@ def test_the_mean_loss_is_that_of_the_batches_that_count(
     assert run.metrics()[0]["total"] == expected
 
 
-@pytest.mark.filterwarnings("ignore:skipped 1 batches")
+@pytest.mark.filterwarnings("ignore:.*skipped 1 batches")
 def test_no_more_than_allowed(tiny_config: Config, tmp_path: Path, poison_views: Poison) -> None:
     poison_views(3, 6)
     with pytest.raises(UserError, match=r"not finite at step 6, .*no more than 1 batches"):
@@ -223,7 +223,7 @@ def test_no_more_than_allowed(tiny_config: Config, tmp_path: Path, poison_views:
     assert saved_step(tmp_path / "run") == 4
 
 
-@pytest.mark.filterwarnings("ignore:skipped 1 batches")
+@pytest.mark.filterwarnings("ignore:.*skipped 1 batches")
 def test_what_was_skipped_before_a_resumption_counts(
     tiny_config: Config, tmp_path: Path, poison_views: Poison, stop_after: StopAfter
 ) -> None:

@@ -342,6 +342,9 @@ def test_a_saturated_run_ends_well_and_says_why(tiny_config: Config, tmp_path: P
     assert "stopped after epoch 6 of 9: more epochs bring little" in said
     assert said.count("health: saturated (more epochs bring little") == 1  # said when it changes
     load_trained_encoder(run)  # it was saved, though no save was due
+    again = Console(record=True, width=200)
+    resume(run.path, accelerator="cpu", console=again)
+    assert "it continues" not in again.export_text()
 
 
 @pytest.mark.usefixtures("easily_saturated")

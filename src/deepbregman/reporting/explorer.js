@@ -592,7 +592,6 @@
   const wanted = () => [...Array(count).keys()].filter((i) => isWanted(i) && !labels.has(i));
   const openNext = () => {
     const left = wanted();
-    if (!left.length) return;
     open(left.find((i) => i > current) ?? left[0], true);
     find("label").select(); // the next word replaces it
   };

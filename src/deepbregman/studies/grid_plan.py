@@ -249,9 +249,11 @@ def find_best_rate(folders: Sequence[Path], recipe: str, config: Config) -> floa
 
 
 def _decides_the_rate(field: str) -> bool:
-    """Return whether the best learning rate rests on a field: of the method or the optimiser."""
-    is_rate = field in ("optimiser.learning_rate", "optimiser.warmup_epochs")
-    return field.startswith(("objective.", "optimiser.")) and not is_rate
+    """Return whether the best learning rate rests on a field: method, optimiser or batch."""
+    if field in ("optimiser.learning_rate", "optimiser.warmup_epochs"):
+        return False
+    batch = ("training.batch_size", "training.accumulate")
+    return field.startswith(("objective.", "optimiser.")) or field in batch
 
 
 def find_best_of_study(folder: Path, recipe: str) -> Config | None:

@@ -139,12 +139,12 @@ class Display:
         if epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0:
             ends = epoch == self.epochs or self.console.is_terminal  # where the bar tells it
             left = f"  {self.left}" if self.left and not ends else ""
-            line = [f"epoch {epoch:>4} of {self.epochs}{left}"]
+            head = f"epoch {epoch:>4} of {self.epochs}{left}"
             for name in (*LEFT_OUT, *reversed(list(self.weights))):
-                length = len("  ".join([*line, *parts.values()]))
+                length = len("  ".join([head, *parts.values()]))
                 if self.console.is_terminal and length > self.console.width:
                     parts.pop(name, None)
-            self._print("  ".join([*line, *parts.values()]))
+            self._print("  ".join([head, *parts.values()]))
 
     def verdict(self, record: Record) -> None:
         """Say how training goes, when that is another word than before or the last one."""

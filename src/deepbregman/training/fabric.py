@@ -19,7 +19,7 @@ def _import_fabric() -> None:
         if sys.modules.setdefault("torchmetrics", stand_in) is stand_in:
             try:
                 importlib.import_module("lightning_fabric")
-            except ImportError:  # another release needs more of it: import both below
+            except (AttributeError, ImportError, ValueError):  # it needs more: import both below
                 pass
             finally:
                 del sys.modules["torchmetrics"]

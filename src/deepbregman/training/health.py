@@ -37,8 +37,8 @@ UNSETTLED = 0.5
 LONG = 3
 """Measurements that the long stability looks back."""
 SETTLED = 1.2
-"""A run drifts if the neighbours that changed over all of them are more than so many times those
-that changed over one."""
+"""A run drifts if more than this many times as many neighbours changed over ``LONG`` measurements
+as over one."""
 HIGH_RATE = 0.5
 """Below this share of the highest learning rate, everything settles because the rate has fallen."""
 
@@ -113,8 +113,7 @@ def _move_to_host(h: Tensor) -> Tensor:
 def judge(records: Sequence[Record]) -> dict[str, str]:
     """Say how training goes, by the records of all epochs so far: ``verdict`` and ``reason``.
 
-    Nothing without a measurement in the last record. docs/health.md says which diagnostics go with
-    linear accuracy, and so why the verdict rests on these.
+    Nothing without a measurement in the last record.
     """
     last = records[-1]
     if "rankme" not in last:

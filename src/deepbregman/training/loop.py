@@ -442,7 +442,7 @@ class Pretraining:
         if "verdict" in record:
             display.verdict(record)
         for words in self._warnings(record):
-            display.warn(words)
+            display.warn(f"epoch {record['epoch']}: {words}")
 
     def _write_epoch(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
         """Write an epoch's metrics and, where due, checkpoints.

@@ -9,7 +9,7 @@ from rich.table import Table
 from deepbregman.config import Config
 from deepbregman.data import Source
 from deepbregman.data.folders import explain_ignored
-from deepbregman.runs import Run
+from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import count_words, format_duration, say
 
 from .checkpoints import list_changes
@@ -68,7 +68,7 @@ def describe_job(
     )
     if resuming and job.is_restored:
         total = settings.epochs * job.steps_per_epoch
-        if job.step < total:
+        if job.step < total and not is_complete(job.run):
             yield f"it continues after step {job.step:,} of {total:,}"
     elif resuming:
         yield "nothing had been saved, so it begins again"
