@@ -104,7 +104,7 @@ LEARNING: Mapping[str, Mapping[str, Any]] = {
         "objective.momentum": 0.9,
         "objective.final_momentum": 0.99,
         "training.batch_size": 64,
-        "training.epochs": 30,
+        "training.epochs": 60,
     },
     "dino": {
         "objective.prototypes": 64,

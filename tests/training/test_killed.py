@@ -75,6 +75,8 @@ def reference(command_line: CommandLine, recipe: Path) -> Run:
 
 
 def flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, list):
+        value = dict(enumerate(value))
     if isinstance(value, dict):
         parts = [flat(part, f"{name}.{key}") for key, part in value.items()]
         return {key: leaf for part in parts for key, leaf in part.items()}
