@@ -225,6 +225,7 @@ def test_brightness_and_colours_teach_each_other_shapes(tmp_path: Path) -> None:
         load_recipe("digits"),
         {
             **{"objective.name": "cmc", "objective.negatives": 512, "data.source": str(path)},
+            **{"objective.loss": "softmax"},  # the recipe's
             **{"views.num_views": 1, "views.without": ["jitter", "greyscale"]},
             **{"divergence.weight": 0.0, "training.epochs": 10, "training.batch_size": 128},
             **{"training.tensorboard": False, "training.knn_every": 10, "data.holdout": 0.2},
