@@ -338,7 +338,10 @@ class TestBrowser:
         name = "document.querySelector('#about .name')?.textContent"
         left = "document.getElementById('queue').innerText"
         assert "3 left" in tab.ask(left)
+        form = "getComputedStyle(document.getElementById('give')).display"
+        assert tab.ask(form) == "none"  # until an image is open
         tab.ask("document.getElementById('next').click()")
+        assert tab.ask(form) == "flex"
         assert tab.ask(name) == "photo-3.jpg"
         tab.ask("document.getElementById('next').click()")  # passes over it
         assert tab.ask(name) == "photo-250.jpg"
