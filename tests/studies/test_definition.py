@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepbregman.config import load_recipe, override
+from deepbregman.config import load_recipe, override, recipes
 from deepbregman.errors import UserError
 from deepbregman.studies import catalogue as package
 from deepbregman.studies.catalogue import find_study, load_catalogue
@@ -225,3 +225,16 @@ def test_a_recipe_without_the_divergence_has_no_arms_with_it(name: str) -> None:
     base = load_recipe("simclr")
     arms = select_usable_arms(GRIDS[name].with_values(("resnet18",)).arms, base)
     assert [arm.series for arm in arms] == ["SimCLR"]
+
+
+@pytest.mark.parametrize("first", sorted(recipes()))
+def test_arms_are_their_recipes_whichever_is_the_reference(first: str) -> None:
+    # A field that both recipes have with the same value is no difference; another method brings
+    # its own default of it.
+    configs = {name: replace(load_recipe(name), seed=0) for name in (first, *recipes())}
+    bare = Study("bare", "Bare", (), "recipe", "pairs")
+    for name, config in configs.items():
+        if name != first and config != configs[first]:
+            pair = {first: configs[first], name: config}
+            made = bare.with_recipes(pair).arms[1].changes
+            assert override(configs[first], made) == config, name

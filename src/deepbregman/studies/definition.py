@@ -323,9 +323,14 @@ class Search:
 
 
 def _list_changes(base: Config, config: Config) -> dict[str, Any]:
-    """Return what makes one configuration of another, the seed apart."""
-    mine, differing = fields_of(config), differing_fields(base, config)
-    changes = {field: mine[field] for field in differing if field in mine and field != "seed"}
+    """Return what makes one configuration of another, the seed apart.
+
+    Another method begins with its own defaults, so then all fields of the method are listed.
+    """
+    mine, differing = fields_of(config), set(differing_fields(base, config))
+    if "objective.name" in differing:
+        differing |= {field for field in mine if field.startswith("objective.")}
+    changes = {name: mine[name] for name in mine if name in differing and name != "seed"}
     return changes | {
         table: None
         for table in OPTIONAL
