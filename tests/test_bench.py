@@ -104,6 +104,7 @@ def test_tiny_run_leaves_a_record_a_table_and_a_figure(tmp_path: Path) -> None:
     assert all(arm["views_per_second"] > 0 for arm in group["arms"])
     assert {"commit", "versions", "device", "platform"} <= record.keys()
     assert "over bare" in screen.file.getvalue()
+    assert "GB" not in screen.file.getvalue()  # a CPU's memory is not measured
     with Image.open(tmp_path / "bench" / "bench.png") as figure:
         assert figure.width > 300
 
@@ -142,9 +143,11 @@ def test_generated_photographs_are_of_realistic_size(tmp_path: Path) -> None:
         assert picture.size == (streaming.WIDTH, streaming.HEIGHT)
 
 
-def test_unknown_scale_is_refused() -> None:
+def test_unknown_names_are_refused() -> None:
     with pytest.raises(UserError, match="'huge' is not one of main, large, cpu, tiny"):
         bench(scale="huge")
+    with pytest.raises(UserError, match="--only 'K=7' is not one of bare encoder; SimCLR; K=10;"):
+        bench(scale="tiny", only=("SimCLR", "K=7"), accelerator="cpu")
 
 
 def test_published_speeds_meet_the_targets_they_claim() -> None:

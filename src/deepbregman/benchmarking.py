@@ -15,7 +15,7 @@ from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages, Images
 from deepbregman.files import Record
 from deepbregman.objectives import Group, build_run_encoder, build_views
-from deepbregman.terminal import say
+from deepbregman.terminal import count_words, say
 from deepbregman.training.devices import is_mixed
 from deepbregman.training.fabric import Fabric
 from deepbregman.training.loop import Pretraining
@@ -85,13 +85,14 @@ def measure(
 ) -> Record:
     """Build arms one after the other, then let them take turns; see :class:`TimedArm`."""
     views_per_step = config.training.batch_size * config.views.num_views
+    group = f"{config.encoder.name}, batch {config.training.batch_size}"
     ready = []
     for name, build in arms.items():
         arm = prepare_arm(name, views_per_step, build, device, effort.warmup)
         arm.lead_in = (lead_in or {}).get(name, 0)
         ready.append(arm)
-        group = f"{config.encoder.name}, batch {config.training.batch_size}"
         say(console, f"{group}: {name} ready in {arm.first_step_seconds:.1f} s")
+    say(console, f"{group}: each takes {effort.turns} turns of {count_words(effort.steps, 'step')}")
     timings = time_arms(ready, device, effort)
     torch._dynamo.reset()  # else the graphs of the next group would keep the memory of this one
     return {

@@ -16,6 +16,7 @@ from deepbregman.evaluation.features import SplitFeatures
 from deepbregman.reporting.screen import (
     describe_references,
     evaluation_table,
+    evaluation_tables,
     search_table,
 )
 from deepbregman.runs import Run
@@ -217,6 +218,23 @@ def test_the_table_has_a_line_for_a_variant_and_a_column_for_a_metric(
         ["linear", "a [b]", "90.00 ± 1.50", "99.00 ± 0.13", "3", "1,297 / 500"],
         ["linear", "c", "80.00", "", "1", "1,297 / 500"],
     ]
+
+
+def test_protocols_with_other_metrics_have_tables_of_their_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = {"knn": ["top1"], "retrieval": ["mAP", "precision@10"], "linear": ["top1", "top5"]}
+    common = {"data": "d", "num_train": 1297, "num_test": 500, "deviation": None, "n": 1}
+    rows = [
+        {**common, "protocol": protocol, "variant": "cosine of embeddings", "metric": m, "value": 9}
+        for protocol, metrics in {**found, "cluster": ["NMI", "ARI", "purity"]}.items()
+        for m in metrics
+    ]
+    Console(width=80).print(evaluation_tables(rows, "on d"))
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split("│")[1].strip() for line in lines if "│" in line]
+    assert shown == ["knn", "linear", "retrieval", "cluster"]  # each on one line
+    assert sum(line.startswith("on d") for line in lines) == 3
 
 
 def test_accuracies_come_with_what_to_compare_them_with() -> None:

@@ -382,14 +382,22 @@ def test_refusals(
     assert [path.name for path in out.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [(KeyboardInterrupt(), ""), (OSError(28, "No space left on device"), "No space.*out'")],
+)
 def test_whole_or_nothing(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: BaseException,
+    words: str,
+    make_run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*arguments: Any) -> None:
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(page_module, "to_latex", fail)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(type(error), match=words):
         report([make_run("a", metrics=METRICS)], tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 

@@ -278,7 +278,9 @@ def test_the_control_and_both_terms_are_endings_of_a_recipe(
     unnamed = dataclasses.replace(options, out=None, data=None)
     expected = "studies/comparison-simclr-best-control-best-best-both-cifar10"
     assert name_study_folder(STUDY, unnamed) == Path(expected)
-    with pytest.raises(UserError, match=r"info_nce is 1\.0 with divergence\.source 'learned'"):
+    with pytest.raises(
+        UserError, match=r"paper-control: .*info_nce is 1\.0 with divergence\.source 'learned'"
+    ):
         plan_study(STUDY, dataclasses.replace(options, recipes=("simclr", "paper-control")))
 
 

@@ -281,6 +281,20 @@ def test_a_busy_run_is_waited_for_and_taken_over(
     assert read(out)["cells"][0]["state"] == "done"
 
 
+def test_after_a_full_disk_the_study_is_what_continues(
+    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "last.pt")
+
+    monkeypatch.setattr("deepbregman.training.checkpoints.torch.save", fail)
+    with pytest.raises(
+        UserError, match=f"last.pt: No space .*: deepbregman study kappa.*{out}"
+    ) as e:
+        run_study(kappa.STUDY, settings(few_digits, out, only=("5",), seeds=1))
+    assert "pretrain" not in str(e.value)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
 def test_a_file_system_without_locks_is_no_obstacle(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,8 @@ def bench(
         images = benchmarking.make_random_images(max(settings.images, 2 * batch_size), 32)
         with tempfile.TemporaryDirectory() as folder:
             arms = benchmarking.list_arms(encoder, batch_size, images, fabric, Path(folder))
+            if unknown := set(only) - set(arms):
+                raise UserError(f"--only {unknown.pop()!r} is not one of {'; '.join(arms)}")
             wanted = set(only or (arms if index == 0 and scale != "large" else MAIN_ARMS))
             wanted.add(benchmarking.BARE)
             chosen = {name: build for name, build in arms.items() if name in wanted}

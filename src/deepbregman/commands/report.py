@@ -61,8 +61,10 @@ def report(
         temporary.mkdir()
         counts = write_page(temporary, runs, studies, title, progress or ignore_progress)
         temporary.replace(place)  # takes the place of an empty folder
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk names no file
+            error.filename = str(out)
         raise
     page = Path(out) / "index.html"
     return Report(page, page.stat().st_size, *counts)

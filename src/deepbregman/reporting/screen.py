@@ -44,8 +44,21 @@ def _words(text: str) -> str:
     return escape(make_printable(text))
 
 
+def evaluation_tables(rows: Sequence[Record], title: str) -> Group:
+    """Draw the rows of evaluations: accuracies in one table, each other protocol in its own.
+
+    In a table of all, most cells would be empty, and columns too narrow for words.
+    """
+    accurate = {row["protocol"] for row in rows if row["metric"] in METRICS}
+    parts: dict[str, list[Record]] = {}
+    for row in rows:
+        part = "" if row["protocol"] in accurate else row["protocol"]
+        parts.setdefault(part, []).append(row)
+    return Group(*(evaluation_table(part, title) for part in parts.values()))
+
+
 def evaluation_table(rows: Sequence[Record], title: str) -> Table:
-    """Draw the rows of evaluations: a line for each variant, a column for each metric.
+    """Draw a line for each variant, a column for each metric.
 
     A mean over several seeds is written with the sample's deviation.
     """
@@ -266,6 +279,6 @@ def speed_table(group: Record) -> Table:
             f"{read_speed(arm) / bare_speed(group):.3f}",
             f"{arm['spread']:.2f}x",
             f"{arm['first_step_seconds']:.1f} s",
-            f"{arm['peak_gigabytes']:.2f} GB",
+            f"{arm['peak_gigabytes']:.2f} GB" if arm["peak_gigabytes"] else "—",  # on a CPU
         )
     return table

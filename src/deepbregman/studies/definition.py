@@ -400,7 +400,11 @@ def load_arm(name: str) -> Config:
     """Load a recipe or a .toml file; the name of a recipe may have one of the endings."""
     for ending, changes in ENDINGS.items():
         if name.endswith(ending) and name not in recipes():
-            return override(load_recipe(name.removesuffix(ending)), changes)
+            recipe = load_recipe(name.removesuffix(ending))
+            try:
+                return override(recipe, changes)
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from error
     return load_recipe(name)
 
 

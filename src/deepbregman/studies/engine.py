@@ -36,7 +36,7 @@ from deepbregman.launching import leave_group
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run
 from deepbregman.training.callbacks import Callback
-from deepbregman.training.faults import Interrupted
+from deepbregman.training.faults import Fault, Interrupted
 
 from .definition import Judge, describe_differences
 from .results import MAIN_METRIC
@@ -353,4 +353,6 @@ def work(queue: Queue, worker: Worker, command: str) -> Record:
         raise Stopped(queue.describe(), command, error.signal_number) from None
     except KeyboardInterrupt:
         raise Stopped(queue.describe(), command, signal.SIGINT) from None
+    except Fault as error:
+        raise Fault(error.words, command) from error
     return queue.save()

@@ -38,6 +38,14 @@ class Interrupted(Exception):
         self.signal_number = number
 
 
+class Fault(UserError):
+    """The disk or the machine stopped a run; a study says otherwise how to continue."""
+
+    def __init__(self, words: str, command: str) -> None:
+        super().__init__(f"{words}; then continue with: {command}")
+        self.words = words
+
+
 class StoppedAtOnce(BaseException):
     """A signal came while there was nothing to save; no library in between catches this."""
 
@@ -81,28 +89,29 @@ def watch_signals(
 @contextmanager
 def explain_faults(config: Config, folder: Path) -> Iterator[None]:
     """Explain to the user how the disk, the memory or a second Ctrl-C stopped a run."""
-    go_on = f"continue with: deepbregman pretrain --resume {folder}"
+    command = f"deepbregman pretrain --resume {folder}"
     try:
         yield
     except KeyboardInterrupt:
         if not (folder / "config.toml").is_file():
             raise
-        words = f"stopped at once, without saving; what was saved before is kept, {go_on}"
-        raise KeyboardInterrupt(words) from None
+        words = "stopped at once, without saving; what was saved before is kept"
+        raise KeyboardInterrupt(f"{words}, continue with: {command}") from None
     except OSError as error:
         if not folder.exists() and str(error.filename or "").startswith(str(folder)):
-            raise UserError(
+            raise Fault(
                 f"the run folder {folder} is gone: it was removed or moved while the run was "
-                f"training; put it back, then {go_on}"
+                "training; put it back",
+                command,
             ) from error
         explained = explain_error(error)
         if explained is None or not (folder / "config.toml").is_file():
             raise
-        raise UserError(f"{explained[0]}; then {go_on}") from error
+        raise Fault(explained[0], command) from error
     except (RuntimeError, MemoryError) as error:
         workers = explain_workers(error)
         if workers is not None:
-            raise UserError(f"{workers}; then {go_on}") from error
+            raise Fault(workers, command) from error
         if not is_out_of_memory(error):
             raise
         raise UserError(_explain_memory(config, error)) from error
