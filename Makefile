@@ -37,10 +37,11 @@ types: $(VENV)/.installed-dev
 slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
-# Packages for loggers and datasets, which are large, and the tests that need them.
-EXTRA_TESTS := tests/training/test_loggers.py tests/data/test_hugging_face.py
+# Packages for loggers, datasets and a database, which are large, and the tests that need them.
+EXTRA_TESTS := tests/training/test_loggers.py tests/data/test_hugging_face.py \
+  tests/studies/test_tuning.py::test_three_workers_on_postgresql
 test-extras: $(VENV)/.installed-dev
-	$(BIN)/python -m pip install --quiet --editable '.[mlflow,wandb,datasets]'
+	$(BIN)/python -m pip install --quiet --editable '.[mlflow,wandb,datasets,postgresql]'
 	$(BIN)/python -m pytest -m 'slow or not slow' $(EXTRA_TESTS)
 
 gpu: $(VENV)/.installed-dev

@@ -393,10 +393,11 @@ def test_whole_or_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(*arguments: Any) -> None:
+    def fail(folder: Path, *arguments: Any) -> None:
+        (folder / "index.html").touch()
         raise error
 
-    monkeypatch.setattr(page_module, "to_latex", fail)
+    monkeypatch.setattr(page_module, "write_page", fail)
     with pytest.raises(type(error), match=words):
         report([make_run("a", metrics=METRICS)], tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
