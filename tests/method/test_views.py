@@ -86,6 +86,10 @@ def reference(image: Tensor, size: int, p: dict[str, Tensor], kernel: int) -> Te
 
 # ---- each operator against torchvision
 
+# Of matrix products: float32 has positions up to 500 pixels; half precision, as on a GPU, may cost
+# half a level of 255, as rounding to uint8 does.
+PRECISIONS = [(torch.float32, 5e-5), (torch.float16, 0.5 / 255)]
+
 
 @pytest.mark.parametrize("size", [9, 32, 56])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (45, 80), (130, 61)])
@@ -105,18 +109,18 @@ def test_crop_and_flip(size: int, height: int, width: int, channels: int) -> Non
         close(actual[m, n], expected.flip(-1) if parameters.flipped[m, n] else expected)
 
 
-def test_crop_of_a_large_image() -> None:
+@pytest.mark.parametrize(("precision", "error"), PRECISIONS)
+def test_crop_of_a_large_image(precision: torch.dtype, error: float) -> None:
     images = pictures(2, 3, 500, 375)
     box = [torch.tensor([[value, value + 3]]) for value in (11, 29, 410, 300)]
-    actual = operators.resample(images, *box, 224)[0]
+    actual = operators.resample(images, *box, 224, precision=precision)[0]
+    assert actual.dtype == torch.float32
     for n in range(2):
         ints = [int(value[0, n]) for value in box]
         expected = tv.resized_crop(
             images[n].float() / 255, *ints, [224, 224], interpolation=BILINEAR, antialias=True
         )
-        close(
-            actual[n], expected, atol=5e-5
-        )  # positions up to 500 pixels, in float32 on both sides
+        close(actual[n], expected, atol=error)
 
 
 def test_whole_image_of_the_right_size_is_kept_exactly() -> None:
@@ -174,15 +178,20 @@ def test_greyscale() -> None:
 
 
 @pytest.mark.parametrize(("size", "kernel"), [(8, 3), (32, 3), (96, 9), (224, 23)])
-def test_blur(size: int, kernel: int) -> None:
+@pytest.mark.parametrize(("precision", "error"), PRECISIONS)
+def test_blur(size: int, kernel: int, precision: torch.dtype, error: float) -> None:
     images = colours(6, 3, size)
     sigma = torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
     radius = Views(size).blur_radius
     assert 2 * radius + 1 == kernel
-    actual = operators.blur_images(images, sigma, radius)
-    close(actual[0], images[0], 1e-7)
+    actual = operators.blur_images(images, sigma, radius, precision)
+    assert actual.dtype == torch.float32
+    is_half = precision == torch.float16
+    assert is_half != torch.equal(actual, operators.blur_images(images, sigma, radius))
+    close(actual[0], images[0], error if is_half else 1e-7)
     for n in range(1, 6):
-        close(actual[n], tv.gaussian_blur(images[n], [kernel, kernel], [float(sigma[n])] * 2))
+        expected = tv.gaussian_blur(images[n], [kernel, kernel], [float(sigma[n])] * 2)
+        close(actual[n], expected, error if is_half else ATOL)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -322,7 +331,7 @@ def test_never_waits_for_the_device(
         actual = views(images, sizes, uniforms)
         views(images)
         centre_view(images, None, 32)
-    close(actual.cpu(), expected, 1e-4)
+    close(actual.cpu(), expected, 1 / 255)  # products in half precision
 
 
 # ---- what is drawn
