@@ -304,6 +304,22 @@ def test_every_method_stands_alone_and_with_the_divergence(tmp_path: Path, few_d
     assert plan.definition["unequal_budget"]
 
 
+@pytest.mark.parametrize(
+    ("name", "arms"),
+    [
+        ("learning-rates", ["byol", "byol-rate-x0.3", "byol-rate-x3"]),
+        ("methods", ["byol", "byol+divergence"]),
+    ],
+)
+def test_one_recipe_is_enough_where_it_has_several_arms(
+    name: str, arms: list[str], tmp_path: Path, few_digits: str
+) -> None:
+    study = find_study(name)
+    assert isinstance(study, Study)
+    options = StudyOptions(data=few_digits, out=tmp_path / "one", epochs=1, recipes=("byol",))
+    assert [arm.name for arm in plan_study(study, options).arms] == arms
+
+
 def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) -> None:
     """The rate that won on held-out images reaches both arms of its recipe, and stays."""
     rates, study = find_study("learning-rates"), find_study("methods")

@@ -468,11 +468,6 @@ def check_arms(study: Study, arms: Iterable[Arm], base: Config) -> None:
 def name_arms(recipes: Sequence[str]) -> list[str]:
     """Name an arm for each recipe: by itself, or by its file."""
     names = [Path(recipe).stem for recipe in recipes]
-    if len(names) < 2:
-        raise UserError(
-            f"--recipes {' '.join(recipes)}: there must be at least 2 to compare, the reference "
-            "first, such as --recipes simclr best"
-        )
     for name in names:
         if names.count(name) > 1:
             raise UserError(

@@ -133,6 +133,12 @@ def _check_kind(study: Study, options: StudyOptions) -> None:
             f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
             f"the reference first, such as --recipes simclr {options.recipe}"
         )
+    is_a_pair = study.with_divergence or study.rate_factors  # each recipe has several arms
+    if len(options.recipes) == 1 and study.recipes and not is_a_pair:
+        raise UserError(
+            f"--recipes {options.recipes[0]}: there must be at least 2 to compare, the reference "
+            "first, such as --recipes simclr best"
+        )
     given = next((name for name in ("recipes", "unequal", "rates") if getattr(options, name)), "")
     if not study.recipes and given:
         raise UserError(
