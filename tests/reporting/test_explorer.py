@@ -278,6 +278,9 @@ class TestBrowser:
                 f"menu.value = '{option}'; menu.dispatchEvent(new Event('change')); }})()"
             )
             assert tab.ask("document.getElementById('legend').children.length") > 1
+            title = "document.getElementById('colour').selectedOptions[0].textContent"
+            head = "document.getElementById('legend').firstChild.textContent"
+            assert tab.ask(f"{head}.endsWith({title})")  # a legend says what it is of
         tab.ask(
             "(() => { const menu = document.getElementById('subnetwork'); "
             "menu.value = '1'; menu.dispatchEvent(new Event('change')); })()"
@@ -330,7 +333,7 @@ class TestBrowser:
 
     def test_images_to_label_follow_each_other(self, tab: "chromium.Tab", tmp_path: Path) -> None:
         asked = np.isin(np.arange(400), (3, 5, 250, 300))  # 5 has a label already
-        column = Column("label next", asked, ("others", "label next"), has_none=True)
+        column = Column("label next", asked, ("others", "yes"), has_none=True)
         given = sample(400)._replace(columns=(column,))
         page = tmp_path / "few.html"
         write_page(page, given, draw_sheets(pixels(400), thumbnail_side(400)))

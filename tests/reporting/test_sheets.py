@@ -41,6 +41,17 @@ def test_the_size_follows_from_what_is_shown(
     assert width == 2 * MARGIN + CELL + 3 * GAP + columns * CELL + (columns - 1) * GAP
 
 
+def test_a_caption_stands_above_all_and_is_never_cut() -> None:
+    words = "k-means, cosine features; the number at an image is its distance" * 2
+    plain, sheet = (np.asarray(sheets.draw_sheet([panel(2)], text)) for text in ("", words))
+    assert len(sheet) == len(plain) + sheets.HEADING
+    line, below = np.split(sheet, [MARGIN + sheets.HEADING])
+    assert (below[:, : plain.shape[1]] == plain[MARGIN:]).all()
+    dark = np.flatnonzero((line < 200).any(axis=(0, 2)))
+    assert dark[0] - MARGIN < 5
+    assert 0 <= sheet.shape[1] - MARGIN - dark[-1] < 5
+
+
 def test_small_groups_stand_side_by_side() -> None:
     """Forty pairs of duplicates one below the other would be a sheet that nobody can look at."""
     tiles = tuple(tile(index) for index in range(8))

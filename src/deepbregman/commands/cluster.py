@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from deepbregman.data import Source
     from deepbregman.evaluation.clustering import Clustering, TypicalCluster
 
+DISTANCES = {
+    "features": "distance from the mean of its cluster, 1 - cosine",
+    "divergence": "divergence D(image || mean of its cluster)",
+}
+"""By which images are typical; see `rank_members`."""
+
 
 def cluster(
     run: Annotated[RunFolder, tyro.conf.Positional],
@@ -97,7 +103,7 @@ def cluster(
     for method, groups in found.typical.items():
         assert out is not None
         sheets.append(_name_sheet(out, method))
-        write_sheet(sheets[-1], groups)
+        write_sheet(sheets[-1], method, groups)
     return replace(found, sheets=tuple(sheets))
 
 
@@ -105,8 +111,9 @@ def _name_sheet(out: Path, method: str) -> Path:
     return out.with_name(f"{out.stem}-{method}.png")
 
 
-def write_sheet(path: Path, clusters: "Sequence[TypicalCluster]") -> None:
+def write_sheet(path: Path, method: str, clusters: "Sequence[TypicalCluster]") -> None:
     """Draw the most typical images of each cluster, a strip each."""
+    from deepbregman.evaluation.clustering import METHODS
     from deepbregman.reporting.sheets import (
         Panel,
         Strip,
@@ -127,7 +134,8 @@ def write_sheet(path: Path, clusters: "Sequence[TypicalCluster]") -> None:
             for rank, image in enumerate(images, start=1)
         ]
         strips.append(Strip(f"cluster {number}: {size:,} images, the most typical", tuple(tiles)))
-    write_contact_sheet(path, [Panel(None, tuple(strips))])
+    caption = f"{METHODS[method]}; below an image: its rank, and its {DISTANCES[method]}"
+    write_contact_sheet(path, [Panel(None, tuple(strips))], caption)
 
 
 def show(found: "Clustering", console: Console) -> None:

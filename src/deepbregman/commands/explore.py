@@ -156,7 +156,7 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         if found.given.probabilities is not None:
             columns.append(Column("confidence", np.array(found.given.probabilities)))
         if any(found.given.wanted):
-            kinds = ("others", "label next")
+            kinds = ("others", "yes")
             columns.append(Column("label next", np.array(found.given.wanted), kinds, has_none=True))
     if found.classes is not None:
         columns.append(category("class", list(found.classes)))

@@ -159,6 +159,7 @@
     const sizes = new Uint32Array(colours.length);
     for (let i = 0; i < count; i++) sizes[codes[i]]++;
     const largest = [...sizes.keys()].filter((i) => sizes[i]).sort((a, b) => sizes[b] - sizes[a]);
+    legend.append(make("div", column.title));
     for (const category of largest.slice(0, 30)) {
       const button = make("button");
       const dot = make("i");

@@ -69,27 +69,31 @@ class Panel(NamedTuple):
     strips: tuple[Strip, ...]
 
 
-def write_contact_sheet(path: Path, panels: Sequence[Panel]) -> None:
-    """Write a PNG with a panel for each query, one below the other."""
-    sheet = draw_sheet(panels)
+def write_contact_sheet(path: Path, panels: Sequence[Panel], caption: str = "") -> None:
+    """Write a PNG with a panel for each query, one below the other, under a line of words."""
+    sheet = draw_sheet(panels, caption)
     with replace_file(path) as file:
         sheet.save(file, format="PNG")
 
 
-def draw_sheet(panels: Sequence[Panel]) -> Image.Image:
-    """Draw the panels of a contact sheet."""
+def draw_sheet(panels: Sequence[Panel], caption: str = "") -> Image.Image:
+    """Draw the panels of a contact sheet, under a caption if there is one."""
     judged = any(t.same_class is not None for p in panels for s in p.strips for t in s.tiles)
     width = 2 * MARGIN + max(_measure_width(line) for panel in panels for line in _arrange(panel))
     if any(panel.query is not None for panel in panels):
         width += CELL + 3 * GAP
+    font = choose_font(caption)
+    width = max(width, 2 * MARGIN + round(font.getlength(caption)))
     heights = [_measure_panel(panel) for panel in panels]
+    first = MARGIN + (HEADING if caption else 0)
     legend = HEADING + GAP if judged else 0
-    height = 2 * MARGIN + sum(heights) + 2 * MARGIN * (len(panels) - 1) + legend
+    height = first + MARGIN + sum(heights) + 2 * MARGIN * (len(panels) - 1) + legend
     sheet = Image.new("RGB", (width, height), PAPER)
     draw = ImageDraw.Draw(sheet)
-    top = MARGIN
+    draw.text((MARGIN, MARGIN), caption, font=font, fill=FAINT)
+    top = first
     for panel, panel_height in zip(panels, heights, strict=True):
-        if top > MARGIN:
+        if top > first:
             draw.line([(MARGIN, top - MARGIN), (width - MARGIN, top - MARGIN)], fill=UNKNOWN)
         _draw_panel(sheet, draw, panel, top)
         top += panel_height + 2 * MARGIN
