@@ -36,6 +36,8 @@ MOST_SUBNETWORKS = 256
 SCORE_BYTES = 8_000_000
 """Memory for the scores that images can be coloured by."""
 MAP_NEIGHBOURS = 15
+FEWEST = 10
+"""Images for a map by UMAP or t-SNE."""
 _QUERIES = 2048  # at a time
 _DECODED = 512
 _OBLONG = 1.5  # the longer side of a usual photo: a thumbnail shows the middle
@@ -119,9 +121,10 @@ def explore_images(
         for measure in MEASURES
         if measure == "cosine" or features.scores is not None
     }
-    progress("map", 0, 1)
+    work = "map by UMAP, which compiles first" if _takes_umap(len(names)) else "map"
+    progress(work, 0, 1)
     points, method = place_on_map(features.representation, ranked["cosine"], seed)
-    progress("map", 1, 1)
+    progress(work, 1, 1)
     return Exploration(
         gallery,
         names,
@@ -192,9 +195,9 @@ def place_on_map(
     """
     vectors = functional.normalize(representation.float(), dim=1).cpu().numpy()
     count = len(vectors)
-    if count < 10:  # too few for either
+    if count < FEWEST:
         points, method = _principal(vectors), "principal components"
-    elif importlib.util.find_spec("umap") is not None:
+    elif _takes_umap(count):
         points, method = _umap(vectors, nearest, seed), "UMAP"
     else:
         from sklearn.manifold import TSNE
@@ -206,6 +209,10 @@ def place_on_map(
     points = points - points.min(axis=0)
     scale = float(points.max()) or 1.0
     return (points / scale).astype(np.float32), method
+
+
+def _takes_umap(count: int) -> bool:
+    return count >= FEWEST and importlib.util.find_spec("umap") is not None
 
 
 def _principal(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
