@@ -1,5 +1,6 @@
 """Labels from a few labels: classifiers, calibration, the expected accuracy, what to label next."""
 
+import itertools
 import math
 import warnings
 
@@ -15,6 +16,7 @@ from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.predicting import (
     Candidate,
+    _draw_folds,
     expect_accuracy,
     fit_temperature,
     predict_labels,
@@ -173,10 +175,58 @@ def test_the_kind_that_fits_is_chosen(informative: str) -> None:
 
 def test_noise_is_expected_to_be_labelled_by_chance() -> None:
     labels = torch.arange(120) % 3
-    found = predict_labels(Features(draw(120, 8), None), some_known(labels, 60), num_classes=3)
+    points = Features(draw(120, 8, seed=1), None)
+    found = predict_labels(points, some_known(labels, 60), num_classes=3)
     assert {one.classifier.kind for one in found.judged} == {"knn", "linear", "bank"}
     assert found.expected.low < 100 / 3 < found.expected.high
     assert found.probabilities[60:].max(dim=1).values.mean() < 0.5
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0])
+def test_what_few_random_labels_promise_is_kept(apart: float) -> None:
+    """Ten classes and twenty labels: some classes have one label, and some have none."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(10, (500,), generator=generator)
+    points = apart * draw(10, 8)[labels] + draw(500, 8, seed=1)
+    found = []
+    for seed in range(50):
+        shown = torch.full_like(labels, -1)
+        chosen = torch.randperm(500, generator=generator)[:20]
+        shown[chosen] = labels[chosen]
+        kinds, rest = ("knn", "bank"), shown < 0
+        said = predict_labels(Features(points, None), shown, num_classes=10, kinds=kinds, seed=seed)
+        right = 100.0 * (said.probabilities.argmax(1) == labels)[rest].double().mean().item()
+        found.append(
+            (said.expected.value - right, said.expected.low <= right <= said.expected.high)
+        )
+    errors, kept = zip(*found, strict=True)
+    assert sum(errors) / len(errors) == pytest.approx(0.0, abs=4.0)  # two deviations of the mean
+    assert sum(kept) / len(kept) >= 0.85
+
+
+def test_a_class_with_one_label_is_taught_and_counts_as_wrong() -> None:
+    points, labels = blobs(0, each=20)
+    shown = some_known(labels, 30)
+    shown[(labels == 2) & (torch.arange(60) > 2)] = -1  # it keeps one label
+    found = predict_labels(Features(points, None), shown, num_classes=3, kinds=("knn",))
+    right = found.probabilities.argmax(1) == labels
+    assert right[labels == 2].double().mean() > 0.8
+    assert found.class_accuracies == (100.0, 100.0, None)
+    assert found.judged[0].accuracy == pytest.approx(100 * 20 / 21)
+    assert found.judged[0].balanced == 100.0
+    assert found.expected.value < 97.0
+
+
+def test_a_fold_may_hold_all_labels_of_a_class() -> None:
+    points, labels = blobs(0, num_classes=2, each=20)
+    chosen = torch.cat([(labels == 0).nonzero()[:12, 0], (labels == 1).nonzero()[:2, 0]])
+    shown = torch.full_like(labels, -1)
+    shown[chosen] = labels[chosen]
+    both = (shown[shown >= 0] == 1).nonzero().flatten()
+    seed = next(s for s in itertools.count() if len(set(_draw_folds(14, s)[both].tolist())) == 1)
+    found = predict_labels(Features(points, None), shown, num_classes=2, seed=seed)
+    assert found.class_accuracies == (100.0, 0.0)
+    assert torch.equal(found.probabilities.argmax(1), labels)
 
 
 def test_two_labels_of_each_of_many_classes_are_no_reason_to_warn() -> None:

@@ -70,8 +70,8 @@ def label(
     Args:
         run: Folder of the run.
         labels: CSV file with the columns image and label, or a folder with a sub-folder for each
-            class; at least 2 images of a class. In Python also a mapping from image to label. See
-            above for what happens without labels.
+            class; at least two classes need 2 images or more. In Python also a mapping from image
+            to label. See above for what happens without labels.
         data: A dataset instead of the run's own.
         by: knn: nearest labelled images by cosine. linear: a classifier of features. divergence:
             the nearest class by D(image || class), where the run has a divergence. bank: the
@@ -254,8 +254,9 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
     pairs = zip(found.classes, found.class_sizes, strict=True)
     if single := [name for name, size in pairs if size == 1]:
         yield (
-            f"only one image each is labelled {', '.join(single)}, and no other image gets such a "
-            "label; label a second one of each: `deepbregman search` finds images like the first"
+            f"only one image each is labelled {', '.join(single)}, so nobody can tell how often "
+            "such images are found; label a second one of each: `deepbregman search` finds images "
+            "like the first"
         )
     predicted = {
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given
@@ -294,9 +295,9 @@ class _Guess(NamedTuple):
 
 
 def _guess(found: "Labelling") -> _Guess:
-    sizes = [size for size in found.class_sizes if size > 1]
-    name = found.classes[found.class_sizes.index(max(sizes))]
-    return _Guess(name, 100 * max(sizes) / sum(sizes), 100 / len(sizes))
+    judged = [size for size in found.class_sizes if size > 1]
+    name = found.classes[found.class_sizes.index(max(judged))]
+    return _Guess(name, 100 * max(judged) / found.num_examples, 100 / len(judged))
 
 
 def _describe(expected: "ExpectedAccuracy") -> str:

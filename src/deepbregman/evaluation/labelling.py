@@ -70,8 +70,8 @@ class Labelling(Prediction):
 
     @property
     def num_examples(self) -> int:
-        """Labelled images that were learned from, those from outside the data among them."""
-        return sum(size for size in self.class_sizes if size > 1)
+        """Labelled images, those from outside the data among them."""
+        return sum(self.class_sizes)
 
     @property
     def labels(self) -> list[str]:

@@ -3,10 +3,12 @@
 There are nearest neighbours by cosine, a linear classifier, the nearest class by the learned
 divergence ``D(image || class)``, where a class is the empirical distribution of its labelled
 images, and the nearest class by the divergence over a bank of all images. Cross-validation on the
-labelled images chooses. The accuracy of the best of several is too good to be true of other images,
-so it is corrected by the bootstrap of Tsamardinos et al. (2018): choose on a resample, judge on
-what the resample left out. Accuracy is counted twice, by images and as the mean over the classes;
-the first one chooses, unless classes are to count the same.
+labelled images chooses. Its folds are drawn without regard to the classes: then the others are a
+random choice too, from which some classes may be missing, as some are from all labels. The
+accuracy of the best of several is too good to be true of other images, so it is corrected by the
+bootstrap of Tsamardinos et al. (2018): choose on a resample, judge on what the resample left out.
+Accuracy is counted twice, by images and as the mean over the classes; the first one chooses, unless
+classes are to count the same.
 """
 
 import math
@@ -30,7 +32,8 @@ from .knn import VOTE_TEMPERATURE, cosine_neighbours, select_features
 from .linear import measure_scale
 
 KINDS = ("knn", "linear", "divergence", "bank")
-NEIGHBOURS = (1, 5, 20)
+NEIGHBOURS = (5, 20)
+"""A single neighbour would be equally sure of all images."""
 PENALTIES = (1e-1, 1e-2, 1e-3)
 FOLDS = 10
 MANY_LABELS = 500
@@ -136,7 +139,7 @@ class Prediction:
     """The mean over the classes."""
     class_accuracies: tuple[float | None, ...]
     """Of the labelled images of each class, the share that the chosen classifier, which had not
-    learned from them, got right; in per cent. None of a class with one label, which is left out."""
+    learned from them, got right; in per cent. None of a class with one label."""
 
 
 def predict_labels(
@@ -152,7 +155,9 @@ def predict_labels(
 ) -> Prediction:
     """Predict the labels of images from those of a few among them.
 
-    A class with one label is left out: what it teaches cannot be judged.
+    A class with one label is never found where that label is held out, so it counts as wrong: as
+    often, about, images are of a class that has no label at all (Good, 1953). In the mean over the
+    classes it does not count.
 
     Args:
         labels: (N,) int64; -1 for an image without label. Two classes have at least 2.
@@ -160,19 +165,23 @@ def predict_labels(
         balanced: Every class counts the same, in linear classifiers and in the choice.
     """
     labels = labels.cpu()
-    is_labelled = labels >= 0
-    taught = (torch.bincount(labels[is_labelled], minlength=num_classes) > 1).nonzero().flatten()
-    ranks = torch.full((num_classes + 1,), -1)  # the last one is of no label
-    ranks[taught] = torch.arange(len(taught))
-    places = (ranks[labels] >= 0).nonzero().flatten()
-    known, targets = features.select(places), ranks[labels[places]]
+    places = (labels >= 0).nonzero().flatten()
+    known = features.select(places)
+    taught, targets = torch.unique(labels[places], return_inverse=True)
     bank = FeatureBank.gather(features.representation)
 
     def ask(classifier: Candidate, rows: Tensor, queries: Features) -> Tensor:
-        examples, truth = known.select(rows), targets[rows]
-        return classifier.logits(examples, truth, queries, len(taught), smoothing, bank).cpu()
+        present, truth = torch.unique(targets[rows], return_inverse=True)
+        examples, count = known.select(rows), len(present)
+        found = torch.zeros(len(queries.representation), 1).double()  # nothing to tell apart
+        if count > 1:
+            found = classifier.logits(examples, truth, queries, count, smoothing, bank).cpu()
+        absent = found.amin(dim=1, keepdim=True) - 1e-9  # never the answer
+        logits = absent.repeat(1, len(taught))
+        logits[:, present] = found
+        return logits
 
-    folds = _draw_folds(targets, seed)
+    folds = _draw_folds(len(places), seed)
     fold_sizes = torch.bincount(folds)
     possible = [kind for kind in kinds if kind != "divergence" or features.scores is not None]
     tried = _list_classifiers(possible, len(places) - int(fold_sizes.max()), balanced)
@@ -183,7 +192,8 @@ def predict_labels(
             held_out[index, here] = ask(classifier, ~here, known.select(here))
         progress(fold + 1, len(fold_sizes))
     sizes = torch.bincount(targets).double()
-    weights = len(targets) / (len(taught) * sizes[targets])  # (n,), of the mean over the classes
+    weights = (sizes[targets] > 1) / sizes[targets]  # (n,), of the mean over the classes
+    weights *= len(targets) / weights.sum()
     equal = torch.ones_like(weights)
     judged = [_judge(*pair, targets, weights) for pair in zip(tried, held_out, strict=True)]
     hits = torch.stack([right for _, right, _ in judged])  # (M, n)
@@ -196,18 +206,21 @@ def predict_labels(
     order = sorted(range(len(judged)), key=rank)
     best = judged[order[0]][0]
     shares = torch.zeros_like(sizes).scatter_add_(0, targets, hits[order[0]]) / sizes
-    accuracies = dict(zip(taught.tolist(), (100.0 * shares).tolist(), strict=True))
+    accuracies = {
+        int(label): 100.0 * float(share)
+        for label, share, size in zip(taught, shares, sizes, strict=True)
+        if size > 1
+    }
     logits = ask(best.classifier, torch.ones_like(targets, dtype=torch.bool), features)
     probabilities = torch.zeros(len(labels), num_classes, dtype=torch.float64)
     probabilities[:, taught] = (logits / best.temperature).softmax(dim=1)
-    given = functional.one_hot(labels[is_labelled], num_classes)
-    probabilities[is_labelled] = given.double()
+    probabilities[places] = functional.one_hot(labels[places], num_classes).double()
     choosing = weights if balanced else equal
     return Prediction(
         probabilities=probabilities,
         judged=[judged[index][0] for index in order],
-        expected=_expect(hits, losses, choosing, equal, seed),
-        expected_balanced=_expect(hits, losses, choosing, weights, seed),
+        expected=_expect(hits, losses, choosing, equal, len(fold_sizes), seed),
+        expected_balanced=_expect(hits, losses, choosing, weights, len(fold_sizes), seed),
         class_accuracies=tuple(accuracies.get(place) for place in range(num_classes)),
     )
 
@@ -224,33 +237,31 @@ def _judge(
 
 
 def _expect(
-    correct: Tensor, losses: Tensor, choosing: Tensor, counted: Tensor, seed: int
+    correct: Tensor, losses: Tensor, choosing: Tensor, counted: Tensor, num_folds: int, seed: int
 ) -> ExpectedAccuracy:
     share = expect_accuracy(correct, losses, seed, choosing=choosing, counted=counted)
     # As many equal weights would be as informative (Kish).
     size = float(counted.sum().square() / counted.square().sum())
+    # Other labels would also teach another classifier: the variance of Nadeau and Bengio (2003).
+    size /= 1.0 + num_folds / (num_folds - 1)
     low, high = wilson_interval(share, size)
     return ExpectedAccuracy(100 * share, 100 * low, 100 * high)
 
 
-def _draw_folds(labels: Tensor, seed: int) -> Tensor:
-    """Return the fold (n,) of each labelled image; every class is spread evenly over the folds."""
-    from sklearn.model_selection import StratifiedKFold
+def _draw_folds(count: int, seed: int) -> Tensor:
+    """Return the fold (n,) of each labelled image.
 
-    most = int(torch.bincount(labels).max())
-    wanted = FOLDS if len(labels) < MANY_LABELS else FOLDS // 2
-    splitter = StratifiedKFold(min(wanted, most), shuffle=True, random_state=seed)
-    folds = torch.empty_like(labels)
-    with warnings.catch_warnings():  # a class with fewer images than folds is in fewer of them
-        warnings.simplefilter("ignore", UserWarning)
-        for fold, (_, held) in enumerate(splitter.split(labels, labels)):
-            folds[torch.from_numpy(held)] = fold
-    return folds
+    Folds that had the same share of each class would teach a classifier how frequent the classes
+    are among the very images that judge it.
+    """
+    wanted = FOLDS if count < MANY_LABELS else FOLDS // 2
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randperm(count, generator=generator) % min(wanted, count)
 
 
 def _list_classifiers(kinds: Sequence[str], num_train: int, balanced: bool) -> list[Candidate]:
     settings: dict[str, Sequence[float]] = {
-        "knn": [k for k in NEIGHBOURS if k <= num_train],
+        "knn": [k for k in NEIGHBOURS if k <= num_train] or [num_train],
         "linear": PENALTIES,
         "divergence": (0.0,),
         "bank": (0.0,),
@@ -308,7 +319,7 @@ def expect_accuracy(
     right = correct.double()
     inside = counts @ (choosing * right).T  # (R, M)
     ties = counts @ losses.double().T
-    least = 0.5 * float(choosing.min())  # below what one image counts
+    least = 0.5 * float(choosing[choosing > 0].min())  # below what one image counts
     inside -= least * (ties - ties.min()) / (ties.max() - ties.min()).clamp_min(1e-12)
     outside = (counts == 0).double() * counted
     judged = (outside @ right.T).gather(1, inside.argmax(dim=1, keepdim=True))[:, 0]
