@@ -99,7 +99,7 @@ class TestVerbs:
         _, out, _ = command("pretrain", "--help")
         assert max(map(len, out.splitlines())) <= 80
         text = " ".join(line.strip(" │") for line in out.splitlines())
-        assert "A crop enlarges things: in views of 0.75 they are about as large as" in text
+        assert "Random crops enlarge objects; with 0.75 these are about as large as" in text
         assert "The divergence network and its loss, which any method can carry." in text
 
     @pytest.mark.parametrize("words", [["--help"], ["data", "--help"], ["pretrain", "--help"]])

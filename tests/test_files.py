@@ -18,7 +18,6 @@ import pytest
 from deepbregman.errors import UserError
 from deepbregman.files import (
     check_shape,
-    check_writable,
     clear_temporaries,
     create_file,
     hold_folder,
@@ -302,20 +301,6 @@ def test_of_two_that_make_one_file_exactly_one_succeeds(
         make(b"first")
     assert path.read_bytes() == b"second"
     assert os.listdir(tmp_path) == ["new"]
-
-
-def test_a_folder_that_cannot_be_written_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check_writable(tmp_path)
-    assert os.listdir(tmp_path) == []
-
-    def refuse(*arguments: object, **options: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(UserError, match=r"cannot be written to \(Read-only file system\)"):
-        check_writable(tmp_path)
 
 
 # Records

@@ -242,9 +242,8 @@ def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @functools.wraps(data.prepare)
-def _no_preparation(*arguments: Any, **options: Any) -> data.Prepared:
-    record = {"images": {}, "num_classes": None, "num_replaced": 0}
-    return data.Prepared(record, Path("x.json"))
+def _no_preparation(*arguments: Any, **options: Any) -> dict[str, Any]:
+    return {"images": {}, "num_classes": None, "num_replaced": 0}
 
 
 def called(arguments: list[str]) -> int:

@@ -281,7 +281,7 @@ def test_a_joined_process_leaves_at_once(tmp_path: Path, verb: str, code: int, w
 def test_a_process_that_is_lost_is_explained(words: str) -> None:
     explained = explain_error(RuntimeError(words))
     assert explained is not None
-    assert explained[0].startswith("lost another process of the run")
+    assert explained[0].startswith("lost the connection to another process of the run")
     assert explained[1] == 1
 
 

@@ -51,7 +51,7 @@ QUIET = {
 
 
 class Effort(NamedTuple):
-    """How long to measure: untimed steps of every arm, turns of every arm, steps in a turn."""
+    """Length of a measurement: untimed steps of every arm, turns, and steps in a turn."""
 
     warmup: int
     turns: int

@@ -22,8 +22,6 @@ from typing import Annotated, Any, NoReturn, get_args
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from tyro.constructors import (
     ConstructorRegistry,
     StructConstructorSpec,
@@ -43,7 +41,7 @@ from .launching import (
     is_first_of_machine,
     require_one_process,
 )
-from .terminal import lasting_console, print_note, progress_bars, say, silence
+from .terminal import lasting_console, print_choices, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"
 VERBS = (
@@ -219,23 +217,19 @@ def _print_overview() -> None:
     console = _open_help()
     console.print(f"usage: {PROGRAM} VERB ... [--debug]\n", highlight=False)
     console.print("Self-supervised visual representations with deep Bregman divergences.\n")
-    purposes = {verb: _verb_purpose(verb) for verb in VERBS}
-    _print_table(console, purposes)
+    modules = {verb: importlib.import_module(f"deepbregman.commands.{verb}") for verb in VERBS}
+    documented = {verb: getattr(module, verb, module) for verb, module in modules.items()}
+    print_choices(console, {verb: _first_line(found) for verb, found in documented.items()})
     console.print(
         f"\n{PROGRAM} VERB --help lists options; --debug shows the traceback of an error.",
         highlight=False,
     )
 
 
-def _verb_purpose(verb: str) -> str:
-    module = importlib.import_module(f"deepbregman.commands.{verb}")
-    return _first_line(getattr(module, verb, module))
-
-
 def _print_subcommands(program: str, subcommands: dict[str, Callable[..., Any]]) -> None:
     console = _open_help()
     console.print(f"usage: {program} {{{','.join(subcommands)}}} ...\n", highlight=False)
-    _print_table(console, {name: _first_line(each) for name, each in subcommands.items()})
+    print_choices(console, {name: _first_line(each) for name, each in subcommands.items()})
     console.print(f"\n{program} NAME --help lists the options.", highlight=False)
 
 
@@ -247,13 +241,6 @@ def _describe(function: Callable[..., Any]) -> str:
 
 def _first_line(documented: object) -> str:
     return (inspect.getdoc(documented) or "").partition("\n")[0]
-
-
-def _print_table(console: Console, purposes: dict[str, str]) -> None:
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, purpose in purposes.items():
-        table.add_row(f"[bold]{name}[/bold]", escape(purpose))
-    console.print(table)
 
 
 # Streams and exit codes

@@ -35,7 +35,7 @@ class Diverged(UserError):
 
 
 class Notice(UserWarning):
-    """What a user should know and what stops nothing; the command line prints it in one line."""
+    """A note to the user that stops nothing; the command line prints it in one line."""
 
 
 class ReportedElsewhere(Exception):
@@ -158,7 +158,7 @@ def explain_error(error: BaseException) -> tuple[str, int] | None:
         return str(error), 128 + int(number)
     if any(words in str(error).lower() for words in _CONNECTION_LOST):
         return (
-            "lost another process of the run, whose own error, if it had one, says why; what the "
+            "lost the connection to another process of the run; its own error says why; what the "
             "run has saved is whole: continue it with --resume"
         ), 1
     workers = explain_workers(error)

@@ -29,7 +29,7 @@ _SETTLING_SECONDS = 0.5
 """Time for a worker that was forked from a killed process to release its lock."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _FORMULA = re.compile(r"[\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
-"""How a text begins that a spreadsheet runs; the last four are the wide forms of the signs."""
+"""Start of a text that a spreadsheet takes for a formula; the last four are full-width signs."""
 
 
 def now() -> str:
@@ -195,18 +195,6 @@ def refuse_read_only(folder: Path, what: str) -> None:
             f"{what}: the folder {folder} cannot be written to; make it writable, or name another "
             "place"
         )
-
-
-def check_writable(folder: Path) -> None:
-    """Refuse, before any work, a folder that cannot be written to."""
-    try:
-        with _write_beside(folder / "trial"):
-            pass
-    except OSError as error:
-        raise UserError(
-            f"{folder} cannot be written to ({error.strerror or error}), and results go there: "
-            "make it writable, or work on a copy of it"
-        ) from None
 
 
 # Records

@@ -1,4 +1,4 @@
-"""Which process of how many this one is, and how several are started and watched; no torch.
+"""Start the processes of a run, watch them, and find the rank of this one. Needs no torch.
 
 Whoever starts the processes describes them by environment variables. Those of torchrun and of srun
 are understood. :func:`run_in_processes` sets torchrun's, so a process need not know who started it.
@@ -123,7 +123,7 @@ def must_start_processes(devices: int | None, nodes: int | None) -> bool:
     """Whether processes are still to be started; refuse numbers that contradict those running.
 
     Args:
-        devices: processes on each machine, as asked for; None leaves it to who starts them.
+        devices: processes on each machine, as asked for; None leaves it to torchrun or srun.
     """
     for name, count in (("devices", devices), ("nodes", nodes)):
         if count is not None and count < 1:

@@ -257,7 +257,7 @@ class Run:
             raise UserError(f"{error}{self._other_version()}") from None
 
     def keep_config(self, config: Config) -> None:
-        """Write the configuration that the run goes on with, if it is another than before."""
+        """Write the configuration with which the run continues, if it has changed."""
         if config != self.config:
             with replace_file(self.path / "config.toml") as file:
                 file.write(to_toml(config).encode())
@@ -396,7 +396,7 @@ class Run:
 
 
 def _rename_speed(record: Record) -> Record:
-    """Give views their name: older records count them as ``images_per_second``."""
+    """Rename the speed in older records, which call views per second ``images_per_second``."""
     if "views_per_second" in record or "images_per_second" not in record:
         return record
     return {

@@ -1,16 +1,18 @@
-"""What a user sees in a terminal: words, progress bars, and streams that may go away."""
+"""Output to the terminal: text, progress bars, and streams that may be closed."""
 
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any, cast
 
 import tyro
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, TaskID
+from rich.table import Table
 
 from .errors import UserError, make_printable
 
@@ -32,6 +34,14 @@ def say(console: Console, message: str, style: str | None = None) -> None:
     console.print(
         make_printable(message), style=style, soft_wrap=True, highlight=False, markup=False
     )
+
+
+def print_choices(console: Console, choices: Mapping[str, str]) -> None:
+    """Print names, each with what it means."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, meaning in choices.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(meaning))
+    console.print(table)
 
 
 def parse_duration(text: str, option: str) -> float:

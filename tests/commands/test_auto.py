@@ -66,9 +66,9 @@ def test_a_folder_without_a_recipe(command: Command, photos: Path, tmp_path: Pat
     assert "estimated time: 8 s" in out
     for field in ("data.image_size", "training.epochs", "optimiser.warmup_epochs", "data.workers"):
         assert field in out
-    assert "what fits in 9 s; up to 800 help" in out
+    assert "what fits in 9 s; up to 800 improve the result" in out
     again = f"`deepbregman pretrain {photos} --encoder.weights {run} --budget TIME --run NEW`"
-    assert f"up to 800 epochs help: {again}" in out
+    assert f"up to 800 epochs improve the result: {again}" in out
     # The written configuration is a plain recipe.
     assert load_recipe(str(run / "config.toml")) == config
 

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from deepbregman.cli import main
+from deepbregman.commands.data import prepare
 from deepbregman.config import load_recipe, to_toml
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.data.datasets import DATASETS
@@ -247,7 +248,7 @@ class TestPrepare:
         assert (code, err) == (0, "")
         from sklearn.datasets import load_digits
 
-        record = json.loads((tmp_path / "r" / "digits.json").read_text())
+        record = prepare("digits")
         assert record["images"] == {"train": 1297, "test": 500}
         assert record["mean"][0] == record["mean"][1]
         # All 1,797 are in two splits; their mean in sixteenths is scikit-learn's, but for rounding.
@@ -265,33 +266,25 @@ class TestPrepare:
         words = ("prepare", "imagenet", "--root", imagenet, "--cache", "i.npz")
         code, _, err = command(*words)
         assert (code, err) == (0, "")
-        record = json.loads((imagenet / "imagenet.json").read_text())
-        assert (record["image_size"], record["frame"]) == (8, [18, 18])
         cached = open_source("i.npz", image_size=8)
         assert cached.classes == ("n01440764", "n01443537", "n01484850")
         assert isinstance(cached.train.images, ArrayImages)
         assert cached.train.images.sizes is not None
+        assert cached.train.images.frame == (18, 18)
         assert cached.train.images.sizes[0].tolist() == [12, 18]  # 20 x 30, shrunk by 0.6
         code, _, err = command(*words)
         assert code == 2
         assert "i.npz exists" in err
         assert command(*words[:-1], "j.npz", "--image-size", 4)[0] == 0
-        assert json.loads((imagenet / "imagenet.json").read_text())["frame"] == [9, 9]
+        assert open_source("j.npz", image_size=4).train.images.frame == (9, 9)
 
-    def test_a_folder_of_your_own_and_its_record(self, command: Command, tmp_path: Path) -> None:
+    def test_a_folder_of_your_own(self, tmp_path: Path) -> None:
         for i in range(6):
             _save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", seed=i)
         pixels = [np.asarray(Image.open(path)) for path in (tmp_path / "photos").rglob("*.png")]
-        assert command("prepare", tmp_path / "photos")[0] == 0
-        record = json.loads((tmp_path / "photos.json").read_text())
+        record = prepare(str(tmp_path / "photos"))
         assert record["images"] == {"train": 4, "test": 2}
         assert np.isclose(record["mean"], np.mean(pixels, axis=(0, 1, 2)) / 255, atol=0.1).all()
-        assert command("prepare", tmp_path / "photos")[0] == 0  # its own record is replaced
-        (tmp_path / "photos.json").write_text('{"precious": 1}')
-        code, _, err = command("prepare", tmp_path / "photos")
-        assert code == 2
-        assert "photos.json exists" in err
-        assert json.loads((tmp_path / "photos.json").read_text()) == {"precious": 1}
 
     def test_the_current_folder_and_no_size(
         self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -299,7 +292,6 @@ class TestPrepare:
         _save(tmp_path / "photos" / "0.png")
         monkeypatch.chdir(tmp_path / "photos")
         assert command("prepare", ".")[0] == 0
-        assert (tmp_path / "photos.json").is_file()
         code, _, err = command("prepare", ".", "--image-size", 0)
         assert code == 2
         assert "image_size 0" in err
@@ -354,7 +346,6 @@ class TestPrepare:
         code, _, err = command("prepare", "imagenet", "--root", imagenet)
         assert code == 2
         assert "11 images instead of 12" in err
-        assert not (imagenet / "imagenet.json").exists()
 
     @pytest.mark.parametrize(
         ("cache", "part"), [("c.zip", "is .npz"), ("no/c.npz", "not exist"), ("c.npz", "exists")]
@@ -378,7 +369,6 @@ class TestPrepare:
         assert code == 2
         assert "takes 0.0 GB" in err
         assert not (tmp_path / "c.npz").exists()
-        assert not (imagenet / "imagenet.json").exists()
 
     @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left")])
     def test_interrupted_it_leaves_nothing_and_can_be_run_again(
@@ -425,7 +415,7 @@ VERBS = {
     "pretrain": ["digits"],
     "evaluate": ["run"],
     "embed": ["run", "--out", "e.npz"],
-    "search": ["run"],
+    "search": ["run", "--query", "test:0"],
     "cluster": ["run"],
     "study kappa": [],
     "study sigma-lambda": [],
@@ -498,7 +488,7 @@ def test_cifar10_itself(command: Command, tmp_path: Path) -> None:
     assert out.count("5,000\n") == 10
     code, _, err = command("prepare", "cifar.npz", "--cache", "copy.npz")
     assert (code, err) == (0, "")
-    record = json.loads((tmp_path / "cifar.npz.json").read_text())
+    record = prepare(str(tmp_path / "cifar.npz"))
     # The compact copy is lossy: its colours are up to 0.0025 from the published ones.
     assert record["mean"] == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.003)
     assert record["deviation"] == pytest.approx([0.2470, 0.2435, 0.2616], abs=0.003)

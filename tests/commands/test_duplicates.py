@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -110,17 +111,6 @@ def test_no_duplicates_at_all(
     ],
 )
 def test_errors(
-    command: Command,
-    short_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[object],
-    expected: str,
+    refused: Callable[..., None], short_run: Run, words: list[object], expected: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "old.csv").write_text("precious")
-    code, _, err = command("duplicates", short_run.path, *words)
-    assert code == 2
-    assert expected in err
-    assert [path.name for path in tmp_path.iterdir()] == ["old.csv"]
-    assert (tmp_path / "old.csv").read_text() == "precious"
+    refused("duplicates", short_run, words, expected, "old.csv")

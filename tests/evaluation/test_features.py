@@ -1,17 +1,14 @@
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from deepbregman.config import Config, load_recipe, override
+from deepbregman.config import load_recipe, override
 from deepbregman.data import ArrayImages, Batch, ResidentBatches, StreamingBatches
 from deepbregman.evaluation import features
 from deepbregman.evaluation.features import (
-    build_crop_and_flip,
-    compute_crop_features,
     compute_features,
 )
 from deepbregman.evaluation.frozen import keep_frozen
@@ -238,78 +235,3 @@ def test_features_of_a_model_that_trains_meanwhile_are_refused() -> None:
     model = build()
     with pytest.raises(RuntimeError, match="frozen network was touched"):
         compute_features(model, Meddling(model), SIZE)
-
-
-# The features averaged over crops
-
-
-def one_crop_at_a_time(
-    model: Model, images: Tensor, sizes: Tensor | None, config: Config, crops: int, seed: int
-) -> Tensor:
-    """In float64, drawn image after image, each crop made and encoded by itself."""
-    views = build_crop_and_flip(config)
-    encoder = copy.deepcopy(model.encoder).double().eval()
-    generator = torch.Generator().manual_seed(seed)
-    rows = []
-    for index in range(len(images)):
-        one = slice(index, index + 1)
-        total = torch.zeros(model.encoder.num_features, dtype=torch.float64)
-        drawn = build_crop_and_flip(config, crops).draw(1, device="cpu", generator=generator)
-        for uniforms in drawn.unsqueeze(1):
-            view = views(images[one], None if sizes is None else sizes[one], uniforms)[0]
-            with torch.no_grad():
-                total += encoder(view.double())[0]
-        rows.append(total / crops)
-    return torch.stack(rows)
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("kind", [ResidentBatches, StreamingBatches])
-@pytest.mark.parametrize("batch_size", [1, 4, 512])
-def test_crop_features_agree_with_one_crop_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, padded: bool, kind: type, batch_size: int
-) -> None:
-    model, pixels, config = build(), pictures(9, 12), load_recipe("digits")
-    config = override(config, {"views.crop_area": (0.1, 0.5), "views.flip": 0.5})
-    sizes = None
-    if padded:
-        sizes = torch.randint(5, 13, (9, 2), generator=torch.Generator().manual_seed(2))
-    monkeypatch.setattr(features, "BATCH_SIZE", batch_size)
-    batches = kind(ArrayImages(pixels, sizes), CPU)
-    found = compute_crop_features(model, batches, build_crop_and_flip(config, 3), 11)
-    expected = one_crop_at_a_time(model, pixels, sizes, config, 3, 11)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
-    whole = compute_features(model, batches, SIZE).representation
-    assert (found - whole).abs().amax(dim=1).min() > 1e-3  # so that whole images would show
-
-
-def test_crops_that_are_the_whole_image_change_nothing() -> None:
-    model, batches = build(), ResidentBatches(ArrayImages(pictures(9, 12)), CPU)
-    whole = {"views.crop_area": (1.0, 1.0), "views.crop_aspect": (1.0, 1.0), "views.flip": 0.0}
-    config = override(load_recipe("digits"), whole)
-    found = compute_crop_features(model, batches, build_crop_and_flip(config, 5), 0)
-    expected = compute_features(model, batches, SIZE).representation
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_crop_features_repeat_differ_by_seed_and_leave_the_model_alone(training: bool) -> None:
-    model, batches = build().train(training), ResidentBatches(ArrayImages(pictures(9, 12)), CPU)
-    before, views = copied(model), build_crop_and_flip(load_recipe("digits"), 2)
-    seen: list[tuple[int, int]] = []
-    found = compute_crop_features(model, batches, views, 3, lambda *at: seen.append(at))
-    assert torch.equal(found, compute_crop_features(model, batches, views, 3))
-    assert not torch.equal(found, compute_crop_features(model, batches, views, 4))
-    assert seen == [(9, 9)]
-    assert model.training == training
-    assert all(torch.equal(model.state_dict()[name], before[name]) for name in before)
-    assert not found.requires_grad
-
-
-def test_crop_features_of_a_model_that_trains_meanwhile_are_refused() -> None:
-    model = build()
-    with pytest.raises(RuntimeError, match="frozen network was touched"):
-        compute_crop_features(
-            model, Meddling(model), build_crop_and_flip(load_recipe("digits"), 2), 0
-        )

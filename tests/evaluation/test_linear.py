@@ -210,21 +210,21 @@ def correlated(rows: int, width: int) -> tuple[Tensor, Tensor]:
     return points @ turned, labels
 
 
-def test_even_curvature_saves_half_of_the_products_and_moves_nothing(
+def test_the_preconditioner_saves_half_of_the_products_and_moves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     features, labels = correlated(1000, 48)
     counts = [0, 0]
-    curve, identity = linear._Objective.curve, torch.eye(49, dtype=torch.float64)
+    multiply, identity = linear._Objective.multiply_hessian, torch.eye(49, dtype=torch.float64)
 
     def count(*arguments: Any) -> Tensor:
         counts[-1] += 1
-        return curve(*arguments)
+        return multiply(*arguments)
 
-    monkeypatch.setattr(linear._Objective, "curve", count)
+    monkeypatch.setattr(linear._Objective, "multiply_hessian", count)
     even = fit_linear(features, labels, num_classes=4, l2=1e-4)
     counts.reverse()
-    monkeypatch.setattr(linear._Objective, "even_out", lambda *_: identity)
+    monkeypatch.setattr(linear._Objective, "compute_preconditioner", lambda *_: identity)
     plain = fit_linear(features, labels, num_classes=4, l2=1e-4)
     assert 2 * counts[0] < counts[1]
     torch.testing.assert_close(even.weight, plain.weight, atol=2e-3, rtol=0)  # 2 * tolerance / l2

@@ -18,16 +18,12 @@ from PIL import Image
 from sklearn.metrics import balanced_accuracy_score
 
 from deepbregman.commands.evaluate import evaluate
-from deepbregman.commands.search import search
 from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, FileImages, Source, Split, fingerprint
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.errors import Diverged, Notice, UserError
 from deepbregman.evaluation.features import (
-    AveragedFeatures,
     LabelledFeatures,
-    build_crop_and_flip,
-    compute_crop_features,
 )
 from deepbregman.evaluation.inputs import Evaluation, load_run, open_labelled
 from deepbregman.evaluation.knn import classify_by, classify_by_cosine, knn
@@ -37,7 +33,7 @@ from deepbregman.method.bregman import divergence, soft_divergence
 from deepbregman.objectives import build_step
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.randomness import derive_seed, epoch_order
+from deepbregman.training.randomness import epoch_order
 
 
 def of(
@@ -209,7 +205,7 @@ def test_data_that_changed_since_pretraining_are_said(
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", Notice)
         rows = evaluate(run, protocols=["knn"], accelerator="cpu")
-        rows += search(run, accelerator="cpu").rows
+        rows += evaluate(run, protocols=["retrieval"], accelerator="cpu")
         others = evaluate(run, protocols=["knn"], data=few_digits, accelerator="cpu")
     assert [row["data_changed"] for row in rows] == [noise] * len(rows)
     assert {row["data_changed"] for row in others} == {None}
@@ -266,82 +262,16 @@ class TestSeeds:
             evaluate(short_run, **options)
 
 
-class TestCrops:
-    """Features averaged over crops, beside those of whole images."""
+def test_crops_are_as_large_as_the_images_whatever_the_views_are(few: LabelledFeatures) -> None:
+    small = replace(few, config=override(few.config, {"views.relative_size": 0.75}))
+    sides: list[int] = []
 
-    @pytest.fixture
-    def wide(self, few: LabelledFeatures) -> LabelledFeatures:
-        """Whose crops are always the whole image, unflipped."""
-        changes = {"crop_area": (1.0, 1.0), "crop_aspect": (1.0, 1.0), "flip": 0.0}
-        views = {f"views.{name}": value for name, value in changes.items()}
-        return replace(few, config=override(few.config, views))
+    def record(_module: torch.nn.Module, shown: tuple[torch.Tensor, ...]) -> None:
+        sides.append(shown[0].shape[-1])
 
-    def test_crops_of_the_whole_image_judge_alike(self, wide: LabelledFeatures) -> None:
-        averaged = wide.average_crops(3, seed=5)
-        told = {"crops": 3, "seed": 5}
-        cosine = zip(classify_by_cosine(wide), classify_by_cosine(wide, averaged), strict=True)
-        linear = measure_on_cached(wide, 0), measure_on_cached(wide, 0, averaged=averaged)
-        for plain, found in (*cosine, linear):
-            assert found.variant.split(",")[0] == f"{plain.variant.split(',')[0]} of 3 crops"
-            assert found.values == pytest.approx(plain.values, abs=1.0)  # rounding: one digit
-            assert found.chosen == plain.chosen
-            assert found.details == {**plain.details, **told}
-
-    def test_they_are_the_average_that_the_configuration_draws(self, few: LabelledFeatures) -> None:
-        """Of both splits, each with draws of its own."""
-        averaged = few.average_crops(4, seed=2)
-        views = build_crop_and_flip(few.config, 4)
-        for split, found in (("train", averaged.train), ("test", averaged.test)):
-            seed = derive_seed(2, f"crops of {split}")
-            side = few.train if split == "train" else few.test
-            assert torch.equal(found, compute_crop_features(few.model, side.batches, views, seed))
-        same = replace(few, source=replace(few.source, test=few.source.train)).average_crops(
-            4, seed=2
-        )
-        assert torch.equal(same.train, averaged.train)
-        assert not torch.equal(same.test, same.train)
-
-    def test_they_are_as_large_as_the_images_whatever_the_views_are(
-        self, few: LabelledFeatures
-    ) -> None:
-        small = replace(few, config=override(few.config, {"views.relative_size": 0.75}))
-        sides: list[int] = []
-
-        def record(_module: torch.nn.Module, shown: tuple[torch.Tensor, ...]) -> None:
-            sides.append(shown[0].shape[-1])
-
-        with few.model.encoder.register_forward_pre_hook(record):
-            small.average_crops(2, seed=0)
-            measure_on_crops(small, seed=0, epochs=1)
-        assert set(sides) == {8}
-
-    @pytest.mark.slow
-    def test_each_seed_has_its_crops_and_one_seed_is_computed_once(
-        self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        computed = []
-        compute = LabelledFeatures.average_crops
-
-        def counted(self: LabelledFeatures, crops: int, seed: int, *rest: Any) -> AveragedFeatures:
-            computed.append((crops, seed))
-            return compute(self, crops, seed, *rest)
-
-        monkeypatch.setattr(LabelledFeatures, "average_crops", counted)
-        options = {"data": few_digits, "epochs": 0, "crops": 2, "accelerator": "cpu"}
-        alone = [evaluate(short_run, seed=seed, **options) for seed in (3, 4)]
-        assert computed == [(2, 3), (2, 4)]
-        together = evaluate(short_run, seed=3, seeds=2, **options)
-        for row, *singles in zip(together, *alone, strict=True):
-            if "of 2 crops" in row["variant"]:
-                assert row["values"] == [single["value"] for single in singles]
-                assert row["n"] == 2
-                assert (row["details"]["crops"], row["details"]["seed"]) == (2, 3)
-
-    def test_features_that_are_no_numbers_are_refused(self, few: LabelledFeatures) -> None:
-        model = copy.deepcopy(few.model)
-        model.encoder.mean.fill_(float("nan"))
-        with pytest.raises(Diverged, match="not finite"):
-            replace(few, model=model).average_crops(2, seed=0)
+    with few.model.encoder.register_forward_pre_hook(record):
+        measure_on_crops(small, seed=0, epochs=1)
+    assert set(sides) == {8}
 
 
 def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from deepbregman.cli import main
 from deepbregman.data import Source
 from deepbregman.evaluation import linear
 
@@ -78,3 +79,17 @@ def explosive(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def one_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let linear classifiers choose among one penalty: they take most of a tiny cell's time."""
     monkeypatch.setattr(linear, "L2_GRID", (0.1,))
+
+
+@pytest.fixture
+def refused(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """Check that a command is refused with a message, before its folder is made."""
+
+    def check(command: list[str], message: str) -> None:
+        with pytest.raises(SystemExit) as stopped:
+            main([*command, "--out", str(out), "--accelerator", "cpu"])
+        assert stopped.value.code == 2
+        assert message in " ".join(capsys.readouterr().err.split())
+        assert not out.exists()
+
+    return check

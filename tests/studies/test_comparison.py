@@ -1,9 +1,8 @@
 """Whole recipes compared: pairs by seed, an equal budget, and the command that a user types."""
 
-import csv
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -168,12 +167,6 @@ def test_to_the_end_and_on_by_the_folder_alone(
         assert tuple(arm["cost"][name] for name in names) == cost
         assert arm["cost"]["seconds"]["n"] == 2
         assert arm["cost"]["seconds"]["mean"] > 0.0
-    lines = list(csv.DictReader((out / "summary.csv").read_text().splitlines()))
-    (line,) = [x for x in lines if (x["arm"], x["metric"]) == ("ours [x]", MAIN_METRIC)]
-    change = ours["difference"][MAIN_METRIC]
-    assert line["num_diverged"] == "0"
-    assert float(line["difference"]) == change["mean"]
-    assert [float(line["difference_low"]), float(line["difference_high"])] == change["interval"]
     shown = " ".join(capsys.readouterr().out.split())
     assert "Difference to plain" in shown
     assert "1 or 2 epochs" in shown
@@ -227,13 +220,9 @@ def test_an_unequal_comparison_says_so_everywhere(
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(
-    words: list[str], message: str, out: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, refused: Callable[..., None]
 ) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["study", *words, "--out", str(out), "--accelerator", "cpu"])
-    assert stopped.value.code == 2
-    assert message in " ".join(capsys.readouterr().err.split())
-    assert not out.exists()
+    refused(["study", *words], message)
 
 
 def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> None:

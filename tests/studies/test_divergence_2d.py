@@ -7,12 +7,12 @@ import pytest
 import torch
 from scipy.special import kl_div
 
-from deepbregman.cli import main
 from deepbregman.studies.divergence_2d import (
     draw_classes,
     learn,
     list_classical,
     measure_separation,
+    run_divergence_2d,
 )
 
 
@@ -31,7 +31,7 @@ def test_classical_divergences_are_of_the_shifted_plane() -> None:
 
 def test_the_learned_divergence_is_zero_within_a_class_and_convex_in_its_first_argument() -> None:
     points, labels = draw_classes(100, seed=3)
-    measures, _ = learn(points, labels, num_subnetworks=8, steps=150, seed=0)
+    measures, _ = learn(points, labels, steps=150, seed=0)
     hard = measures["learned, max form"]
     found = measure_separation(hard(points, points), labels)
     assert found["same class at zero"] > 0.8
@@ -54,28 +54,9 @@ def test_separation_on_a_matrix_done_by_hand() -> None:
 
 def test_the_command_leaves_results_and_figures(tmp_path: Path) -> None:
     out = tmp_path / "plane"
-    options = ["--seeds", "1", "--samples", "40", "--steps", "5", "--resolution", "12"]
-    main(["study", "divergence-2d", *options, "--out", str(out)])
+    run_divergence_2d(out, seeds=1, samples=40, steps=5, resolution=12)
     results = json.loads((out / "results.json").read_text())
     assert {row["arm"] for row in results["rows"]} >= {"learned, max form", "Itakura-Saito"}
     assert "supervised" in results["notes"]
     assert (out / "divergence-2d.png").stat().st_size > 10_000
     assert (out / "divergence-2d.svg").is_file()
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "words"),
-    [
-        ("--target", "5", "classes are 0 to 4"),
-        ("--samples", "3", "must be 10 or more"),
-        ("--num-subnetworks", "1", "must be 2 or more"),
-    ],
-)
-def test_bad_options_are_refused(
-    option: str, value: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["study", "divergence-2d", option, value, "--out", str(tmp_path / "out")])
-    assert stopped.value.code == 2
-    assert words in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "out").exists()

@@ -1,7 +1,6 @@
 """The space of a search: what is written is what is searched, and what cannot be is refused."""
 
 import math
-from pathlib import Path
 
 import optuna
 import pytest
@@ -87,19 +86,6 @@ def test_booleans_and_words_and_spaces_between() -> None:
     assert str(space[0]) == "divergence.learn_sigma=true,false"
 
 
-def test_a_file_says_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "space.toml"
-    path.write_text(
-        '[divergence]\nsigma = "0.1:5:log"\nkernel = ["gaussian", "inverse"]\n'
-        '[training]\nbatch_size = "128:512"\n'
-    )
-    words = [
-        *("divergence.sigma=0.1:5:log", "divergence.kernel=gaussian,inverse"),
-        "training.batch_size=128:512",
-    ]
-    assert parse_space([str(path)], BASE) == parse_space(words, BASE)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -125,28 +111,12 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
         (["data.holdout=0.1:0.5"], "one set of images"),
         (["views.crop_area=0.1:0.5"], "is a list, and only single values"),
         (["objective.weight=0:1", "divergence.weight=0:1"], "are both 0"),
-        (["nowhere.toml"], "cannot be read"),
+        (["divergence.kernel=[1],[2]"], "must be a number, text or true"),
     ],
 )
 def test_errors_name_the_field_and_the_rule(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse_space(words, BASE)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("sigma = 1", "outside of a section"),
-        ("[divergence\n", "not valid TOML"),
-        ("[divergence]\nsigma = 3.0", "at least two values"),
-        ("[divergence]\nkernel = [[1], [2]]", "must be a number, text or true"),
-    ],
-)
-def test_errors_of_a_file(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "space.toml"
-    path.write_text(text)
-    with pytest.raises(UserError, match=message):
-        parse_space([str(path)], BASE)
 
 
 def test_many_dimensions_are_checked_one_by_one() -> None:

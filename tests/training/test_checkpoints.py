@@ -420,7 +420,7 @@ def test_a_damaged_run_is_not_judged_by_an_older_checkpoint(run: Run) -> None:
 
 def test_load_model_before_there_is_a_checkpoint(run: Run) -> None:
     run.last_checkpoint.unlink()
-    with pytest.raises(UserError, match=r"no checkpoint yet.*--keep-checkpoints"):
+    with pytest.raises(UserError, match=r"does not exist.*--keep-checkpoints"):
         load_trained(run.path)
     with pytest.raises(UserError, match="is not a run folder"):
         load_trained(run.path.parent)

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,6 @@ from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.display import (
     Display,
-    _order_events_before,
-    open_events,
-    write_events,
 )
 
 from ..conftest import Forks
@@ -214,36 +210,6 @@ def test_events_for_tensorboard_are_written_before_the_checkpoint(
     assert [event.step for event in events] == [2, 4, 6]
     values = [row["total"] for row in Run.open(folder).metrics()]
     assert [event.value for event in events] == pytest.approx(values, rel=1e-6)
-
-
-def test_no_file_of_events_takes_the_name_of_another(tmp_path: Path) -> None:
-    """A process in a container has the same number after each start."""
-    seconds = (10, 97, 200, 201)
-    for second in seconds:
-        path = tmp_path / f"events.out.tfevents.{second:010d}.host.1.0"
-        path.write_text(str(second))
-    _order_events_before(tmp_path, 101)
-    found = sorted(tmp_path.iterdir())
-    assert [int(path.read_text()) for path in found] == list(seconds)
-    assert found[-1].name < f"events.out.tfevents.{101:010d}"
-
-
-@pytest.mark.parametrize("seconds_between", [0, 5, -100])
-def test_events_are_read_in_order_whatever_the_clock_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds_between: int
-) -> None:
-    """TensorBoard reads files by name, which begin with the second: the clock may be set back."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run, clock = Run(tmp_path), time.time()
-    for step in (0, 2, 4, 6):
-        monkeypatch.setattr(time, "time", lambda now=clock: now)
-        with closing(open_events(run, step)) as writer:
-            write_events(writer, {"step": step + 1, "total": 0.5})
-            write_events(writer, {"step": step + 2, "total": 0.5})
-        clock += seconds_between
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("total")
-    assert [event.step for event in events] == [*range(1, 9)]
 
 
 def kill_while_writing(command_line: CommandLine, folder: Path, *words: object) -> bool:

@@ -63,7 +63,7 @@ def test_the_batch_is_no_larger_than_the_data(count: int, batch: int) -> None:
         (2000, 30, 1024, "no larger than the dataset"),  # 5 % of 53,760 images are 2,688
         (2000, 10, 512, "full after 5% of the run"),  # and of 17,920 they are 896
         (2000, 2, 128, "full after 5% of the run"),  # of batches of 32
-        (40, 4, 16, "a batch fills it"),
+        (40, 4, 16, "the size of a batch"),
     ],
 )
 def test_the_bank_is_full_early(count: int, epochs: int, bank: int, why: str) -> None:
@@ -168,7 +168,10 @@ def test_a_budget_too_short_for_an_epoch_is_said() -> None:
     found = plan(CPU._replace(budget=1.0), speed=2e-3)
     assert found.config.training.epochs == 1
     whys = {choice.field: choice.why for choice in found.choices}
-    assert whys["training.epochs"] == "the fewest, though it takes longer than 1 s; up to 800 help"
+    assert (
+        whys["training.epochs"]
+        == "at least one, though it takes over 1 s; up to 800 improve the result"
+    )
 
 
 def test_one_step_is_no_plural() -> None:

@@ -50,7 +50,7 @@ def test_one_command_starts_continues_and_tells_the_end(
     assert err.startswith("stopped by SIGTERM; everything is saved")
     # 20 images, 4 of them for testing: 16 fill three batches of 5, and one is left out.
     line, classes, unused = out.splitlines()[:3]
-    assert classes == "2 classes: cats, dogs; labels judge the encoder and do not train it"
+    assert classes == "2 classes: cats, dogs; labels evaluate the encoder, they do not train it"
     for part in ("small", "16 images", "at 8 px", "3 epochs of 3 steps", "batch 5", "cpu"):
         assert part in line
     for part in (

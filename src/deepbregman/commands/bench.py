@@ -20,7 +20,7 @@ else:
 
 
 class Scale(NamedTuple):
-    """How much to measure: groups of encoder and batch size, images, and how long."""
+    """Extent of a benchmark: groups of encoder and batch size, images, and length."""
 
     groups: tuple[tuple[str, int], ...]
     images: int

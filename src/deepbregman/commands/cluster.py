@@ -54,9 +54,9 @@ def cluster(
 ) -> "Clustering":
     """Cluster images by k-means of features and by the learned divergence.
 
-    With labels, the command also measures the agreement of clusters and classes: NMI, ARI and
-    purity in per cent, mean and standard deviation over the seeds. It writes them into
-    RUN/result.json.
+    With labels, the command also prints the agreement of clusters and classes: NMI, ARI and purity
+    in per cent, mean and standard deviation over the seeds. To record it for a report, use
+    deepbregman evaluate RUN --protocol cluster.
 
     Args:
         run: Folder of the run.
@@ -76,7 +76,7 @@ def cluster(
         progress: Called during the work.
 
     Returns:
-        The clusters, and rows of protocol cluster where there are labels.
+        The clusters, and their agreement with the classes where there are labels.
     """
     if out is not None:
         out = Path(out)
@@ -85,9 +85,7 @@ def cluster(
             check_new_file(_name_sheet(out, method), ".png")
     if seeds < 1:
         raise UserError(f"seeds is {seeds}: it must be at least 1")
-    images = open_images(
-        run, data, source, accelerator, devices, encoder, skip_unreadable, records=True
-    )
+    images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.clustering import cluster_images
 
     found = cluster_images(

@@ -3,7 +3,7 @@
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_source
 from deepbregman.errors import UserError
-from deepbregman.files import Record, create_file, now, parse_json, write_json
+from deepbregman.files import Record, create_file
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybeNumber, MaybePath, ReportProgress, ignore_progress, say
 
@@ -26,14 +26,6 @@ MEASURED_FILES = 10_000
 IMAGE_SIZE = 32
 """Image size for a folder or an .npz file, if no other is asked for."""
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")]
-
-
-class Prepared(NamedTuple):
-    """What was found of a dataset, and where it is written."""
-
-    record: Record
-    file: Path
-    """File of the record: ``ROOT/NAME.json``, or beside a folder or .npz file."""
 
 
 def list_datasets() -> list[Dataset]:
@@ -75,11 +67,10 @@ def prepare(
     download: bool = True,
     skip_unreadable: bool = False,
     progress: PythonOnly[ReportProgress | None] = None,
-) -> Prepared:
+) -> Record:
     """Download a dataset if that is possible, verify it, and measure its pixels.
 
-    The numbers of images and the mean and standard deviation of each channel are printed and
-    written to ROOT/NAME.json.
+    The numbers of images and the mean and standard deviation of each channel are printed.
 
     With --cache, the decoded images are also written to one .npz file. Give it to other commands as
     --data; it opens at once. Each image is in a square frame of at most 2.25 times the image size:
@@ -96,43 +87,38 @@ def prepare(
         progress: Called during the work.
     """
     progress, root = progress or ignore_progress, expand_home(root)
-    dataset, path = find_source(name, with_boxes=True)
-    path = path.resolve() if dataset is None else root / name
-    file = path.with_name(f"{path.name}.json")
-    _check_outputs(file, cache)
+    dataset, _ = find_source(name, with_boxes=True)
+    check_new_file(cache, ".npz", "cache")
     if name == "voc":
-        record = _prepare_voc(root, cache, download, progress)
-    else:
-        if image_size is None:
-            image_size = IMAGE_SIZE if dataset is None else dataset.image_size
-        from deepbregman.data import open_source
-        from deepbregman.data.checking import check_data
+        return _prepare_voc(root, cache, download, progress)
+    if image_size is None:
+        image_size = IMAGE_SIZE if dataset is None else dataset.image_size
+    from deepbregman.data import open_source
+    from deepbregman.data.checking import check_data
 
-        if dataset is not None and not dataset.downloadable:
-            check_data(name, root, progress).require_complete()
-        source = open_source(
-            name,
-            root=root,
-            image_size=image_size,
-            download=download,
-            skip_unreadable=skip_unreadable,
-            progress=partial(progress, "checking files"),
-        )
-        if cache is not None:
-            _check_room(cache, source)
-        record = {"image_size": image_size, **_measure(source, skip_unreadable)}
-        if cache is not None:
-            from deepbregman.data.archives import write_archive
+    if dataset is not None and not dataset.downloadable:
+        check_data(name, root, progress).require_complete()
+    source = open_source(
+        name,
+        root=root,
+        image_size=image_size,
+        download=download,
+        skip_unreadable=skip_unreadable,
+        progress=partial(progress, "checking files"),
+    )
+    if cache is not None:
+        _check_room(cache, source)
+    record = {"image_size": image_size, **_measure(source, skip_unreadable)}
+    if cache is not None:
+        from deepbregman.data.archives import write_archive
 
-            report = partial(progress, f"writing {cache.name}")
-            with create_file(cache) as stream:
-                record["num_replaced"] = write_archive(
-                    source, stream, skip_unreadable=skip_unreadable, progress=report
-                )
-            record["cache"] = str(cache)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_json(file, {"name": name, **record, "prepared": now()})
-    return Prepared(record, file)
+        report = partial(progress, f"writing {cache.name}")
+        with create_file(cache) as stream:
+            record["num_replaced"] = write_archive(
+                source, stream, skip_unreadable=skip_unreadable, progress=report
+            )
+        record["cache"] = str(cache)
+    return record
 
 
 SUBCOMMANDS = {"list": list_datasets, "check": check, "prepare": prepare}
@@ -168,9 +154,8 @@ def show_check(report: "CheckReport", console: Console) -> None:
     say(console, f"{report.name}: complete")
 
 
-def show_prepare(prepared: Prepared, console: Console) -> None:
+def show_prepare(record: Record, console: Console) -> None:
     """Print the counts and colours, and what was written."""
-    record = prepared.record
     rows = [(split, f"{count:,}") for split, count in record["images"].items()]
     if record["num_classes"] is not None:
         rows.append(("classes", f"{record['num_classes']:,}"))
@@ -180,7 +165,6 @@ def show_prepare(prepared: Prepared, console: Console) -> None:
             rows.append((key, ", ".join(f"{value:.4f}" for value in record[key])))
         rows.append(("left out", f"{record['num_skipped']:,} unreadable"))
     _print_rows(console, rows)
-    say(console, f"wrote {prepared.file}")
     if "cache" in record:
         if record["num_replaced"]:
             say(console, f"{record['num_replaced']} images could not be decoded and were replaced")
@@ -192,21 +176,6 @@ def _print_rows(console: Console, rows: list[tuple[str, str]]) -> None:
     width = max((len(what) for what, _ in rows), default=0)
     for what, words in rows:
         say(console, f"{what:<{width}}  {words}")
-
-
-def _check_outputs(file: Path, cache: Path | None) -> None:
-    """Refuse, before any long work, to write over what was not written here."""
-    if file.exists():
-        try:
-            ours = "prepared" in parse_json(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError):
-            ours = False
-        if not ours:
-            raise UserError(
-                f"{file} exists and was not written by `deepbregman data prepare`; rename it, "
-                "since the counts and means go there"
-            )
-    check_new_file(cache, ".npz", "cache")
 
 
 def _prepare_voc(

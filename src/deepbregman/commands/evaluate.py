@@ -33,8 +33,6 @@ def evaluate(
     epochs: MaybeNumber = None,
     seed: int = 0,
     seeds: int = 1,
-    crops: int = 0,
-    image_size: int = 0,
     balanced: bool = False,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
@@ -60,9 +58,9 @@ def evaluate(
             detect: Faster R-CNN around the encoder on Pascal VOC. supervised: train the same
             network from random weights on all labels, for comparison. retrieval: search the
             training images for each test image. cluster: group the test images. few: classify by
-            a few labels per class, without training. ood: tell other images from the test images.
-            corruptions: classify noisy, compressed, blurred and pale test images. These five use
-            the cosine of features and, where the run has one, the learned divergence.
+            a few labels per class, without training. ood: detect out-of-distribution images.
+            corruptions: classify noisy, compressed, blurred and low-contrast test images. These
+            five use the cosine of features and, where the run has one, the learned divergence.
         data: A labelled dataset instead of the run's own; transfer needs one. Images are resized to
             the run's image size. For detect: the folder VOCdevkit, or voc after `deepbregman data
             prepare voc`.
@@ -72,11 +70,6 @@ def evaluate(
             30. With 0, linear leaves out the classifier on random crops.
         seed: First seed, of splits, subsets, order, crops and initial weights.
         seeds: Number of seeds, from --seed on; reports mean and standard deviation.
-        crops: For knn and linear: also evaluate features averaged over this number of random crops
-            and flips of each image. 0: no.
-        image_size: For knn and linear: side of the images in pixels; the results are extra rows. 0:
-            the run's data.image_size. An encoder that was trained on views as large as the images
-            may do better with larger images, since random crops enlarge objects.
         balanced: Also report the mean accuracy over classes, and fit a linear classifier in which
             every class counts the same. Always on where the largest class has over ten times the
             images of the smallest.
@@ -101,8 +94,6 @@ def evaluate(
         epochs=epochs,
         seed=seed,
         seeds=seeds,
-        crops=crops,
-        image_size=image_size,
         balanced=balanced,
         skip_unreadable=skip_unreadable,
         semi=semi,

@@ -43,11 +43,11 @@ from deepbregman.training.weights import are_fetched, describe_encoder, find_wei
 from .words import AutoRequest, suggest_longer
 
 LONG_ENOUGH = 0.5
-"""Share of the epochs that images are worth, below which a run says how to train longer."""
+"""A run with less than this share of the epochs that help says how to train longer."""
 
 
 class Parts(NamedTuple):
-    """What a run is given in addition to its configuration."""
+    """Inputs of a run besides its configuration."""
 
     own: OwnParts | None
     source: Source | None = None
@@ -101,7 +101,9 @@ def train_run(
         show_plan(plan, console)
         is_short = 0 < config.training.epochs < LONG_ENOUGH * plan.enough
         if is_short and config.data.source != "custom":  # which no command can name
-            short = f"up to {plan.enough} epochs help: {suggest_longer(folder, config)}"
+            short = (
+                f"up to {plan.enough} epochs improve the result: {suggest_longer(folder, config)}"
+            )
     if not resuming and are_fetched(config):
         words = "without a network, this gives up after up to a minute"
         say(console, f"fetching the weights of {config.encoder.name} if they are not here; {words}")
@@ -220,7 +222,7 @@ def _choose_settings(
 
 
 def _read_settings(folder: Path, config: Config, request: AutoRequest | None) -> Config:
-    """Return the settings that a run that is there goes on with; refuse what it must not change.
+    """Return the settings with which an existing run continues; refuse what it must not change.
 
     Of ``auto``, only what the user has given counts: the rest was chosen when the run began.
     """

@@ -38,15 +38,12 @@ def open_images(
     devices: int | str,
     encoder: Any,
     skip_unreadable: bool,
-    *,
-    records: bool = False,
 ) -> "OpenedRun":
     """Check the folder and the dataset, then load torch, the run's networks and its images.
 
     Args:
         source: the images, already open; then data only names them.
         encoder: a module of the run's structure, or None; its type would load torch.
-        records: whether results are to be recorded, if the run's folder can be written to.
     """
     from deepbregman.runs import Run
 
@@ -63,7 +60,6 @@ def open_images(
         source=source,
         devices=devices,
         skip_unreadable=skip_unreadable,
-        records=records,
     )
 
 

@@ -292,7 +292,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Run], str, list[str]]:
 
 
 def _resume_with_fields(options: list[str], words: list[str]) -> Callable[..., Run]:
-    """Make the function for a run that goes on with other fields, as far as it may change them."""
+    """Make the function that resumes a run with changed fields, as far as they may change."""
     from deepbregman.training.checkpoints import CHANGEABLE
 
     config = Run.open(check_new_settings(options, words, CHANGEABLE)).config
@@ -310,7 +310,7 @@ def _resume_with_fields(options: list[str], words: list[str]) -> Callable[..., R
 
 
 def _count_processes(devices: int | str | None, accelerator: str) -> int | None:
-    """Return the number of processes on this machine; None leaves it to who starts them."""
+    """Return the number of processes on this machine; None leaves it to torchrun or srun."""
     if devices is None or isinstance(devices, int):
         return devices
     if under_torchrun() or under_srun():  # one that --devices all started, among others

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
 from rich.syntax import Syntax
-from rich.table import Table
 
 from deepbregman import config
+from deepbregman.terminal import print_choices
 
 FIRST = (
     *("auto", "best", "cifar10-fast", "cifar10-summit", "digits", "simclr"),
@@ -45,10 +44,8 @@ def show(result: str | dict[str, str], console: Console) -> None:
         else:
             print(result, end="")
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name in dict.fromkeys((*FIRST, *result)):
-        table.add_row(f"[bold]{name}[/bold]", escape(_summarise(result[name])))
-    console.print(table)
+    names = dict.fromkeys((*FIRST, *result))
+    print_choices(console, {name: _summarise(result[name]) for name in names})
     console.print("\ndeepbregman recipes NAME prints a recipe, with its cost and what to expect")
 
 

@@ -8,11 +8,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.screen import (
-    format_distance,
-    metric_table,
-    search_table,
-)
+from deepbregman.reporting.screen import format_distance, search_table
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
 
@@ -49,16 +45,15 @@ def search(
     encoder: PythonOnly["nn.Module | None"] = None,
     progress: PythonOnly[ReportProgress | None] = None,
 ) -> "SearchResult":
-    """Find the images most similar to a query, or measure how well searches find classes.
+    """Find the images most similar to a query.
 
-    A query never finds itself. Without a query, every test image is searched for in the training
-    images. Then the command prints mean average precision and precision at k, by the labels, and
-    writes them into RUN/result.json.
+    A query never finds itself. To measure how well searches find classes, use deepbregman evaluate
+    RUN --protocol retrieval.
 
     Args:
         run: Folder of the run.
         queries: Image files, or images of the dataset by position (test:17, train:0) or by name.
-        data: A dataset instead of the run's own; with a query it needs no labels.
+        data: A dataset instead of the run's own; it needs no labels.
         k: Number of images to find.
         by: Measure of similarity: cosine of features, or the learned divergence from the query's
             scores. By default all that the run has.
@@ -71,17 +66,15 @@ def search(
         source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
         progress: Called during the work.
-
-    Returns:
-        The answers to the queries, or the rows of the measurement without any.
     """
     check_new_file(out, ".png")
     if k < 1:
         raise UserError(f"k is {k}: it must be at least 1")
-    if not queries and (out is not None or split != "all"):
+    if not queries:
         raise UserError(
-            "no --query: --out and --split are for queries; without one the test split searches "
-            "the training split, and only numbers come of it"
+            "search needs an image: give --query FILE, or an image of the dataset such as "
+            "--query test:17; `deepbregman evaluate RUN --protocol retrieval` measures how well "
+            "searches find classes"
         )
     from deepbregman.evaluation.queries import SearchResult
     from deepbregman.evaluation.search_index import answer_by_index, name_index
@@ -90,43 +83,26 @@ def search(
     opened = run if isinstance(run, Run) else Run.open(Path(run))
     words = [str(query) for query in queries]
     key, answers = None, None
-    if queries and source is None and encoder is None:
+    if source is None and encoder is None:
         options = {"split": split, "seed": seed, "accelerator": accelerator}
         key = name_index(opened, data, skip_unreadable=skip_unreadable, **options)
     if key is not None:
         answers = answer_by_index(opened, key, words, data=data, k=k, by=by)
     if answers is None:
-        images = open_images(
-            opened,
-            data,
-            source,
-            accelerator,
-            devices,
-            encoder,
-            skip_unreadable,
-            records=not queries,
-        )
-        # They load torch, which an index saves.
-        from deepbregman.evaluation.retrieval import evaluate_search, search_images
+        images = open_images(opened, data, source, accelerator, devices, encoder, skip_unreadable)
+        from deepbregman.evaluation.retrieval import search_images  # loads torch
 
         report = progress or ignore_progress
-        if not queries:
-            rows = evaluate_search(images, k=k, by=by, seed=seed, progress=report)
-            return SearchResult([], rows)
         answers = search_images(
             images, words, k=k, by=by, split=split, seed=seed, key=key, progress=report
         )
     if out is not None:
         write_sheet(Path(out), answers)
-    return SearchResult(answers, [], out)
+    return SearchResult(answers, out)
 
 
 def show(result: "SearchResult", console: Console) -> None:
-    """Print what was found for each query, or the measurement."""
-    if result.rows:
-        row = result.rows[0]
-        sizes = f"{row['details']['num_queries']:,} queries, {row['num_train']:,} images"
-        console.print(metric_table(result.rows, f"searching {row['data']}: {sizes}"))
+    """Print what was found for each query."""
     for answer in result.answers:
         found = {
             measure: [(image.name, image.class_name, value) for image, value in hits]

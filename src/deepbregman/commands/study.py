@@ -5,8 +5,6 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder
@@ -16,7 +14,7 @@ from deepbregman.studies.definition import Search, StudyOptions, StudyResult
 from deepbregman.studies.grid_plan import plan_study
 from deepbregman.studies.search_plan import check_search, search_of_study
 from deepbregman.studies.tables_plan import TableOptions, plan_tables
-from deepbregman.terminal import MaybeText, say
+from deepbregman.terminal import MaybeText, print_choices, say
 
 from .parameters import Accelerator, PythonOnly, check_dataset
 
@@ -36,7 +34,7 @@ def study(
 
     Args:
         name: Name of the study. Without a name, all studies are listed.
-        study: In a folder that has begun, the default of each option is the folder's value.
+        study: If the study has begun, the default of each option is what it was begun with.
         console: Where to print; nothing is printed when None.
 
     Returns:
@@ -87,11 +85,6 @@ def distributions(
 def divergence_2d(
     *,
     seeds: int = 5,
-    num_subnetworks: int = 10,
-    samples: int = 250,
-    steps: int = 300,
-    resolution: int = 160,
-    target: int = 1,
     out: Path = Path("studies/divergence-2d"),
     console: PythonOnly[Console | None] = None,
 ) -> StudyResult:
@@ -103,27 +96,13 @@ def divergence_2d(
 
     Args:
         seeds: Number of seeds. The first one is drawn; all are measured on held-out samples.
-        num_subnetworks: Number of subnetworks, K.
-        samples: Number of samples of all classes together.
-        steps: Training steps.
-        resolution: Points along a side of the maps.
-        target: Class of the sample to which divergences are drawn, 0 to 4.
         out: Folder of the study, new or empty.
         console: Where to print; nothing is printed when None.
     """
     check_new_folder(out)
     from deepbregman.studies.divergence_2d import run_divergence_2d
 
-    return run_divergence_2d(
-        out,
-        seeds=seeds,
-        num_subnetworks=num_subnetworks,
-        samples=samples,
-        steps=steps,
-        resolution=resolution,
-        target=target,
-        console=console,
-    )
+    return run_divergence_2d(out, seeds=seeds, console=console)
 
 
 def tsne(
@@ -202,10 +181,7 @@ def show(result: StudyResult | dict[str, str], console: Console) -> None:
         print_result(result, console)
         say(console, f"study:  {result.folder}")
         return
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, title in result.items():
-        table.add_row(f"[bold]{name}[/bold]", escape(title))
-    console.print(table)
+    print_choices(console, result)
     say(
         console,
         "\ndeepbregman study NAME runs one; deepbregman study --help lists the options. "

@@ -146,7 +146,7 @@ def add_tables(config: Config, words: list[str]) -> Config:
 
 
 class AutoRequest(NamedTuple):
-    """What the user asks of the recipe ``auto``."""
+    """The user's settings and budget for the recipe ``auto``."""
 
     given: Mapping[str, Any]
     budget: float | None

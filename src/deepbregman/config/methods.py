@@ -70,24 +70,24 @@ class ObjectiveSettings(Section):
 
     @property
     def colour_space(self) -> str | None:
-        """Where brightness and colours are split, if each has an encoder of its own."""
+        """Colour space in which brightness and colours are split; None without a split."""
         return None
 
 
 @dataclass(frozen=True)
 class MomentumSettings(ObjectiveSettings):
-    """A method with a teacher, a copy of the networks that follows them slowly."""
+    """A method with a teacher: a moving average of the networks."""
 
     has_teacher = True
     momentum: Share = 0.99
-    """Share of its weights that the teacher keeps at a step, at the start of training."""
+    """Share of its weights that the teacher keeps at each step, at the start of training."""
     final_momentum: Share = 1.0
-    """The same at the end; in between it follows a cosine."""
+    """Momentum at the end of training; in between it follows a cosine."""
 
 
 @dataclass(frozen=True)
 class RelationSettings(MomentumSettings):
-    """A method whose views relate to past images as the teacher says of a weak view."""
+    """A method that matches the similarities of its views to past images with the teacher's."""
 
     groups = ("weak_views",)
     needs_weak_views = True
@@ -98,7 +98,7 @@ class RelationSettings(MomentumSettings):
     target_temperature: Positive = 0.04
     """Temperature of the teacher; lower is sharper."""
     queue: Count = 4096
-    """Past embeddings of the teacher that views relate to."""
+    """Past embeddings of the teacher that views are compared with."""
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,12 @@ class MemorySettings(ObjectiveSettings):
     negatives: Count = 4096
     """Images of the memory that a batch is compared with, drawn at each step."""
     momentum: Share = 0.5
-    """Share of its vector that the memory keeps when it sees an image."""
+    """Momentum of the memory: the share of an image's vector that an update keeps."""
 
 
 @dataclass(frozen=True)
 class AMDIMSettings(ObjectiveSettings):
-    """The whole of one view fits the parts of another, at two scales."""
+    """The embedding of one view matches local features of another, at two scales."""
 
     needs_stages = True
     name: Literal["amdim"] = "amdim"
@@ -146,7 +146,7 @@ class BYOLSettings(MomentumSettings):
 
 @dataclass(frozen=True)
 class CMCSettings(MemorySettings):
-    """The brightness of an image and its colours are two views of it."""
+    """Brightness and colours of an image are its two views."""
 
     fewest_views = 1
     needs_stages = True
@@ -154,19 +154,19 @@ class CMCSettings(MemorySettings):
     space: Literal["lab", "ycbcr"] = "lab"
     """Colour space in which brightness and colours are split."""
     loss: Literal["nce", "softmax"] = "nce"
-    """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
-    others (softmax), which allows higher learning rates."""
+    """nce, as in the paper, classifies each pair as the image's own or noise; softmax finds the
+    image's own vector among the others, which allows higher learning rates."""
     negatives: Count = 16384
 
     @property
     def colour_space(self) -> str:
-        """Where brightness and colours are split."""
+        """Colour space in which brightness and colours are split."""
         return self.space
 
 
 @dataclass(frozen=True)
 class CPCSettings(ObjectiveSettings):
-    """What lies above in an image predicts the patches below."""
+    """The upper patches of an image predict the lower ones."""
 
     fewest_views = 1
     needs_pair_for_divergence = True
@@ -238,7 +238,7 @@ class DeepDivergenceSettings(ObjectiveSettings):
 
 @dataclass(frozen=True)
 class DIMSettings(ObjectiveSettings):
-    """The whole of an image fits its parts (Deep InfoMax)."""
+    """The embedding of an image matches its local features (Deep InfoMax)."""
 
     fewest_views = 1
     needs_pair_for_divergence = True
@@ -247,8 +247,8 @@ class DIMSettings(ObjectiveSettings):
     loss: Literal["jsd", "info_nce"] = "jsd"
     """Estimate of the information: by Jensen and Shannon, or by InfoNCE."""
     stage: Annotated[int, Range(1, 4)] = 3
-    """Which of the encoder's four stages the parts are taken from. A part of a later one sees more
-    of the image: of ResNet-18 for thumbnails 11, 25, 53 and 109 px."""
+    """Stage of the encoder, of four, that local features come from. Those of a later stage see more
+    of the image: in ResNet-18 for thumbnails 11, 25, 53 and 109 px."""
 
 
 @dataclass(frozen=True)
@@ -282,8 +282,8 @@ class InstDiscSettings(MemorySettings):
     fewest_views = 1
     name: Literal["instdisc"] = "instdisc"
     loss: Literal["nce", "softmax"] = "nce"
-    """Judge each pair by itself, own or noise, as the paper does; or find the own vector among the
-    others (softmax), which allows higher learning rates."""
+    """nce, as in the paper, classifies each pair as the image's own or noise; softmax finds the
+    image's own vector among the others, which allows higher learning rates."""
     temperature: Positive = 0.1
     proximal: NotNegative = 0.0
     """Weight of the squared distance between an embedding and its vector in the memory."""
@@ -350,14 +350,14 @@ class PIRLSettings(MemorySettings):
 
 @dataclass(frozen=True)
 class ReSSLSettings(RelationSettings):
-    """Each view relates to past images as the teacher says of a weak view."""
+    """The similarities of a view to past images match those of the teacher's weak view."""
 
     name: Literal["ressl"] = "ressl"
 
 
 @dataclass(frozen=True)
 class SCESettings(RelationSettings):
-    """The relations of ReSSL with InfoNCE, in one soft target."""
+    """ReSSL and InfoNCE in one soft target."""
 
     name: Literal["sce"] = "sce"
     final_momentum: Share = 0.99
@@ -374,12 +374,12 @@ class SimCLRSettings(ObjectiveSettings):
     weight: NotNegative = 5.0
     """Weight of the contrastive loss; lambda of the paper."""
     loss: Literal["nt_xent", "nt_logistic"] = "nt_xent"
-    """Which loss."""
+    """Contrastive loss: normalised cross-entropy, or logistic."""
     temperature: Positive = 0.1
     """Temperature of the loss."""
     sets: Sets = "none"
-    """What is compared of an image's views: each with each (none), the mean of one half with the
-    mean of the other (halves), or each with the mean of all the others (rest)."""
+    """How an image's views are compared: each with each other (none), the mean of the first half
+    with that of the second (halves), or each with the mean of the others (rest)."""
 
 
 @dataclass(frozen=True)
@@ -393,7 +393,7 @@ class SimSiamSettings(ObjectiveSettings):
 
 @dataclass(frozen=True)
 class SSLHSICSettings(MomentumSettings):
-    """Embeddings depend on which image it is, and little on each other."""
+    """Embeddings depend on the identity of the image, and little on each other (HSIC)."""
 
     name: Literal["ssl_hsic"] = "ssl_hsic"
     gamma: NotNegative = 3.0

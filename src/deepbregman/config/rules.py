@@ -56,10 +56,10 @@ class Name:
 
     known: tuple[str, ...]
     prefix: str
-    """What a name of the other library begins with."""
+    """Prefix of the names of the other library."""
 
     def broken_by(self, value: str) -> str | None:
-        """Say that the name is none, with the nearest one, or None."""
+        """Return why the name is refused, with the nearest known one; None if it is known."""
         if value in self.known or (value.startswith(self.prefix) and value != self.prefix):
             return None
         foreign = f"{self.prefix}{value.rpartition(':')[2]}"  # a prefix misspelt, or left out
@@ -155,7 +155,7 @@ class Section:
     """A table of the configuration that checks its own fields by their annotations."""
 
     table: ClassVar[str] = ""
-    """How the table is called in TOML and in errors."""
+    """Name of the table in TOML and in errors."""
 
     def __init_subclass__(cls, table: str | None = None) -> None:
         """Name the table; by default after the class, without ``Settings``."""

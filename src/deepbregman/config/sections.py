@@ -28,21 +28,22 @@ Operator = Literal["crop", "rotation", "flip", "jitter", "greyscale", "blur", "s
 
 @dataclass(frozen=True)
 class DataSettings(Section):
-    """Where the images come from."""
+    """The dataset, and how its images are loaded."""
 
     source: Annotated[str, tyro.conf.arg(aliases=["--data"])] = "cifar10"
     """digits, cifar10, cifar100, stl10, tiny-imagenet, imagenet, isic2018 (see `deepbregman data
     list`), a folder of images, an .npz file, tar shards, Parquet tables, or hf:NAME."""
     root: str = "data"
-    """Folder in which the datasets that are known by name lie or are put."""
+    """Folder of the datasets that are known by name; downloads go there."""
     image_size: Annotated[int, Range(low=4)] = 32
-    """Side in pixels of a whole image where it is judged; of a view, times views.relative_size."""
+    """Side in pixels of whole images in evaluations. Views have this times views.relative_size."""
     holdout: Annotated[float, Range(0.0, 0.9)] = 0.0
-    """Share of the training images kept from pretraining, for the kNN monitor and for choices."""
+    """Share of the training images held out of pretraining: a validation split for the kNN monitor
+    and for choosing settings."""
     resident: Literal["auto", "yes", "no"] = "auto"
-    """Keep all images on the device, stream them, or decide by the memory that is free."""
+    """yes keeps all images on the device, no streams them, auto decides by the free memory."""
     workers: Whole = 16
-    """Largest number of processes that decode streamed images, and at most one for each CPU."""
+    """Largest number of processes that decode streamed images; never more than there are CPUs."""
     skip_unreadable: Annotated[bool, tyro.conf.arg(aliases=["--skip-unreadable"])] = False
     """Leave out images that cannot be read, and count them, instead of stopping."""
 
@@ -54,8 +55,8 @@ class ViewSettings(Section, table="views"):
     num_views: Count = 2
     """Views of each image in a batch."""
     relative_size: Annotated[float, Range(above=0.0, high=1.0)] = 1.0
-    """Side of a view as a share of data.image_size. A crop enlarges things: in views of 0.75
-    they are about as large as in whole images."""
+    """Side of a view as a share of data.image_size. Random crops enlarge objects; with 0.75 these
+    are about as large as in whole images."""
     crop_area: Annotated[tuple[float, float], Range(above=0.0, high=1.0, increasing=True)] = (
         0.2,
         1.0,
@@ -78,12 +79,12 @@ class ViewSettings(Section, table="views"):
     rotation: Annotated[float, Range(0.0, 180.0)] = 0.0
     """Largest rotation in degrees, either way."""
     solarise: Chances = 0.0
-    """Probability of inverting what is brighter than half; a list has one for each view in turn."""
+    """Probability of inverting pixels above one half; a list has one for each view in turn."""
     without: tuple[Operator, ...] = ()
     """Operators to leave out, by name."""
     custom: bool = False
-    """Code of your own makes these views, given in Python; of this table only num_views and
-    relative_size then count."""
+    """Your own code makes these views, given in Python; then only num_views and relative_size of
+    this table are used."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -215,16 +216,16 @@ class DivergenceSettings(Section):
     """Temperature of the teacher's scores when the smooth form is matched; 0 takes that of
     smoothing. Lower is sharper."""
     centring: Literal["none", "mean", "sinkhorn"] = "none"
-    """What keeps the teacher's scores from one favourite: nothing, taking away the mean of the
-    batch, or evening out the use of all subnetworks."""
+    """Keeps the teacher's scores from collapsing onto one subnetwork: mean subtracts the mean of a
+    batch, sinkhorn equalises the use of all subnetworks."""
     info_nce: NotNegative = 0.0
     """Weight of InfoNCE between a view and the teacher's target, with the bank as negatives: the
     control of the matched divergence."""
     usage_bonus: NotNegative = 0.0
-    """Weight of the bonus on using all subnetworks alike."""
+    """Weight of an entropy bonus, which rewards equal use of all subnetworks."""
     sets: Sets = "none"
-    """Which of an image's views are taken as an empirical distribution: none, so that each is
-    compared with each; one half against the other (halves); all the others of each (rest)."""
+    """How an image's views form empirical distributions: none compares each view with each other
+    one, halves the first half with the second, rest each view with all the others together."""
     warmup_epochs: NotNegative = 0.0
     """Epochs over which the weight rises from 0."""
 
@@ -276,17 +277,17 @@ class RotationSettings(Section):
 
 @dataclass(frozen=True)
 class OptimiserSettings(Section):
-    """How the parameters move."""
+    """The optimiser, its learning rate and its schedule."""
 
     name: Literal["adam", "adamw", "sgd", "lars", "clipped-lars", "muon"] = "adam"
     """Algorithm; clipped-lars is sgd whose gradient moves no weight by more than 2 % of its norm;
     muon is for the convolutions of networks with batch normalisation, and sgd for all other
     parameters."""
     learning_rate: Positive = 0.005
-    """Learning rate at its highest; never scaled behind your back."""
+    """Peak learning rate; it is not scaled by the batch size."""
     convolution_rate: Positive = 0.02
-    """Learning rate of muon's convolutions, at its highest: the share by which a step turns
-    the weights. It follows the same schedule."""
+    """Peak learning rate of muon for convolutions: the share by which a step rotates their weights.
+    It follows the same schedule."""
     betas: Annotated[tuple[float, float], Range(0.0, 0.99999)] = (0.5, 0.999)
     """Coefficients of adam and adamw."""
     momentum: Annotated[float, Range(0.0, 0.99999)] = 0.9
@@ -294,7 +295,7 @@ class OptimiserSettings(Section):
     weight_decay: NotNegative = 1e-4
     """L2 penalty (decoupled in adamw)."""
     decay_all: bool = True
-    """Decay biases and normalisation parameters as well; neither lars adapts to them."""
+    """Apply weight decay to biases and normalisation parameters as well."""
     schedule: Literal["constant", "cosine", "step"] = "constant"
     """Schedule of the learning rate."""
     warmup_epochs: NotNegative = 0.0
@@ -315,37 +316,38 @@ class OptimiserSettings(Section):
 
 @dataclass(frozen=True)
 class TrainingSettings(Section):
-    """The loop."""
+    """Length and batch size of training, precision, checkpoints and monitoring."""
 
     epochs: Whole = 400
     """Passes over the training images. 0: train nothing, keep the encoder as it starts."""
     batch_size: Annotated[int, Range(low=2)] = 512
-    """Images (not views) in one forward pass, over all processes; the last, short batch is left."""
+    """Images (not views) in a batch, over all processes; the last, incomplete one is dropped."""
     accumulate: Count = 1
-    """Forward passes whose gradients are added up before a step; negatives stay within each."""
+    """Batches whose gradients are added before a step; negatives are of the same batch."""
     sync_norm: bool = True
-    """Batch normalisation over the batch of all processes; false: each over its share."""
+    """Synchronise batch normalisation over all processes; false: each uses its own share."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     """auto is bf16-mixed on a GPU and 32-true on a CPU."""
     compile: Literal["auto", "yes", "no"] = "auto"
     """torch.compile the step; auto does on a GPU."""
     checkpoint_every: Whole = 0
-    """Epochs between checkpoints that are kept beside the last one; 0 keeps the last only."""
+    """Epochs between checkpoints that are kept besides the last one; 0 keeps the last only."""
     save_seconds: NotNegative = 60.0
-    """At the end of an epoch, save when the last save is this old; what a crash can cost."""
+    """At the end of an epoch, save if the last checkpoint is older than this."""
     skip_nonfinite: Whole = 0
-    """Batches of non-finite loss or gradient to leave out before stopping; above 0, steps wait."""
+    """Batches with a non-finite loss or gradient to skip before stopping; above 0, each step waits
+    for the device."""
     knn_every: Whole = 5
     """Epochs between runs of the kNN monitor; 0 turns it off."""
     health_every: Whole = 5
-    """Epochs between judgements, without labels, of how training goes; 0 turns them off."""
+    """Epochs between health checks, which need no labels; 0 turns them off."""
     stop_when_saturated: Annotated[bool, tyro.conf.arg(aliases=["--stop-when-saturated"])] = False
-    """End the run early once two judgements in a row say that more epochs bring little."""
+    """Stop early once two health checks in a row find the run saturated."""
     tensorboard: bool = True
     """Write TensorBoard events beside metrics.jsonl."""
     logger: tuple[Literal["csv", "tensorboard", "mlflow", "wandb"], ...] = ()
-    """Further places for the metrics: csv is metrics.csv in the run's folder; mlflow and wandb
-    need their packages. One that fails is left out, and the run goes on."""
+    """Further loggers: csv writes metrics.csv in the run's folder; mlflow and wandb need their
+    packages. If a logger fails, the run continues without it."""
 
 
 @dataclass(frozen=True)

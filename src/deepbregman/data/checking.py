@@ -12,7 +12,7 @@ from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_sourc
 from deepbregman.data.decoding import UnreadableImage, decode_frame, read_size
 from deepbregman.data.downloads import list_checksums
 from deepbregman.data.folders import Listing, list_folder, quote_some
-from deepbregman.data.formats import find_format
+from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.frames import map_files
 from deepbregman.data.images import ArrayImages, ImagePlace, StoredImage
 from deepbregman.data.stored import StoredData
@@ -26,7 +26,7 @@ _LARGEST_FRAME = 512  # a file is decoded whole whatever its frame; this bounds 
 
 @dataclass
 class CheckReport:
-    """What was found of a dataset, and what is wrong with it."""
+    """The contents of a dataset, and the problems with it."""
 
     name: str
     root: Path
@@ -69,10 +69,12 @@ def check_data(name: str, root: Path, progress: ReportProgress) -> CheckReport:
     root = expand_home(root)
     if dataset is None:
         report = CheckReport(name, root)
-        if (stored := find_format(path)) is not None:
-            _check_stored(stored.index(path), report, progress)
-            return report
-        (_check_folder if path.is_dir() else _check_archive)(path, report, progress)
+        if is_stored(path):
+            _check_stored(index_stored(path), report, progress)
+        elif path.is_dir():
+            _check_folder(path, report, progress)
+        else:
+            _check_archive(path, report, progress)
         return report
     report = CheckReport(name, root, [("what", dataset.title), ("terms", dataset.terms)])
     if dataset.list_files is not None:

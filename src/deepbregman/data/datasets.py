@@ -19,7 +19,7 @@ from deepbregman.data.folders import (
     list_isic,
     list_tiny_imagenet,
 )
-from deepbregman.data.formats import find_format
+from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.npz import open_npz
 from deepbregman.data.stored import HUB
 from deepbregman.errors import UserError, suggest
@@ -257,9 +257,8 @@ def has_labels(spec: str) -> bool:
     dataset, path = find_source(spec)
     if dataset is not None:
         return True
-    if (stored := find_format(path)) is not None:
-        found = stored.index(path)
-        return found.train.labels is not None
+    if is_stored(path):
+        return index_stored(path).train.labels is not None
     if path.suffix.lower() == ".npz":
         with open_npz(path) as arrays:
             return {"train_labels", "test_labels"} <= arrays.keys
@@ -277,7 +276,7 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
         if not dataset.downloadable:
             with dataset.explain_failure():
                 dataset.find(expand_home(root))
-    elif find_format(path) is not None:
+    elif is_stored(path):
         if not spec.startswith(HUB) and not path.exists():
             raise UserError(f"data.source {spec!r}: no such file")
     elif path.is_dir():
@@ -301,8 +300,8 @@ def typical_side(spec: str) -> int:
     dataset, path = find_source(spec)
     if dataset is not None:
         return dataset.image_size
-    if (stored := find_format(path)) is not None:
-        store = stored.index(path).train.store
+    if is_stored(path):
+        store = index_stored(path).train.store
         return find_median_side(StoredImages(store, np.arange(len(store))))
     if not path.is_dir():
         with open_npz(path) as reader, reader.open("train_images") as (_, header):
@@ -336,9 +335,9 @@ def open_source(
     if image_size < 1:
         raise UserError(f"data.image_size {image_size}: must be at least 1 pixel, e.g. 32")
     dataset, path = find_source(spec)
-    if dataset is None and (stored := find_format(path)) is not None:
+    if dataset is None and is_stored(path):
         return open_stored(
-            stored.index(path),
+            index_stored(path),
             image_size=image_size,
             skip_unreadable=skip_unreadable,
             progress=progress,

@@ -1,29 +1,32 @@
-"""Which of the formats that store many images together a path is: found here, and indexed.
+"""The formats that store many images together: tar shards, Parquet tables, Hugging Face datasets.
 
-A reader and its libraries are loaded when a dataset needs them. Needs no torch.
+The reader of a format and its libraries are loaded when a dataset needs them. Needs no torch.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from deepbregman.data.folders import has_image
 from deepbregman.data.stored import HUB, StoredData, list_parts
 
 
-@dataclass(frozen=True)
-class Format:
-    """A way in which many images are stored together."""
-
-    title: str
-    matches: Callable[[Path], bool]
-    index: Callable[[Path], StoredData]
-    """Reads where the images are, and their labels; decodes none."""
+def is_stored(path: Path) -> bool:
+    """Whether a dataset has one of these formats; a folder of images and an .npz file have not."""
+    return _is_hugging_face(path) or _holds(path, ".tar") or _holds(path, ".parquet")
 
 
-def find_format(path: Path) -> Format | None:
-    """Return the format of a dataset, or None of a folder of images, an .npz file and others."""
-    return next((kind for kind in FORMATS if kind.matches(path)), None)
+def index_stored(path: Path) -> StoredData:
+    """Read where the images of such a dataset are, and their labels; no image is decoded."""
+    if _is_hugging_face(path):
+        from deepbregman.data.hugging_face import index_dataset
+
+        return index_dataset(path)
+    if _holds(path, ".tar"):
+        from deepbregman.data.shards import index_shards
+
+        return index_shards(path)
+    from deepbregman.data.parquet import index_parquet
+
+    return index_parquet(path)
 
 
 def _holds(path: Path, suffix: str) -> bool:
@@ -32,37 +35,7 @@ def _holds(path: Path, suffix: str) -> bool:
     return path.is_dir() and bool(list_parts(path, suffix)) and not has_image(path)
 
 
-def _index_tar(path: Path) -> StoredData:
-    from deepbregman.data.shards import index_shards
-
-    return index_shards(path)
-
-
-def _index_parquet(path: Path) -> StoredData:
-    from deepbregman.data.parquet import index_parquet
-
-    return index_parquet(path)
-
-
-def _index_hugging_face(path: Path) -> StoredData:
-    from deepbregman.data.hugging_face import index_dataset
-
-    return index_dataset(path)
-
-
 def _is_hugging_face(path: Path) -> bool:
-    if path.as_posix().startswith(HUB):
+    if path.as_posix().startswith(HUB) or (path / "dataset_dict.json").is_file():
         return True
-    landmarks: Iterable[Sequence[str]] = (
-        ("dataset_dict.json",),
-        ("dataset_info.json", "state.json"),
-    )
-    return any(all((path / name).is_file() for name in names) for names in landmarks)
-
-
-FORMATS = (
-    Format("a Hugging Face dataset", _is_hugging_face, _index_hugging_face),
-    Format("tar shards", lambda path: _holds(path, ".tar"), _index_tar),
-    Format("Parquet tables", lambda path: _holds(path, ".parquet"), _index_parquet),
-)
-"""In the order in which they are tried."""
+    return all((path / name).is_file() for name in ("dataset_info.json", "state.json"))

@@ -65,8 +65,12 @@ def index_dataset(path: Path) -> StoredData:
     parts = [part for part in (train, test) if part is not None]
     texts = [None if label is None else list(part.with_format(None)[label]) for part in parts]
     labels, classes = number_labels(texts, names)
+    encoded = datasets.Image(decode=False)  # Pillow decodes images here as it does files
     made = [
-        StoredSplit(_make_store(part, image, name, datasets), numbers)
+        StoredSplit(
+            HuggingFaceStore(part.select_columns([image]).cast_column(image, encoded), image, name),
+            numbers,
+        )
         for part, numbers, name in zip(parts, labels, ("train", "test"), strict=False)
     ]
     name = path.as_posix().removeprefix(HUB)
@@ -100,9 +104,3 @@ def _find_image_column(path: Path, rows: Any, datasets: Any) -> str:
             f"({', '.join(good)}) of {', '.join(rows.column_names)}; one is needed"
         )
     return good[0]
-
-
-def _make_store(rows: Any, column: str, name: str, datasets: Any) -> HuggingFaceStore:
-    """Take the images as they are stored: Pillow decodes them here as it does files."""
-    encoded = rows.select_columns([column]).cast_column(column, datasets.Image(decode=False))
-    return HuggingFaceStore(encoded, column, name)

@@ -200,14 +200,10 @@ def join_images(first: Images, second: Images) -> Images:
             if first.sizes is not None or second.sizes is not None:
                 sizes = torch.cat([first.true_sizes(), second.true_sizes()])
             return ArrayImages(torch.cat([first.pixels, second.pixels]), sizes)
-    frames = [
-        f"{images.frame[0]} x {images.frame[1]} "
-        f"({'files' if isinstance(images, FileImages) else 'pixels'})"
-        for images in (first, second)
-    ]
     raise UserError(
-        f"images in frames of {frames[0]} and {frames[1]}: they can be trained on together only "
-        "in the same frames; prepare both with the same image size"
+        f"images in frames of {first.frame} and {second.frame} pixels, or files and arrays: they "
+        "can be trained on together only in one kind and size; prepare both with the same image "
+        "size"
     )
 
 

@@ -1,4 +1,4 @@
-"""How much memory and how many CPUs this process may take."""
+"""The memory and the CPUs that this process may use."""
 
 import math
 import os
@@ -35,14 +35,10 @@ def count_cpus(local_processes: int = 1) -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else everything
     is_bound = not under_torchrun() and allowed * local_processes <= everything
     mine = allowed if is_bound else allowed // local_processes
-    shared = [*_cpus_of_job(), *(math.ceil(cpus) for cpus in _read_group_cpus())]
-    return max(1, min([mine, *(cpus // local_processes for cpus in shared)]))
-
-
-def _cpus_of_job() -> list[int]:
-    """Return the CPUs that SLURM gives to the job on this machine, where there is one."""
     told = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    return [int(told)] if told.isdecimal() else []
+    shared = [int(told)] if told.isdecimal() else []
+    shared += [math.ceil(cpus) for cpus in _read_group_cpus()]
+    return max(1, min([mine, *(cpus // local_processes for cpus in shared)]))
 
 
 def _read_group_cpus() -> list[float]:

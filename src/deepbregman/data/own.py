@@ -163,7 +163,6 @@ def own_data(
     test_labels: "Sequence[int] | Tensor | npt.NDArray[Any] | None" = None,
     classes: Sequence[str] | None = None,
     image_size: int = 32,
-    name: str = OWN,
 ) -> Source:
     """Make a data source of images of your program, for ``source=`` of :func:`evaluate` and others.
 
@@ -178,7 +177,6 @@ def own_data(
         test_labels: (N,)
         classes: their names.
         image_size: side of the images that are trained on, which sets the frame of a dataset's.
-        name: in messages and results.
     """
     parts = [_open_part(train, labels, image_size)]
     if test is not None:
@@ -193,7 +191,7 @@ def own_data(
     known = [part.labels for part in (made, tested) if part is not None and part.labels is not None]
     if classes is None and known:
         classes = [str(label) for label in range(int(torch.cat(known).max()) + 1)]
-    return Source(name, made, tested, classes=None if classes is None else tuple(classes))
+    return Source(OWN, made, tested, classes=None if classes is None else tuple(classes))
 
 
 def _open_part(values: Any, labels: Any, image_size: int) -> tuple[Images, Any]:

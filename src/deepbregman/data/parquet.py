@@ -4,7 +4,6 @@ The encoded images are held in memory, so that each is at hand in any order. Nee
 """
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from deepbregman.data.stored import (
     number_labels,
 )
 from deepbregman.errors import UserError, abbreviate
+from deepbregman.files import digest_files
 from deepbregman.launching import find_process
 
 
@@ -56,9 +56,8 @@ class ParquetStore:
         return content
 
     def identity(self) -> str:
-        """Return the paths, sizes and times of the tables."""
-        files = [(os.path.abspath(path), path.stat()) for path in self.paths]
-        return json.dumps([(name, s.st_size, s.st_mtime_ns) for name, s in files])
+        """Return a digest of the paths, sizes and times of the tables."""
+        return digest_files(self.paths)
 
 
 def index_parquet(path: Path) -> StoredData:

@@ -5,8 +5,6 @@ The index makes every promise of a folder of files hold: order, exact resume, an
 processes and workers. Needs no torch.
 """
 
-import hashlib
-import json
 import os
 import tarfile
 import threading
@@ -28,7 +26,7 @@ from deepbregman.data.stored import (
     number_labels,
 )
 from deepbregman.errors import UserError, abbreviate
-from deepbregman.files import replace_file, user_cache
+from deepbregman.files import digest_files, replace_file, user_cache
 
 _OPEN_FILES = 64
 _READ_AHEAD = 8 << 20  # bytes that the system is asked to read in one piece
@@ -37,7 +35,7 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZ": "bzip2", b"\xfd7": "xz", b"(\xb5": "z
 
 
 class Index(NamedTuple):
-    """Where the images of some shards lie."""
+    """Locations of the images of some shards."""
 
     names: list[str]
     """``shard.tar/member`` of each image."""
@@ -108,8 +106,8 @@ class TarStore:
             os.posix_fadvise(handle, piece[1] * _READ_AHEAD, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
 
     def identity(self) -> str:
-        """Return the paths, sizes and times of the shards."""
-        return json.dumps(_describe(self.paths))
+        """Return a digest of the paths, sizes and times of the shards."""
+        return digest_files(self.paths)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_files": OrderedDict(), "_owner": -1, "_lock": None}
@@ -202,11 +200,11 @@ def _read_shard(path: Path) -> Iterator[tuple[str, int, int, str | None]]:
 
 
 def _check_end(file: IO[bytes], archive: tarfile.TarFile) -> None:
-    """Refuse a shard that is cut or damaged: tarfile takes a header that is none for the end.
+    """Refuse a shard that is cut or damaged: tarfile takes an invalid header for the end.
 
     Behind the end there are only zeros, unless a header was lost or archives were joined.
     """
-    end = archive.offset  # of the header that is none
+    end = archive.offset  # of the first invalid header
     file.seek(end)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:
@@ -241,15 +239,9 @@ def _explain(path: Path, error: Exception) -> str:
     return f"{abbreviate(str(error))}; copy it again"
 
 
-def _describe(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
-    files = [(os.path.abspath(path), path.stat()) for path in paths]
-    return [(name, status.st_size, status.st_mtime_ns) for name, status in files]
-
-
 def _cache_file(paths: Sequence[Path]) -> Path | None:
     try:
-        content = json.dumps(["shards 3", _describe(paths)])
-        return user_cache("shards") / f"{hashlib.blake2b(content.encode()).hexdigest()[:32]}.npz"
+        return user_cache("shards") / f"{digest_files(paths)}.npz"
     except (OSError, RuntimeError):  # a file is gone, or there is no home: nothing is kept
         return None
 

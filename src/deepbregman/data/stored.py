@@ -1,6 +1,6 @@
 """What tar shards, Parquet tables and Hugging Face datasets share: their index, splits and labels.
 
-``formats.py`` finds out which of them a path is. Needs no torch.
+``formats.py`` finds out which of them a dataset is. Needs no torch.
 """
 
 import re

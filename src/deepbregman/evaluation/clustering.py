@@ -39,7 +39,7 @@ from .linear import FLOAT64_ELEMENTS
 from .results import Measurement, make_rows
 
 METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learned divergence"}
-"""What to cluster by, and the variant's name in the rows."""
+"""Method, and the name of its variant in rows."""
 CONTROL = "embedding"
 """k-means of the embeddings that scores are of; only an evaluation asks for it."""
 CLUSTERS = 12
@@ -309,7 +309,7 @@ class TypicalCluster(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Clustering:
-    """What clustering a set of images gave."""
+    """The clusters of a set of images."""
 
     names: tuple[str, ...]
     partitions: dict[str, Partition]
@@ -355,7 +355,7 @@ def cluster_images(
             truth, replaced = gallery.labels.cpu(), gallery.num_replaced
             for of_seed, (found, _) in zip(measured, runs, strict=True):
                 of_seed.append(_measure(METHODS[method], split, truth, found, count, replaced))
-    rows = opened.record(make_rows(measured), "cluster", 0)
+    rows = make_rows(measured)
     if out is None:
         return Clustering(gallery.names, partitions, rows)
     typical = {

@@ -14,20 +14,19 @@ from deepbregman.data.opening import batch_images
 from deepbregman.errors import Diverged
 from deepbregman.method.networks import Model
 from deepbregman.method.views import Views, centre_view
-from deepbregman.training.randomness import derive_seed
 
 from .classes import FeatureBank
 from .feature_cache import FeatureCache
-from .frozen import OrderedDraws, Outputs, SharedBatches, map_batches
+from .frozen import Outputs, SharedBatches, map_batches
 from .results import measure_accuracies
 
 BATCH_SIZE = 512
 Change = Callable[[Tensor, int], Tensor]
-"""Makes other views of a batch of views (b, 3, H, W) in [0, 1] and of its number."""
+"""Takes a batch of views (b, 3, H, W) in [0, 1] and its number; returns changed views."""
 
 
 class Features(NamedTuple):
-    """What the networks make of a set of images, in its order."""
+    """The outputs of the networks for a set of images, in their order."""
 
     representation: Tensor  # (N, d), the encoder's output
     scores: Tensor | None  # (N, K), the subnetworks' outputs, or None without divergence
@@ -65,62 +64,24 @@ def compute_features(
         change: applied to each batch of views, such as a corruption.
     """
 
-    def look(model: Model, batch: Batch, number: int) -> Outputs:
+    def encode(model: Model, batch: Batch, number: int) -> Outputs:
         view = centre_view(batch.images, batch.sizes, image_size)
         h, z, o = model(view if change is None else change(view, number))
         return h, o, z
 
-    found = map_batches(model, batches, BATCH_SIZE, look, progress)
+    found = map_batches(model, batches, BATCH_SIZE, encode, progress)
     h, o, z = ([part for part in parts if part is not None] for parts in zip(*found, strict=True))
     return Features(torch.cat(h), torch.cat(o) if o else None, torch.cat(z))
 
 
-def compute_crop_features(
-    model: Model,
-    batches: Batches | SharedBatches,
-    views: Views,
-    seed: int,
-    progress: Progress | None = None,
-) -> Tensor:
-    """Average the frozen encoder's output over the random views of every image.
-
-    The random numbers are drawn on the host, image after image, so that the views of an image
-    depend on the seed and its position alone, not on the devices or the size of the batches.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    # As many views in one pass as whole images elsewhere, so that it takes no more memory.
-    together = max(1, BATCH_SIZE // views.num_views)
-
-    def draw(number: int) -> Tensor:
-        count = min(BATCH_SIZE, batches.num_images - number * BATCH_SIZE)
-        drawn = [views.draw(1, device="cpu", generator=generator) for _ in range(count)]
-        return torch.cat(drawn, dim=1)  # (M, B, R)
-
-    uniforms = OrderedDraws(draw)
-
-    def average(model: Model, batch: Batch, number: int) -> Outputs:
-        images, sizes, _ = batch
-        drawn, means = uniforms.take(number), []
-        for start in range(0, len(images), together):
-            part = slice(start, start + together)
-            there = drawn[:, part].to(images.device)
-            shown = views(images[part], None if sizes is None else sizes[part], there)
-            h = model.encoder(shown.flatten(0, 1)).float()  # (M * b, d)
-            means.append(h.unflatten(0, shown.shape[:2]).mean(dim=0))
-        return (torch.cat(means),)
-
-    found = map_batches(model, batches, BATCH_SIZE, average, progress)
-    return torch.cat([means for (means,) in found if means is not None])
-
-
-def build_crop_and_flip(config: Config, num_views: int = 1) -> Views:
+def build_crop_and_flip(config: Config) -> Views:
     """Build the augmentation that classifiers are trained with: the run's crop and flip, no colour.
 
     Unlike in pretraining, views are as large as the images.
     """
     return Views(
         config.data.image_size,
-        num_views=num_views,
+        num_views=1,
         crop_area=config.views.crop_area,
         crop_aspect=config.views.crop_aspect,
         flip=config.views.flip,
@@ -130,7 +91,7 @@ def build_crop_and_flip(config: Config, num_views: int = 1) -> Views:
 
 @dataclass(frozen=True, eq=False)
 class SplitFeatures:
-    """A split of a dataset and what frozen networks make of it, computed when first used."""
+    """A split of a dataset with its features, which are computed when first used."""
 
     model: Model
     config: Config
@@ -139,7 +100,7 @@ class SplitFeatures:
     progress: Progress | None = None
     """Called while the features are computed."""
     cache: FeatureCache | None = None
-    """Where features are read from if they are there, and written to if not."""
+    """Cache from which features are read, or to which they are written."""
     helpers: tuple[torch.device, ...] = ()
     """Further devices that share the images when features are computed."""
 
@@ -181,12 +142,6 @@ class SplitFeatures:
         """All images as a bank that others are compared by."""
         return FeatureBank.gather(self.features.representation)
 
-    def average_crops(self, crops: int, seed: int, progress: Progress | None = None) -> Tensor:
-        """Return the representation (N, d) averaged over random crops and flips of each image."""
-        views = build_crop_and_flip(self.config, crops)
-        features = compute_crop_features(self.model, self.shared, views, seed, progress)
-        return Features(features, None).require_finite().representation
-
     @property
     def num_replaced(self) -> int:
         """How many unreadable images have been replaced by others so far."""
@@ -194,15 +149,6 @@ class SplitFeatures:
         alone = len(self.batches.skipped) if "batches" in known else 0
         shared = known.get("shared")
         return max(alone, shared.num_skipped if isinstance(shared, SharedBatches) else 0)
-
-
-class AveragedFeatures(NamedTuple):
-    """Representations averaged over random crops and flips of each image."""
-
-    train: Tensor  # (N, d)
-    test: Tensor  # (T, d)
-    crops: int  # of each image
-    seed: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +164,7 @@ class LabelledFeatures:
     helpers: tuple[torch.device, ...] = ()
 
     def of(self, split: Split) -> SplitFeatures:
-        """Return what the networks make of a split."""
+        """Return a split with its features."""
         return SplitFeatures(self.model, self.config, split, self.device, helpers=self.helpers)
 
     @cached_property
@@ -248,20 +194,6 @@ class LabelledFeatures:
         """The numbers of training images, test images, and unreadable images replaced so far."""
         replaced = self.train.num_replaced + self.test.num_replaced
         return len(self.train.labels), len(self.test.labels), replaced
-
-    def average_crops(
-        self, crops: int, seed: int, progress: Progress | None = None
-    ) -> AveragedFeatures:
-        """Average the representation over random crops and flips of each image of both splits."""
-        train = self.train.average_crops(crops, derive_seed(seed, "crops of train"), progress)
-        test = self.test.average_crops(crops, derive_seed(seed, "crops of test"), progress)
-        return AveragedFeatures(train, test, crops, seed)
-
-    def representations(self, averaged: AveragedFeatures | None) -> tuple[Tensor, Tensor]:
-        """Return training (N, d) and test (T, d) representations, averaged or of whole images."""
-        if averaged is not None:
-            return averaged.train, averaged.test
-        return self.train.features.representation, self.test.features.representation
 
     def measure(self, predicted: Tensor, logits: Tensor | None = None) -> dict[str, float]:
         """Compare predictions for the test split with its labels, in per cent."""

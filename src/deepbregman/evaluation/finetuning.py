@@ -23,7 +23,7 @@ from .frozen import keep_frozen
 
 @dataclass(frozen=True)
 class Budget:
-    """How long and how fast a network is trained."""
+    """Length, batch size, learning rate and weight decay of fine-tuning."""
 
     epochs: int
     batch_size: int

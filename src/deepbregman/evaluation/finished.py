@@ -85,8 +85,10 @@ class FinishedParts:
             raise KeyboardInterrupt(words) from error
         if self.can_record:
             with self.run.edit_record(NAME) as parts:
-                for other in [k for k, part in parts.items() if not _has_networks(part, settings)]:
-                    del parts[other]  # they can never be used again
+                for other, part in list(parts.items()):
+                    before = part.get("settings") if isinstance(part, dict) else None
+                    if not before or before.get("networks") != settings["networks"]:
+                        del parts[other]  # it can never be used again
                 parts[key] = {"settings": settings, "measured": asdict(measured), "finished": now()}
             self._used.add(key)
         return measured
@@ -119,8 +121,3 @@ class FinishedParts:
         if self._read:
             self.say(f"not trained again, from {self.run.path / NAME}: {'; '.join(self._read)}")
             self._read.clear()
-
-
-def _has_networks(part: object, settings: Record) -> bool:
-    before = part.get("settings") if isinstance(part, dict) else None
-    return isinstance(before, dict) and before.get("networks") == settings["networks"]

@@ -1,4 +1,4 @@
-"""Frozen networks: nothing changes them, and several devices may share the images between them."""
+"""Pass images through frozen networks, on one device or on several."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from deepbregman.method.networks import Model
 
 T = TypeVar("T")
 Outputs = tuple[Tensor | None, ...]
-"""What is made of a batch: the same number of tensors of every batch, on the batch's device."""
+"""The outputs for a batch: the same number of tensors for every batch, on the batch's device."""
 Work = Callable[[Model, Batch, int], Outputs]
 """Takes the networks on the batch's device, the batch, and its number among all, from 0."""
 
@@ -106,7 +106,7 @@ def map_batches(
     work: Work,
     progress: Progress | None = None,
 ) -> list[Outputs]:
-    """Make something of every batch of the images with frozen networks; return it in order.
+    """Apply a function to the frozen networks and every batch; return the outputs in order.
 
     The work must not change the networks, of which every device has a copy.
     """
@@ -128,7 +128,7 @@ def map_batches(
 def _map_shares(
     model: Model, batches: SharedBatches, work: Work, progress: Progress | None
 ) -> list[Outputs]:
-    """Give every device a thread; this one collects what they find.
+    """Run a thread for each device; this one collects their outputs.
 
     The first error of a thread stops the others, as Ctrl-C does, each after its batch.
     """
@@ -202,10 +202,10 @@ def _make_current(device: torch.device) -> AbstractContextManager[object]:
 
 
 class OrderedDraws(Generic[T]):
-    """Random draws for each batch, made in the order of the batches, whichever is asked for first.
+    """Random draws for each batch, made in the order of the batches, whichever is taken first.
 
-    Devices that share the images so see the numbers that a single one would. What is drawn before
-    it is asked for waits: a batch or two, since devices of one kind keep pace.
+    So several devices get the numbers that a single one would get. A draw that is made before it is
+    taken is kept; these are few, since devices of one kind are equally fast.
     """
 
     def __init__(self, draw: Callable[[int], T]) -> None:

@@ -19,12 +19,11 @@ from deepbregman.data import (
     Split,
 )
 from deepbregman.errors import Notice, UserError, suggest
-from deepbregman.runs import Record, Run
+from deepbregman.runs import Run
 from deepbregman.terminal import ReportProgress, ignore_progress
 
 from .features import Features, SplitFeatures
 from .inputs import LoadedRun, load_run
-from .results import can_record, record_rows
 
 Pixels = npt.NDArray[np.uint8]
 PICTURE = 160
@@ -33,12 +32,11 @@ SPLITS = ("train", "test", "all")
 
 
 class OpenedRun(NamedTuple):
-    """A run's networks, the dataset that they are to look at, and whether results are recorded."""
+    """A run's networks, and the dataset that they are to look at."""
 
     loaded: LoadedRun
     source: Source
     data: str
-    records: bool
     data_changed: bool | None
     """Whether the run's own dataset has changed since pretraining; None where not known."""
 
@@ -86,13 +84,6 @@ class OpenedRun(NamedTuple):
             loaded.model, loaded.config, split, loaded.device, report, loaded.cache, loaded.helpers
         )
 
-    def record(self, rows: Sequence[Record], protocol: str, seed: int) -> list[Record]:
-        """Complete rows of a measurement and write them into the run's result if possible."""
-        complete = self.loaded.complete_rows(rows, protocol, self.data, seed, self.data_changed)
-        if self.records and complete:
-            record_rows(self.loaded.run, complete)
-        return complete
-
 
 def open_run(
     run: Run,
@@ -103,22 +94,19 @@ def open_run(
     source: Source | None = None,
     devices: int | str = 1,
     skip_unreadable: bool = False,
-    records: bool = True,
 ) -> OpenedRun:
     """Load a run's networks, and open its own dataset or another one.
 
     Args:
         source: the dataset, already open; then ``data`` only names it.
         devices: how many compute features, or ``all``.
-        records: whether results are to be recorded, if the run's folder can be written to.
     """
     loaded = load_run(run, accelerator, encoder, devices=devices, skip_unreadable=skip_unreadable)
-    records = records and can_record(loaded.run)
     opened, changed = loaded.open_images(data, source, ignore_progress)
     name = data or loaded.config.data.source
     if loaded.config.data.skip_unreadable and opened.skipped_notice:
         warnings.warn(f"{opened.skipped_notice} of {name}", Notice, stacklevel=4)
-    return OpenedRun(loaded, opened, name, records, changed)
+    return OpenedRun(loaded, opened, name, changed)
 
 
 @dataclass(frozen=True, eq=False)

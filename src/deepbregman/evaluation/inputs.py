@@ -1,7 +1,5 @@
 """The inputs of an evaluation: a run's networks, a dataset, and options."""
 
-import itertools
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,14 +16,14 @@ from deepbregman.data.folders import quote_some
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError
-from deepbregman.method.networks import Model, measure_width
+from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run, now
 from deepbregman.terminal import ReportProgress, ignore_progress, say
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.devices import device_name, pick_devices
 
 from .feature_cache import FeatureCache
-from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures
+from .features import LabelledFeatures
 from .finished import FinishedParts
 from .options import Options
 from .results import can_record, pack, record_predictions, record_rows, take_predictions
@@ -88,30 +86,6 @@ class LoadedRun:
             opened = without_unreadable(opened, partial(progress, "looking for unreadable images"))
         return opened, changed
 
-    def complete_rows(
-        self,
-        rows: Sequence[Record],
-        protocol: str,
-        data: str | None,
-        seed: int,
-        data_changed: bool | None = None,
-    ) -> list[Record]:
-        """Add to rows what is the same for all rows of a protocol; see :mod:`.results`."""
-        return [
-            {
-                "protocol": protocol,
-                "data": data or self.config.data.source,
-                **row,
-                "data_changed": data_changed,
-                "seed": seed,
-                "epoch": self.epoch,
-                "epochs": self.config.training.epochs,
-                "device": device_name(self.device),
-                "finished": now(),
-            }
-            for row in rows
-        ]
-
 
 def load_run(
     run: Run | Path | str,
@@ -120,28 +94,15 @@ def load_run(
     *,
     devices: int | str = 1,
     skip_unreadable: bool = False,
-    image_size: int = 0,
 ) -> LoadedRun:
     """Load a run's networks from its last checkpoint, in evaluation mode.
 
     Args:
         devices: how many compute features, or ``all``.
-        image_size: side of the images instead of the run's, if it is not 0.
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
     device, *helpers = pick_devices(accelerator, devices)
     model, config, epoch, data_fingerprint = load_trained(run, device, encoder)
-    if image_size not in (0, config.data.image_size):
-        try:
-            measure_width(model.encoder.trunk, image_size)
-        except ValueError as error:
-            raise UserError(
-                f"image_size is {image_size}, which the run's encoder does not take: {error}; "
-                "leave --image-size out"
-            ) from None
-        # No pretraining views are made here, and a relative size may be too small for the image.
-        sizes = {"data.image_size": image_size, "views.relative_size": 1.0}
-        config = override(config, sizes)
     if skip_unreadable:
         config = override(config, {"data.skip_unreadable": True})
     return LoadedRun(run, model, config, epoch, device, data_fingerprint, tuple(helpers))
@@ -198,8 +159,6 @@ class Evaluation:
     """How many compute features, or ``all``."""
     references: bool = True
     """Also measure raw pixels and guessing. Studies do not: their runs share one dataset."""
-    _averaged: AveragedFeatures | None = field(default=None, init=False)
-    """The last ones computed; keeping more would fill the memory."""
     _data_changed: bool | None = field(default=None, init=False)
     """Whether the run's own dataset has changed since pretraining."""
 
@@ -210,15 +169,13 @@ class Evaluation:
 
     @cached_property
     def loaded(self) -> LoadedRun:
-        """The run's networks; their configuration has the image size of the evaluation."""
-        options = self.options
+        """The run's networks."""
         return load_run(
             self.run,
             self.accelerator,
             self.encoder,
             devices=self.devices,
-            skip_unreadable=options.skip_unreadable,
-            image_size=options.image_size,
+            skip_unreadable=self.options.skip_unreadable,
         )
 
     @cached_property
@@ -248,42 +205,26 @@ class Evaluation:
             loaded.model, loaded.config, source, loaded.device, balanced, loaded.helpers
         )
 
-    def average_crops(self, seed: int) -> AveragedFeatures:
-        """Average the features over ``options.crops`` crops; protocols share those of one seed."""
-        if self._averaged is None or self._averaged.seed != seed:
-            labelled, crops, done = self.labelled, self.options.crops, itertools.count(1)
-            splits = labelled.train.split, labelled.test.split
-            steps = sum(math.ceil(len(split) / BATCH_SIZE) for split in splits)
-            work = f"{crops} crops, seed {seed}"
-            self._averaged = None  # its memory may be needed
-            self._averaged = labelled.average_crops(
-                crops, seed, lambda *_: self.progress(work, next(done), steps)
-            )
-        return self._averaged
-
     def record(self, rows: Sequence[Record], protocol: str) -> list[Record]:
         """Complete the rows of a protocol, and write them into the run's result if possible."""
-        config, options = self.loaded.config, self.options
-        size = config.data.image_size
-        if size != self.run.config.data.image_size:
-            rows = [
-                {
-                    **row,
-                    "variant": f"{row['variant']}, {size} px",
-                    "details": {**row["details"], "image_size": size},
-                }
-                for row in rows
-            ]
-        complete = self.loaded.complete_rows(
-            rows, protocol, options.data, options.seed, self._data_changed
-        )
+        loaded = self.loaded
+        shared = {
+            "data_changed": self._data_changed,
+            "seed": self.options.seed,
+            "epoch": loaded.epoch,
+            "epochs": loaded.config.training.epochs,
+            "device": device_name(loaded.device),
+            "finished": now(),
+        }
+        names = {"protocol": protocol, "data": self.options.data or loaded.config.data.source}
+        complete = [{**names, **row, **shared} for row in rows]
         predicted = take_predictions(complete)
         if self.can_record:
             record_rows(self.run, complete)
             if predicted:
                 labels = pack(self.labelled.test.labels)
-                classes, epoch = self.labelled.source.classes, self.loaded.epoch
-                record_predictions(self.run, predicted, labels, classes, epoch)
+                classes = self.labelled.source.classes
+                record_predictions(self.run, predicted, labels, classes, loaded.epoch)
             self.finished.forget()
             self.say(f"{protocol}: done, kept in {self.run.path / 'result.json'}")
         return complete

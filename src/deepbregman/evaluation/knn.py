@@ -20,7 +20,7 @@ from deepbregman.method.networks import Model
 from deepbregman.runs import Record
 from deepbregman.training.randomness import epoch_order
 
-from .features import AveragedFeatures, Features, LabelledFeatures, compute_features
+from .features import Features, LabelledFeatures, compute_features
 from .inputs import Evaluation
 from .results import Measurement, make_rows, pack
 
@@ -37,7 +37,7 @@ VARIANTS = {
     "divergence": "divergence",
     "bank": "divergence over a bank",
 }
-"""How rows name each measure."""
+"""Measure -> its name in rows."""
 LARGEST_BANK = 20_000
 LARGEST_QUERY = 2_000
 MONITOR_BYTES = 4 * 2**30
@@ -210,16 +210,11 @@ def knn(evaluation: Evaluation) -> list[Record]:
 
     Beside the divergence stands the cosine of the embeddings that the scores are of.
 
-    The seed matters only for ties, of which the hard divergence has many, and for random crops; the
-    other variants have one value. Features averaged over crops are compared by cosine only. Few
-    neighbours vote for few classes, so there is no top 5.
+    The seed matters only for ties, of which the hard divergence has many; the
+    other variants have one value. Few neighbours vote for few classes, so there is no top 5.
     """
     labelled, seeds = evaluation.labelled, evaluation.options.each_seed
     rows = make_rows([classify_by_cosine(labelled)])
-    if evaluation.options.crops:
-        rows += make_rows(
-            [classify_by_cosine(labelled, evaluation.average_crops(seed)) for seed in seeds]
-        )
     if labelled.model.divergence_network is not None:
         rows += make_rows([classify_by(labelled, "embedding")])
         drawn = seeds[:1] if labelled.config.divergence.smoothing > 0 else seeds
@@ -227,22 +222,18 @@ def knn(evaluation: Evaluation) -> list[Record]:
     return rows
 
 
-def classify_by_cosine(
-    labelled: LabelledFeatures, averaged: AveragedFeatures | None = None
-) -> list[Measurement]:
-    """Classify by the neighbours of the largest cosine, averaged over crops if given."""
-    bank, queries = labelled.representations(averaged)
+def classify_by_cosine(labelled: LabelledFeatures) -> list[Measurement]:
+    """Classify by the neighbours of the largest cosine."""
+    bank = labelled.train.features.representation
+    queries = labelled.test.features.representation
     found = cosine_neighbours(queries, bank, min(max(NEIGHBOURS), len(bank)))
-    if averaged is None:
-        return _measure_votes("cosine", found, labelled, {})
-    details = {"crops": averaged.crops, "seed": averaged.seed}
-    return _measure_votes(f"cosine of {averaged.crops} crops", found, labelled, details)
+    return _measure_votes("cosine", found, labelled)
 
 
 def classify_by(labelled: LabelledFeatures, measure: str, seed: int = 0) -> list[Measurement]:
     """Classify by the learned divergence, or by the cosine of embeddings; the seed orders ties."""
     found = find_neighbours(labelled, labelled.test.features, measure, max(NEIGHBOURS), seed)
-    return _measure_votes(VARIANTS[measure], found, labelled, {})
+    return _measure_votes(VARIANTS[measure], found, labelled)
 
 
 def find_neighbours(
@@ -270,13 +261,13 @@ def find_neighbours(
 
 
 def _measure_votes(
-    name: str, neighbours: Neighbours, labelled: LabelledFeatures, details: Record
+    name: str, neighbours: Neighbours, labelled: LabelledFeatures
 ) -> list[Measurement]:
     measured = []
     labels, temperature = labelled.train.labels, VOTE_TEMPERATURE
     for k in [k for k in NEIGHBOURS if k <= len(labels)] or [len(labels)]:
         predicted = vote(neighbours, labels, labelled.num_classes, temperature=temperature, k=k)
-        settings = {"k": k, "temperature": temperature, **details}
+        settings = {"k": k, "temperature": temperature}
         values = labelled.measure(predicted)
         variant, kept = f"{name}, k={k}", pack(predicted)
         counts = labelled.counts

@@ -22,7 +22,7 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed, epoch_order
 
-from .features import BATCH_SIZE, AveragedFeatures, LabelledFeatures, build_crop_and_flip
+from .features import BATCH_SIZE, LabelledFeatures, build_crop_and_flip
 from .frozen import keep_frozen
 from .inputs import Evaluation
 from .results import Measurement, balanced_accuracy, make_rows, pack, top_k_accuracy
@@ -42,7 +42,7 @@ WEIGHTED = "weighted classes"
 FLOAT64_ELEMENTS = 2**27
 _ONE_THREAD_ELEMENTS = 2**18
 _PRODUCTS_AT_ONCE, _MOST_PRODUCTS = 4, 1000
-_FAR = 0.1
+_COARSE = 0.1  # relative accuracy of a step far from the optimum
 _HALVINGS = 20
 _ROWS_AT_ONCE = 2**16
 
@@ -183,8 +183,8 @@ def minimise(
 ) -> None:
     """Move a classifier to the optimum of mean cross-entropy plus ``l2 / 2 * ||weight||^2``.
 
-    It is Newton's method. Its linear systems are solved by conjugate gradients, in coordinates in
-    which the curvature is nearly even. A GPU waits for the host a few times a step.
+    It is Newton's method with a line search. Its linear systems are solved by conjugate gradients
+    with a preconditioner. A GPU waits for the host a few times a step.
 
     Args:
         design: (n, d), standardised features.
@@ -193,7 +193,7 @@ def minimise(
         bias: (C,), the same.
         class_weights: (C,), of the classes in the mean cross-entropy; equal ones by default.
     """
-    # The distance to the optimum is at most the slope over l2, so a small l2 asks for more.
+    # The distance to the optimum is at most the gradient's norm over l2.
     tolerance = min(1e-7, 1e-3 * l2) if design.dtype == torch.float64 else 1e-5
     with _limit_threads(design):
         basis = None
@@ -204,41 +204,42 @@ def minimise(
         else:
             start = weight
         objective = _Objective(design, targets, l2, class_weights)
-        point = objective.look(torch.cat([start, bias[:, None]], dim=1))
-        first = slope = point.slope()
-        even = None
+        point = objective.evaluate(torch.cat([start, bias[:, None]], dim=1))
+        first = norm = point.gradient_norm()
+        preconditioner = None
         for _ in range(max_iterations):
-            if slope <= tolerance:
+            if norm <= tolerance:
                 break
             # Far from the optimum an exact step would be wasted, and the curvature still changes.
-            accuracy = min(_FAR, max(math.sqrt(slope / first), tolerance / slope / 2))
-            if even is None or accuracy == _FAR:
-                even = objective.even_out(point)
-            moved = _search(objective, point, _solve(objective, point, even, accuracy))
-            if moved is None or (moved.slope() >= slope and moved.value >= point.value):
+            accuracy = min(_COARSE, max(math.sqrt(norm / first), tolerance / norm / 2))
+            if preconditioner is None or accuracy == _COARSE:
+                preconditioner = objective.compute_preconditioner(point)
+            step = _solve(objective, point, preconditioner, accuracy)
+            moved = _line_search(objective, point, step)
+            if moved is None or (moved.gradient_norm() >= norm and moved.value >= point.value):
                 break  # by rounding
-            point, slope = moved, moved.slope()
+            point, norm = moved, moved.gradient_norm()
         found = point.at[:, :-1]
         weight.copy_(found if basis is None else found @ basis.T)
         bias.copy_(point.at[:, -1])
-    if not slope <= 100 * tolerance:
+    if not norm <= 100 * tolerance:
         message = (
-            f"the fit stopped at slope {slope:.1e}, above {100 * tolerance:.0e}, after at most "
-            f"{max_iterations} iterations: raise max_iterations or l2"
+            f"the fit stopped at a gradient of norm {norm:.1e}, above {100 * tolerance:.0e}, after "
+            f"at most {max_iterations} iterations: raise max_iterations or l2"
         )
         warnings.warn(message, RuntimeWarning, stacklevel=3)
 
 
 class _Point(NamedTuple):
-    """A classifier, and what is known of the objective there."""
+    """A classifier, with the value and the gradient of the objective."""
 
     at: Tensor  # (C, d + 1), weights and biases
     value: Tensor  # ()
     gradient: Tensor  # (C, d + 1)
     probabilities: Tensor  # (n, C)
 
-    def slope(self) -> float:
-        """Return the largest length of a class's gradient; the host waits for the device."""
+    def gradient_norm(self) -> float:
+        """Return the largest norm of a class's gradient; the host waits for the device."""
         return float(self.gradient.norm(dim=1).max())
 
 
@@ -252,7 +253,7 @@ class _Objective:
         shares = design.new_ones(len(design)) if class_weights is None else class_weights[targets]
         self.shares = (shares / shares.sum())[:, None]  # (n, 1), of the rows in the mean
 
-    def look(self, at: Tensor) -> _Point:
+    def evaluate(self, at: Tensor) -> _Point:
         """Compute value and gradient at a classifier (C, d + 1)."""
         weight = at[:, :-1]
         logs = (self.design @ weight.T + at[:, -1]).log_softmax(dim=1)  # (n, C)
@@ -264,10 +265,10 @@ class _Objective:
         gradient[:, :-1] += self.l2 * weight
         return _Point(at, value, gradient, probabilities)
 
-    def curve(self, point: _Point, along: Tensor) -> Tensor:
-        """Multiply a direction (C, d + 1) by the matrix of second derivatives."""
+    def multiply_hessian(self, point: _Point, along: Tensor) -> Tensor:
+        """Multiply a direction (C, d + 1) by the Hessian."""
         product = self.l2 * along
-        # One number added to all biases changes nothing: the solution shall not have it.
+        # Adding one number to all biases changes nothing; this keeps it out of the solution.
         product[:, -1] = along[:, -1].mean()
         for rows, p, share in self._split(point):
             logits = torch.addmm(along[:, -1], rows, along[:, :-1].T)
@@ -276,10 +277,10 @@ class _Objective:
             product[:, -1] += logits.sum(dim=0)
         return product
 
-    def even_out(self, point: _Point) -> Tensor:
-        """Return coordinates (d + 1, d + 1) in which the mean curvature of the classes is even.
+    def compute_preconditioner(self, point: _Point) -> Tensor:
+        """Return a preconditioner (d + 1, d + 1) that all classes share.
 
-        That is the inverse of a Cholesky factor of the covariance of the rows, each weighted by its
+        It is the inverse of a Cholesky factor of the covariance of the rows, each weighted by its
         mean p (1 - p), plus l2.
         """
         design, width = self.design, self.design.shape[1]
@@ -298,8 +299,8 @@ class _Objective:
         curvature.diagonal().add_(rounding)
         identity = torch.eye(width + 1, dtype=design.dtype, device=design.device)
         factor = torch.linalg.cholesky(curvature)
-        even: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
-        return even
+        inverse: Tensor = torch.linalg.solve_triangular(factor, identity, upper=False)
+        return inverse
 
     def _split(self, point: _Point) -> Iterator[tuple[Tensor, ...]]:
         """Return rows, probabilities and shares a part at a time: of ImageNet all take 15 GB."""
@@ -307,32 +308,32 @@ class _Objective:
         return zip(*(torch.split(part, _ROWS_AT_ONCE) for part in parts), strict=True)
 
 
-def _solve(objective: _Objective, point: _Point, basis: Tensor, accuracy: float) -> Tensor:
+def _solve(objective: _Objective, point: _Point, inverse: Tensor, accuracy: float) -> Tensor:
     """Return Newton's step (C, d + 1), up to a relative accuracy, by conjugate gradients."""
     step, residual = torch.zeros_like(point.at), -point.gradient
-    along = even = residual @ basis.T @ basis
-    size = first = (residual * even).sum()
+    along = scaled = residual @ inverse.T @ inverse
+    size = first = (residual * scaled).sum()
     tiny, noise = torch.finfo(size.dtype).tiny, torch.finfo(size.dtype).eps ** 2 * first
     for number in range(1, _MOST_PRODUCTS + 1):
-        product = objective.curve(point, along)
+        product = objective.multiply_hessian(point, along)
         length = size / (along * product).sum().clamp_min(tiny) * (size > noise)
         step, residual = step + length * along, residual - length * product
-        even = residual @ basis.T @ basis
-        before, size = size, (residual * even).sum()
-        # The host waits for a GPU: so it looks rarely.
+        scaled = residual @ inverse.T @ inverse
+        before, size = size, (residual * scaled).sum()
+        # The comparison makes the host wait for a GPU, so it is rare.
         if number % _PRODUCTS_AT_ONCE == 0 and size <= accuracy**2 * first:
             break
-        along = even + size / before.clamp_min(tiny) * along
+        along = scaled + size / before.clamp_min(tiny) * along
     return step
 
 
-def _search(objective: _Objective, point: _Point, step: Tensor) -> _Point | None:
+def _line_search(objective: _Objective, point: _Point, step: Tensor) -> _Point | None:
     """Take a step, halved until it lowers the objective; None if it never does."""
     promised = (point.gradient * step).sum()
     rounding = 10 * torch.finfo(step.dtype).eps * point.value.abs()
     for halvings in range(_HALVINGS):
         length = 0.5**halvings
-        there = objective.look(point.at + length * step)
+        there = objective.evaluate(point.at + length * step)
         if there.value <= point.value + 1e-4 * length * promised + rounding:
             return there
     return None
@@ -351,7 +352,7 @@ def _limit_threads(design: Tensor) -> Iterator[None]:
 
 
 class SgdSetting(NamedTuple):
-    """How one classifier is trained."""
+    """The settings of one classifier."""
 
     learning_rate: float
     """At the first epoch; it falls along a cosine to 0."""
@@ -438,18 +439,13 @@ def linear(evaluation: Evaluation) -> list[Record]:
     """Train a linear classifier on frozen features: cached, and of random crops and flips.
 
     Where accuracy is balanced over the classes, another classifier is made for that: every class
-    counts the same in its loss and in the choice of its penalty. Only cached features are also
-    averaged over crops, with new crops for each seed.
+    counts the same in its loss and in the choice of its penalty.
     """
     labelled, options = evaluation.labelled, evaluation.options
     seeds, epochs = options.each_seed, EPOCHS if options.epochs is None else options.epochs
     rows = make_rows([[measure_on_cached(labelled, seed)] for seed in seeds])
     if labelled.balanced:
         rows += make_rows([[measure_on_cached(labelled, seed, weighted=True)] for seed in seeds])
-    if options.crops:
-        rows += make_rows(
-            [[measure_on_cached(labelled, seed, evaluation.average_crops(seed))] for seed in seeds]
-        )
     if epochs:
         rows += make_rows(
             [[measure_on_crops(labelled, seed, epochs, evaluation.progress)] for seed in seeds]
@@ -460,33 +456,25 @@ def linear(evaluation: Evaluation) -> list[Record]:
 def measure_on_cached(
     labelled: LabelledFeatures,
     seed: int,
-    averaged: AveragedFeatures | None = None,
     name: str = "cached features",
     *,
     weighted: bool = False,
 ) -> Measurement:
-    """Fit to features of whole images, or averaged over crops; the seed chooses held-out images."""
-    classifier, l2 = fit_on_cached(labelled, seed, averaged, weighted=weighted)
-    _, test = labelled.representations(averaged)
+    """Fit to features of whole images; the seed chooses the held-out images."""
+    classifier, l2 = fit_on_cached(labelled, seed, weighted=weighted)
+    test = labelled.test.features.representation
     details: Record = {"l2_grid": list(L2_GRID)}
     if weighted:
         name, details = f"{name}, {WEIGHTED}", {**details, "chosen_by": "balanced"}
-    if averaged is not None:
-        name = f"{name} of {averaged.crops} crops"
-        details |= {"crops": averaged.crops, "seed": averaged.seed}
     return _measure(labelled, classifier.predict(test), name, details, {"l2": l2})
 
 
 def fit_on_cached(
-    labelled: LabelledFeatures,
-    seed: int,
-    averaged: AveragedFeatures | None = None,
-    *,
-    weighted: bool = False,
+    labelled: LabelledFeatures, seed: int, *, weighted: bool = False
 ) -> tuple[LinearClassifier, float]:
     """Fit to the training features; see :func:`fit_best`."""
-    train, _ = labelled.representations(averaged)
-    return fit_best(train, labelled.train.labels, labelled.num_classes, seed, weighted=weighted)
+    features, labels = labelled.train.features.representation, labelled.train.labels
+    return fit_best(features, labels, labelled.num_classes, seed, weighted=weighted)
 
 
 def measure_on_crops(

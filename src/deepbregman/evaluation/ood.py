@@ -1,4 +1,4 @@
-"""The protocol ``ood``: tell images of another kind from test images, without being shown any.
+"""The protocol ``ood``: detect out-of-distribution images, without training on any.
 
 Each score says how far an image is from the training images. Two of them know the classes. The
 area under the ROC curve is the probability that an image of the other kind is further away than a

@@ -35,8 +35,6 @@ ClassProtocol = Literal[
 ]
 ProtocolName = Literal[ClassProtocol, "detect"]
 PROTOCOL_NAMES: tuple[ProtocolName, ...] = get_args(ProtocolName)
-FROZEN = frozenset(("knn", "linear"))
-"""Protocols that can evaluate features averaged over crops, or of images of another size."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class Tuning(Section):
     learning_rate: Annotated[tuple[Positive, ...], Distinct()] = (0.05,)
     """If several are given, the best on a held-out fifth of the labels is used."""
     weight_decay: NotNegative = 1e-4
-    """Weight decay, not of biases and normalisation."""
+    """Weight decay; biases and normalisation parameters have none."""
     batch_size: Annotated[int, Range(low=2)] = 128
     """Images in a step; fewer if there are fewer labelled images."""
 
@@ -138,7 +136,7 @@ class Ood(Section):
     """Options of ood."""
 
     against: Annotated[tuple[str, ...], Distinct()] = (NOISE,)
-    """Images that are unlike the test images: datasets, or noise (every byte is random)."""
+    """Out-of-distribution images: datasets, or noise (every byte is random)."""
     neighbours: Count = 50
     """The distance of an image from the training images is that of its neighbour of this rank."""
 
@@ -152,8 +150,6 @@ class Options(Section):
     epochs: int | None = None
     seed: Annotated[int, Range(low=0)] = 0
     seeds: Count = 1
-    crops: Annotated[int, Range(low=0)] = 0
-    image_size: Annotated[int, Range(low=0)] = 0
     balanced: bool = False
     skip_unreadable: bool = False
     semi: Semi = Semi()
@@ -167,15 +163,6 @@ class Options(Section):
             raise UserError(f"epochs is {self.epochs!r}: it must be 0 or more")
         super().__post_init__()
         self._check_protocols()
-        if self.crops == 1:
-            raise UserError(
-                "crops is 1: it must be 2 or more, to average over, or 0, to leave the average out"
-            )
-        if 0 < self.image_size < 4:
-            raise UserError(
-                f"image_size is {self.image_size}: it must be at least 4 pixels, or 0 for that of "
-                "the run"
-            )
         if self.seed + self.seeds > 2**32:
             raise UserError(
                 f"seed is {self.seed} and seeds {self.seeds}: seeds run from 0 to 2^32 - 1"
@@ -195,17 +182,6 @@ class Options(Section):
             raise UserError(
                 f"protocols detect and {others}: detect takes boxes of Pascal VOC as --data and "
                 "the others images of classes; give two commands"
-            )
-        if self.image_size and not FROZEN.issuperset(names):
-            raise UserError(
-                f"image_size is {self.image_size}, but only knn and linear take another size "
-                f"and the protocols are {', '.join(names)}: name those two at most, or leave "
-                "--image-size out"
-            )
-        if self.crops and not FROZEN.intersection(names):
-            raise UserError(
-                f"crops is {self.crops}, but only knn and linear average over crops and the "
-                f"protocols are {', '.join(names)}: name one of the two, or leave --crops out"
             )
         trains = {"semi", "transfer", "supervised"}.intersection(names)
         if self.epochs == 0 and trains:

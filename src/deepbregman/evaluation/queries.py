@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from deepbregman.data.datasets import expand_home
 from deepbregman.errors import UserError
-from deepbregman.runs import Record
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -44,7 +43,7 @@ class Hit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What was found for one query."""
+    """The nearest images of one query."""
 
     query: Image
     hits: dict[str, tuple[Hit, ...]]
@@ -52,16 +51,15 @@ class Answer:
 
 
 class SearchResult(NamedTuple):
-    """Answers to queries, or without queries how well searches find classes."""
+    """The answers to the queries."""
 
     answers: list[Answer]
-    rows: list[Record]
     sheet: Path | None = None
     """The picture that was drawn."""
 
 
 class Names(NamedTuple):
-    """What a query can name the images of a split by."""
+    """The names by which a query can refer to the images of a split."""
 
     size: int
     """Number of images: ``test:17`` is the place of one."""

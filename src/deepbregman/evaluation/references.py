@@ -1,4 +1,4 @@
-"""What an accuracy is compared with: guessing, and the same classifier on raw pixels."""
+"""Reference accuracies: the most frequent class, and the same classifier on raw pixels."""
 
 from collections.abc import Sequence
 

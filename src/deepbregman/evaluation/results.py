@@ -40,6 +40,7 @@ and not that of seeds alone.
 """
 
 import base64
+import os
 import warnings
 import zlib
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.errors import Notice, UserError
-from deepbregman.files import check_writable, read_json, refuse_link
+from deepbregman.files import read_json, refuse_link
 from deepbregman.runs import Record, Run
 from deepbregman.statistics import summarise
 
@@ -140,9 +141,7 @@ def can_record(run: Run) -> bool:
     A link in place of the lock of its records is an error, before the work begins.
     """
     refuse_link(run.path / ".records.lock")
-    try:
-        check_writable(run.path)
-    except UserError:
+    if not os.access(run.path, os.W_OK):
         words = f"{run.path} cannot be written to: results are printed, not recorded"
         warnings.warn(words, Notice, stacklevel=3)
         return False
@@ -183,7 +182,7 @@ def unpack(text: str) -> Classes:
 
 
 class Predictions(NamedTuple):
-    """What a variant predicted for the test images of a dataset."""
+    """The predictions of a variant for the test images of a dataset."""
 
     labels: Classes
     predicted: list[Classes]
@@ -228,7 +227,7 @@ class KeptPredictions:
 
     @cached_property
     def record(self) -> Record:
-        """What the file holds; empty where there is none."""
+        """The content of the file; empty if there is none."""
         return read_json(self.path, _SHAPE) if self.path.is_file() else {}
 
     def find(self, data: str, variant: str) -> Predictions | None:

@@ -42,7 +42,7 @@ _ENTRIES = 2**24  # of a matrix of queries and bank at a time: 64 MiB of similar
 
 
 class RankingQuality(NamedTuple):
-    """How good rankings are, over all queries that have something to find."""
+    """Quality of rankings, over the queries whose label is in the bank."""
 
     mean_average_precision: float
     precision: float
@@ -148,7 +148,7 @@ def _answer_queries(
     smoothing = opened.loaded.config.divergence.smoothing
     places = [None if q.place is None else gallery.position(*q.place) for q in queries]
     parts = [
-        _see(opened, query.images.images)
+        _compute_query_features(opened, query.images.images)
         if place is None
         else gallery.features.select(torch.tensor([place]))
         for query, place in zip(queries, places, strict=True)
@@ -182,16 +182,16 @@ def _answer_queries(
             )
             for measure, row in rows.items()
         }
-        answers.append(Answer(Image(query.name, known, partial(_show, query)), hits))
+        answers.append(Answer(Image(query.name, known, partial(_read_query, query)), hits))
     return answers
 
 
-def _show(query: _Query) -> Pixels:
+def _read_query(query: _Query) -> Pixels:
     (shown,) = read_pictures(query.images.images)
     return shown
 
 
-def _see(opened: OpenedRun, images: Images) -> Features:
+def _compute_query_features(opened: OpenedRun, images: Images) -> Features:
     """Compute the features of images that are not in the gallery."""
     loaded = opened.loaded
     batches = ResidentBatches(images, loaded.device)
@@ -249,7 +249,9 @@ def _find_query(words: str, opened: OpenedRun) -> _Query:
     known = {name: _list_names(split) for name, split in splits.items()}
     place = find_place(words, known, opened.data)
     if place is not None:
-        return _select_query(splits, *place)
+        name, index = place
+        image = splits[name].select(torch.tensor([index]))
+        return _Query(image_name(name, splits[name], index), image, place)
     path = expand_home(Path(words))
     images = open_files([path], image_size=opened.loaded.config.data.image_size)
     return _Query(words, Split(images), None)
@@ -258,42 +260,6 @@ def _find_query(words: str, opened: OpenedRun) -> _Query:
 def _list_names(split: Split) -> Names:
     files = split.images.paths if isinstance(split.images, FileImages) else ()
     return Names(len(split), split.names, files if isinstance(files, tuple) else ())
-
-
-def _select_query(splits: dict[str, Split], name: str, index: int) -> _Query:
-    images = splits[name].select(torch.tensor([index]))
-    return _Query(image_name(name, splits[name], index), images, (name, index))
-
-
-def evaluate_search(
-    opened: OpenedRun,
-    *,
-    k: int,
-    by: Sequence[str] = (),
-    seed: int = 0,
-    progress: ReportProgress = ignore_progress,
-) -> list[Record]:
-    """Search the training split for each test image, and measure how often its class is found.
-
-    Returns:
-        Rows of protocol ``retrieval``, also written into the run's result: ``mAP`` and
-        ``precision@k`` in per cent, for each measure.
-    """
-    measures, splits = opened.choose_measures(by, MEASURES), opened.splits("all")
-    if "test" not in splits or any(split.labels is None for split in splits.values()):
-        raise UserError(
-            f"data {opened.data!r} has no labels to measure searches with: give a labelled dataset "
-            "with --data, or search for an image with --query"
-        )
-    if k > len(splits["train"]):
-        raise UserError(f"k is {k}: there are {len(splits['train'])} images to search; lower it")
-    bank, queries = (opened.features_of(splits[n], n, progress) for n in ("train", "test"))
-    if not torch.isin(queries.labels, bank.labels).any():
-        raise UserError(f"data {opened.data!r}: no test image is of a class in the training split")
-    measured = measure_retrieval(
-        bank, queries, measures, k, opened.loaded.config.divergence.smoothing, seed, progress
-    )
-    return opened.record(make_rows([measured]), "retrieval", seed)
 
 
 def measure_retrieval(

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from deepbregman.data.datasets import find_source
 from deepbregman.data.decoding import decode_frame
 from deepbregman.data.folders import list_folder
-from deepbregman.data.formats import find_format
+from deepbregman.data.formats import is_stored
 from deepbregman.errors import Notice, UserError
 from deepbregman.files import digest, digest_files, replace_file
 from deepbregman.runs import Run, list_versions
@@ -41,7 +41,7 @@ Vectors = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
 class Planes(NamedTuple):
-    """What images are compared by: each has a plane and a point.
+    """A plane and a point for each image, by which images are compared.
 
     The height of image j's plane at image i's point is their cosine. For the divergence the planes
     are tangents of the generator: D(i || j) is how far j's plane lies below i's own at i's point.
@@ -64,13 +64,13 @@ class SearchIndex(NamedTuple):
     side: int
     """Side of the frame that images are shown in."""
     notice: str
-    """What a user was told about the images; empty if nothing."""
+    """The note about the images that the user was given; may be empty."""
     order: npt.NDArray[np.int64]
     """(N,) a shuffle of the images, by which ties are ordered."""
     measures: dict[str, Planes]
 
     def find_row(self, words: str, data: str) -> int | None:
-        """Return which of the images a query names; None if it is none of them."""
+        """Return the row of the image that a query names; None for any other image."""
         ends = dict(zip(self.sizes, accumulate(self.sizes.values()), strict=True))
         parts = {name: slice(ends[name] - size, ends[name]) for name, size in self.sizes.items()}
         known = {
@@ -119,13 +119,13 @@ def name_index(run: Run, data: str | None, **options: object) -> str | None:
     """
     try:
         dataset, path = find_source(data or run.config.data.source)
-        if dataset is not None or find_format(path) is not None or not path.is_dir():
+        if dataset is not None or is_stored(path) or not path.is_dir():
             return None
         files = [file for split in list_folder(path).splits.values() for file in split.paths]
         checkpoints = [run.path / "config.toml", *sorted(run.checkpoints.iterdir())]
         known = json.dumps([options, list_versions(), digest_files(checkpoints)])
         return digest(known.encode(), digest_files(files).encode())
-    except (OSError, UserError):  # whoever loads the run says what is wrong
+    except (OSError, UserError):  # the search that loads the run explains the error
         return None
 
 

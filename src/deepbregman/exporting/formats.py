@@ -34,7 +34,7 @@ class TrainedEncoder(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a format makes of an encoder."""
+    """An encoder in one of the formats."""
 
     data: bytes
     usage: str
@@ -117,7 +117,7 @@ THUMBNAIL_STEM = (
     "model.conv1 = torch.nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)\n"
     "model.maxpool = torch.nn.Identity()\n"
 )
-"""What a ResNet of torchvision or timm needs to hold an encoder trained on thumbnails."""
+"""Lines that give a ResNet of torchvision or timm the stem of an encoder for thumbnails."""
 LOAD = 'model.load_state_dict(torch.load("FILE", weights_only=True))\n'
 
 

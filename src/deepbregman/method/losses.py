@@ -205,7 +205,7 @@ def match_divergence(
     """Mean divergence of embeddings to their targets, with the rows of a matrix as subnetworks.
 
     The scores of an embedding are its cosines with the rows of ``weight``, such as a bank of the
-    teacher's last embeddings: student and teacher shall place an image alike among them.
+    teacher's last embeddings: the student learns to place an image among them as the teacher does.
 
     Args:
         z: (N, d) of the student, with gradient.

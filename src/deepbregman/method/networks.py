@@ -26,7 +26,7 @@ Norm = Literal["output", "standard", "hidden", "none"]
 """Which part of a subnetwork is batch-normalised."""
 
 TIMM = "timm:"
-"""What the name of an architecture of timm begins with."""
+"""Prefix of the names of architectures of timm."""
 
 
 class Encoder(nn.Module):
@@ -399,7 +399,7 @@ class BregmanNetwork(nn.Module):
 
 
 class ModelOutputs(NamedTuple):
-    """What the networks make of a batch: h, z and o of the paper."""
+    """The outputs of the networks for a batch: h, z and o of the paper."""
 
     representation: Tensor  # (N, h)
     embedding: Tensor  # (N, d)
@@ -407,7 +407,7 @@ class ModelOutputs(NamedTuple):
 
 
 class Model(nn.Module):
-    """The networks that are judged: encoder, projection and, with a divergence, its subnetworks.
+    """The networks that are evaluated: encoder, projection and, with a divergence, its subnetworks.
 
     Args:
         encoder: image -> h; the part one keeps.

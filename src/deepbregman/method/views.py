@@ -47,7 +47,7 @@ _COLUMNS = {**_LAYOUT, **_LATER}
 
 
 class ViewParameters(NamedTuple):
-    """What is done to each of N images in each of M views; (M, N) each unless said otherwise.
+    """The transformations of N images in M views; each is (M, N) unless said otherwise.
 
     An operator that is off, or not drawn for an image, has the parameters that change nothing.
     """

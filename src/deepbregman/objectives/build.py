@@ -1,8 +1,9 @@
-"""How a configuration becomes what is trained: views, encoder, objective, divergence."""
+"""Build what a configuration describes: views, encoder, objective, divergence."""
 
 import copy
 import importlib.util
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -22,21 +23,9 @@ from .step import Step, gather_alone
 
 def build_views(settings: ViewSettings, image_size: int) -> Views:
     """Build what makes a group of views."""
-    return Views(
-        settings.side(image_size),
-        num_views=settings.num_views,
-        crop_area=settings.crop_area,
-        crop_aspect=settings.crop_aspect,
-        flip=settings.flip,
-        jitter=settings.jitter,
-        jitter_probability=settings.jitter_probability,
-        greyscale=settings.greyscale,
-        blur=settings.blur,
-        blur_sigma=settings.blur_sigma,
-        rotation=settings.rotation,
-        solarise=settings.solarise,
-        without=settings.without,
-    )
+    fields = asdict(settings)
+    del fields["relative_size"], fields["custom"]  # which are not the views' own
+    return Views(settings.side(image_size), **fields)
 
 
 def build_run_encoder(

@@ -32,25 +32,25 @@ class DINO(MomentumObjective, settings=DINOSettings):
         self.teacher_prototypes = Teacher(self.prototypes)
         self.register_buffer("temperature", torch.tensor(settings.temperature), persistent=False)
         self.register_buffer("centre", torch.zeros(settings.prototypes))
-        self.register_buffer("target_temperature", torch.tensor(self.sharpness_at(0.0)))
+        self.register_buffer("target_temperature", torch.tensor(self.temperature_at(0.0)))
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Let the views predict the teacher's distributions."""
         h, z, every = self.embed_with_small(views, gather)  # z (M, N, d), every (V, N, d)
         targets = self.teach(views.main, gather)  # (M, N, d)
         scores = self.prototypes(every.flatten(0, 1)).unflatten(0, every.shape[:2])  # (V, N, K)
-        loss = cross_view_entropy(self.judge(targets), scores, self.temperature)
+        loss = cross_view_entropy(self.compute_targets(targets), scores, self.temperature)
         return Outputs({"distillation": loss}, z, targets, h.detach())
 
     @torch.no_grad()
-    def judge(self, targets: Tensor) -> Tensor:
+    def compute_targets(self, targets: Tensor) -> Tensor:
         """Turn the teacher's embeddings (M, N, d) into distributions (M, N, K); move the centre."""
         scores: Tensor = self.teacher_prototypes(targets.flatten(0, 1))  # (M * N, K)
         shares = ((scores - self.centre) / self.target_temperature).softmax(dim=1)
         self.centre.lerp_(scores.mean(dim=0), 1.0 - self.settings.centre_momentum)
         return shares.view(*targets.shape[:2], -1)
 
-    def sharpness_at(self, progress: float) -> float:
+    def temperature_at(self, progress: float) -> float:
         """Return the teacher's temperature, which rises linearly at first."""
         first, last = self.settings.first_target_temperature, self.settings.target_temperature
         warmup = self.settings.target_warmup
@@ -60,7 +60,7 @@ class DINO(MomentumObjective, settings=DINOSettings):
         """Let the teacher follow, its prototypes too, and set its temperature."""
         super().after_step(progress)
         self.teacher_prototypes.update(self.prototypes, self.momentum)
-        self.target_temperature.fill_(self.sharpness_at(progress))
+        self.target_temperature.fill_(self.temperature_at(progress))
 
     def parameter_groups(self) -> list[Group]:
         """Keep the prototypes, the last layer, as they are at first."""

@@ -1,4 +1,4 @@
-"""What methods with a momentum teacher have in common."""
+"""The base of methods with a momentum teacher."""
 
 from torch import Tensor
 

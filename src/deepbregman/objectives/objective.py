@@ -1,4 +1,4 @@
-"""What a method of self-supervised learning is to the training loop."""
+"""The interface of a method of self-supervised learning."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -26,7 +26,7 @@ class ViewGroups(NamedTuple, Generic[T]):
 
 
 class Samples(NamedTuple):
-    """What a method may know of the images of the joint batch, in the order of the embeddings.
+    """Data about the images of the joint batch, in the order of the embeddings.
 
     Each is None unless the method asks for it: by its settings, or by drawing.
     """
@@ -38,7 +38,7 @@ class Samples(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a method makes of a batch."""
+    """The outputs of a method for a batch."""
 
     terms: dict[str, Tensor]  # loss terms: scalars of the joint batch, named as in ``weights``
     student: Tensor  # (M, N, d) embeddings of every process, with gradient

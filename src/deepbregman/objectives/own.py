@@ -39,7 +39,7 @@ class OwnParts(NamedTuple):
 
     @property
     def augments(self) -> dict[str, Augment]:
-        """What makes the views of each table, by its name."""
+        """The code that makes views, by the name of their table."""
         if self.augment is None:
             return {}
         if isinstance(self.augment, Mapping):
@@ -264,7 +264,7 @@ class OwnViews(nn.Module):
 
 
 AnyViews = Views | OwnViews
-"""What makes the views of a group."""
+"""Code that makes the views of a group."""
 
 
 def _is_of_torchvision(augment: Augment) -> bool:

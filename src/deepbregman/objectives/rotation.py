@@ -1,4 +1,4 @@
-"""How far a small view is turned, as a loss term beside any method (E-SSL, Dangovski et al. 2022).
+"""Prediction of rotations, a loss term beside any method (E-SSL, Dangovski et al. 2022).
 
 The views of a method teach the encoder what does not change an image. This term teaches it
 something that does.

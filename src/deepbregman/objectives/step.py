@@ -24,7 +24,7 @@ def gather_alone(mine: Tensor) -> Tensor:
 
 
 class StepOutputs(NamedTuple):
-    """What a step hands to the loop: a loss to descend, and detached tensors to look at."""
+    """The outputs of a step: the loss, with gradient, and detached tensors for diagnostics."""
 
     total: Tensor
     terms: dict[str, Tensor]
@@ -35,7 +35,7 @@ class StepOutputs(NamedTuple):
 
 
 class Step(nn.Module):
-    """Everything that is trained, and how its losses are weighed: compiled as one.
+    """Everything that is trained, and the weighted sum of its losses; compiled as one.
 
     Args:
         divergence: the term beside it, or None.
@@ -117,12 +117,12 @@ class Step(nn.Module):
             terms, scores = {**terms, **found.terms}, found.scores
         if self.rotation is not None and small is not None:
             terms = {**terms, **self.rotation(self.objective, small, self.gather)}
-        weighed = [
+        weighted = [
             factor * terms[name]
             for name, factor in zip(self.term_names, self.factors.unbind(), strict=True)
         ]
-        total = weighed[0]
-        for value in weighed[1:]:
+        total = weighted[0]
+        for value in weighted[1:]:
             total = total + value
         if torch.is_grad_enabled() and not total.requires_grad:
             raise UserError(

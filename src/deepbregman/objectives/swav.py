@@ -1,4 +1,4 @@
-"""SwAV (Caron et al. 2020): views of an image shall be assigned to the same prototypes."""
+"""SwAV (Caron et al. 2020): views of an image are assigned to the same prototypes."""
 
 import torch
 from torch import Tensor

@@ -23,7 +23,6 @@ from .tables import (
     tabulate_evaluations,
     tabulate_fields,
     tabulate_provenance,
-    tabulate_quickstarts,
 )
 
 
@@ -55,7 +54,7 @@ class Comparison:
     fields: Table | None
     unequal: list[str]
     incomparable: str
-    """How the headlines of the cards differ, so that they cannot be compared; empty if they can."""
+    """Why the headlines of the cards cannot be compared; empty if they can."""
     provenance: Table
 
     @property
@@ -80,8 +79,6 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
     ]
     curves, diagnostics = draw_curves(groups, prefix)
     cards = [make_card(group) for group in groups] if evaluated else []
-    if evaluated:
-        tables += _name_files_apart(tabulate_quickstarts(groups))
     return Comparison(
         groups=groups,
         cards=cards,

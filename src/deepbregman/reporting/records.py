@@ -121,7 +121,7 @@ class RunGroup:
 
     @property
     def config(self) -> Config:
-        """What the runs have in common; the seed is the first one's."""
+        """The configuration of the runs, with the seed of the first."""
         return self.runs[0].config
 
     @cached_property
@@ -253,7 +253,7 @@ class Measure(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it is, in words."""
+        """Protocol, variant and metric, in words."""
         details = [part for part in (self.metric, self.split) if part and part != "top1"]
         return f"{self.protocol}: {self.variant}" + f" ({', '.join(details)})" * bool(details)
 

@@ -34,7 +34,7 @@ HEIGHT = 210
 
 
 class Dimension(NamedTuple):
-    """What one field of a search could be."""
+    """The range or the choices of one field of a search."""
 
     field: str
     bounds: tuple[float, float] | None

@@ -29,8 +29,6 @@ ASCENDING = (
 """Beginnings of the metrics, in small letters, of which more is better."""
 LEAST_SEEDS = 3
 """With fewer seeds, no arm is called best."""
-QUICKSTART = ("linear", "few_labels", "few_labels_deviation", "few_labels_draws", "knn")
-"""Fields of a line of the quickstart's comparison."""
 REFERENCE_CAPTION = (
     "Most frequent class: always the answer that is right most often in training. Raw pixels: the "
     "same kind of classifier without an encoder, on images averaged to at most 16 px"
@@ -60,9 +58,9 @@ class Cell(NamedTuple):
     is_best: bool = False
     """Better than every other by more than the deviations."""
     over: str = ""
-    """What the deviation is over, where it is not over seeds."""
+    """Source of the deviation, if it is not over seeds."""
     of_runs: int = 0
-    """How many runs there are, where not all of them were measured."""
+    """Number of runs, if not all of them were measured."""
     is_published: bool = False
 
     @property
@@ -332,30 +330,6 @@ def tabulate_evaluations(groups: Sequence[RunGroup], prefix: str = "") -> list[T
                 + f". {CAVEAT}" * bool(printed),
                 details=tuple(measure.sizes for measure in columns),
             )
-        )
-    return tables
-
-
-def tabulate_quickstarts(groups: Sequence[RunGroup]) -> list[Table]:
-    """Make a table of every run of the quickstart, which has a comparison of its own."""
-    tables = []
-    for run in (run for group in groups for run in group.runs if "quickstart" in run.result):
-        rows = []
-        for line in run.result["quickstart"] or []:
-            if not all(is_finite(line.get(name)) for name in QUICKSTART):
-                continue
-            few = {"mean": line["few_labels"], "deviation": line["few_labels_deviation"]}
-            cells = (
-                Cell(summarise([line["linear"]])),
-                Cell({**few, "n": line["few_labels_draws"]}, over="draws of the labels"),
-                Cell(summarise([line["knn"]])),
-            )
-            rows.append(Row(str(line.get("features")), cells))
-        columns = ("linear, all labels", "linear, 5 labels per class", "kNN (k=20)")
-        caption = "Per cent of the test digits; the deviation is over draws of the labels"
-        title = f"{run.name}: features compared"
-        tables.append(
-            Table(f"quickstart-{run.name}", title, "features", columns, tuple(rows), caption)
         )
     return tables
 

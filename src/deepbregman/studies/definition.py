@@ -1,4 +1,4 @@
-"""What a study is: data. This file needs no torch, so the list of studies appears at once."""
+"""The definition of a study, as data. Needs no torch, so the list of studies appears at once."""
 
 import dataclasses
 import fnmatch
@@ -83,14 +83,14 @@ class Published:
 
 @dataclass(frozen=True)
 class StudyOptions:
-    """Options of a study. In a folder that has begun, the default is the folder's own value."""
+    """Options of a study. If the study has begun, the defaults are those it was begun with."""
 
     recipe: MaybeText = None
     """Name of a recipe, or a .toml file. By default the recipe of the study."""
     recipes: tuple[str, ...] = ()
     """For study comparison: two or more recipes, the reference first. By default simclr best.
-    RECIPE-without has no divergence, RECIPE-control InfoNCE to the same teacher and bank in its
-    place, and RECIPE-both the two together."""
+    RECIPE-without has no divergence; RECIPE-control has InfoNCE with the same teacher and bank
+    instead; RECIPE-both has both."""
     unequal: bool = False
     """For study comparison: allow recipes with unequal budgets. The results name the difference."""
     rates: tuple[Path, ...] = ()
@@ -130,7 +130,7 @@ class SearchOptions:
     """Options of a search. When it has begun, the default is the value it was begun with."""
 
     space: tuple[str, ...] = ()
-    """Fields and values: field=LOW:HIGH, field=LOW:HIGH:log, field=A,B,C, or a .toml file."""
+    """Fields and values: field=LOW:HIGH, field=LOW:HIGH:log, or field=A,B,C."""
     trials: MaybeNumber = None
     """Number of trials, of all processes together; 40 by default."""
     data: MaybeText = None
@@ -162,7 +162,7 @@ class StudyResult(NamedTuple):
 
     folder: Path
     results: dict[str, Any]
-    """What its ``results.json`` or ``trials.json`` holds."""
+    """The contents of its ``results.json`` or ``trials.json``."""
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,12 @@ class Study:
     reference."""
     recipe: str = "paper"
     recipes: tuple[str, ...] = ()
-    """Where the arms are whole recipes: their names, the reference first."""
+    """Names of the recipes, the reference first, if the arms are whole recipes."""
     with_divergence: Changes = dataclasses.field(default_factory=dict)
-    """Where the arms are whole recipes: changes that make a second arm of every recipe that has no
-    divergence and can carry it; empty for no second arms."""
+    """If the arms are whole recipes: changes that add a divergence. They make a second arm of every
+    recipe that has none and can have one. Empty for no second arms."""
     rate_factors: tuple[float, ...] = ()
-    """Where the arms are whole recipes: each has an arm for each multiple of its learning rate."""
+    """If the arms are whole recipes: multiples of the learning rate; each is an arm of a recipe."""
     judge: Judge = "test"
     seeds: int = 3
     unequal: bool = False
@@ -194,7 +194,7 @@ class Study:
     reference: str | None = None
     published: tuple[Published, ...] = ()
     note: str = ""
-    """What the paper says, and what it leaves open."""
+    """Remarks on the paper's version of the study."""
 
     def with_values(self, values: Sequence[Any]) -> "Study":
         """Replace the values of the one field that the arms vary, keeping the reference."""

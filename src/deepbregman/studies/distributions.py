@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from deepbregman.evaluation.clustering import bregman_clusters
+from deepbregman.evaluation.clustering import bregman_clusters, euclidean_clusters
 from deepbregman.method.bregman import of_distribution
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.figures import save_ring_figure
@@ -49,7 +49,7 @@ NOTES = (
 
 @dataclass(frozen=True)
 class Rings:
-    """What is generated and how networks are trained on it."""
+    """Settings of the generated data and of training."""
 
     radii: tuple[float, float, float] = (0.2, 0.6, 1.0)
     ring_noise: float = 0.05
@@ -103,11 +103,8 @@ def cluster(rows: Tensor, num_clusters: int, form: Form, seed: int) -> Tensor:
     Bregman hard clustering: a centroid is the mean, so the outputs of a mixture of distributions.
     With the moment form, a squared Euclidean distance, that is k-means.
     """
-    from sklearn.cluster import KMeans
-
     if form == "moment":
-        found = KMeans(num_clusters, n_init=10, random_state=seed).fit_predict(rows.numpy())
-        return torch.from_numpy(found).long()
+        return euclidean_clusters(rows, num_clusters, seed).assignment
     return bregman_clusters(rows, num_clusters, SMOOTHING[form], seed).assignment
 
 

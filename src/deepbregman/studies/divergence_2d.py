@@ -18,7 +18,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from deepbregman.errors import UserError
 from deepbregman.method import bregman
 from deepbregman.objectives.deep_divergence import FORMS
 from deepbregman.reporting.charts import name_figures
@@ -34,6 +33,9 @@ from .results import begin_study, write_rows
 CENTRES = ((0.0, 0.0), (1.5, 1.8), (-1.4, 1.7), (-1.5, -1.8), (1.4, -1.7))
 DEVIATION = (0.3, 0.65)
 """Deviation of each class along the two axes; they differ, so that Euclidean distance misleads."""
+NUM_SUBNETWORKS = 10
+TARGET = 1
+"""Class of the sample to which divergences are drawn."""
 BORDER = 0.8
 LEAST = 0.25
 Divergence = Callable[[Tensor, Tensor], Tensor]
@@ -79,25 +81,18 @@ def run_divergence_2d(
     out: Path,
     *,
     seeds: int,
-    num_subnetworks: int,
-    samples: int,
-    steps: int,
-    resolution: int,
-    target: int,
+    samples: int = 250,
+    steps: int = 300,
+    resolution: int = 160,
     console: Console | None = None,
 ) -> StudyResult:
-    """Learn divergences on classes of points and draw them, beside the classical ones."""
+    """Learn divergences on classes of points and draw them, beside the classical ones.
+
+    Args:
+        samples: of all classes together.
+        resolution: points along a side of the maps.
+    """
     console = console or Console(quiet=True)
-    for name, value, least in (
-        ("num-subnetworks", num_subnetworks, 2),
-        ("samples", samples, 2 * len(CENTRES)),
-        ("steps", steps, 1),
-        ("resolution", resolution, 2),
-    ):
-        if value < least:
-            raise UserError(f"--{name} {value}: it must be {least} or more")
-    if not 0 <= target < len(CENTRES):
-        raise UserError(f"--target {target}: classes are 0 to {len(CENTRES) - 1}")
     begin_study(out, seeds)
     record = collect_provenance(device_name(torch.device("cpu")))
     values: dict[tuple[str, str], list[float]] = {}
@@ -105,7 +100,7 @@ def run_divergence_2d(
         points, labels = draw_classes(samples, derive_seed(seed, "train"))
         held_out, truth = draw_classes(samples, derive_seed(seed, "test"))
         with console.status(f"divergence-2d, seed {seed}"):
-            measures, network = learn(points, labels, num_subnetworks, steps, seed)
+            measures, network = learn(points, labels, steps, seed)
         low, high = _find_square(points)
         shift = LEAST - torch.minimum(low, held_out.amin(dim=0))
         measures |= list_classical(shift)
@@ -114,14 +109,14 @@ def run_divergence_2d(
                 values.setdefault((name, metric), []).append(found)
         if seed == 0:
             axes = [torch.linspace(*ends, resolution) for ends in zip(low, high, strict=True)]
-            _draw(out, measures, network, points, labels, axes, target)
+            _draw(out, measures, network, points, labels, axes)
     settings = {
-        "num_subnetworks": num_subnetworks,
+        "num_subnetworks": NUM_SUBNETWORKS,
         "samples": samples,
         "steps": steps,
         "centres": CENTRES,
         "deviation": DEVIATION,
-        "target": target,
+        "target": TARGET,
     }
     notes = " ".join((__doc__ or "").replace("``", "").split())
     return write_rows(out, "divergence-2d", settings, record, values, notes)
@@ -135,7 +130,7 @@ def _find_square(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def learn(
-    points: Tensor, labels: Tensor, num_subnetworks: int, steps: int, seed: int
+    points: Tensor, labels: Tensor, steps: int, seed: int
 ) -> tuple[dict[str, Divergence], PlaneNetwork]:
     """Train the two learned forms; return D of points for each, and the max form's network."""
     measures: dict[str, Divergence] = {}
@@ -143,7 +138,7 @@ def learn(
     for name, form in LEARNED.items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "weights"))
-            network = PlaneNetwork((), num_subnetworks, subnetworks=True, activation=None)
+            network = PlaneNetwork((), NUM_SUBNETWORKS, subnetworks=True, activation=None)
         networks[form] = fit(
             network,
             points,
@@ -184,13 +179,12 @@ def _draw(
     points: Tensor,
     labels: Tensor,
     axes: list[Tensor],
-    target: int,
 ) -> None:
     """Map D(x || x0) over the plane for every measure, and the regions of the subnetworks."""
     resolution = len(axes[0])
     grid = torch.stack(torch.meshgrid(*axes, indexing="xy"), dim=-1).flatten(0, 1)  # (G^2, 2)
-    away = (points - torch.tensor(CENTRES[target])).square().sum(dim=1)
-    chosen = int(away.masked_fill(labels != target, torch.inf).argmin())
+    away = (points - torch.tensor(CENTRES[TARGET])).square().sum(dim=1)
+    chosen = int(away.masked_fill(labels != TARGET, torch.inf).argmin())
     one = points[chosen : chosen + 1]
 
     def panel(name: str, measure: Divergence) -> PlaneMap:

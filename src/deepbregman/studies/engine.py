@@ -73,7 +73,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """How every trial of a study is evaluated."""
+    """Settings of the evaluation of every trial of a study."""
 
     judge: Judge
     protocols: tuple[Literal["knn", "linear"], ...] = ("knn", "linear")
@@ -281,7 +281,7 @@ class Worker:
 
 
 class Queue(ABC):
-    """Where workers get their trials: a :class:`TrialQueue`, or Optuna."""
+    """Source of trials for workers: a :class:`TrialQueue`, or Optuna."""
 
     noun: ClassVar[str] = "runs"
 

@@ -7,8 +7,7 @@
       runs/ARM-seedK/             a trial: an ordinary run folder
       locks/                      of the trials; held by the process that runs one
       results.json, results.csv   every arm and seed
-      summary.csv                 mean, deviation and number by arm
-      tables.md                   the tables of these, and of differences
+      tables.md                   mean, deviation and number by arm, and differences
       NAME.png, NAME.svg, NAME.pdf
 """
 
@@ -73,7 +72,7 @@ class Grid(TrialQueue):
     how: EvaluationPlan
     definition: Record
     cells: list[GridCell]
-    """What is to be trained by this command."""
+    """Cells that this command trains."""
 
     def __post_init__(self) -> None:
         self.trials = list({cell.trial.name: cell.trial for cell in self.cells}.values())

@@ -53,12 +53,12 @@ class GridPlan:
     study: Study
     folder: Path
     base: Config
-    """What the arms change."""
+    """The configuration that the arms change."""
     arms: tuple[Arm, ...]
     """All that change something in this recipe."""
     chosen: tuple[Arm, ...]
     definition: Record
-    """What ``study.json`` will hold, except the provenance of a new study."""
+    """The contents of ``study.json``, without the provenance of a new study."""
 
 
 def plan_study(study: Study, options: StudyOptions) -> GridPlan:

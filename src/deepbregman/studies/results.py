@@ -138,7 +138,7 @@ def write_results(
     costs: Mapping[str, Record],
     find: FindPredictions = no_predictions,
 ) -> Record:
-    """Write ``results.json``, ``results.csv``, ``summary.csv`` and ``tables.md``."""
+    """Write ``results.json``, ``results.csv`` and ``tables.md``."""
     against = find_references(definition["study"])
     changes = compare_arms(rows, against, find)
     summary = [
@@ -164,32 +164,8 @@ def write_results(
         for row in rows
     ]
     write_csv(folder / "results.csv", flat)
-    write_csv(folder / "summary.csv", [line for arm in summary for line in _flatten(arm)])
     save_study_tables(folder / "tables.md", results)
     return results
-
-
-def _flatten(arm: Record) -> list[Record]:
-    """Make a line for each metric of an arm; one without a metric if every seed diverged."""
-    start = {key: arm[key] for key in ("arm", "series", "x", "num_diverged")}
-    lines = []
-    for metric, values in arm["metrics"].items():
-        change = arm["difference"].get(metric, {})
-        low, high = change.get("interval") or (None, None)
-        lines.append(
-            {
-                **start,
-                "metric": metric,
-                **values,
-                "against": arm["against"],
-                "difference": change.get("mean"),
-                "difference_deviation": change.get("deviation"),
-                "difference_n": change.get("n"),
-                "difference_low": low,
-                "difference_high": high,
-            }
-        )
-    return lines or [start]
 
 
 def print_result(result: StudyResult, console: Console) -> None:

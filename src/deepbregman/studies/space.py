@@ -1,16 +1,13 @@
 """The space of a search: fields of the configuration, and the values each may take.
 
 A dimension is written ``field=LOW:HIGH``, with ``:log`` for a logarithmic scale, or
-``field=A,B,C``. A TOML file holds the same by section: ``sigma = "0.1:5:log"`` under
-``[divergence]``, or a list of values.
+``field=A,B,C``.
 """
 
 import itertools
 import math
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -82,28 +79,22 @@ def parse_space(words: Iterable[str], base: Config) -> Space:
     """Read a space and check it against the configuration that it varies.
 
     Args:
-        words: dimensions, or ``.toml`` files of them.
+        words: dimensions.
         base: what the trials change; every corner of the space must be a configuration.
     """
-    pairs: list[tuple[str, Any]] = []
+    seen: dict[str, Dimension] = {}
     for word in words:
         name, equals, text = word.partition("=")
-        if equals:
-            pairs.append((name, text))
-        elif word.endswith(".toml"):
-            pairs += _read_file(Path(word))
-        else:
+        if not equals:
             raise UserError(
                 f"--space {word!r}: write field=LOW:HIGH, field=LOW:HIGH:log or field=A,B,C, such "
-                "as divergence.sigma=0.1:5:log, or name a .toml file"
+                "as divergence.sigma=0.1:5:log"
             )
-    if not pairs:
-        raise UserError("the space is empty: name a field, such as divergence.sigma=0.1:5:log")
-    seen: dict[str, Dimension] = {}
-    for name, text in pairs:
         if name in seen:
             raise UserError(f"--space names {name} twice: once is enough")
         seen[name] = _read_dimension(name, text, base)
+    if not seen:
+        raise UserError("the space is empty: name a field, such as divergence.sigma=0.1:5:log")
     space = tuple(seen.values())
     check_terms(
         base, [name for name in seen if f"{name.partition('.')[0]}.weight" not in seen], "--space"
@@ -132,24 +123,6 @@ def check_corners(space: Space, base: Config) -> None:
             raise UserError(f"--space reaches {where}, where {error}") from None
 
 
-def _read_file(path: Path) -> list[tuple[str, Any]]:
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--space {path}: it cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise UserError(f"--space {path} is not valid TOML: {error}") from None
-    pairs = []
-    for section, table in tables.items():
-        if not isinstance(table, dict):
-            raise UserError(
-                f"--space {path}: {section} stands outside of a section; write it under one, such "
-                "as [divergence]"
-            )
-        pairs += [(f"{section}.{name}", value) for name, value in table.items()]
-    return pairs
-
-
 def _find_type(name: str, base: Config) -> Any:
     """Return the type of a field that can be searched."""
     section, _, key = name.partition(".")
@@ -174,12 +147,8 @@ def _find_type(name: str, base: Config) -> Any:
     return hint
 
 
-def _read_dimension(name: str, text: Any, base: Config) -> Dimension:
+def _read_dimension(name: str, text: str, base: Config) -> Dimension:
     kind = _find_type(name, base)
-    if isinstance(text, list):
-        return _read_choice(name, text)
-    if not isinstance(text, str):
-        return _read_choice(name, [text])
     if kind in (int, float) and ":" in text:
         return _read_interval(name, text, kind)
     return _read_choice(name, [read_value(part.strip()) for part in text.split(",")])

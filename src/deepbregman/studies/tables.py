@@ -74,7 +74,7 @@ MEASURES = (
 )
 """Protocol, words of a variant that measures by the divergence, and of what it is compared with."""
 QUANTITY = ("data", "trained_on", "protocol", "variant", "metric")
-"""What tells one quantity from another."""
+"""Fields that identify a quantity."""
 TRAINING = ("semi", "supervised", "transfer")
 MOST_CLASSES = 20
 """Datasets of more classes get no table by class."""

@@ -39,9 +39,9 @@ class TableOptions:
     data: tuple[str, ...] = ()
     """One or more labelled datasets; none with --no-train."""
     arms: tuple[str, ...] = ARMS
-    """Recipes or .toml files, the reference first. RECIPE-without has no divergence,
-    RECIPE-control InfoNCE to the same teacher and bank in its place, and RECIPE-both the two
-    together. Recipes by name are trained with ResNet-18."""
+    """Recipes or .toml files, the reference first. RECIPE-without has no divergence;
+    RECIPE-control has InfoNCE with the same teacher and bank instead; RECIPE-both has both.
+    Recipes by name are trained with ResNet-18."""
     protocols: tuple[ClassProtocol, ...] = PROTOCOLS
     """What to measure. transfer goes from each dataset to every other, and ood tells the test
     images from noise and from the other datasets. supervised is measured with the first arm only,
@@ -74,7 +74,7 @@ class TableOptions:
 
 
 class Part(NamedTuple):
-    """What a run is measured by: a protocol, and the datasets besides its own."""
+    """A measurement of a run: a protocol, and datasets besides its own."""
 
     name: str
     """Name, such as ``linear`` or ``transfer-ham10000``."""
@@ -93,7 +93,7 @@ class TableCell:
     seed: int
     config: Config
     parts: tuple[Part, ...]
-    """What is to be measured by this command."""
+    """Measurements of this command."""
 
     @property
     def name(self) -> str:

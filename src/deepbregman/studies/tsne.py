@@ -23,7 +23,7 @@ from deepbregman.exporting.loading import Export, read_export
 from deepbregman.method.networks import Model
 from deepbregman.reporting.charts import name_figures
 from deepbregman.reporting.figures import FeatureMap, save_map_figure
-from deepbregman.runs import Run, collect_provenance, replace_file, write_csv
+from deepbregman.runs import Run, collect_provenance, replace_file
 from deepbregman.statistics import format_summary, summarise
 from deepbregman.training.checkpoints import load_trained
 from deepbregman.training.devices import device_name, pick_device
@@ -167,13 +167,7 @@ def _measure_clusters(features: np.ndarray, labels: np.ndarray, seed: int) -> di
 
 
 def _save(out: Path, maps: dict[str, list[np.ndarray]], labels: np.ndarray) -> None:
-    """Write every map: as arrays (seeds, N, 2) by run, and the drawn ones as CSV."""
+    """Write every map as arrays (seeds, N, 2) by run."""
     arrays = {f"map_{index}": np.stack(each) for index, each in enumerate(maps.values())}
     with replace_file(out / "coordinates.npz") as file:
         np.savez(file, labels=labels, runs=np.array(list(maps)), **arrays)  # type: ignore[arg-type]  # numpy's stub
-    rows = [
-        {"run": name, "image": index, "label": label, "x": f"{x:.6g}", "y": f"{y:.6g}"}
-        for name, each in maps.items()
-        for index, ((x, y), label) in enumerate(zip(each[0], labels, strict=True))
-    ]
-    write_csv(out / "coordinates.csv", rows)

@@ -38,7 +38,7 @@ REQUIRED = (
     *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "data", "config"),
     *("sums", "seconds", "skipped", "skipped_in_epoch"),
 )
-"""What a checkpoint must have for a run to resume from it."""
+"""Entries that a checkpoint needs for a run to resume from it."""
 CHANGEABLE = frozenset(
     {
         *("data.root", "data.resident", "data.workers"),
@@ -84,9 +84,8 @@ def load(path: Path, device: torch.device | str = "cpu") -> State:
     """Read a checkpoint; nothing in it is executed."""
     if not path.is_file():
         raise UserError(
-            f"{path} does not exist: the run has no checkpoint yet, and is to finish an epoch or "
-            "be continued with --resume; or it is a study's, which deletes those of judged runs "
-            "unless it is begun with --keep-checkpoints"
+            f"{path} does not exist: let the run finish an epoch, or continue it with --resume; a "
+            "study deletes the checkpoints of evaluated runs unless it has --keep-checkpoints"
         )
     content = memoryview(path.read_bytes())
     header = _HEADER.match(content)

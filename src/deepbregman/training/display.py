@@ -1,8 +1,7 @@
-"""What a user sees while a run trains."""
+"""Progress of a run on the terminal, and its TensorBoard events."""
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -63,7 +62,7 @@ class Display:
         """The first step that was shown, and when: compiling and loading come before it."""
         self.last_line = time.monotonic()
         self.left = ""
-        """How long the run still takes, in words; empty until steps have been timed."""
+        """Remaining time of the run, in words; empty until steps have been timed."""
         self.told_length = False
         self.last_verdict = ""
         self.progress = Progress(
@@ -178,26 +177,7 @@ def open_events(run: Run, step: int) -> "SummaryWriter":
     """Open a run's TensorBoard events; those after a step, left by a crash, are taken back."""
     from torch.utils.tensorboard import SummaryWriter  # two seconds to import
 
-    folder = run.path / "tensorboard"
-    _order_events_before(folder, int(time.time()))
-    return SummaryWriter(str(folder), purge_step=step + 1)
-
-
-def _order_events_before(folder: Path, now: int) -> None:
-    """Rename event files so that all are older than now, in the order they have.
-
-    They are read in the order of their names, which begin with the second of their making. After
-    the clock was set back, or within one second, the next would come before those that are there.
-    """
-    files = sorted(folder.glob("events.out.tfevents.*"))
-    parts = [path.name.split(".", 4) for path in files]
-    if not files or not any(part[3] >= f"{now:010d}" for part in parts):
-        return
-    # Before the oldest of them, so that no new name is the name of another.
-    oldest = min([now, *(int(part[3]) for part in parts if part[3].isdecimal())])
-    for place, (path, part) in enumerate(zip(files, parts, strict=True)):
-        second = f"{max(0, oldest - len(files)) + place:010d}"
-        path.rename(path.with_name(".".join([*part[:3], second, *part[4:]])))
+    return SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1)
 
 
 def write_events(writer: "SummaryWriter", record: Record) -> None:

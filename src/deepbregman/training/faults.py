@@ -1,4 +1,4 @@
-"""What can stop a run: a signal, a full disk or memory, numbers that are not finite."""
+"""Causes that stop a run: signals, a full disk or memory, non-finite numbers."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The pretraining loop: one straight line from images to a trained encoder."""
+"""The pretraining loop: from images to a trained encoder."""
 
 import time
 import warnings
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 Monitor = Callable[[Model], dict[str, float]]
-"""Judges the networks between epochs; what it returns joins the metrics."""
+"""Evaluates the networks between epochs; its values are added to the metrics."""
 
 
 class Pretraining:
@@ -417,7 +417,7 @@ class Pretraining:
         display: Display,
         writer: "SummaryWriter | None",
     ) -> None:
-        """Judge the networks, then write and show the epoch's metrics; in process 0 only."""
+        """Evaluate the networks, then write and show the epoch's metrics; in process 0 only."""
         if not self.fabric.is_global_zero:
             return
         settings, epoch = self.config.training, record["epoch"]

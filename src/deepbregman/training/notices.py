@@ -1,4 +1,4 @@
-"""What a user is told before a run trains: the plan, the job, its processes, and surprises."""
+"""Messages before a run trains: the plan, the job, its processes, and warnings."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -53,7 +53,7 @@ def describe_job(
     config, settings, num_images = job.config, job.config.training, job.batches.num_images
     if job.changes:
         words = list_changes(job.changes)
-        yield f"changed since the last checkpoint: {words}; the run goes on with that"
+        yield f"changed since the last checkpoint: {words}; the run continues with that"
     if not settings.epochs:
         origin = "random weights: it is untrained" if start is None else f"the weights of {start}"
         yield f"nothing is trained: {config.encoder.name} keeps {origin}; run {job.run.path}"
@@ -74,7 +74,7 @@ def describe_job(
         yield "nothing had been saved, so it begins again"
     if source.classes and source.train.labels is not None and not config.objective.needs_labels:
         named = ", ".join(source.classes[:5]) + ", ..." * (len(source.classes) > 5)
-        words = "labels judge the encoder and do not train it"
+        words = "labels evaluate the encoder, they do not train it"
         yield f"{len(source.classes):,} classes: {named}; {words}"
     if start is not None:
         yield f"the encoder starts from the weights of {start}; its heads are new"

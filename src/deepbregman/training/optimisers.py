@@ -20,7 +20,7 @@ TINY = 1e-12
 
 
 class MomentumOptimiser(Optimizer):
-    """What LARS and Muon share: a velocity for each weight, made when its first gradient comes."""
+    """Base of LARS and Muon: keeps a velocity for each weight, from its first gradient on."""
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -31,7 +31,7 @@ _BASE_BATCH, _BASE_RATE = 512, 1.0  # of the recipe best
 _SHORT_STEPS, _SHORT_BATCH, _LOWEST_SHARE = 1000, 32, 0.1
 # Below so many images the rate of a short run falls with their number too, down to this share.
 _FEW_IMAGES, _LOWEST_FOR_FEW = 1000, 0.3
-_SHORT_RISE = 0.5  # share of a short run in which the divergence rises: its teacher knows little
+_SHORT_RISE = 0.5  # share of a short run over which the weight of the divergence rises
 _BANK, _FILLING = 4096, 0.05  # largest bank, and share of the run after which it must be full
 _WARMUP, _LONGEST_WARMUP = 0.05, 10.0  # share of the epochs, and most epochs
 _ENCODERS = ("resnet18", "small")
@@ -49,7 +49,7 @@ class Choice(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What settings are chosen by."""
+    """Properties of the images and the machine by which settings are chosen."""
 
     num_images: int
     side: int
@@ -76,7 +76,7 @@ class Plan:
     choices: tuple[Choice, ...]
     seconds: float
     enough: int
-    """Epochs that such images are worth, if there is time for them."""
+    """Epochs after which more bring little, for such a number of images."""
 
 
 Measure = Callable[[Config, float], float]
@@ -163,9 +163,9 @@ def _choose_batch(facts: Facts) -> Choice:
     most = min(_LARGEST_BATCH, max(_SMALLEST_BATCH, facts.num_images // _STEPS_PER_EPOCH))
     batch = 2 ** (min(most, max(2, facts.num_images)).bit_length() - 1)
     batch = max(batch - batch % facts.processes, facts.processes)
-    why = f"as {_BASE_BATCH} of the recipe best"
+    why = "as in the recipe best"
     if batch < _LARGEST_BATCH:
-        why = f"{facts.num_images:,} images are few for batches of {_LARGEST_BATCH}"
+        why = f"{facts.num_images:,} images are too few for batches of {_LARGEST_BATCH}"
     return Choice("training.batch_size", batch, why)
 
 
@@ -178,7 +178,7 @@ def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
     if size == _BANK:
         why = "as in the recipe best"
     elif size == batch:
-        why = "a batch fills it"
+        why = "the size of a batch"
     elif most == early:
         why = f"full after {_FILLING:.0%} of the run"
     else:
@@ -189,14 +189,14 @@ def _choose_bank(config: Config, facts: Facts, steps: int) -> Choice:
 def _choose_epochs(facts: Facts, wanted: int, seconds: float) -> Choice:
     """Choose the length: as wanted, or less where an epoch takes too many seconds."""
     possible = int(_SPARE * facts.limit / seconds)
-    granted = "" if facts.budget is not None else "; --budget 12h grants more"
+    granted = "" if facts.budget is not None else "; --budget 12h allows more"
     if possible >= wanted:
-        return Choice("training.epochs", wanted, f"what {facts.num_images:,} images are worth")
+        return Choice("training.epochs", wanted, f"enough for {facts.num_images:,} images")
     limit = format_duration(facts.limit)
-    why = (
-        f"what fits in {limit}" if possible else f"the fewest, though it takes longer than {limit}"
+    why = f"what fits in {limit}" if possible else f"at least one, though it takes over {limit}"
+    return Choice(
+        "training.epochs", max(1, possible), f"{why}; up to {wanted:,} improve the result{granted}"
     )
-    return Choice("training.epochs", max(1, possible), f"{why}; up to {wanted:,} help{granted}")
 
 
 def _lengthen(
@@ -229,13 +229,13 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
         rate, why = part * rate, f"{why}; {part:.0%} of that, since {few} are few"
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     if is_short and config.divergence.weight > 0.0:
-        why = "half of a short run: at first its teacher knows little"
+        why = "half of a short run, since an untrained teacher gives poor targets"
         yield Choice("divergence.warmup_epochs", round(_SHORT_RISE * epochs, 2), why)
     yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
     every = max(1, epochs // 20)
-    why = "a line of progress about 20 times"
+    why = "about 20 lines of progress"
     if facts.num_classes:
-        why = f"labels of {facts.num_classes} classes: kNN about 20 times; labels do not train"
+        why = f"kNN accuracy about 20 times, by the labels of {facts.num_classes} classes"
     yield Choice("training.knn_every", every, why)
 
 

@@ -188,13 +188,16 @@ def _read_torch_file(path: Path) -> StartingWeights:
         for name in WRAPPERS:
             if isinstance(found, dict) and isinstance(found.get(name), dict):
                 found = found[name]
-        if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        if not isinstance(found, dict) or not all(
+            isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in found.items()
+        ):
             raise ValueError("it holds no dictionary of tensors by name")
     sidecar, pixels = path.with_name(f"{path.name}.json"), None
     if sidecar.is_file():  # an export of ours
         with _explain_damage(sidecar):
             described = parse_json(sidecar.read_text(encoding="utf-8", errors="replace"))
-            pixels = torch.tensor(described["mean"]), torch.tensor(described["std"])
+            mean, std = torch.tensor(described["mean"]), torch.tensor(described["std"])
+            pixels = mean.view(3), std.view(3)
     return StartingWeights(found, str(path), {"from": str(path)}, pixels)
 
 

@@ -1,4 +1,4 @@
-"""What each method loses as augmentations are taken away: the paper's figure."""
+"""Accuracy lost as augmentations are removed: the paper's figure."""
 
 from deepbregman.studies.definition import OURS, SIMCLR, Arm, Study
 
@@ -11,7 +11,7 @@ STEPS: tuple[tuple[str, str, tuple[str, ...], str | None], ...] = (
     ("crop", "crop only", (*COLOUR, "flip", "rotation", "blur"), None),
     ("no-crop", "all but crop", ("crop",), None),
 )
-"""Name, words, operators to leave out, and the field without which the step is none."""
+"""Name, title, operators to leave out, and a field; where that is 0, the step changes nothing."""
 
 STUDY = Study(
     name="augmentations",

@@ -1,4 +1,4 @@
-"""How deep the encoder is, with the divergence and without."""
+"""Depth of the encoder, with the divergence and without."""
 
 from deepbregman.studies.definition import OURS, SIMCLR, Published, Study, arms_over
 

@@ -1,4 +1,4 @@
-"""How many subnetworks: the paper's table and figure on kappa."""
+"""Number of subnetworks: the paper's table and figure on kappa."""
 
 from dataclasses import replace
 from itertools import product

@@ -1,4 +1,4 @@
-"""Which kernel turns a divergence into a similarity: the paper's table of psi."""
+"""Kernels that turn a divergence into a similarity: the paper's table of psi."""
 
 from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, arms_over
 

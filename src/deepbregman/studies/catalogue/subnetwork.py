@@ -1,4 +1,4 @@
-"""What a subnetwork is made of: one factor at a time, from the recipe's own."""
+"""Ablation of the subnetworks: one factor of the recipe at a time."""
 
 from deepbregman.studies.definition import Arm, Study
 

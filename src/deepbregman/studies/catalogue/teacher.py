@@ -1,4 +1,4 @@
-"""Which part of the divergence to a teacher does it: one change at a time, from the recipe."""
+"""Ablation of the divergence to a teacher: one change of the recipe at a time."""
 
 from deepbregman.studies.definition import BOTH, CONTROL, ENDINGS, SIMCLR, Arm, Changes, Study
 
