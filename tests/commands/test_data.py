@@ -202,7 +202,7 @@ class TestCheck:
         (tmp_path / "photos" / "dogs" / "0.jpg").write_bytes(content[: len(content) * 2 // 3])
         code, _, err = command("check", tmp_path / "photos")
         assert code == 2
-        assert "1 images cannot be read" in err
+        assert "1 image cannot be read" in err
         assert "0.jpg" in err
 
     def test_an_archive_of_your_own(self, command: Command, tmp_path: Path) -> None:

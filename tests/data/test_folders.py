@@ -142,7 +142,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path, save_picture: Save
     ("files", "parts"),
     [
         ([], ["no image in it"]),
-        (["notes.txt"], ["no image in it", "1 other files", ".jpeg"]),
+        (["notes.txt"], ["no image in it", "(1 other file)", ".jpeg"]),
         (["1.png", "train/2.png"], ["1 images beside sub-folders", "'train'"]),
         (["train/a/1.png", "train/b/1.png", "extra/c/1.png"], ["'extra'", "move the rest"]),
         (["train/a/1.png", "train/b/1.png", "test/c/1.png"], ["'c'", "training split has not"]),

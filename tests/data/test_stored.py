@@ -246,7 +246,7 @@ class TestTar:
         assert source.skipped == ("all.tar/bad.png",)
         assert sum(map(len, source.splits.values())) == 4
         report = check_data(path, Path("data"), ignore_progress)
-        assert "1 images cannot be read ('all.tar/bad.png')" in report.problems[0]
+        assert "1 image cannot be read ('all.tar/bad.png')" in report.problems[0]
 
     @pytest.mark.parametrize(
         ("content", "words"),

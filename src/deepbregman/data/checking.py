@@ -18,7 +18,7 @@ from deepbregman.data.images import ArrayImages, ImagePlace, StoredImage
 from deepbregman.data.stored import StoredData
 from deepbregman.data.voc import find_devkit
 from deepbregman.errors import UserError
-from deepbregman.terminal import ReportProgress
+from deepbregman.terminal import ReportProgress, count_words
 
 _MOST_CLASSES_SHOWN = 20
 _LARGEST_FRAME = 512  # a file is decoded whole whatever its frame; this bounds the memory
@@ -127,8 +127,8 @@ def _decode_all(
     report.rows.append(("unreadable", f"{len(broken):,}"))
     if broken:
         report.problems.append(
-            f"{len(broken)} images cannot be read ({quote_some(broken)}); replace or remove them, "
-            "or leave them out with --skip-unreadable"
+            f"{count_words(len(broken), 'image')} cannot be read ({quote_some(broken)}): replace "
+            "or remove such files, or leave them out with --skip-unreadable"
         )
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from PIL import features
 
 from deepbregman.errors import Notice, UserError
+from deepbregman.terminal import count_words
 
 HAS_AVIF = "avif" in features.modules and features.check("avif") is True
 HAS_HEIF = importlib.util.find_spec("pillow_heif") is not None
@@ -117,7 +118,8 @@ def list_folder(folder: Path) -> Listing:
             )
     if not tree.here and not tree.groups:
         raise UserError(
-            f"data.source {str(folder)!r}: no image in it ({tree.ignored.total()} other files); "
+            f"data.source {str(folder)!r}: no image in it "
+            f"({count_words(tree.ignored.total(), 'other file')}); "
             f"images end in {' '.join(sorted(SUFFIXES))}{explain_ignored(tree.ignored)}"
         )
     train = _label(trees[0], classes)
