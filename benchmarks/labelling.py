@@ -43,12 +43,10 @@ def measure(
     truth = gallery.labels.cpu()
     num_classes, rows = int(truth.max()) + 1, []
 
-    def predict(chosen: torch.Tensor, seed: int):
-        given = torch.full_like(truth, -1)
-        given[chosen] = truth[chosen]
-        return predict_labels(
-            features, given, num_classes=num_classes, smoothing=smoothing, seed=seed
-        )
+    def predict(is_given: torch.Tensor, suggested: torch.Tensor, seed: int):
+        given = torch.where(is_given, truth, -1)
+        options = {"num_classes": num_classes, "smoothing": smoothing, "suggested": suggested}
+        return predict_labels(features, given, **options, seed=seed)
 
     for count in labels:
         found = []
@@ -57,16 +55,17 @@ def measure(
             chosen = torch.from_numpy(random.permutation(len(truth))[:count])
             if int((torch.bincount(truth[chosen]) > 1).sum()) < 2:
                 continue  # `label` refuses them
-            said = predict(chosen, seed)
             is_given = torch.zeros(len(truth), dtype=torch.bool)
             is_given[chosen] = True
+            suggested = torch.zeros_like(is_given)
+            said = predict(is_given, suggested, seed)
             if suggest:
                 more = suggest_images(
                     features.representation, said.probabilities, is_given, suggest
                 )
-                is_given[more] = True
-                said = predict(is_given.nonzero().flatten(), seed)
-            hits = (said.probabilities.argmax(dim=1) == truth)[~is_given]
+                suggested[more] = True
+                said = predict(is_given | suggested, suggested, seed)
+            hits = (said.probabilities.argmax(dim=1) == truth)[~(is_given | suggested)]
             right = 100.0 * hits.double().mean().item()
             value, low, high = said.expected
             found.append((value, right, value - right, low <= right <= high, high - low))

@@ -120,15 +120,17 @@ def test_labels_of_a_table(tmp_path: Path) -> None:
     path = tmp_path / "all.csv"
     path.write_text("image,label,probability\na.png,cat,0.9\n'=b.png,dog,0.5\n")
     found = read_given(path, ["=b.png", "a.png", "c.png"])
-    assert found == (["dog", "cat", None], [0.5, 0.9, 0.0], [False] * 3, [False] * 3)
+    assert found == (["dog", "cat", None], [0.5, 0.9, 0.0], *[[False] * 3] * 3)
     path.write_text("image,label\na.png,cat\n")
-    assert read_given(path, ["a.png", "b.png"]) == (["cat", None], None, [True, False], [False] * 2)
+    no = [False, False]
+    assert read_given(path, ["a.png", "b.png"]) == (["cat", None], None, [True, False], no, no)
     path.write_text("image,label,probability,given\na.png,cat,1,Yes\nb.png,dog,0.5,no\n")
     assert read_given(path, ["a.png", "b.png"]).by_user == [True, False]
     path.write_text("image,label,label next\na.png,cat,\nb.png,dog,1\nc.png,,\n")
     found = read_given(path, ["a.png", "b.png", "c.png", "d.png"])
     assert found.wanted == [False, True, True, False]
     assert found.by_user == [True, True, False, False]
+    assert found.suggested == [False, True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -204,6 +204,28 @@ def test_what_few_random_labels_promise_is_kept(apart: float) -> None:
     assert sum(kept) / len(kept) >= 0.85
 
 
+def test_images_that_were_suggested_teach_but_are_no_sample() -> None:
+    """Three clear classes, of which 20 images were drawn, and ten images between all of them."""
+    points, labels = blobs(0, each=20)
+    points[50:] = points[:50].mean(dim=0)
+    suggested = torch.arange(60) >= 50
+    shown = torch.where(suggested, labels, some_known(labels, 20))
+    features = Features(points, None)
+    options = {"num_classes": 3, "kinds": ("knn",)}
+    plain = predict_labels(features, shown, **options)
+    found = predict_labels(features, shown, suggested=suggested, **options)
+    assert torch.equal(found.probabilities, plain.probabilities)
+    assert found.expected.value == found.expected_balanced.value == 100.0
+    assert plain.expected.value < 95.0
+    size = 20 / (1 + 10 / 9)  # of ten folds
+    assert found.expected.low == pytest.approx(100 * wilson_interval(1.0, size)[0])
+    # Where nothing was drawn, what was suggested is all there is.
+    shown = torch.where(suggested, labels, -1)
+    plain = predict_labels(features, shown, **options)
+    found = predict_labels(features, shown, suggested=suggested, **options)
+    assert found.expected == plain.expected
+
+
 def test_a_class_with_one_label_is_taught_and_counts_as_wrong() -> None:
     points, labels = blobs(0, each=20)
     shown = some_known(labels, 30)

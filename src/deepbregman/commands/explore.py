@@ -174,8 +174,10 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         Neighbours(TITLES[measure], *ranked) for measure, ranked in found.ranked.items()
     )
     given = found.given
-    labels = {}
+    labels: dict[int, str] = {}
+    suggested: tuple[int, ...] = ()
     if given is not None:
+        suggested = tuple(place for place, is_so in enumerate(given.suggested) if is_so)
         pairs = enumerate(zip(given.labels, given.by_user, strict=True))
         labels = {place: label for place, (label, known) in pairs if known and label is not None}
     facts = (f"{len(found.names):,} images of {data}", f"run {run.path}", f"by {found.map_method}")
@@ -188,4 +190,5 @@ def _describe(run: Run, found: "Exploration", data: str) -> "Explorer":
         neighbours,
         subnetworks,
         labels,
+        suggested,
     )

@@ -217,13 +217,19 @@ def show(found: "Labelling", console: Console) -> None:
     console.print(draw_rows("labels", columns, rows))
     for words in _find_surprises(found):
         say(console, f"warning: {words}", "yellow")
+    suggested = int(found.suggested.sum())
+    drawn = found.num_examples - suggested
+    images = count_words(drawn or suggested, "labelled image")
+    if drawn and suggested:
+        images += f"; the {suggested} that were suggested teach, but do not count here"
     say(
         console,
-        f"expected accuracy: {_describe(found.expected)}, from {found.num_examples} labelled "
-        "images; this holds for the other images if you chose the labelled ones at random",
+        f"expected accuracy: {_describe(found.expected)}, from {images}; this holds for the other "
+        "images if you chose these at random",
     )
     if is_uneven:
-        say(console, f"as the mean over the classes: {_describe(found.expected_balanced)}")
+        which = " with two labels or more" * (1 in found.class_sizes)
+        say(console, f"as the mean over the classes{which}: {_describe(found.expected_balanced)}")
         if found.expected_balanced.value < found.expected.value and not found.is_balanced:
             say(console, "if rare classes matter as much as common ones, add --balanced")
     if found.measured is not None:
@@ -254,9 +260,9 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
     pairs = zip(found.classes, found.class_sizes, strict=True)
     if single := [name for name, size in pairs if size == 1]:
         yield (
-            f"only one image each is labelled {', '.join(single)}, so nobody can tell how often "
-            "such images are found; label a second one of each: `deepbregman search` finds images "
-            "like the first"
+            f"only one image each is labelled {', '.join(single)}, so the accuracy of these "
+            "classes cannot be estimated, and they count as wrong; label a second one of each: "
+            "`deepbregman search` finds images like the first"
         )
     predicted = {
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given

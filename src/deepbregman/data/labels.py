@@ -24,6 +24,8 @@ class GivenLabel(NamedTuple):
     label: str
     is_file: bool = False
     """Whether ``image`` is the path of a file that need not lie in the data."""
+    is_suggested: bool = False
+    """Whether `label` suggested the image, which is then harder than one drawn at random."""
 
 
 def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
@@ -31,8 +33,9 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
 
     Args:
         labels: the label by the image's name; a CSV file with the columns ``image`` and
-            ``label``, where a column ``given`` says ``yes`` for the lines that count; or a folder
-            with a sub-folder for each class.
+            ``label``, where a column ``given`` says ``yes`` for the lines that count, and
+            ``suggested`` or ``label next`` tell which images were suggested; or a folder with a
+            sub-folder for each class.
     """
     if isinstance(labels, Mapping):
         given = [GivenLabel(str(image), str(label)) for image, label in labels.items()]
@@ -49,7 +52,7 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
             ]
         elif path.is_file():
             given = [
-                GivenLabel(row["image"], row["label"])
+                GivenLabel(row["image"], row["label"], is_suggested=was_suggested(row))
                 for row in read_table(path)
                 if row["image"] and row["label"] and is_yes(row.get("given", "yes"))
             ]
@@ -65,7 +68,7 @@ def read_labels(labels: Mapping[str, str] | Path | str) -> list[GivenLabel]:
 def check_counts(labels: list[str], where: str) -> None:
     """Refuse labels that nothing can be learned from, or that cannot be judged by holding out."""
     if not labels:
-        raise UserError(f"{where}: no image has a label; label at least 2 images of each class")
+        raise UserError(f"{where}: no image has a label; label at least 2 images of two classes")
     counts = {label: labels.count(label) for label in sorted(set(labels))}
     if len(counts) == 1:
         raise UserError(
@@ -125,6 +128,11 @@ def _is_text(word: str) -> bool:
     return True
 
 
+def was_suggested(row: Mapping[str, str]) -> bool:
+    """Whether `label` suggested the image of a line: in the last table, or in one before."""
+    return bool(row.get("label next")) or is_yes(row.get("suggested", ""))
+
+
 def is_yes(word: str) -> bool:
-    """Whether a cell of the column ``given`` says that the user gave the label."""
+    """Whether a cell, such as one of the column ``given``, says yes."""
     return word.strip().lower() in ("yes", "true", "1")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import Split
-from deepbregman.data.labels import is_yes, read_table
+from deepbregman.data.labels import is_yes, read_table, was_suggested
 from deepbregman.errors import Notice, UserError
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
@@ -74,6 +74,8 @@ class Given(NamedTuple):
     """Whether the user gave the label; the others are predicted."""
     wanted: list[bool]
     """Whether the table asks for a label: it has none yet, or it would teach much."""
+    suggested: list[bool]
+    """Whether `label` suggested the image."""
 
 
 class Exploration(NamedTuple):
@@ -302,6 +304,7 @@ def read_given(path: Path, names: Sequence[str]) -> Given:
         probabilities,
         [bool(row["label"]) and is_yes(row.get("given") or unsaid) for row in rows],
         ["image" in row and bool(row.get("label next") or not row["label"]) for row in rows],
+        [was_suggested(row) for row in rows],
     )
 
 

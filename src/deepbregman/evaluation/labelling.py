@@ -29,11 +29,14 @@ from .predicting import KINDS, Prediction, predict_labels, suggest_images
 def draw_images(
     opened: OpenedRun, count: int, seed: int, *, with_pixels: bool
 ) -> dict[str, Pixels | None]:
-    """Draw images at random, in the order of the data: their names, and pixels if asked for."""
+    """Draw images at random: their names, and pixels if asked for.
+
+    The order is random too, so that the first few are also a random sample.
+    """
     gallery = open_gallery(opened, "all")
     names = gallery.names
     generator = torch.Generator().manual_seed(derive_seed(seed, "images to label"))
-    drawn = torch.randperm(len(names), generator=generator)[:count].sort().values.tolist()
+    drawn = torch.randperm(len(names), generator=generator)[:count].tolist()
     pixels = gallery.pictures(drawn) if with_pixels else {}
     return {names[index]: pixels.get(index) for index in drawn}
 
@@ -57,6 +60,8 @@ class Labelling(Prediction):
     classes: tuple[str, ...]
     given: Tensor
     """(N,) bool: labelled by the user."""
+    suggested: Tensor
+    """(N,) bool: labelled by the user because `label` had suggested it."""
     suggestions: list[Suggestion]
     class_sizes: tuple[int, ...]
     """Labelled images of each class, those from outside the data among them."""
@@ -95,7 +100,7 @@ def label_images(
     allowed = opened.choose_measures(kinds, KINDS)
     gallery = open_gallery(opened, "all", progress)
     names, features = gallery.names, gallery.features
-    known, extra = match_images(given, gallery)
+    known, extra, suggested = match_images(given, gallery)
     every = [*known.values(), *extra.values()]
     check_counts(every, "labels")
     if len(known) == len(names):
@@ -110,9 +115,12 @@ def label_images(
         images = ResidentBatches(open_files(list(extra), image_size=size), loaded.device)
         more = compute_features(loaded.model, images, size).require_finite()
         features = join_features([features, more])
+    is_suggested = torch.zeros(len(labels), dtype=torch.bool)
+    is_suggested[list(suggested)] = True
     found = predict_labels(
         features,
         labels,
+        suggested=is_suggested,
         num_classes=len(classes),
         smoothing=opened.loaded.config.divergence.smoothing,
         kinds=allowed,
@@ -131,6 +139,7 @@ def label_images(
         names=names,
         classes=classes,
         given=is_given,
+        suggested=is_suggested[: len(names)],
         suggestions=[
             Suggestion(names[i], classes[int(guesses[i])], float(best[i]), pixels.get(i))
             for i in chosen
@@ -162,20 +171,22 @@ def _measure(
 
 def match_images(
     given: Sequence[GivenLabel], gallery: Gallery
-) -> tuple[dict[int, str], dict[Path, str]]:
+) -> tuple[dict[int, str], dict[Path, str], set[int]]:
     """Find the images that labels are given to.
 
     A name is that of the gallery, a path, or the last part of a path if it is unique. A file of a
     class folder is the image with the same bytes, or an example of its own.
 
     Returns:
-        The label by position in the gallery, and the label by path of files from elsewhere.
+        The label by position in the gallery; the label by path of files from elsewhere; and the
+        positions of images that had been suggested.
     """
     finder = _Finder(gallery)
     labels: dict[int, str] = {}
     extra: dict[Path, str] = {}
+    suggested: set[int] = set()
     unknown = []
-    for image, label, is_file in given:
+    for image, label, is_file, is_suggested in given:
         index = finder.find_copy(Path(image)) if is_file else finder.find(image)
         if index is None and is_file:
             extra[Path(image)] = label
@@ -186,13 +197,15 @@ def match_images(
                 f"labels: {gallery.names[index]!r} is {labels[index]!r} and {label!r}; give each "
                 "image one label"
             )
+        elif is_suggested:
+            suggested.add(index)
     if unknown:
         raise UserError(
             f"labels: {len(unknown)} of {len(given)} names are not images of the data "
             f"({quote_some(unknown)}); names are relative to the data's folder, such as "
             f"{gallery.names[0]!r}"
         )
-    return labels, extra
+    return labels, extra, suggested
 
 
 class _Finder:
@@ -247,6 +260,7 @@ def write_labels(path: Path, found: Labelling, suggested: Sequence[int]) -> None
             "probability": f"{max(values[index]):.4f}",
             "given": "yes" if found.given[index] else "no",
             "label next": ranks.get(index, ""),
+            "suggested": "yes" if found.suggested[index] else "",
         }
         for kind, value in zip(found.classes, values[index], strict=True):
             row[f"probability of {kind}"] = f"{value:.4f}"

@@ -150,6 +150,7 @@ def predict_labels(
     smoothing: float = 0.0,
     kinds: Sequence[str] = KINDS,
     balanced: bool = False,
+    suggested: Tensor | None = None,
     seed: int = 0,
     progress: Progress = ignore_progress,
 ) -> Prediction:
@@ -163,6 +164,8 @@ def predict_labels(
         labels: (N,) int64; -1 for an image without label. Two classes have at least 2.
         kinds: which of ``KINDS`` may compete.
         balanced: Every class counts the same, in linear classifiers and in the choice.
+        suggested: (N,) bool, labelled images that were not chosen at random. They teach, but say
+            little of other images, so the expected accuracy leaves them out where others are left.
     """
     labels = labels.cpu()
     places = (labels >= 0).nonzero().flatten()
@@ -195,6 +198,8 @@ def predict_labels(
     weights = (sizes[targets] > 1) / sizes[targets]  # (n,), of the mean over the classes
     weights *= len(targets) / weights.sum()
     equal = torch.ones_like(weights)
+    drawn = equal.clone() if suggested is None else (~suggested[places]).double()
+    drawn = drawn if (drawn * weights).any() else equal
     judged = [_judge(*pair, targets, weights) for pair in zip(tried, held_out, strict=True)]
     hits = torch.stack([right for _, right, _ in judged])  # (M, n)
     losses = torch.stack([lost for _, _, lost in judged])  # (M, n)
@@ -219,8 +224,8 @@ def predict_labels(
     return Prediction(
         probabilities=probabilities,
         judged=[judged[index][0] for index in order],
-        expected=_expect(hits, losses, choosing, equal, len(fold_sizes), seed),
-        expected_balanced=_expect(hits, losses, choosing, weights, len(fold_sizes), seed),
+        expected=_expect(hits, losses, choosing, drawn, len(fold_sizes), seed),
+        expected_balanced=_expect(hits, losses, choosing, weights * drawn, len(fold_sizes), seed),
         class_accuracies=tuple(accuracies.get(place) for place in range(num_classes)),
     )
 
@@ -242,7 +247,8 @@ def _expect(
     share = expect_accuracy(correct, losses, seed, choosing=choosing, counted=counted)
     # As many equal weights would be as informative (Kish).
     size = float(counted.sum().square() / counted.square().sum())
-    # Other labels would also teach another classifier: the variance of Nadeau and Bengio (2003).
+    # Other labels would also teach another classifier: the variance of Nadeau and Bengio (2003),
+    # who derive it for repeated random splits.
     size /= 1.0 + num_folds / (num_folds - 1)
     low, high = wilson_interval(share, size)
     return ExpectedAccuracy(100 * share, 100 * low, 100 * high)

@@ -433,8 +433,9 @@ def blur_images(
 ) -> Tensor:
     """Blur ``images`` (B, C, H, H) by Gaussians of ``sigma`` (B,), reflecting at the edges.
 
-    Sigma 0 changes nothing. The kernel, 2 * radius + 1 pixels wide, becomes a matrix: a pixel
-    enters a target at its own distance and at those of its reflections in the two edges.
+    Sigma 0 changes nothing, but for rounding. The kernel, 2 * radius + 1 pixels wide, becomes a
+    matrix: a pixel enters a target at its own distance and at those of its reflections in the two
+    edges.
     """
     last = images.shape[-1] - 1
     index = torch.arange(last + 1, device=images.device)

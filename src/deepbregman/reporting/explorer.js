@@ -586,7 +586,12 @@
 
   // Labels that the user gives: to the selection, or to the image that was clicked.
   let unsaved = false;
-  const labelTable = () => toText([["image", "label"], ...[...labels].sort(([a], [b]) => a - b).map(([i, label]) => [data.names[i], label])]);
+  const suggested = new Set(data.suggested);
+  const labelTable = () => {
+    const say = suggested.size ? (word) => [word] : () => []; // a column only where it says something
+    const lines = [...labels].sort(([a], [b]) => a - b).map(([i, label]) => [data.names[i], label, ...say(suggested.has(i) ? "yes" : "")]);
+    return toText([["image", "label", ...say("suggested")], ...lines]);
+  };
   // Images that the table asks to label, one after the other; one that stays without label comes again.
   const asking = columns.find((column) => column.title === "label next");
   const isWanted = (index) => Boolean(asking?.values()[index]);

@@ -71,6 +71,8 @@ class Explorer(NamedTuple):
     subnetworks: Subnetworks | None
     labels: Mapping[int, str] = MappingProxyType({})
     """Labels that the user has given, by the place of the image."""
+    suggested: tuple[int, ...] = ()
+    """Places of images that `label` suggested; the table of labels that the page saves says so."""
 
 
 def thumbnail_side(count: int) -> int:
@@ -148,6 +150,7 @@ def render(explorer: Explorer, sheets: Sequence[bytes]) -> str:
             for column in explorer.columns
         ],
         "labels": sorted(explorer.labels.items()),
+        "suggested": explorer.suggested,
         "k": explorer.neighbours[0].indices.shape[1] if explorer.neighbours else 0,
         "neighbours": [{"title": each.title} for each in explorer.neighbours],
         "subnetworks": None

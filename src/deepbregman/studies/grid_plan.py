@@ -133,8 +133,8 @@ def _check_kind(study: Study, options: StudyOptions) -> None:
             f"study {study.name} compares whole recipes and takes no --recipe: give all of them, "
             f"the reference first, such as --recipes simclr {options.recipe}"
         )
-    is_a_pair = study.with_divergence or study.rate_factors  # each recipe has several arms
-    if len(options.recipes) == 1 and study.recipes and not is_a_pair:
+    several = study.with_divergence or study.rate_factors  # arms of each recipe
+    if len(options.recipes) == 1 and study.recipes and not several:
         raise UserError(
             f"--recipes {options.recipes[0]}: there must be at least 2 to compare, the reference "
             "first, such as --recipes simclr best"
