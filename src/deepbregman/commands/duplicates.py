@@ -98,8 +98,11 @@ def show(found: "Duplicates", console: Console) -> None:
         console,
         f"{groups} among {found.num_images:,} images: {exact:,} exact "
         f"{'copy' if exact == 1 else 'copies'}, "
-        f"{count_words(near, 'near-duplicate')} (cosine {found.threshold:.4f} or more)",
+        f"{count_words(near, 'near-duplicate')} (a cosine of {found.threshold:.4f} or more to "
+        "another image of the group)",
     )
+    if near:
+        say(console, "a weak encoder also takes images that are merely alike: look before deleting")
     for number, group in enumerate(found.groups[:NAMED_GROUPS], start=1):
         names = ", ".join(copy.name for copy in group[:5]) + (", ..." if len(group) > 5 else "")
         say(console, f"  {number}: {len(group)} images: {names}")
