@@ -28,7 +28,7 @@ def test_tables_of_people_and_spreadsheets(tmp_path: Path, text: str) -> None:
 
 def test_unicode_text_of_a_spreadsheet(tmp_path: Path) -> None:
     path = tmp_path / "few.txt"
-    lines = [f"{image}\t{label}" for image, label, _ in RIGHT]
+    lines = [f"{image}\t{label}" for image, label, *_ in RIGHT]
     path.write_text("\r\n".join(["image\tlabel", *lines]), encoding="utf-16", newline="")
     assert read_labels(path) == RIGHT
     path.write_bytes(path.read_bytes()[:-1])  # half a character
@@ -37,14 +37,14 @@ def test_unicode_text_of_a_spreadsheet(tmp_path: Path) -> None:
 
 
 def test_folders_and_mappings(tmp_path: Path) -> None:
-    for image, label, _ in RIGHT:
+    for image, label, *_ in RIGHT:
         (tmp_path / label).mkdir(exist_ok=True)
         (tmp_path / label / image).touch()
     found = read_labels(tmp_path)
     assert [(Path(one.image).name, one.label, one.is_file) for one in found] == [
-        (image, label, True) for image, label, _ in RIGHT
+        (image, label, True) for image, label, *_ in RIGHT
     ]
-    assert read_labels({image: label for image, label, _ in RIGHT}) == RIGHT
+    assert read_labels({image: label for image, label, *_ in RIGHT}) == RIGHT
 
 
 @pytest.mark.parametrize(
