@@ -46,7 +46,7 @@ def jitter_images(images: Tensor, factors: Tensor, hue: Tensor | None, order: Te
     of hue gets factor 1, which changes nothing.
 
     Args:
-        images: (B, C, H, W) in [0, 1], contiguous; overwritten.
+        images: (B, C, H, W) in [0, 1], contiguous, float32 or float16; overwritten.
         factors: (B, 3), of brightness, contrast and saturation; 1 changes nothing.
         hue: (B,) shift in turns, in [-0.5, 0.5]; None saves the work where all shifts are 0.
         order: (B, 4) the operator (0 brightness, 1 contrast, 2 saturation, 3 hue) at each step.
@@ -77,13 +77,14 @@ def _blend(images: Tensor, factors: Tensor, operators: Tensor) -> Tensor:
         level = grey.mean(dim=(-2, -1), keepdim=True) * (operator == CONTRAST)  # 0 for brightness
         target = torch.where(operator == SATURATION, grey, level)  # (B, 1, H, W)
         # Torchvision's factor * images + (1 - factor) * target in one pass.
-        images.lerp_(target, 1 - factors[:, slot].view(-1, 1, 1, 1)).clamp_(0, 1)
+        weight = 1 - factors[:, slot].to(images.dtype).view(-1, 1, 1, 1)
+        images.lerp_(target, weight).clamp_(0, 1)
     return images
 
 
 def _shift_hue(images: Tensor, hue: Tensor) -> Tensor:
     """Turn the hue of ``images`` (B, 3, H, W) by ``hue`` (B,) turns; value and saturation stay."""
-    red, green, blue = images.unbind(dim=1)  # (B, H, W) each
+    red, green, blue = images.float().unbind(dim=1)  # (B, H, W) each
     # Much faster on the CPU than aminmax over so short a dimension.
     low = torch.minimum(red, green).minimum(blue)
     high = torch.maximum(red, green).maximum(blue)
@@ -108,7 +109,8 @@ def _shift_hue(images: Tensor, hue: Tensor) -> Tensor:
         (sextant - 2).abs_().neg_().add_(2),
         (sextant - 4).abs_().neg_().add_(2),
     )
-    return torch.stack([torch.addcmul(low, chroma, x.clamp_(0, 1)) for x in shares], dim=1)
+    turned = [torch.addcmul(low, chroma, share.clamp_(0, 1)) for share in shares]
+    return torch.stack(turned, dim=1).to(images.dtype)
 
 
 def solarise_images(images: Tensor, solarised: Tensor) -> Tensor:
