@@ -214,7 +214,7 @@ def test_one_label_for_all_is_no_success(command: Command, run: Run, tmp_path: P
     words = ("label", run.path, "--labels", table, "--suggest", 0, "--by", "knn")
     code, said, _ = command(*words)
     assert code == 0
-    assert "always even, to compare" in said
+    assert "most frequent label for all, to compare" in said
     assert "85.7" in said
     assert "all other images get the label even" in said
     assert "add --balanced" in said
@@ -224,9 +224,11 @@ def test_a_classifier_that_guesses_is_no_success(run: Run, tmp_path: Path) -> No
     found = deepbregman.label(run, write_table(tmp_path / "few.csv", *FEW), accelerator="cpu")
     assert not list(_find_surprises(found))
     chosen = found.judged[0]
-    guessing = replace(found, judged=[chosen._replace(accuracy=50.0, balanced=90.0)])
+    guess = found.guess._replace(accuracy=50.0, balanced=50.0)
+    guessing = replace(found, judged=[chosen._replace(accuracy=50.0, balanced=90.0)], guess=guess)
     (words,) = _find_surprises(guessing)
-    assert "right in 50.0 % of the cases, no more often than if all were blue (50.0 %)" in words
+    assert "right in 50.0 % of the cases, no more often than the most frequent label" in words
+    assert "for all (50.0 %)" in words
     assert "--balanced" in words
     # With --balanced the mean over the classes counts.
     assert not list(_find_surprises(replace(guessing, is_balanced=True)))

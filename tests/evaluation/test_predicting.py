@@ -3,6 +3,7 @@
 import itertools
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from torch import Tensor
 
+from deepbregman.errors import UserError
 from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.predicting import (
@@ -264,6 +266,46 @@ def test_two_labels_of_a_class_are_enough() -> None:
     points, labels = blobs(3, num_classes=2, each=10)
     found = predict_labels(Features(points, None), some_known(labels, 4), num_classes=2)
     assert found.expected.high - found.expected.low > 30  # four labels tell little
+
+
+def test_the_most_frequent_label_is_judged_by_the_same_folds() -> None:
+    """Ten equally frequent classes: one of them is right for a tenth, whatever 20 labels say."""
+    accuracies = []
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        labels = torch.randint(10, (30,), generator=generator)
+        points = Features(torch.randn(30, 4, generator=generator), None)
+        shown = some_known(labels, 20)
+        found = predict_labels(points, shown, num_classes=10, kinds=("knn",), seed=seed)
+        folds, right = _draw_folds(20, seed), 0
+        for place in range(20):
+            others = labels[:20][folds != folds[place]].tolist()
+            right += max(sorted(set(others)), key=others.count) == int(labels[place])
+        assert found.guess.accuracy == pytest.approx(5.0 * right)
+        accuracies.append(found.guess.accuracy)
+    assert sum(accuracies) / 40 == pytest.approx(10.0, abs=3.0)  # their largest share: 22
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "words"),
+    [
+        ([-1] * 6, {}, "no image has a label"),
+        ([0, 0, 0, -1, -1, -1], {}, "all 3 labels are '0'"),
+        ([0, 0, 1, 2, -1, -1], {}, "only one image of '1', '2'"),
+        ([0, 0, 1, 1, 2, -1], {}, "label 2 is not one of 2 classes"),
+        ([0, 0, 1, 1, -1], {}, "5 labels for 6 images"),
+        ([0, 0, 1, 1, -1, -1], {"kinds": ("nearest",)}, "'nearest' is not one of knn"),
+        ([0, 0, 1, 1, -1, -1], {"kinds": ("divergence",)}, "no scores"),
+        ([0, 0, 1, 1, -1, -1], {"kinds": ()}, "no scores"),
+        ([0, 0, 1, 1, -1, -1], {"suggested": torch.zeros(4).bool()}, "suggested has 4 values"),
+    ],
+)
+def test_labels_that_nothing_can_be_learned_from(
+    labels: list[int], options: dict[str, Any], words: str
+) -> None:
+    features = Features(draw(6, 4), None)
+    with pytest.raises(UserError, match=words):
+        predict_labels(features, torch.tensor(labels), num_classes=2, **options)
 
 
 class TestSuggestions:

@@ -198,14 +198,13 @@ def show(found: "Labelling", console: Console) -> None:
     def write(title: str, accuracy: float, balanced: float, loss: str) -> tuple[str, ...]:
         return (title, f"{accuracy:.1f}", *[f"{balanced:.1f}"] * is_uneven, loss)
 
-    best, *others = [
-        write(j.classifier.title, j.accuracy, j.balanced, f"{j.log_loss:.3f}") for j in found.judged
+    rows = [
+        write(j.classifier.title, j.accuracy, j.balanced, f"{j.log_loss:.3f}")
+        for j in (*found.judged, found.guess)
     ]
-    guessed = _guess(found)
-    always = f"always {guessed.name}, to compare"
-    guess = write(always, guessed.accuracy, guessed.balanced, "")
+    for row, words in ((0, "(chosen)"), (-1, "for all, to compare")):
+        rows[row] = (f"{rows[row][0]} {words}", *rows[row][1:])
     columns = ("classifier", "accuracy %", *["mean over classes %"] * is_uneven, "log loss")
-    rows = [(f"{best[0]} (chosen)", *best[1:]), *others, guess]
     console.print(draw_rows("cross-validation", columns, rows))
     counts = Counter(zip(found.labels, found.given.tolist(), strict=True))
     known = zip(found.classes, found.class_sizes, found.class_accuracies, strict=True)
@@ -268,7 +267,7 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given
     }
     others = "" if found.is_balanced else "add --balanced, or "
-    chosen, guess = found.judged[0], _guess(found)
+    chosen, guess = found.judged[0], found.guess
     reached = chosen.balanced if found.is_balanced else chosen.accuracy
     guessed = guess.balanced if found.is_balanced else guess.accuracy
     if len(predicted) == 1:
@@ -280,7 +279,7 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
         mean = ", as the mean over the classes" * found.is_balanced
         yield (
             f"the classifier is right in {reached:.1f} % of the cases{mean}, no more often than "
-            f"if all were {guess.name} ({guessed:.1f} %), so do not trust the labels yet; "
+            f"the most frequent label for all ({guessed:.1f} %), so do not trust the labels yet; "
             f"{others}label more images, or train longer"
         )
     folded = Counter(name.casefold() for name in found.classes)
@@ -290,20 +289,6 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
             f"the labels {' and '.join(same)} differ in case alone, and count as different "
             "classes; if they mean the same, write them alike"
         )
-
-
-class _Guess(NamedTuple):
-    """What one gets without looking: the most frequent label for every image."""
-
-    name: str
-    accuracy: float
-    balanced: float
-
-
-def _guess(found: "Labelling") -> _Guess:
-    judged = [size for size in found.class_sizes if size > 1]
-    name = found.classes[found.class_sizes.index(max(judged))]
-    return _Guess(name, 100 * max(judged) / found.num_examples, 100 / len(judged))
 
 
 def _describe(expected: "ExpectedAccuracy") -> str:

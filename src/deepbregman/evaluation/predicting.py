@@ -23,6 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import Progress
+from deepbregman.data.labels import check_counts
+from deepbregman.errors import UserError
 from deepbregman.statistics import wilson_interval
 from deepbregman.terminal import ignore_progress
 
@@ -43,7 +45,10 @@ _ENTRIES = 2**24  # of a matrix of images and classes at a time
 
 
 class Candidate(NamedTuple):
-    """A kind of classifier with its setting: k of knn, the penalty of linear."""
+    """A kind of classifier with its setting: k of knn, the penalty of linear.
+
+    Beside those of ``KINDS`` there is "guess", which knows only how frequent the labels are.
+    """
 
     kind: str
     setting: float = 0.0
@@ -53,6 +58,8 @@ class Candidate(NamedTuple):
     @property
     def title(self) -> str:
         """Its name for people."""
+        if self.kind == "guess":
+            return "most frequent label"
         if self.kind == "knn":
             return f"{self.setting:g} nearest by cosine"
         if self.kind == "linear":
@@ -70,6 +77,9 @@ class Candidate(NamedTuple):
         bank: FeatureBank,
     ) -> Tensor:
         """Learn from labelled features and return the logits (Q, C) of others, float64."""
+        if self.kind == "guess":
+            counts = torch.bincount(labels.cpu(), minlength=num_classes)
+            return counts.double().log().repeat(len(queries.representation), 1)
         if self.kind == "bank":
             known, asked = train.representation, queries.representation
             return bank.class_logits(known, labels, asked, num_classes)
@@ -134,6 +144,8 @@ class Prediction:
     """(N, C) float64 on the CPU; those of labelled images are 0 and 1."""
     judged: list[Judged]
     """The classifiers that were tried, the chosen one first."""
+    guess: Judged
+    """The most frequent label for every image, judged in the same way; to compare."""
     expected: ExpectedAccuracy
     expected_balanced: ExpectedAccuracy
     """The mean over the classes."""
@@ -168,6 +180,7 @@ def predict_labels(
             little of other images, so the expected accuracy leaves them out where others are left.
     """
     labels = labels.cpu()
+    _check(features, labels, num_classes, kinds, suggested)
     places = (labels >= 0).nonzero().flatten()
     known = features.select(places)
     taught, targets = torch.unique(labels[places], return_inverse=True)
@@ -188,6 +201,7 @@ def predict_labels(
     fold_sizes = torch.bincount(folds)
     possible = [kind for kind in kinds if kind != "divergence" or features.scores is not None]
     tried = _list_classifiers(possible, len(places) - int(fold_sizes.max()), balanced)
+    tried.append(Candidate("guess"))
     held_out = torch.empty(len(tried), len(places), len(taught), dtype=torch.float64)
     for fold in range(len(fold_sizes)):
         here = folds == fold
@@ -200,7 +214,9 @@ def predict_labels(
     equal = torch.ones_like(weights)
     drawn = equal.clone() if suggested is None else (~suggested[places]).double()
     drawn = drawn if (drawn * weights).any() else equal
-    judged = [_judge(*pair, targets, weights) for pair in zip(tried, held_out, strict=True)]
+    *judged, (guess, _, _) = [
+        _judge(*pair, targets, weights) for pair in zip(tried, held_out, strict=True)
+    ]
     hits = torch.stack([right for _, right, _ in judged])  # (M, n)
     losses = torch.stack([lost for _, _, lost in judged])  # (M, n)
 
@@ -224,10 +240,42 @@ def predict_labels(
     return Prediction(
         probabilities=probabilities,
         judged=[judged[index][0] for index in order],
+        guess=guess,
         expected=_expect(hits, losses, choosing, drawn, len(fold_sizes), seed),
         expected_balanced=_expect(hits, losses, choosing, weights * drawn, len(fold_sizes), seed),
         class_accuracies=tuple(accuracies.get(place) for place in range(num_classes)),
     )
+
+
+def _check(
+    features: Features,
+    labels: Tensor,
+    num_classes: int,
+    kinds: Sequence[str],
+    suggested: Tensor | None,
+) -> None:
+    """Refuse labels that nothing can be learned from, and classifiers that cannot be asked."""
+    if len(labels) != len(features.representation):
+        raise UserError(
+            f"{len(labels)} labels for {len(features.representation)} images: give one for each, "
+            "-1 for an image without label"
+        )
+    if suggested is not None and len(suggested) != len(labels):
+        raise UserError(f"suggested has {len(suggested)} values for {len(labels)} images")
+    check_counts([str(label) for label in labels.tolist() if label >= 0], "labels")
+    if (largest := int(labels.max())) >= num_classes:
+        raise UserError(
+            f"label {largest} is not one of {num_classes} classes: labels count from 0, so "
+            f"num_classes must be at least {largest + 1}"
+        )
+    for kind in kinds:
+        if kind not in KINDS:
+            raise UserError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
+    if not kinds or (set(kinds) == {"divergence"} and features.scores is None):
+        raise UserError(
+            f"kinds {tuple(kinds)} name no classifier for these features: divergence needs "
+            "scores of subnetworks, and there are no scores; add knn, linear or bank"
+        )
 
 
 def _judge(
