@@ -90,7 +90,7 @@ def test_the_table_for_embedding_atlas(short_run: Run, few_digits: str, tmp_path
         (["--out", "map.html", "--format", "parquet"], "with that ending"),
         (["--out", "map.html", "--labels", "nowhere.csv"], "no such file"),
         (["--out", "map.html", "--labels", "old.html"], "image and label among them"),
-        (["--out", "map.html", "--clusters", 0], "clusters is 0"),
+        (["--out", "map.html", "--clusters", 1], "clusters is 1"),
         (["--out", "map.html", "--clusters", 1798], "clusters is 1798"),
         (["--out", "map.html", "--data", "nowhere"], "no such folder"),
     ],

@@ -341,8 +341,8 @@ class TestCluster:
     @pytest.mark.parametrize(
         ("words", "expected"),
         [
-            (["--clusters", 31], "between 1 and the 30 images"),
-            (["--clusters", 0], "between 1 and the 30 images"),
+            (["--clusters", 31], "clusters is 31: it must be between 2"),
+            (["--clusters", 1], "as one would hold all images, and the number of images, 30"),
             (["--clusters", 2, "--seeds", 0], "seeds is 0"),
             (["--clusters", 2, "--by", "divergence"], "no divergence network"),
             (["--clusters", 2, "--split", "test"], "no test split"),

@@ -43,7 +43,7 @@ METHODS = {"features": "k-means, cosine features", "divergence": "Bregman, learn
 CONTROL = "embedding"
 """k-means of the embeddings that scores are of; only an evaluation asks for it."""
 CLUSTERS = 12
-"""Number of clusters if there are no classes."""
+"""Number of clusters if there are no classes, or one."""
 RESTARTS = 10
 """Starts, of which the best is kept."""
 MAX_ITERATIONS = 300
@@ -337,7 +337,10 @@ def cluster_images(
     The arguments are those of :func:`deepbregman.cluster`.
     """
     methods = opened.choose_measures(by, tuple(METHODS))
-    count = _count_clusters(opened, split, clusters)
+    splits = opened.splits(split)
+    labels = [part.labels for part in splits.values() if part.labels is not None]
+    num_classes = len(set(torch.cat(labels).tolist())) if len(labels) == len(splits) else 0
+    count = count_clusters(clusters, num_classes, sum(map(len, splits.values())))
     gallery = open_gallery(opened, split, progress)
     smoothing = opened.loaded.config.divergence.smoothing
     partitions: dict[str, Partition] = {}
@@ -366,16 +369,15 @@ def cluster_images(
     return Clustering(gallery.names, partitions, rows, out, typical)
 
 
-def _count_clusters(opened: OpenedRun, split: str, clusters: int | None) -> int:
-    splits = opened.splits(split)
-    size = sum(map(len, splits.values()))
+def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> int:
+    """Return the number of clusters: as given, or by the classes, where there are several."""
     if clusters is None:
-        labels = [part.labels for part in splits.values() if part.labels is not None]
-        if len(labels) < len(splits):
-            return min(CLUSTERS, size)
-        clusters = len(set(torch.cat(labels).tolist()))
-    if not 1 <= clusters <= size:
-        raise UserError(f"clusters is {clusters}: it must be between 1 and the {size} images")
+        clusters = num_classes if num_classes > 1 else min(CLUSTERS, num_images)
+    if not 2 <= clusters <= num_images:
+        raise UserError(
+            f"clusters is {clusters}: it must be between 2, as one would hold all images, and the "
+            f"number of images, {num_images}"
+        )
     return clusters
 
 

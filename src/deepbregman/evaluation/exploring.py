@@ -21,7 +21,7 @@ from deepbregman.errors import Notice, UserError
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
-from .clustering import CLUSTERS
+from .clustering import count_clusters
 from .features import Features
 from .gallery import Gallery, OpenedRun, Pixels, image_name
 from .knn import MEASURES, rank_bank, select_features
@@ -111,11 +111,7 @@ def explore_images(
         raise UserError(f"data {opened.data!r} has {len(names)} images: a map needs 3 or more")
     given = None if labels is None else read_given(labels, names)
     known = None if gallery.labels is None else opened.name_classes(gallery)
-    count = clusters
-    if count is None:
-        count = min(CLUSTERS, len(names)) if known is None else len(set(known))
-    if not 1 <= count <= len(names):
-        raise UserError(f"clusters is {count}: it must be between 1 and the {len(names)} images")
+    count = count_clusters(clusters, len(set(known or ())), len(names))
     features = gallery.features
     smoothing = opened.loaded.config.divergence.smoothing
     ranked = {
