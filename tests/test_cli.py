@@ -303,6 +303,19 @@ class TestVerbs:
         monkeypatch.setattr("deepbregman.config.recipes", stop)
         assert command("recipes") == (130, "", "stopped\n")
 
+    def test_control_c_during_the_first_imports_is_no_error(self, tmp_path: Path) -> None:
+        stop = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+        (tmp_path / "tyro.py").write_text(stop)  # which the command line imports first
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        done = subprocess.run(
+            [sys.executable, "-m", "deepbregman", "recipes"],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped\n")
+
 
 def truncated(path: Path) -> None:
     buffer = io.BytesIO()

@@ -1,5 +1,18 @@
-"""``python -m deepbregman`` is the command line."""
+"""``deepbregman`` and ``python -m deepbregman``: the command line, as soon as it is loaded."""
 
-from .cli import main
+import os
+import sys
 
-main()
+
+def main() -> None:
+    """Run the command line; Ctrl-C while it is still loading is answered as later on."""
+    try:
+        from .cli import main as run
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr, flush=True)
+        os._exit(130)  # Python itself may end by the signal, where an import was in exec
+    run()
+
+
+if __name__ == "__main__":
+    main()
