@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from deepbregman import BregmanNetwork, Views, divergence_loss, nt_xent
+from deepbregman import BregmanNetwork, Views, divergence_loss, gather, nt_xent
 
 
 class Contrastive(LightningModule):
@@ -26,8 +26,9 @@ class Contrastive(LightningModule):
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         z = self.base(self.views(batch[0]).flatten(0, 1))
         (z1, z2), (o1, o2) = z.chunk(2), self.subnetworks(z).chunk(2)
-        contrastive = nt_xent(z1, z2, temperature=0.2)
-        divergence = divergence_loss(o1, o2, sigma=1.5)
+        # With several devices the losses see the joint batch; give Trainer sync_batchnorm=True too.
+        contrastive = nt_xent(z1, z2, temperature=0.2, gather=gather)
+        divergence = divergence_loss(o1, o2, sigma=1.5, gather=gather)
         self.log_dict({"contrastive": contrastive, "divergence": divergence})
         return contrastive + 0.2 * divergence
 

@@ -18,7 +18,7 @@ from lightning_fabric.loggers import CSVLogger
 
 import deepbregman
 from deepbregman.cli import VERBS
-from deepbregman.config import load_recipe
+from deepbregman.config import load_recipe, override
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.studies.definition import Study
@@ -145,13 +145,17 @@ def test_the_loops_of_the_page_run(
 
 def test_the_parts_of_the_page_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, logger = python_blocks("own_parts.md")
+    code, taught, logger = python_blocks("own_parts.md")
     before = torch.get_rng_state()
     short = f'{ONE_EPOCH}, "training.health_every": 0'
-    run = run_block(code.replace('"training.epochs": 100', short))["run"]
-    torch.set_rng_state(before)
-    (row,) = run.metrics()
+    scope = run_block(code.replace('"training.epochs": 100', short))
+    (row,) = scope["run"].metrics()
     assert {"distance", "variance", "weight_norm", "knn"} <= row.keys()
+    config = override(scope["run"].config, {"views.custom": False})
+    objective = run_block(taught)["Taught"]
+    run = deepbregman.pretrain(config, run="runs/taught", data=scope["images"], objective=objective)
+    assert 0.0 < run.metrics()[0]["match"] < 2.0
+    torch.set_rng_state(before)
     csv = CSVLogger(tmp_path / "logs")
     run_block(logger)["ToLightning"](csv).on_epoch({"step": 3, "total": 0.5, "verdict": "ok"}, None)
     csv.finalize("success")

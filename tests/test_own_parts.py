@@ -199,7 +199,7 @@ def stop_after_an_epoch(monkeypatch: pytest.MonkeyPatch, start: Function[[], obj
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Pretraining, "_write_epoch", write_and_stop)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt, match=r"with: deepbregman\.resume\(.*\) in Python"):
             start()
 
 
@@ -436,6 +436,7 @@ def test_a_method_with_another_head_that_needs_labels(
     [
         ("simclr", "objective is 'simclr': .* a method of the package is a recipe"),
         (nn.Linear, "give a subclass of deepbregman.Objective"),
+        (nn.Linear(2, 2), "give a subclass of deepbregman.Objective"),
         (lambda encoder: None, "takes the encoder and the widths"),
         (lambda encoder, widths: nn.Linear(2, 2), "makes Linear with weights of no term"),
         (lambda encoder, widths: Objective(encoder, nn.Sequential(), {}), "of no term"),

@@ -152,9 +152,11 @@ def test_the_first_images_to_label_are_drawn(command: Command, run: Run, tmp_pat
     lines = [f"{name},{name.partition('-')[0]}" for name in names[:7]]
     few.write_text("\n".join(["image,label", *lines, f"{names[7]},"]) + "\n")
     assert deepbregman.label(run, few, accelerator="cpu").num_examples == 7
-    code, _, err = command("label", run.path)
-    assert code == 2
-    assert "draws images at random" in err
+    # What only counts with labels says that they are missing.
+    for words in ((), ("--out", "c.csv", "--by", "knn"), ("--out", "c.csv", "--devices=2")):
+        code, _, err = command("label", run.path, *words)
+        assert code == 2
+        assert "draws images at random" in err
 
 
 def test_pictures_show_more_than_the_encoder_sees(run: Run, tmp_path: Path) -> None:

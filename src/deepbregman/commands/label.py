@@ -185,7 +185,8 @@ def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
     """Choose the function for a command line: without labels, draw the first images to label."""
     options = {word.partition("=")[0] for word in words}
     program = "deepbregman label"
-    if "--out" not in options or options & {"--labels", "-h", "--help"}:
+    of_label = {"--labels", "--by", "--balanced", "--devices", "-h", "--help"}
+    if "--out" not in options or options & of_label:
         return label, program, words
     return draw, program, words
 

@@ -190,8 +190,8 @@ def resume(
 ) -> Run:
     """Continue an interrupted run exactly from its last checkpoint.
 
-    Fields that say where, how often or how fast, such as --data.workers, may be given anew; all
-    others stay. A run with parts of your own is continued from Python, where you give them again.
+    Fields that do not change what is learnt, such as --data.workers, may be given anew; all others
+    stay. A run with parts of your own is continued from Python, where you give them again.
 
     Args:
         run: Folder of the run.

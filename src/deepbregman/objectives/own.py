@@ -121,7 +121,7 @@ class OwnParts(NamedTuple):
 
 def _check_constructor(objective: object) -> None:
     """Refuse what cannot make a method, before anything is read."""
-    fits = callable(objective)
+    fits = callable(objective) and not isinstance(objective, nn.Module)
     if isinstance(objective, type):
         fits = issubclass(objective, Objective)
     if fits:

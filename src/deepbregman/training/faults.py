@@ -86,10 +86,18 @@ def watch_signals(
             signal.signal(number, handler)
 
 
+def name_resume(config: Config, folder: Path) -> str:
+    """Return the command that continues a run, or the call, if a part is the user's own code."""
+    named = (config.data.source, config.encoder.name, config.objective.name)
+    if "custom" in named or any(group.custom for group in config.view_groups.values()):
+        return f"deepbregman.resume({str(folder)!r}, ...) in Python, with the same parts"
+    return f"deepbregman pretrain --resume {folder}"
+
+
 @contextmanager
 def explain_faults(config: Config, folder: Path) -> Iterator[None]:
     """Explain to the user how the disk, the memory or a second Ctrl-C stopped a run."""
-    command = f"deepbregman pretrain --resume {folder}"
+    command = name_resume(config, folder)
     try:
         yield
     except KeyboardInterrupt:

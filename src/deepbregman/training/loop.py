@@ -35,7 +35,7 @@ from .checkpoints import FoundCheckpoint
 from .devices import device_name, is_mixed, measure_peak_memory, reset_peak_memory
 from .display import Display, open_events, write_events
 from .fabric import Fabric
-from .faults import Guard, Interrupted, StoppedAtOnce, watch_signals
+from .faults import Guard, Interrupted, StoppedAtOnce, name_resume, watch_signals
 from .health import Health, judge, should_stop
 from .loggers import Loggers
 from .optimisers import build_optimiser, set_learning_rates
@@ -360,7 +360,8 @@ class Pretraining:
 
     def _leave(self, number: int, advice: str | None = None) -> NoReturn:
         if self.fabric.is_global_zero:
-            raise Interrupted(self.run.path, number, advice)
+            again = f"continue with: {name_resume(self.config, self.run.path)}"
+            raise Interrupted(self.run.path, number, advice or again)
         raise ReportedElsewhere(128 + number)
 
     @contextmanager
