@@ -94,7 +94,7 @@ def measure(
         say(console, f"{group}: {name} ready in {arm.first_step_seconds:.1f} s")
     say(console, f"{group}: each takes {effort.turns} turns of {count_words(effort.steps, 'step')}")
     timings = time_arms(ready, device, effort)
-    torch._dynamo.reset()  # else the graphs of the next group would keep the memory of this one
+    torch._dynamo.reset()  # frees the memory of this group for the next
     return {
         "encoder": config.encoder.name,
         "batch_size": config.training.batch_size,
@@ -165,7 +165,7 @@ def configure(encoder: str, batch_size: int, changes: Mapping[str, Any] | None =
     """Return the simclr recipe for a benchmark, with views as large as the images."""
     common = {
         "encoder.name": encoder,
-        "views.relative_size": 1.0,  # as large as those of other libraries
+        "views.relative_size": 1.0,  # other libraries have views of this size
         "training.batch_size": batch_size,
         **QUIET,
     }

@@ -183,7 +183,7 @@ def _make_rules() -> ConstructorRegistry:
         if not dataclasses.is_dataclass(info.type) or info.type in under_way:
             return None
         under_way.append(info.type)
-        found = rules.get_struct_spec(info)  # by tyro's own rules
+        found = rules.get_struct_spec(info)  # found by tyro's own rules
         under_way.pop()
         if not isinstance(found, StructConstructorSpec):
             return None
@@ -261,7 +261,7 @@ def _print_error(error: BaseException, debug: bool) -> int:
     if (shared or isinstance(error, KeyboardInterrupt)) and not is_first_of_machine():
         return code
     if message:
-        here = Process() if shared else find_process()  # which may be what is wrong
+        here = Process() if shared else find_process()  # reading the process may be what failed
         who = f"process {here.rank} of processes 0 to {here.processes - 1}: " * (here.rank > 0)
         # Ctrl-C, or a run that was told to stop and saved itself.
         asked = isinstance(error, KeyboardInterrupt) or hasattr(error, "signal_number")
@@ -275,7 +275,7 @@ def _flush_output() -> Iterator[None]:
     """Flush standard output while an error can still be reported."""
     try:
         yield
-    except SystemExit:  # of --help
+    except SystemExit:  # --help ends like this
         print(end="", flush=True)
         raise
     print(end="", flush=True)

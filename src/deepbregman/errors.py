@@ -18,7 +18,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _NO_SHARED_MEMORY = ("shared memory(shm)", "shared memory object", "out of shared memory")
 _NO_COMPILER = ("failed to find c compiler", "no working c++ compiler found")
 _PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
-"""Of modules that are named otherwise than their packages."""
+"""Modules whose packages have another name."""
 _NO_CONNECTION = ("DistNetworkError", "DistStoreError")
 _CONNECTION_LOST = (
     *("connection closed by peer", "connection reset by peer", "nccl communicator was aborted"),

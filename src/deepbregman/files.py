@@ -111,13 +111,13 @@ def _name_also(path: Path, other: Path) -> None:
 
 def _sync_folder(path: Path) -> None:
     """Write the names of a folder to disk; else a crash of the machine may undo a replacement."""
-    if os.name == "nt":  # where folders cannot be opened
+    if os.name == "nt":  # Windows cannot open folders
         return
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # of some network file systems
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # some network file systems cannot
             raise
     finally:
         os.close(handle)
@@ -264,7 +264,7 @@ def csv_text(rows: Sequence[Record], columns: Sequence[str] = ()) -> str:
 def _without_formula(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    value = value.replace("\r", "\n")  # which the writer would not quote
+    value = value.replace("\r", "\n")  # the writer does not quote it
     if not _FORMULA.match(value):
         return value
     try:

@@ -101,7 +101,7 @@ def is_first_of_machine() -> bool:
 
 
 def leave_group() -> Process:
-    """Make this process one of its own from now on, though it was started with others."""
+    """Separate this process from the group that it was started in."""
     here = find_process()
     for name in (*_TORCHRUN, "SLURM_STEP_NUM_TASKS", LAUNCHER):
         os.environ.pop(name, None)
@@ -220,7 +220,7 @@ def _make_environments(devices: int, nodes: int) -> list[dict[str, str]]:
 
 
 def _wait(started: Sequence[subprocess.Popen[bytes]]) -> int | None:
-    """Wait until all have ended; return which one's failure explains the others'.
+    """Wait until all have ended; return the index of the process that caused a failure.
 
     Once one has failed, wait no longer than the grace.
     """

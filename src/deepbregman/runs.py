@@ -76,7 +76,7 @@ _RESULT = {
     "pretrain": {"finished": str, "verdict": str, "reason": str, "stopped": str, ...: float},
     "evaluations": [_EVALUATION],
     "quickstart": [{"features": str, ...: float}],
-    "study": {"state": str, "judge": str, "metrics": {...: float}, "why": str},
+    "study": {"state": str, "evaluate_on": str, "metrics": {...: float}, "why": str},
 }
 
 

@@ -76,7 +76,7 @@ def make_study(tmp_path: Path) -> Callable[..., Path]:
                 ],
                 "note": "A note.",
             },
-            **{"recipe": "paper", "data": data, "epochs": 4, "judge": "test"},
+            **{"recipe": "paper", "data": data, "epochs": 4, "evaluate_on": "test"},
             "metric": "linear, cached features",
             "arms": [
                 {

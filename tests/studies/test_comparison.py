@@ -230,7 +230,7 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
         recipes=tuple(two),
         data=few_digits,
         changes=("optimiser.weight_decay=0.25",),
-        judge="holdout",
+        evaluate_on="holdout",
         out=out,
         accelerator="cpu",
     )
@@ -317,7 +317,7 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
     folder, recipes = tmp_path / "rates", ("simclr", "byol", "wmse")
     options = StudyOptions(data=few_digits, out=folder, epochs=1, recipes=recipes)
     plan = plan_study(rates, options)
-    assert plan.definition["judge"] == "holdout"
+    assert plan.definition["evaluate_on"] == "holdout"
     assert plan.definition["seeds"] == 1
     found = {arm.name: override(plan.base, arm.changes) for arm in plan.arms}
     own = {name: found[name].optimiser.learning_rate for name in recipes}
@@ -428,6 +428,6 @@ def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) 
         )
     with pytest.raises(UserError, match="give the folder of a finished study"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a", rates=(tmp_path,)))
-    write_results(folder, {**plan.definition, "judge": "test"}, rows, {})
-    with pytest.raises(UserError, match="judged on test images"):
+    write_results(folder, {**plan.definition, "evaluate_on": "test"}, rows, {})
+    with pytest.raises(UserError, match="compared on test images"):
         plan_study(study, dataclasses.replace(options, out=tmp_path / "a"))

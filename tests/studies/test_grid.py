@@ -72,7 +72,7 @@ def test_to_the_end(
     results = read(out)
     names = [arm["arm"] for arm in results["arms"]]
     assert set(ARMS[name]) <= set(names)
-    assert results["judge"] == "test"
+    assert results["evaluate_on"] == "test"
     for row in results["cells"]:
         run = Run.open(out / "runs" / row["run"])
         (judged,) = [
@@ -334,13 +334,23 @@ def test_a_damaged_study_is_words(text: str, out: Path) -> None:
         run_study(kappa.STUDY, StudyOptions(out=out, accelerator="cpu"))
 
 
+def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(
+    few_digits: str, out: Path
+) -> None:
+    open_grid(kappa.STUDY, settings(few_digits, out, evaluate_on="holdout"))
+    record = json.loads((out / "study.json").read_text())
+    record["judge"] = record.pop("evaluate_on")
+    (out / "study.json").write_text(json.dumps(record))
+    assert open_grid(kappa.STUDY, settings(few_digits, out)).how.evaluate_on == "holdout"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--epochs", "3"], r"training\.epochs is 1 there, 3 here"),
         (["--recipe", "best"], r"encoder\.name is 'small' there, 'resnet18' here"),
         (["--set", "divergence.sigma=9"], r"divergence\.sigma is 1\.5 there, 9 here"),
-        (["--judge", "holdout"], r"--judge is 'holdout' here and 'test' in the folder"),
+        (["--judge", "holdout"], r"--evaluate-on is 'holdout' here and 'test' in the folder"),
         (["--values", "5"], r"--values is \[5\] here and \[\] in the folder"),
     ],
 )
@@ -500,7 +510,7 @@ def test_judged_on_held_out_images_the_test_images_stay_closed(
     few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch, explosive: Callable[[str], None]
 ) -> None:
     explosive("deepbregman.studies.engine")
-    asked = settings(few_digits, out, only=("5",), seeds=1, judge="holdout")
+    asked = settings(few_digits, out, only=("5",), seeds=1, evaluate_on="holdout")
     run_study(kappa.STUDY, asked)
     (row,) = Run.open(out / "runs" / "5-seed0").result()["evaluations"][-1:]
     assert (row["num_train"], row["num_test"]) == (162, 18)

@@ -33,7 +33,7 @@ DISTANCES = {
     "features": "distance from the mean of its cluster, 1 - cosine",
     "divergence": "divergence D(image || mean of its cluster)",
 }
-"""By which images are typical; see `rank_members`."""
+"""Distance by which images are typical; see `rank_members`."""
 
 
 def cluster(

@@ -103,7 +103,7 @@ def evaluate(
         ood=ood,
     )
     opened = run if isinstance(run, Run) else Run.open(Path(run))
-    if source is None and set(protocols) != {"detect"}:  # which has its own layout
+    if source is None and set(protocols) != {"detect"}:  # VOC has its own layout
         check_dataset(opened.config, None if "detect" in protocols else data)
     from deepbregman.evaluation.inputs import Evaluation
     from deepbregman.evaluation.protocols import run_protocols

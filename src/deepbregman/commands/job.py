@@ -100,7 +100,7 @@ def train_run(
         config = plan.config
         show_plan(plan, console)
         is_short = 0 < config.training.epochs < LONG_ENOUGH * plan.enough
-        if is_short and config.data.source != "custom":  # which no command can name
+        if is_short and config.data.source != "custom":  # no command can name it
             short = (
                 f"up to {plan.enough} epochs improve the result: {suggest_longer(folder, config)}"
             )

@@ -120,7 +120,7 @@ def from_toml(text: str, origin: str) -> Config:
         return from_dict(tomllib.loads(text))
     except UserError as error:
         raise UserError(f"{origin}: {error}") from None
-    except (ValueError, RecursionError) as error:  # of the syntax, or of the reader's own limits
+    except (ValueError, RecursionError) as error:  # wrong syntax, or a limit of the reader
         raise UserError(f"{origin} is not valid TOML: {error}") from None
 
 

@@ -18,7 +18,7 @@ METHODS: dict[str, type["ObjectiveSettings"]] = {}
 
 @dataclass(frozen=True)
 class ObjectiveSettings(Section):
-    """The method that trains the encoder; each method has a class of settings of its own.
+    """The method that trains the encoder; each method has its own class of settings.
 
     A subclass with a ``name`` is a method, known by it from then on.
     """

@@ -52,7 +52,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Name:
-    """The rule for a name: one of those known here, or one that another library knows."""
+    """The rule for a name: a known one, or a prefix and a name of another library."""
 
     known: tuple[str, ...]
     prefix: str
@@ -165,7 +165,7 @@ class Section:
     def __post_init__(self) -> None:
         for name, hint in _read_hints(type(self)).items():  # type: ignore[arg-type]  # a class has a hash
             value, where = getattr(self, name), f"{self.table}.{name}"
-            if isinstance(value, list):  # as TOML has it, and JSON
+            if isinstance(value, list):  # TOML and JSON have no tuples
                 value = tuple(value)
                 object.__setattr__(self, name, value)
             if not has_type(value, hint):

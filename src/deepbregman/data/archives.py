@@ -20,7 +20,7 @@ from deepbregman.terminal import ignore_progress
 
 MAP_FROM_BYTES = 1 << 30
 """Images that take so much, stored without compression, stay in the file and are read by need."""
-_READ_BYTES, _WRITTEN_BYTES = 1 << 24, 1 << 27  # at a time
+_READ_BYTES, _WRITTEN_BYTES = 1 << 24, 1 << 27  # bytes at a time
 _WRITTEN_AT = (1980, 1, 1, 0, 0, 0)  # the same source gives the same bytes at any time
 
 

@@ -171,7 +171,7 @@ def _allocate_frames(count: int, side: int) -> Tensor:
     if get_worker_info() is None:
         return torch.zeros(shape, dtype=torch.uint8)
     make: Any = torch.UntypedStorage._new_shared  # typed in no release
-    shared: torch.UntypedStorage = make(count * side * side * 3)  # of zeros
+    shared: torch.UntypedStorage = make(count * side * side * 3)  # filled with zeros
     return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
 
@@ -191,7 +191,7 @@ def ignore_job_signals(owner: int, worker: int) -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # in all later threads, too
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # later threads inherit this
         threading.Thread(target=_wait_for, args=(owner,), daemon=True, name="signal-watch").start()
 
 
@@ -239,7 +239,7 @@ class StreamingBatches:
                 prefetch_factor=2 if num_workers else None,
                 persistent_workers=num_workers > 0,
                 worker_init_fn=partial(ignore_job_signals, os.getpid()),
-                generator=torch.Generator(),  # else each pass would draw from the global one
+                generator=torch.Generator(),  # the global generator stays untouched
             )
             # An outside reference keeps the loader out of reference cycles (a traceback makes
             # one): the garbage collector closes the pipes of the workers before it waits for them.
@@ -332,7 +332,7 @@ def _hand_over(batch: Batch, arrived: torch.cuda.Event) -> Batch:
     current.wait_event(arrived)
     for tensor in batch:
         if tensor is not None:
-            tensor.record_stream(current)  # or its memory could be given away while in use
+            tensor.record_stream(current)  # its memory must not be reused yet
     return batch
 
 

@@ -218,7 +218,7 @@ def expand_home(path: Path) -> Path:
 
 
 def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None, Path]:
-    """Return the dataset of that name, or else a path, which begins with ``hf:`` for the hub.
+    """Return the dataset of this name, or a path; a path of the hub begins with ``hf:``.
 
     A dataset for detection, whose images have boxes, is refused unless ``with_boxes`` is set.
     """
@@ -281,7 +281,7 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
             raise UserError(f"data.source {spec!r}: no such file")
     elif path.is_dir():
         if not has_image(path):
-            list_folder(path)  # which counts what else is there, for its error
+            list_folder(path)  # its error counts the other files
     else:
         with open_npz(path):
             pass

@@ -40,7 +40,7 @@ _TRANSPOSE = {
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Return the formats that are read, with those of a plug-in where it is installed.
+    """Return the formats that can be read, including those of installed plug-ins.
 
     Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
     """
@@ -232,7 +232,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise ValueError("grey values outside 0..65535; save it with 8 or 16 bits")
-        scaled = (values.astype(np.uint32) * 255 + 32767) // 65535  # at most 2^24, in 4 bytes each
+        scaled = (values.astype(np.uint32) * 255 + 32767) // 65535  # products are below 2^24
         return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")
     if image.has_transparency_data:
         colour = image.convert("RGBA")
@@ -242,7 +242,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _read_orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 where there is none or where the EXIF block is damaged."""
+    """Return the EXIF orientation; 1 if it is missing or damaged."""
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # the pixels are fine: a broken note about them is no reason to refuse them

@@ -128,7 +128,7 @@ def list_folder(folder: Path) -> Listing:
 
 
 def explain_ignored(ignored: Mapping[str, int]) -> str:
-    """Say what it takes to read those of the other files that are photos; empty if none is."""
+    """Explain how to read photos in formats that need a plug-in; empty if there are none."""
     missing = {
         "pip install 'deepbregman[heic]'": (".heic", ".heif"),
         "pip install 'pillow>=11.3'": (".avif",),

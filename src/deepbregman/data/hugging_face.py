@@ -85,7 +85,7 @@ def _load(path: Path, datasets: Any) -> dict[str, Any]:
         else:
             name, _, configuration = spec.removeprefix(HUB).partition("@")
             found = datasets.load_dataset(name, configuration or None)
-    except Exception as error:  # of the library, of the network, of a file: all are the user's
+    except Exception as error:  # library, network or file: the user can mend each
         raise UserError(
             f"data.source {spec!r}: cannot be opened ({type(error).__name__}: "
             f"{abbreviate(str(error))}); check the name and the network, or save the dataset with "

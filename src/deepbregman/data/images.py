@@ -18,7 +18,7 @@ from deepbregman.errors import UserError
 from deepbregman.terminal import count_words
 
 _SIZED, _HASHED = 2048, 256  # images of a fingerprint: the sizes of 2048, and all bytes of 256
-_HASHED_BYTES = 1 << 20  # of one file
+_HASHED_BYTES = 1 << 20  # bytes read of each file
 
 Progress = Callable[[int, int], None]
 """Called now and then with the number of images done and the number in all."""
@@ -252,7 +252,7 @@ def _group(keys: Iterable[tuple[int, Hashable]]) -> list[list[int]]:
 
 
 def fingerprint(images: Images) -> str:
-    """Return 32 digits that change when the images do, to tell later that they have changed.
+    """Return 32 digits that change when the images change.
 
     Files count by their names below the folder they share, and a sample of them by their sizes and
     bytes; arrays by their shape and the pixels of a sample. So a folder may be moved, and the
@@ -267,7 +267,7 @@ def fingerprint(images: Images) -> str:
         return digest.hexdigest()
     names = [p.as_posix() if isinstance(p, Path) else str(p) for p in images.paths]
     ends = [os.path.dirname(name) for name in (min(names), max(names))] if names else [""]
-    start = len(os.path.join(os.path.commonpath(ends), ""))  # what the ends share, all share
+    start = len(os.path.join(os.path.commonpath(ends), ""))  # folder that all names share
     digest.update("\0".join(name[start:] for name in names).encode("utf-8", "surrogateescape"))
     for i in spread_places(len(images), _SIZED):
         digest.update(f"{_measure_file(images.paths[i])} ".encode())

@@ -128,7 +128,7 @@ def open_stored(
 def take_test(
     train: Split, test: Split | None, groups: Tensor | None = None
 ) -> tuple[Split, Split | None]:
-    """Take a seeded, stratified fifth of labelled images for a test split, if there is none.
+    """If there is no test split, make one of a fifth of the labelled images, drawn by class.
 
     Args:
         groups: (N,), which are never divided, such as photographs of one lesion.
@@ -264,7 +264,7 @@ def _name_cache(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | No
     try:
         place = user_cache("sizes")
         for result in map_files(os.stat, paths):
-            assert not isinstance(result, UnreadableImage)  # which os.stat never raises
+            assert not isinstance(result, UnreadableImage)  # os.stat never raises it
             content.update(f"{result.st_size} {result.st_mtime_ns} ".encode())
     except (OSError, RuntimeError):  # a file is gone, or there is no home: nothing is kept
         return None

@@ -42,9 +42,9 @@ def count_cpus(local_processes: int = 1) -> int:
 
 
 def _read_group_cpus() -> list[float]:
-    """Return the CPUs that a container's quota of time is worth, where it has one."""
+    """Return the number of CPUs that a container may use, if its time is limited."""
     try:
-        quota, period = (_GROUP / "cpu.max").read_text().split()  # of the second version
+        quota, period = (_GROUP / "cpu.max").read_text().split()  # cgroups version 2
         return [] if quota == "max" else [int(quota) / int(period)]
     except (OSError, ValueError, ZeroDivisionError):
         pass

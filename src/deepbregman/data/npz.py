@@ -43,7 +43,7 @@ def open_npz(path: Path) -> Iterator["NpzReader"]:
         raise
     except OSError as error:
         raise UserError(f"{where}: cannot be read ({error})") from error
-    except Exception as error:  # what reads zip files raises a dozen kinds on damaged ones
+    except Exception as error:  # zipfile raises many kinds of errors
         reason = str(error) or type(error).__name__
         raise UserError(
             f"{where}: not a readable .npz file ({abbreviate(reason)}); write it again with "
@@ -101,7 +101,7 @@ class NpzReader:
         with self.open(key) as (stream, header):
             count = math.prod(header.shape)
             num_bytes = count * header.dtype.itemsize
-            self.check_room(key, num_bytes + 8 * count)  # as int64, later
+            self.check_room(key, num_bytes + 8 * count)  # later also as int64
             content = bytearray(stream.read(num_bytes))
             order: Literal["F", "C"] = "F" if header.fortran_order else "C"
             return np.ndarray(header.shape, header.dtype, content, order=order)
@@ -133,7 +133,7 @@ class NpzReader:
                 header = Header(*np.lib.format.read_array_header_1_0(stream))
             else:
                 header = Header(*np.lib.format.read_array_header_2_0(stream))
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError):  # of the file, not of the array
+        except (zipfile.BadZipFile, zlib.error, EOFError, OSError):  # the file itself is damaged
             raise
         except Exception as error:  # the header is Python's syntax, and fails in as many ways
             words = f"is not a NumPy array ({abbreviate(str(error))}); use numpy.savez"

@@ -63,7 +63,7 @@ class DatasetStore:
         """Return the label of an item, or None."""
         try:
             return find_label(self.dataset[index])
-        except Exception as error:  # of the user's code
+        except Exception as error:  # the user's code may raise anything
             raise UserError(
                 f"{self.name(index)}: cannot be read ({type(error).__name__}: {error}); "
                 f"{self.advice}"
@@ -77,7 +77,7 @@ class DatasetStore:
         return hashed.hexdigest()
 
     def identity(self) -> str:
-        """Digest all images: no date tells that a program's own have changed."""
+        """Return a digest of all images: images in memory have no date of change."""
         return self._identity
 
 
@@ -97,7 +97,7 @@ def find_image(item: Any) -> Any:
 
 
 def find_label(item: Any) -> Any:
-    """Return the label of a dataset's item: its second part, or by name; None if there is none."""
+    """Return the label of an item: its second part, or the part of that name; else None."""
     if isinstance(item, tuple | list):
         return item[1] if len(item) > 1 else None
     if isinstance(item, Mapping):
@@ -229,7 +229,7 @@ def _refuse_random_items(store: DatasetStore) -> None:
         place = StoredImage(store, index)
         try:
             is_same = read_content(place) == read_content(place)
-        except Exception:  # what cannot be read is told when it is decoded
+        except Exception:  # decoding will report it
             continue
         if not is_same:
             raise UserError(
@@ -263,11 +263,11 @@ def _read_labels(store: DatasetStore) -> list[Any] | None:
 
 def _list_labels(dataset: Any) -> list[Any] | None:
     """Return the list of labels that a dataset or its parts have; None if they have none."""
-    for attribute in ("targets", "labels"):  # as the datasets of torchvision do
+    for attribute in ("targets", "labels"):  # attributes of torchvision datasets
         found = getattr(dataset, attribute, None)
         if found is not None and not callable(found) and len(found) == len(dataset):
             return list(found)
-    if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):  # of Hugging Face
+    if hasattr(dataset, "with_format") and hasattr(dataset, "column_names"):  # Hugging Face
         column = next((name for name in LABELS if name in dataset.column_names), None)
         return None if column is None else list(dataset.with_format(None)[column])
     if type(dataset) is Subset:  # a class of the user's may change the labels

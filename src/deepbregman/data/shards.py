@@ -75,7 +75,7 @@ class TarStore:
         """Return an image as it is stored."""
         shard, offset = int(self._index.shards[index]), int(self._index.offsets[index])
         size = int(self._index.sizes[index])
-        with self._lock:  # or another thread might close the file
+        with self._lock:  # another thread might close the file
             handle = self._open(shard)
             self._ask_ahead(handle, shard, offset)
             content = os.pread(handle, size, offset)
@@ -204,7 +204,7 @@ def _check_end(file: IO[bytes], archive: tarfile.TarFile) -> None:
 
     Behind the end there are only zeros, unless a header was lost or archives were joined.
     """
-    end = archive.offset  # of the first invalid header
+    end = archive.offset  # offset of the first invalid header
     file.seek(end)
     block = file.read(tarfile.BLOCKSIZE)
     if len(block) < tarfile.BLOCKSIZE:

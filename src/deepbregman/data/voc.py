@@ -61,7 +61,7 @@ class Detections:
 
 @dataclass(frozen=True, eq=False)
 class Voc:
-    """What a devkit holds for detection."""
+    """The detection data of a devkit."""
 
     train: Detections
     """trainval of 2007 and 2012, as far as they are there."""

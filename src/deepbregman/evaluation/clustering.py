@@ -51,7 +51,7 @@ SHOWN = 10
 """Images of a cluster in its picture."""
 MOST_CLUSTERS = 60
 """Clusters in a picture, the largest first."""
-_ENTRIES = 2**22  # of a matrix of points and centroids at a time, 32 MiB in float64
+_ENTRIES = 2**22  # entries of a matrix of points and centroids at a time: 32 MiB in float64
 
 
 class Clusters(NamedTuple):
@@ -118,7 +118,7 @@ def euclidean_clusters(points: Tensor, num_clusters: int, seed: int = 0) -> Clus
     points are. The centroids are those of points whose mean is 0.
     """
     _check_count(points, num_clusters)
-    points = points - points.mean(dim=0)  # or the squares would cancel
+    points = points - points.mean(dim=0)  # large squares would cancel
     diverge = prepare_distance(points, num_clusters)
     tolerance = 1e-4 * points.var(dim=0, correction=0).mean().item()
     generator = np.random.RandomState(seed)
@@ -141,7 +141,7 @@ def prepare_divergence(points: Tensor, num_clusters: int, smoothing: float) -> D
     """Prepare the learned divergence of points (N, K) from centroids."""
     parts = torch.split(points, max(1, _ENTRIES // num_clusters))
     prepared = [prepare_points(part, smoothing) for part in parts]
-    largest = points.abs().max() + smoothing * math.log(points.shape[1])  # that is subtracted
+    largest = points.abs().max() + smoothing * math.log(points.shape[1])  # largest term
     return lambda centroids: (_drop_rounding(diverge(centroids), largest) for diverge in prepared)
 
 
@@ -249,7 +249,7 @@ def _assign(divergences: Iterator[Tensor], current: Tensor | None) -> _Step:
 
 
 def _fill_empty(step: _Step, num_clusters: int) -> Tensor:
-    """Move the furthest points into empty clusters, one each, where that lowers the objective."""
+    """Move the furthest point into each empty cluster, if that lowers the objective."""
     assignment = step.assignment.clone()
     sizes = torch.bincount(assignment, minlength=num_clusters)
     empty = (sizes == 0).nonzero().flatten().tolist()
@@ -258,7 +258,7 @@ def _fill_empty(step: _Step, num_clusters: int) -> Tensor:
     for position in step.divergence.argsort(descending=True, stable=True).tolist():
         if not empty or not step.divergence[position] > 0:
             break
-        if sizes[assignment[position]] > 1:  # or another cluster would run empty
+        if sizes[assignment[position]] > 1:  # its cluster must not run empty
             sizes[assignment[position]] -= 1
             assignment[position] = empty.pop()
     return assignment

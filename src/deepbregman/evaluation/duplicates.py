@@ -38,7 +38,7 @@ MOST_PAIRS = 50
 """Largest number of pairs for each image, on average; with more, the threshold is too low."""
 SHOWN_GROUPS, SHOWN_IMAGES = 50, 20
 """Groups of a contact sheet, and images of each."""
-_ENTRIES = 2**24  # of a matrix of images by images at a time
+_ENTRIES = 2**24  # entries of the matrix of all pairs that are computed at a time
 _DECODED = 512  # images at a time
 
 

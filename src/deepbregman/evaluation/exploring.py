@@ -38,7 +38,7 @@ SCORE_BYTES = 8_000_000
 MAP_NEIGHBOURS = 15
 FEWEST = 10
 """Images for a map by UMAP or t-SNE."""
-_QUERIES = 2048  # at a time
+_QUERIES = 2048  # images that are compared at a time
 _DECODED = 512
 _OBLONG = 1.5  # the longer side of a usual photo: a thumbnail shows the middle
 
@@ -53,7 +53,7 @@ class Ranked(NamedTuple):
 
 
 class Winners(NamedTuple):
-    """What the subnetworks make of the images."""
+    """How the subnetworks score the images."""
 
     winner: npt.NDArray[np.int64]
     """(N,): the subnetwork with the highest score."""
@@ -79,7 +79,7 @@ class Given(NamedTuple):
 
 
 class Exploration(NamedTuple):
-    """All that is shown, apart from the pixels, which :func:`read_pixels` reads."""
+    """Everything that the page shows but the pixels, which :func:`read_pixels` reads."""
 
     gallery: Gallery
     names: tuple[str, ...]
@@ -221,7 +221,7 @@ def _principal(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 
 def _umap(vectors: npt.NDArray[np.float32], nearest: Ranked, seed: int) -> npt.NDArray[np.float64]:
-    with warnings.catch_warnings():  # of numba and umap, about themselves
+    with warnings.catch_warnings():  # numba and umap warn about themselves
         warnings.simplefilter("ignore")
         import umap
 
@@ -236,7 +236,7 @@ def _umap(vectors: npt.NDArray[np.float32], nearest: Ranked, seed: int) -> npt.N
             random_state=seed,
         )
         points: npt.NDArray[np.float64] = reducer.fit_transform(vectors)
-    if not np.isfinite(points).all():  # of images that are all the same, say
+    if not np.isfinite(points).all():  # such as for images that are all the same
         return _principal(vectors)
     return points
 

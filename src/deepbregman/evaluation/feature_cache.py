@@ -108,7 +108,7 @@ class FeatureCache:
         return self.folder / f"{self.networks}-{key}.pt"
 
     def make_room(self) -> None:
-        """Delete what can never be used again, and what was used longest ago where it is full."""
+        """Delete files of other networks; if the cache is full, also the least recently used."""
         found = []
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):  # another process makes room, too

@@ -178,7 +178,7 @@ def from_projection(labelled: LabelledFeatures, seed: int) -> tuple[nn.Module, i
     encoder, _ = from_encoder(labelled, seed)
     layers = list(copy.deepcopy(labelled.model.projection).children())
     last = next(i for i, layer in enumerate(layers) if isinstance(layer, nn.ReLU))
-    assert isinstance(layers[0], nn.Linear)  # as build_projection makes it
+    assert isinstance(layers[0], nn.Linear)  # build_projection begins with it
     return nn.Sequential(encoder, nn.Sequential(*layers[: last + 1])), layers[0].out_features
 
 

@@ -43,7 +43,7 @@ def describe_part(
         "versions": list_versions(),
         **options,
     }
-    record: Record = json.loads(json.dumps(settings))  # as it is read again
+    record: Record = json.loads(json.dumps(settings))  # in the form in which it will be read
     return record
 
 

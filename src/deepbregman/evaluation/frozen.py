@@ -68,7 +68,7 @@ class DeviceShare(NamedTuple):
     batches: Batches
     device: torch.device
     numbers: range
-    """Of its batches, among those of all devices."""
+    """Numbers of its batches, among those of all devices."""
 
 
 class SharedBatches:

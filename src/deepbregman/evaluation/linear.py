@@ -37,7 +37,7 @@ L2_GRID = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 PATIENCE = 2
 """Penalties in a row that are worse than the best, after which weaker ones are not tried."""
 WEIGHTED = "weighted classes"
-"""Of a variant: the classifier in which every class counts the same."""
+"""Names the variant in which every class counts the same."""
 # Up to here (1 GiB) float64 is affordable, and only float64 reaches the optimum when l2 is small.
 FLOAT64_ELEMENTS = 2**27
 _ONE_THREAD_ELEMENTS = 2**18
@@ -217,7 +217,7 @@ def minimise(
             step = _solve(objective, point, preconditioner, accuracy)
             moved = _line_search(objective, point, step)
             if moved is None or (moved.gradient_norm() >= norm and moved.value >= point.value):
-                break  # by rounding
+                break  # rounding prevents further progress
             point, norm = moved, moved.gradient_norm()
         found = point.at[:, :-1]
         weight.copy_(found if basis is None else found @ basis.T)
@@ -355,7 +355,7 @@ class SgdSetting(NamedTuple):
     """The settings of one classifier."""
 
     learning_rate: float
-    """At the first epoch; it falls along a cosine to 0."""
+    """Rate of the first epoch; it falls along a cosine to 0."""
     weight_decay: float
     """On the weights, not on the bias."""
     kept_only: bool = False

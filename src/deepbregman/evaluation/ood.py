@@ -26,7 +26,7 @@ from .results import Measurement, make_rows
 
 MOST_NOISE = 10_000
 """Images of noise, at most; otherwise as many as there are test images."""
-_RIDGE = 1e-6  # of the mean variance, so that constant features can be divided by
+_RIDGE = 1e-6  # share of the mean variance that is added, so that no variance is 0
 
 Distance = Callable[[Features], Tensor]
 """Features (N, ...) -> distances (N,) from the training images."""

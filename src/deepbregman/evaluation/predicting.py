@@ -41,7 +41,7 @@ FOLDS = 10
 MANY_LABELS = 500
 """With this number of labels or more, half the folds are enough."""
 RESAMPLES = 1000
-_ENTRIES = 2**24  # of a matrix of images and classes at a time
+_ENTRIES = 2**24  # entries of a matrix of images that are computed at a time
 
 
 class Candidate(NamedTuple):
@@ -106,7 +106,7 @@ def _linear_logits(
     mean, deviation = measure_scale(values, one_scale=True)
     weights = "balanced" if weighted else None
     fit = LogisticRegression(C=1.0 / (l2 * len(values)), max_iter=1000, class_weight=weights)
-    with warnings.catch_warnings():  # with two labels of each class it suspects a regression
+    with warnings.catch_warnings():  # it warns if each class has two labels
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
         fit.fit(((values - mean) / deviation).numpy(), labels.cpu().numpy())
     design = (queries.representation.cpu().double() - mean) / deviation
@@ -129,7 +129,7 @@ class Judged(NamedTuple):
 
 
 class ExpectedAccuracy(NamedTuple):
-    """What to expect on other images, in per cent, with a 95 % interval."""
+    """The accuracy to expect on other images, in per cent, with a 95 % interval."""
 
     value: float
     low: float

@@ -102,7 +102,7 @@ def semi(evaluation: Evaluation) -> list[Record]:
     }
     starts = dict(known[name] for name in evaluation.options.semi.starts)
     labelled, seeds = evaluation.labelled, []
-    if not len(labelled.model.projection):  # of a method of the user's own
+    if not len(labelled.model.projection):  # a method of the user's own may have none
         del starts["from projection layer 1"]
     for seed in evaluation.options.each_seed:
         measured = []
@@ -201,7 +201,7 @@ def _check_choice(evaluation: Evaluation, split: Split) -> None:
 def _measure_variant(
     evaluation: Evaluation, train: SplitFeatures, start: Start, variant: str, seed: int, epochs: int
 ) -> Measurement:
-    """Train from one start on one set of labelled images and test, unless that is done already."""
+    """Train from one start on one set of labelled images and test; or read the finished result."""
     options = {"start": start.__name__, "epochs": epochs, **asdict(evaluation.options.tuning)}
     settings = describe_part(evaluation.labelled, train.split, variant, seed, options)
     return evaluation.finished.measure(
@@ -301,7 +301,7 @@ def draw_labelled(source: Source, share: float, seed: int) -> Tensor:
 
 
 def list_rounded_up(source: Source, share: float) -> list[str]:
-    """Name the classes of which a share is below one image, so that one is drawn all the same."""
+    """Name the classes whose share is below one image; one image of each is drawn anyway."""
     present, counts = torch.unique(source.train.known_labels, return_counts=True)
     exact = Fraction(share).limit_denominator(10**6)
     return [

@@ -38,7 +38,7 @@ from .results import Measurement, make_rows
 from .search_index import Planes, SearchIndex, write_index
 
 PRECISION_AT = 10
-_ENTRIES = 2**24  # of a matrix of queries and bank at a time: 64 MiB of similarities
+_ENTRIES = 2**24  # similarities of queries and bank at a time: 64 MiB
 
 
 class RankingQuality(NamedTuple):
@@ -97,7 +97,7 @@ def ranking_quality(
 
 class _Query(NamedTuple):
     name: str
-    images: Split  # of one image
+    images: Split  # holds one image
     place: tuple[str, int] | None  # split and index, if it is an image of the data
 
 
@@ -132,7 +132,7 @@ def search_images(
     if index is not None and key is not None:
         _keep_index(opened, key, index)
     rows = [None if query.place is None else gallery.position(*query.place) for query in found]
-    if index is not None and None not in rows:  # so that the next search says the same
+    if index is not None and None not in rows:  # the next search then prints the same
         return [index.answer(row, measures, k) for row in rows if row is not None]
     return _answer_queries(opened, gallery, found, measures, k, seed)
 

@@ -81,7 +81,7 @@ def _serialise(content: object) -> bytes:
 
 
 def _require_resnet(source: TrainedEncoder, names: tuple[str, ...], format_name: str) -> ResNet:
-    """Return the trunk of a ResNet of one of these names, or refuse any other encoder."""
+    """Return the trunk if the encoder is one of these ResNets; refuse any other."""
     name, trunk = source.config.encoder.name, source.encoder.trunk
     if name in names and isinstance(trunk, ResNet):
         return trunk
@@ -317,7 +317,7 @@ def _trace_onnx(encoder: Encoder, size: int) -> bytes:
             )
         finally:
             logging.disable(before)
-    assert program is not None  # with dynamo it never is
+    assert program is not None  # dynamo=True always returns a program
     graph: bytes = program.model_proto.SerializeToString()
     return graph
 

@@ -40,7 +40,7 @@ def load_encoder(
 
 
 class Export(NamedTuple):
-    """What a file holds that was exported from a run."""
+    """The content of a file that was exported from a run."""
 
     path: Path
     config: Config

@@ -27,7 +27,7 @@ def require_positive(name: str, value: Number) -> None:
 
 
 def of_distribution(samples: Tensor) -> Tensor:
-    """Reduce sets of samples to the rows that stand for them.
+    """Reduce each set of samples to one row, its mean.
 
     Args:
         samples: (N, K) points, or (N, S, K) sets of S samples each.

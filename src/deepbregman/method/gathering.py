@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_last_rows = 0  # that all processes gathered
+_last_rows = 0  # rows that all processes gathered
 
 
 class _Gather(torch.autograd.Function):

@@ -31,7 +31,7 @@ class AMDIM(Objective, settings=AMDIMSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Compare every main view with every other, in both directions."""
-        assert samples.random is not None  # as drawn
+        assert samples.random is not None  # `draw` made it
         shape = views.main.shape[:2]
         with self.autocast():
             h, maps = self.encoder.encode_with_maps(views.main.flatten(0, 1))
@@ -53,7 +53,7 @@ class AMDIM(Objective, settings=AMDIMSettings):
 
 
 def tell_places(query: Tensor, places: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of an image's own places among those of others, by scores that are bounded.
+    """Cross-entropy of finding an image's own places among all places, by bounded scores.
 
     Args:
         query: (N, d) of one view.

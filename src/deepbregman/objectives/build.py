@@ -24,7 +24,7 @@ from .step import Step, gather_alone
 def build_views(settings: ViewSettings, image_size: int) -> Views:
     """Build what makes a group of views."""
     fields = asdict(settings)
-    del fields["relative_size"], fields["custom"]  # which are not the views' own
+    del fields["relative_size"], fields["custom"]  # Views has no such parameters
     return Views(settings.side(image_size), **fields)
 
 
@@ -82,7 +82,7 @@ def build_untrained_encoder(
     deviation: Sequence[float],
     seed: int,
 ) -> Encoder:
-    """Build an encoder of a trained one's structure with first weights of its own.
+    """Build an encoder with the structure of a trained one, and new random weights.
 
     A module of the user's own is copied, and each of its parts draws its weights anew; a part that
     cannot is refused.

@@ -39,8 +39,8 @@ class CMC(Objective, settings=CMCSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Find each in the memory of the other, then update both."""
-        assert samples.indices is not None  # as the settings ask for
-        assert samples.random is not None  # as drawn
+        assert samples.indices is not None  # the settings ask for them
+        assert samples.random is not None  # `draw` made it
         shape = views.main.shape[:2]
         with self.autocast():
             h = self.encoder(views.main.flatten(0, 1))  # (M * n, 2h)

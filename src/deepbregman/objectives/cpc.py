@@ -38,7 +38,7 @@ class CPC(Objective, settings=CPCSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Predict the patches of every main view, each view by itself."""
-        assert samples.random is not None  # as drawn
+        assert samples.random is not None  # `draw` made it
         shape, patches = views.main.shape[:2], self._cut(views.main)
         grid = patches.shape[1]
         with self.autocast():

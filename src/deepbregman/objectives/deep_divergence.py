@@ -15,7 +15,7 @@ FORMS = {"max": divergence, "smooth": soft_divergence, "moment": moment_divergen
 
 
 class DeepDivergence(Objective, settings=DeepDivergenceSettings):
-    """Subnetworks of its own score embeddings; images of a class are to diverge less than others.
+    """Its own subnetworks score embeddings; images of one class are to diverge less than others.
 
     They are nonlinear, with ReLU.
     """
@@ -32,7 +32,7 @@ class DeepDivergence(Objective, settings=DeepDivergenceSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Compare every sample with every other."""
-        assert samples.labels is not None  # as the settings ask for
+        assert samples.labels is not None  # the settings ask for them
         h, z = self.embed(views.main)
         scores = gather(self.apply_head(self.subnetworks, z)).flatten(0, 1)  # (MN, K)
         loss = self.loss(self.form(scores, scores), samples.labels.repeat(len(z)), self.margin)

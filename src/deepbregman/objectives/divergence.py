@@ -185,7 +185,7 @@ class DivergenceTerm(nn.Module):
         return {} if self.log_sigma is None else {"sigma": self.log_sigma.detach().exp()}
 
     def diagnose(self, scores: Tensor) -> dict[str, Tensor]:
-        """Compute what tells whether the subnetworks are healthy, by scores (M, N, K)."""
+        """Compute diagnostics of the subnetworks from scores (M, N, K)."""
         first, last = of_distribution(scores[0]), of_distribution(scores[min(1, len(scores) - 1)])
         distance = learned_divergence(first, last, self.settings.smoothing)  # (N, N)
         count, own = len(distance), distance.diagonal().sum()

@@ -41,8 +41,8 @@ class InstDisc(Objective, settings=InstDiscSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Find every main view in the memory, then update it."""
-        assert samples.indices is not None  # as the settings ask for
-        assert samples.random is not None  # as drawn
+        assert samples.indices is not None  # the settings ask for them
+        assert samples.random is not None  # `draw` made it
         h, z = self.embed(views.main)
         units = F.normalize(widen(gather(z)), dim=2)  # (M, N, d)
         own, places = self.bank.recall(samples.indices), self.bank.choose(samples.random)

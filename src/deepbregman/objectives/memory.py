@@ -49,7 +49,7 @@ class MemoryContrast(nn.Module):
         self.num_images, self.loss = num_images, loss
         self.register_buffer("temperature", torch.tensor(temperature), persistent=False)
         self.register_buffer("log_normaliser", torch.zeros(()))
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # that it has seen
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # batches it has seen
 
     def forward(self, units: Tensor, own: Tensor, others: Tensor, itself: Tensor) -> Tensor:
         """Compute the loss.

@@ -18,7 +18,7 @@ from .teacher import Bank
 
 
 class MoCo(MomentumObjective, settings=MoCoSettings):
-    """The key of an image's other view among those of a queue, or among those of the batch."""
+    """Find the key of an image's other view among the keys of a queue, or of the batch."""
 
     temperature: Tensor
 

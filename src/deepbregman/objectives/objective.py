@@ -49,7 +49,7 @@ class Outputs(NamedTuple):
 class Group(NamedTuple):
     """Parameters that the optimiser treats alike."""
 
-    parameters: Iterable[tuple[str, nn.Parameter]]  # with their names
+    parameters: Iterable[tuple[str, nn.Parameter]]  # name and parameter
     rate: float = 1.0  # times the learning rate
     scheduled: bool = True  # whether the rate follows the schedule
     decayed: bool = True  # whether weight decay may apply
@@ -208,6 +208,6 @@ class Objective(nn.Module):
 
 
 def list_pairs(num_views: int) -> list[tuple[int, int]]:
-    """List which view goes with which target: every one with every other."""
+    """List the pairs of view and target: each view with the target of every other view."""
     # Not itertools.permutations, which torch 2.7 does not compile.
     return [(i, j) for i in range(num_views) for j in range(num_views) if i != j]

@@ -47,7 +47,7 @@ class OwnParts(NamedTuple):
         return {"views": self.augment}
 
     def as_changes(self) -> dict[str, Any]:
-        """Return the fields in which a configuration says that these parts are the user's own."""
+        """Return the fields that mark these parts as the user's own in a configuration."""
         changes: dict[str, Any] = {}
         if self.encoder is not None:
             if not isinstance(self.encoder, nn.Module):
@@ -129,7 +129,7 @@ def _check_constructor(objective: object) -> None:
             inspect.signature(objective).bind(None, None)  # type: ignore[arg-type]  # it is callable
         except TypeError:
             fits = False
-        except ValueError:  # of a callable that is not Python's
+        except ValueError:  # the callable is not written in Python
             pass
     if not fits:
         raise UserError(
@@ -207,7 +207,7 @@ class OwnViews(nn.Module):
         return self._accept(self._call(*arguments), len(images))
 
     def _call(self, images: Tensor, *sizes: Tensor) -> Any:
-        """Call the user's code; if it fails, say beside its own error what it was given."""
+        """Call the user's code; if it fails, add the shape of its input to the error."""
         try:
             return self.augment(images, *sizes)
         except Exception as error:
@@ -281,7 +281,7 @@ def _takes_sizes(augment: Augment) -> bool:
     called = augment.forward if isinstance(augment, nn.Module) else augment
     try:
         return "sizes" in inspect.signature(called).parameters
-    except (TypeError, ValueError):  # of a callable that is not Python's
+    except (TypeError, ValueError):  # the callable is not written in Python
         return False
 
 

@@ -44,8 +44,8 @@ class PIRL(Objective, settings=PIRLSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Compare an image and its puzzle with the memory, then update it."""
-        assert samples.indices is not None  # as the settings ask for
-        assert samples.random is not None  # as drawn
+        assert samples.indices is not None  # the settings ask for them
+        assert samples.random is not None  # `draw` made it
         h, z = self.embed(views.main[:1])
         drawn = samples.random[: -self.settings.negatives].view(len(samples.indices), -1, 3)
         mine = drawn[samples.first : samples.first + z.shape[1]]  # (n, P, 3)

@@ -47,7 +47,7 @@ class SSLHSIC(MomentumObjective, settings=SSLHSICSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Let each main view depend on the image as the teacher's embeddings of the others do."""
-        assert samples.random is not None  # as drawn
+        assert samples.random is not None  # `draw` made it
         h, z = self.embed(views.main)
         predicted = gather(self.apply_head(self.predictor, z))  # (M, N, d)
         targets = self.teach(views.main, gather)  # (M, N, d)

@@ -207,7 +207,7 @@ class Step(nn.Module):
         )
 
     def diagnose(self, outputs: StepOutputs) -> dict[str, Tensor]:
-        """Compute what tells whether the divergence is healthy; nothing without one."""
+        """Compute diagnostics of the divergence; empty without one."""
         if self.divergence is None or outputs.scores is None:
             return {}
         return self.divergence.diagnose(outputs.scores)

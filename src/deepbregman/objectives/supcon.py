@@ -24,7 +24,7 @@ class SupCon(Objective, settings=SupConSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Contrast the classes of the main views."""
-        assert samples.labels is not None  # as the settings ask for
+        assert samples.labels is not None  # the settings ask for them
         h, z = self.embed(views.main)
         z = gather(z)  # (M, N, d)
         loss = sup_con(z.flatten(0, 1), samples.labels.repeat(len(z)), self.temperature)

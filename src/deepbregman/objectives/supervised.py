@@ -28,7 +28,7 @@ class Supervised(Objective, settings=SupervisedSettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Classify every main view."""
-        assert samples.labels is not None  # as the settings ask for
+        assert samples.labels is not None  # the settings ask for them
         h, z = self.embed(views.main)
         z = gather(z)  # (M, N, d)
         scores = self.classifier(F.relu(widen(z)))  # (M, N, C)

@@ -26,7 +26,7 @@ class WMSE(Objective, settings=WMSESettings):
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
         """Compare every pair of main views, whitened."""
-        assert samples.random is not None  # as drawn
+        assert samples.random is not None  # `draw` made it
         h, z = self.embed(views.main)
         z = gather(z)  # (M, N, d)
         wide, size = widen(z), self.settings.whitening_batch

@@ -139,7 +139,7 @@ def specify(chart: Any, title: str, subtitle: str) -> Record:
 
     chart = chart.add_params(alt.param(name="highlight", value=""))
     spec: Record = chart.properties(background="white").to_dict()
-    spec.pop("$schema", None)  # of Altair; the bundle's Vega-Lite may be another
+    spec.pop("$schema", None)  # Altair's version; the bundle may have another
     return spec | {"title": make_title(title, subtitle), "config": CONFIG}
 
 
@@ -347,7 +347,7 @@ def draw_dots(
 
 
 def _draw_references(references: Sequence[Record], row: str, order: Sequence[str]) -> Any:
-    """Draw a line through the band of its row for each reference, in a pattern of its own."""
+    """Draw each reference as a line across its row; each kind has its own pattern."""
     import altair as alt
 
     scale = alt.Scale(domain=list(REFERENCES.values()), range=[[1, 3], [6, 3]])

@@ -143,7 +143,7 @@ def _list_curve_points(
     means = several.groupby(["arm", "epoch"], sort=False)[metric].agg(["mean", "count"])
     means = means.reset_index().rename(columns={"mean": metric}).assign(run=MEAN_OF_RUNS)
     whole = means["arm"].map({group.name: len(group.runs) for group in groups})
-    means = means[means["count"] == whole].drop(columns="count")  # of epochs that all runs have
+    means = means[means["count"] == whole].drop(columns="count")  # only epochs that all runs have
     curves = pd.concat([runs.assign(faint=sizes > 1), means.assign(faint=False)])
     series = curves.groupby(["arm", "run"], sort=False)
     step = max(1, math.ceil(series.size().max() * series.ngroups / MAX_POINTS)) if len(runs) else 1

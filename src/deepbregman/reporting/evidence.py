@@ -270,7 +270,7 @@ def _choose_main(results: Record) -> list[Record]:
 
 
 def draw_differences(results: Record, prefix: str = "") -> Figure | None:
-    """Draw where each arm is ahead of what it is compared with; None where nothing is compared."""
+    """Draw the differences between compared arms; None if no arms are compared."""
     points = [
         make_difference_point(
             f"{quantity['data']}: {quantity['title']}", f"{pair['arm']} - {pair['against']}", pair

@@ -47,7 +47,7 @@ class Neighbours(NamedTuple):
 
 
 class Subnetworks(NamedTuple):
-    """What subnetworks make of the images."""
+    """How the subnetworks score the images."""
 
     numbers: tuple[int, ...]
     wins: tuple[int, ...]

@@ -198,7 +198,7 @@ def _draw_plane(
     up = alt.Y("y:Q", title=None, axis=alt.Axis(grid=False), scale=_make_exact_scale(y))
     image = begin_chart([{**corners, "url": _encode_png(pixels)}]).mark_image(aspect=False)
     layers: list[Any] = [image.encode(x=across, x2="x2:Q", y=up, y2="y2:Q", url="url:N")]
-    if not one.is_partition:  # of no size, for its legend
+    if not one.is_partition:  # invisible points; they give the chart its legend
         ends = [{"x": float(x[0]), "y": float(y[0]), "value": value} for value in (0.0, top)]
         scale = alt.Scale(domain=[0.0, top], range=list(VIRIDIS))
         legend = alt.Legend(title=None, format=".2~g", gradientLength=200)

@@ -5,7 +5,6 @@
 """
 
 import importlib.resources
-import re
 import tomllib
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -16,8 +15,6 @@ from deepbregman.runs import Record
 
 from .records import Measure, RunGroup
 
-_OURS = re.compile(r" of \d+ crops|, \d+ px$")
-"""Variants that no publication here has: averaged over crops, or at another image size."""
 CAVEAT = (
     "Published figures are transcribed: other code, epochs and choices than the runs here, perhaps "
     "another encoder, mostly one run and no deviation. They are for orientation, not an arm."
@@ -66,13 +63,11 @@ def load_published() -> tuple[PublishedValue, ...]:
 
 
 def find_published(measure: Measure, num_subnetworks: Collection[int] = ()) -> list[PublishedValue]:
-    """Return what was printed for the same quantity, of these images or of images that are alike.
+    """Return the published values of a quantity, for these images or similar ones.
 
     Args:
         num_subnetworks: of the runs; the table of subnetworks is shown for these only.
     """
-    if _OURS.search(measure.variant):
-        return []
     parts = measure.variant.split(", ")
     alike = ALIKE.get(PurePath(measure.data).stem.lower())
     return [
@@ -114,10 +109,15 @@ def is_dataset(data: str, name: str) -> bool:
     return PurePath(data).stem.lower() == name
 
 
+def is_on_test_images(results: Record) -> bool:
+    """Whether a study evaluated on test images; older records call the field ``judge``."""
+    return bool(results.get("evaluate_on", results.get("judge", "test")) == "test")
+
+
 def list_published_series(results: Record) -> list[Record]:
     """Return the published series of a study for the same images and networks."""
     series: list[Record] = results["study"].get("published") or []
-    if results.get("judge", "test") != "test":
+    if not is_on_test_images(results):
         return []  # there are no published values for held-out images
     arms = results.get("arms", [])
     return [

@@ -177,7 +177,7 @@ class FittingTable:
     shown: Collection[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        whole = drawn = draw_table(self.table, self.shown)  # which may have no columns
+        whole = drawn = draw_table(self.table, self.shown)  # a table may have no columns
         for number in range(len(self.table.columns), 0, -1):
             drawn = draw_table(_cut(self.table, number), self.shown)
             if _fit_columns(drawn, console, options):

@@ -16,7 +16,7 @@ from deepbregman.runs import Record, read_json
 from .charts import Figure, as_sentence, slug
 from .comparison import Comparison
 from .evidence import draw_differences, is_evidence, tabulate_evidence
-from .published import CAVEAT, list_published_series
+from .published import CAVEAT, is_on_test_images, list_published_series
 from .records import RunGroup, RunRecord, group_runs, refuse_links
 from .searches import count_trials, draw_search, tabulate_trials
 from .studies import describe_budget, describe_diverged, draw_study, format_epochs, is_grid
@@ -148,7 +148,7 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
         "recipe": results["recipe"],
         "data": Path(results["data"]).name,
         "epochs": format_epochs(results),
-        "evaluated on": "test images" if results["judge"] == "test" else "held-out training images",
+        "evaluated on": "test images" if is_on_test_images(results) else "held-out training images",
         "runs": str(len(judged)),
     }
     study.figures = draw_study(results, study.key)
@@ -235,7 +235,7 @@ def read_pictures(folder: Path) -> list[Picture]:
         try:
             handle = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0))
             with os.fdopen(handle, "rb") as file, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of large pictures, which are refused below
+                warnings.simplefilter("ignore")  # large pictures are refused below
                 image = Image.open(file, formats=("PNG", "JPEG"))
                 if image.width * image.height > MAX_PIXELS:
                     continue

@@ -34,7 +34,7 @@ SYSTEM_FONTS = (
     "msyh.ttc",
     "YuGothM.ttc",
 )
-"""Of Linux, macOS and Windows, for names that Pillow's own font has no letters for."""
+"""Fonts of Linux, macOS and Windows, for names with letters that Pillow's own font lacks."""
 
 
 class Tile(NamedTuple):
@@ -44,7 +44,7 @@ class Tile(NamedTuple):
     """(H, W, 3)."""
     title: str
     value: str = ""
-    """At the right of the title."""
+    """Shown at the right of the title."""
     lines: tuple[str, ...] = ()
     same_class: bool | None = None
     """Whether it is of the query's class; None where that is not known."""
@@ -122,7 +122,7 @@ def _draw_panel(sheet: Image.Image, draw: ImageDraw.ImageDraw, panel: Panel, top
 
 
 def _arrange(panel: Panel) -> list[list[Strip]]:
-    """Put strips into lines: small groups side by side, those of a query one below the other."""
+    """Put strips into lines: small groups share a line, strips of a query do not."""
     lines: list[list[Strip]] = []
     for strip in panel.strips:
         used = sum(len(other.tiles) for other in lines[-1]) if lines else COLUMNS
@@ -206,7 +206,7 @@ def _shorten(words: str) -> str:
 
 
 def choose_font(words: str) -> ImageFont.FreeTypeFont:
-    """Return the font that Pillow carries, or one of the system where that has no such letters.
+    """Return Pillow's own font, or a system font if the words need other letters.
 
     Pillow's is the same on every machine, but it has only English letters.
     """

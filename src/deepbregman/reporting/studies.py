@@ -29,6 +29,7 @@ from .charts import (
 )
 from .published import (
     format_series_value,
+    is_on_test_images,
     list_published_series,
     select_series,
 )
@@ -80,7 +81,7 @@ def describe_budget(results: Record) -> str:
 
 
 def describe_diverged(results: Record) -> str:
-    """Name the arms with diverged seeds, which means leave out; empty if there are none."""
+    """Name the arms with diverged seeds; their means leave these out. Empty without any."""
     found = []
     for arm in results["arms"]:
         if arm.get("num_diverged"):
@@ -99,7 +100,7 @@ def format_epochs(results: Record) -> str:
 
 def describe_conditions(results: Record) -> str:
     """Describe recipe, dataset, epochs, and the images of the evaluation."""
-    split = "test" if results["judge"] == "test" else "held-out training"
+    split = "test" if is_on_test_images(results) else "held-out training"
     epochs, data = format_epochs(results), Path(results["data"]).name
     recipe, number = results["recipe"], len(results["study"].get("recipes") or ())
     if number > MANY_RECIPES:

@@ -227,7 +227,7 @@ def make_difference_cell(difference: Summary | None) -> Cell:
 
 
 def choose_interval(difference: Summary) -> Summary:
-    """Return a paired summary whose interval counts test images, where that is known."""
+    """Return a paired summary; its interval is over seeds and test images if that is known."""
     interval = difference.get("over_images") or difference["interval"]
     kept = {key: difference[key] for key in ("mean", "deviation", "n")}
     return {**kept, "interval": interval}

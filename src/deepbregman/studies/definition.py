@@ -25,7 +25,8 @@ from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText
 
 Changes = Mapping[str, Any]
 """Fields of the configuration by their dotted names, and the value of each."""
-Judge = Literal["test", "holdout"]
+EvaluateOn = Literal["test", "holdout"]
+"""Images that a study evaluates on: the test images, or a part of the training images."""
 OURS, SIMCLR, ALONE = "with divergence", "SimCLR", "alone"
 CARRIED = "+divergence"
 """Ends the name of an arm that is a recipe with the divergence."""
@@ -109,7 +110,9 @@ class StudyOptions:
     values: tuple[str, ...] = ()
     """For a study that varies one field: other values of it. For study learning-rates: further
     multiples of the rate of each recipe; they can also be added to a study that has begun."""
-    judge: Annotated[Judge | None, tyro.conf.arg(metavar="{test,holdout}")] = None
+    evaluate_on: Annotated[
+        EvaluateOn | None, tyro.conf.arg(metavar="{test,holdout}", aliases=["--judge"])
+    ] = None
     """Images to evaluate on: test (the default), or holdout, a part of the training images."""
     linear_epochs: MaybeNumber = None
     """Epochs of a second linear classifier, on random crops; 0, the default, is none."""
@@ -185,7 +188,7 @@ class Study:
     recipe that has none and can have one. Empty for no second arms."""
     rate_factors: tuple[float, ...] = ()
     """If the arms are whole recipes: multiples of the learning rate; each is an arm of a recipe."""
-    judge: Judge = "test"
+    evaluate_on: EvaluateOn = "test"
     seeds: int = 3
     unequal: bool = False
     """Whether recipes of unequal budgets are meant; the results name the difference."""
@@ -289,7 +292,7 @@ class Study:
                 continue
 
     def choose_arms(self, only: Sequence[str]) -> tuple[Arm, ...]:
-        """Return the arms of these names, which may be patterns, or all that need no labels."""
+        """Return the arms that match names or patterns; by default all that need no labels."""
         names = [arm.name for arm in self.arms]
         for name in only:
             if not fnmatch.filter(names, name):
@@ -323,7 +326,7 @@ class Search:
 
 
 def _list_changes(base: Config, config: Config) -> dict[str, Any]:
-    """Return what makes one configuration of another, the seed apart.
+    """Return the changes that turn one configuration into another, without the seed.
 
     Another method begins with its own defaults, so then all fields of the method are listed.
     """
@@ -477,7 +480,7 @@ def name_arms(recipes: Sequence[str]) -> list[str]:
 
 
 def list_by_value(values: Mapping[str, str]) -> str:
-    """Write which recipes have which value; where many have the same, they are the others."""
+    """Write which recipes have which value; a large group is called "the others"."""
     groups: dict[str, list[str]] = {}
     for name, value in values.items():
         groups.setdefault(value, []).append(name)

@@ -38,7 +38,7 @@ from deepbregman.runs import Record, Run
 from deepbregman.training.callbacks import Callback
 from deepbregman.training.faults import Fault, Interrupted
 
-from .definition import Judge, describe_differences
+from .definition import EvaluateOn, describe_differences
 from .results import MAIN_METRIC
 
 POLL_SECONDS = 0.5
@@ -75,7 +75,7 @@ class Trial:
 class EvaluationPlan:
     """Settings of the evaluation of every trial of a study."""
 
-    judge: Judge
+    evaluate_on: EvaluateOn
     protocols: tuple[Literal["knn", "linear"], ...] = ("knn", "linear")
     linear_epochs: int = 0
     keep_checkpoints: bool = False
@@ -83,7 +83,7 @@ class EvaluationPlan:
 
     def open_images(self, config: Config) -> Source:
         """Open labelled images; without test images where held-out ones are used instead."""
-        if self.judge == "test":
+        if self.evaluate_on == "test":
             return open_labelled(config)
         source = open_data(config)
         if source.train.labels is None:
@@ -95,14 +95,14 @@ class EvaluationPlan:
 
     def splits(self, source: Source, config: Config) -> Source:
         """Return the splits to evaluate on: training and test, or the two parts of training."""
-        if self.judge == "test":
+        if self.evaluate_on == "test":
             return source
         kept, held_out = split_for_monitor(source.train, config)
         return Source(source.name, source.train.select(kept), source.train.select(held_out))
 
     def name_images(self, config: Config) -> str:
         """Name the images of the evaluation as records do."""
-        return config.data.source + ", held out" * (self.judge == "holdout")
+        return config.data.source + ", held out" * (self.evaluate_on == "holdout")
 
     def evaluate(self, trial: Trial, run: Run, source: Source) -> dict[str, float]:
         """Evaluate a trained trial; return top-1 accuracies by protocol and variant."""
@@ -136,7 +136,7 @@ def lock(folder: Path, name: str, *, wait: bool = True) -> AbstractContextManage
 
 
 def become_worker() -> None:
-    """Make this process a worker of its own, even if srun or torchrun started several.
+    """Make this process an independent worker, even if srun or torchrun started several.
 
     Workers share a study by its folder. If they joined one group, the gradients of different trials
     would be averaged. If several processes of a machine see the same GPUs, each takes one.
@@ -160,7 +160,7 @@ def run_trial(
         refuse_link(path)
     outcome = trial.outcome()
     if outcome is None:
-        outcome = {"state": "done", "judge": how.judge, "metrics": {}}
+        outcome = {"state": "done", "evaluate_on": how.evaluate_on, "metrics": {}}
         try:
             outcome["metrics"] = _train_and_evaluate(trial, source, how, watch)
         except Diverged as error:
@@ -326,7 +326,7 @@ class TrialQueue(Queue):
             with lock(self.folder, trial.name, wait=False) as is_mine:
                 if not is_mine:
                     continue
-                if trial.outcome() is None:  # else another process was faster
+                if trial.outcome() is None:  # another process may have been faster
                     worker.run(trial, self.name_trial(trial))
                 return True
         return False

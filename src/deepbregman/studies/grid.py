@@ -176,7 +176,7 @@ def run_study(study: Study, options: StudyOptions, console: Console | None = Non
     worker = Worker(lambda _: source, grid.how, console)
     if source.skipped_notice:
         worker.say(source.skipped_notice)
-    where = "the test images" if grid.how.judge == "test" else "held-out training images"
+    where = "the test images" if grid.how.evaluate_on == "test" else "held-out training images"
     worker.say(f"study {study.name} in {grid.folder}: {grid.describe()}; evaluated on {where}")
     if grid.definition["unequal_budget"]:
         worker.say(f"unequal budget: {'; '.join(grid.definition['unequal_budget'])}")
@@ -197,7 +197,7 @@ def open_grid(study: Study, options: StudyOptions) -> Grid:
             definition["provenance"] = collect_provenance(device_name(device))
         write_json(plan.folder / "study.json", definition)
     how = EvaluationPlan(
-        definition["judge"],
+        definition["evaluate_on"],
         linear_epochs=definition["linear_epochs"],
         keep_checkpoints=options.keep_checkpoints,
         accelerator=options.accelerator,

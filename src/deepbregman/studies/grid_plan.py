@@ -13,6 +13,7 @@ from deepbregman.config import Config, fields_of, from_toml, override, to_toml
 from deepbregman.data.datasets import check_source
 from deepbregman.errors import UserError
 from deepbregman.files import check_can_be_folder, list_names
+from deepbregman.reporting.published import is_on_test_images
 from deepbregman.reporting.studies import MANY_RECIPES
 from deepbregman.runs import Record, read_json
 
@@ -33,16 +34,17 @@ from .definition import (
 )
 
 DEFAULTS: Record = {
-    **{"recipes": [], "unequal": False, "changes": {}, "values": [], "judge": "test"},
+    **{"recipes": [], "unequal": False, "changes": {}, "values": [], "evaluate_on": "test"},
     **{"linear_epochs": 0, "seeds": 3, "only": []},
 }
 SHAPE = {
     "study": {"name": str, "arms": [{"name": str, "changes": {}}]},
-    **{"provenance": {}, "changes": {}, "base": str, "data": str, "recipe": str, "judge": str},
-    **{"epochs": int, "seeds": int, "linear_epochs": int, "only": [str], "recipes": [str]},
+    **{"provenance": {}, "changes": {}, "base": str, "data": str, "recipe": str},
+    **{"evaluate_on": str, "epochs": int, "seeds": int, "linear_epochs": int},
+    **{"only": [str], "recipes": [str]},
 }
 """Shape of ``study.json``."""
-FIXED = ("recipes", "values", "judge", "linear_epochs")
+FIXED = ("recipes", "values", "evaluate_on", "linear_epochs")
 """Options that cannot change once a folder has begun; seeds and arms may be added."""
 
 
@@ -154,6 +156,8 @@ def _read_definition(folder: Path, study: Study) -> Record | None:
     names = list_names(folder)
     if path.is_file():  # asked after listing: another process may begin the study meanwhile
         before = read_json(path, SHAPE)
+        if "judge" in before:  # an older name
+            before["evaluate_on"] = before.pop("judge")
         if not {"study", "provenance", "base", "changes"} <= before.keys():
             raise UserError(
                 f"{path} is not the record of a study: restore it, or choose another --out"
@@ -177,7 +181,7 @@ def _merge_options(study: Study, options: StudyOptions, before: Record | None) -
         "unequal": options.unequal,
         "changes": join_changes(options),
         "values": list(map(read_value, options.values)),
-        "judge": options.judge,
+        "evaluate_on": options.evaluate_on,
         "linear_epochs": options.linear_epochs,
         "seeds": options.seeds,
         "only": list(options.only),
@@ -188,7 +192,7 @@ def _merge_options(study: Study, options: StudyOptions, before: Record | None) -
         if value not in (None, [], {}) and value is not False
     }
     if before is None:
-        mine = {"recipe": study.recipe, "judge": study.judge, "seeds": study.seeds}
+        mine = {name: getattr(study, name) for name in ("recipe", "evaluate_on", "seeds")}
         settings = {**DEFAULTS, **mine, "recipes": list(study.recipes), **given}
         if study.recipes:
             settings["recipe"] = ", ".join(name_arms(settings["recipes"]))
@@ -210,7 +214,7 @@ def _merge_options(study: Study, options: StudyOptions, before: Record | None) -
 def _build_bases(
     study: Study, options: StudyOptions, settings: Record, before: Record | None, folder: Path
 ) -> dict[str, Config]:
-    """Return what the arms start from: one configuration, or one for each arm if it is a recipe."""
+    """Return the configurations that arms change: one for all, or one for each recipe."""
     stored: dict[str, Config] = {}
     if before is not None:
         base = from_toml(before["base"], str(folder / "study.json"))
@@ -229,7 +233,7 @@ def _build_bases(
         if options.rates:
             rate = find_best_rate(options.rates, name, config)
             config = override(config, {"optimiser.learning_rate": rate})
-        if settings["judge"] == "holdout" and config.data.holdout == 0.0:
+        if settings["evaluate_on"] == "holdout" and config.data.holdout == 0.0:
             config = override(config, {"data.holdout": HOLDOUT})
         check_same(before_arm, config, f"study {study.name}" + f", {name}" * bool(study.recipes))
         bases[name] = config
@@ -270,11 +274,11 @@ def find_best_of_study(folder: Path, recipe: str) -> Config | None:
             f"--rates {folder}: there is no {path.name}; give the folder of a finished study "
             "learning-rates"
         )
-    results = read_json(path, {"judge": str, "metric": str, "arms": [{"arm": str, "metrics": {}}]})
-    if results["judge"] != "holdout":
+    results = read_json(path, {"metric": str, "arms": [{"arm": str, "metrics": {}}]})
+    if is_on_test_images(results):
         raise UserError(
-            f"--rates {folder}: its rates were judged on test images; choose them on held-out "
-            "images, with --judge holdout"
+            f"--rates {folder}: its rates were compared on test images; choose them on held-out "
+            "images, with --evaluate-on holdout"
         )
     base = from_toml(read_json(folder / "study.json", SHAPE)["base"], str(folder / "study.json"))
     changes = {arm["name"]: arm["changes"] for arm in results["study"]["arms"]}

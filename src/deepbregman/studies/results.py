@@ -151,7 +151,7 @@ def write_results(
         for arm in summarise_arms(rows)
     ]
     results = {
-        **{key: definition[key] for key in ("study", "recipe", "data", "epochs", "judge")},
+        **{key: definition[key] for key in ("study", "recipe", "data", "epochs", "evaluate_on")},
         "unequal_budget": definition["unequal_budget"],
         "metric": MAIN_METRIC,
         "arms": summary,

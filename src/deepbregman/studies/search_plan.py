@@ -30,7 +30,7 @@ PARTS = {
     *("locks", "runs", "trials.json", "trials.csv", "best.toml"),
     *(f"search.{kind}" for kind in FIGURE_KINDS),
 }
-"""What the folder of a search holds besides its database."""
+"""Names in the folder of a search besides its database."""
 DEFAULTS: Record = {"objective": "linear", "sampler": "gp", "prune": True, "trials": 40}
 
 
@@ -73,7 +73,7 @@ class SearchPlan:
 
     @property
     def base(self) -> Config:
-        """What the trials change: the recipe with images held out for the evaluation."""
+        """The configuration that trials change: the recipe, with images held out to evaluate on."""
         changes: dict[str, Any] = {"training.tensorboard": False}
         if self.recipe.data.holdout == 0.0:
             changes["data.holdout"] = HOLDOUT
@@ -117,7 +117,7 @@ def plan_search(recipe: str | None, options: SearchOptions, stored: Record | Non
 
 def search_of_study(entry: Search, options: StudyOptions) -> tuple[str | None, SearchOptions]:
     """Return the recipe and the options of the search that a study of the catalogue is."""
-    refused = ("recipes", "unequal", "seeds", "only", "values", "judge", "linear_epochs")
+    refused = ("recipes", "unequal", "seeds", "only", "values", "evaluate_on", "linear_epochs")
     for name in (*refused, "keep_checkpoints"):
         if getattr(options, name) not in (None, (), False):
             raise UserError(

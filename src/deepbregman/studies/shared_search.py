@@ -105,7 +105,7 @@ class NotOurs(Exception):
 
 @dataclass(frozen=True)
 class Place:
-    """A trial and its continuations, of which one at most is done: they count as one trial."""
+    """A trial and its continuations; together they count as one trial."""
 
     first: int
     attempts: list[FrozenTrial]
@@ -139,7 +139,7 @@ def find_places(study: optuna.Study) -> list[Place]:
 
 
 def find_first_attempt(trial: optuna.Trial | FrozenTrial) -> int:
-    """Return the number of the trial that this one continues, or its own."""
+    """Return the number of the first attempt at a trial."""
     first: int = trial.user_attrs.get(CONTINUES, trial.number)
     return first
 
@@ -209,7 +209,7 @@ class SharedSearch:
         except (Interrupted, KeyboardInterrupt):
             _mark(trial, STOPPED)
             raise
-        except optuna.exceptions.UpdateFinishedTrialError:  # of a value reported on the way
+        except optuna.exceptions.UpdateFinishedTrialError:  # raised by a report during training
             raise NotOurs from None
         except Exception:
             _mark(trial, FAULTY)

@@ -119,7 +119,7 @@ def is_measured(part: Part, rows: Iterable[Record], cell: TableCell) -> bool:
 
 @dataclass(frozen=True)
 class TableEvaluation(EvaluationPlan):
-    """Measures what a run's cell lacks, one protocol after the other."""
+    """Measures the missing parts of a run, one protocol after the other."""
 
     tuning_epochs: int | None = None
 
@@ -149,7 +149,7 @@ class TableEvaluation(EvaluationPlan):
             protocols=tuple(part.protocol for part in parts),
             data=first.others[0] if first.protocol == "transfer" else config.data.source,
             epochs=self.tuning_epochs if first.protocol in TRAINING else 0,
-            seed=config.seed,  # so that what the evaluation draws differs between runs, too
+            seed=config.seed,  # the evaluation draws differently for each run, too
             balanced=source.has_unequal_classes,
             semi=Semi(starts=starts),
             few=Few(labels_per_class=tuple(counts)),

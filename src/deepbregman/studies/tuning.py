@@ -46,7 +46,7 @@ from .shared_search import (
 )
 
 NAME = "search"
-"""Of the search in a folder's own database, so that the folder can be renamed or copied."""
+"""Name of every search in a database of its own, so that its folder can be renamed or copied."""
 STARTUP_TRIALS = 10
 """Random trials before the sampler's model is used."""
 LEAST_FOR_IMPORTANCE = 4
@@ -161,7 +161,7 @@ def build_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 def locate_storage(options: SearchOptions, folder: Path) -> tuple[str, str]:
     """Return the URL of the storage, and the name of the search in it."""
-    for end in ("", "-journal", "-wal", "-shm"):  # what SQLite writes beside it
+    for end in ("", "-journal", "-wal", "-shm"):  # files that SQLite writes beside it
         refuse_link(folder / f"search.db{end}")
     if options.storage is None:
         return f"sqlite:///{folder / 'search.db'}", NAME
@@ -281,7 +281,7 @@ def measure_importance(study: optuna.Study) -> dict[str, float] | None:
     evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of degenerate trees, on a handful of trials
+            warnings.simplefilter("ignore")  # a few trials make degenerate trees
             return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
     except (RuntimeError, ValueError):
         return None

@@ -11,7 +11,7 @@ from deepbregman.runs import Record, Run
 
 
 class Callback:
-    """Is told what happens while a run trains; override what you need.
+    """Gets the events of a run; override the methods that you need.
 
     An exception ends the run, which resumes from its last checkpoint. All random numbers of a step
     are drawn from seeds of its own, so that a callback may draw what it likes.

@@ -30,13 +30,11 @@ _HEADER = re.compile(rb"(deepbregman checkpoint (\d+) sha256 )([0-9a-f]{64})\n")
 State = dict[str, Any]
 Changes = dict[str, tuple[Any, Any]]
 """Fields that differ, with the value before and the value now."""
-NETWORKS = ("objective", "teacher", "divergence")
+NETWORKS = ("objective", "teacher", "divergence", "rotation")
 """The networks of a step and of a checkpoint; some steps do not have all of them."""
-LATER = ("rotation",)
-"""Networks that checkpoints of earlier versions do not have."""
 REQUIRED = (
     *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "data", "config"),
-    *("sums", "seconds", "skipped", "skipped_in_epoch"),
+    *("sums", "seconds", "skipped", "skipped_in_epoch", "neighbours"),
 )
 """Entries that a checkpoint needs for a run to resume from it."""
 CHANGEABLE = frozenset(
@@ -66,7 +64,7 @@ class DamagedCheckpoint(UserError):
 
 def save(path: Path, state: State, keep: Path | None = None) -> None:
     """Write a checkpoint; ``path`` always holds a whole one, and the old one goes to ``keep``."""
-    buffer = io.BytesIO()  # so that a full disk is an OSError here, not an abort inside torch
+    buffer = io.BytesIO()  # torch would abort on a full disk; here it is an OSError
     torch.save({"format": FORMAT, **state}, buffer)
     title = f"deepbregman checkpoint {FORMAT} sha256 ".encode()
     with replace_file(path, keep) as file:
@@ -166,18 +164,18 @@ def join_misfits(problems: list[str]) -> str:
 
 def collect_networks(step: Step) -> State:
     """Collect the networks of a step, as a checkpoint holds them."""
-    parts = {name: getattr(step, name) for name in (*NETWORKS, *LATER)}
+    parts = {name: getattr(step, name) for name in NETWORKS}
     return {name: {} if part is None else part.state_dict() for name, part in parts.items()}
 
 
 def load_networks(step: Step, saved: State, origin: str) -> None:
     """Put the networks of a checkpoint into a step."""
-    for name in (*NETWORKS, *LATER):
-        load_strictly(getattr(step, name) or nn.Identity(), saved.get(name, {}), origin)
+    for name in NETWORKS:
+        load_strictly(getattr(step, name) or nn.Identity(), saved[name], origin)
 
 
 def describe_alternatives(run: Run) -> str:
-    """Say which other checkpoints a run has, for when its last one is damaged."""
+    """Name the other checkpoints of a run whose last one is damaged."""
     words = []
     if run.previous_checkpoint.is_file():
         words.append(f"deepbregman pretrain --resume {run.path} goes on from previous.pt")
@@ -204,7 +202,7 @@ class Trained(NamedTuple):
     config: Config
     epoch: float
     data_fingerprint: str | None
-    """Of the images that they were pretrained on, if it is known."""
+    """Fingerprint of the images of the pretraining, if it is known."""
 
 
 def _load_last(run: Run, parts: Iterable[str]) -> State:
@@ -337,7 +335,7 @@ def replace_last_by_previous(run: Run) -> None:
 
 
 def check_settings(before: Config, config: Config, epoch: float, origin: str) -> Changes:
-    """Refuse a configuration that trains something else than before; return what differs.
+    """Refuse changes that affect what is trained; return the other changes.
 
     Args:
         epoch: how many epochs are done.
@@ -356,7 +354,7 @@ def check_settings(before: Config, config: Config, epoch: float, origin: str) ->
 
 
 def check_resumable(found: FoundCheckpoint, config: Config, images: Images) -> FoundCheckpoint:
-    """Refuse to resume with other images, or with a configuration that trains something else."""
+    """Refuse to resume with other images or with other settings of training."""
     state, origin = found.state, found.origin
     require(state, REQUIRED, origin)
     before = from_toml(state["config"], origin)

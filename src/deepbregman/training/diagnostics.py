@@ -100,7 +100,7 @@ def lidar(views: Tensor) -> Tensor:
     apart = (means - means.mean(dim=0)) / num_images**0.5
     inside = (views - means).flatten(0, 1) / (num_views * num_images) ** 0.5
     # By eigenvectors: of large representations rounding exceeds the offset, and Cholesky fails.
-    values, vectors = torch.linalg.eigh(inside.T @ inside)  # of S_w, but for the offset
+    values, vectors = torch.linalg.eigh(inside.T @ inside)  # S_w without the offset
     scale = (values.clamp_min(0.0) + WITHIN_OFFSET).rsqrt()
     half = scale[:, None] * (vectors.T @ apart.T)  # (d, N); a rotation of S_w^-1/2 S_b^1/2
     values = torch.linalg.svdvals(half).square()

@@ -136,7 +136,7 @@ class Display:
         self.progress.update(self.task, status=status)
         epoch = record["epoch"]
         if epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0:
-            ends = epoch == self.epochs or self.console.is_terminal  # where the bar tells it
+            ends = epoch == self.epochs or self.console.is_terminal  # the bar shows it
             left = f"  {self.left}" if self.left and not ends else ""
             head = f"epoch {epoch:>4} of {self.epochs}{left}"
             for name in (*LEFT_OUT, *reversed(list(self.weights))):

@@ -124,7 +124,7 @@ def judge(records: Sequence[Record]) -> dict[str, str]:
 
 def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
     ranks = [record["effective_rank"] for record in records if "effective_rank" in record]
-    if "effective_rank" in last:  # else its batch was skipped
+    if "effective_rank" in last:  # absent if the batch was skipped
         rank, best = ranks[-1], max(ranks)
         if diagnostics.find_collapse(last):
             return "collapsing", f"effective rank {rank:.1f}, spread {last['spread']:.3f}"

@@ -25,7 +25,7 @@ PACKAGES = {"mlflow": ("mlflow", "mlflow-skinny"), "wandb": ("wandb", "wandb")}
 """Logger -> the module that it needs, and the package that has it."""
 PARTING_SECONDS = 60.0
 """How long the end of a run waits for loggers that are still writing."""
-_MOST_PARAMETERS = 100  # that MLflow takes at a time
+_MOST_PARAMETERS = 100  # MLflow takes no more at a time
 _LONGEST_PARAMETER = 500  # characters that every server of MLflow takes
 
 
@@ -210,7 +210,7 @@ class Loggers:
         ]
 
     def write(self, record: Record) -> None:
-        """Hand an epoch's metrics to each, and tell of those that have failed."""
+        """Pass an epoch's metrics to each logger, and warn about those that have failed."""
         self._drop_failed()
         for logger in self.loggers:
             logger.write(record)

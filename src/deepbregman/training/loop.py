@@ -51,7 +51,7 @@ Monitor = Callable[[Model], dict[str, float]]
 
 
 class Pretraining:
-    """A run under way: what it trains, where it stands, and its folder.
+    """A run in progress: its networks, its position and its folder.
 
     Args:
         folder: of the run; new, or an interrupted run's when resuming.
@@ -82,8 +82,8 @@ class Pretraining:
         self.guard = Guard(self.step_module, optimiser, fabric, config)
         self.step = self.saved_step = 0
         self.term_names = ("total", *self.step_module.weights)
-        self.sums = torch.zeros(len(self.term_names), device=fabric.device)  # of the epoch so far
-        self.peak: dict[str, float] = {}  # of the memory, since this process began
+        self.sums = torch.zeros(len(self.term_names), device=fabric.device)  # in this epoch
+        self.peak: dict[str, float] = {}  # peak memory since this process began
         self.seconds_before = 0.0
         self.started = self.last_saved = time.monotonic()
         self.vote = Vote(fabric)
@@ -240,7 +240,7 @@ class Pretraining:
                     soft_wrap=True,
                 )
         self._tell("on_end", self.run)
-        if self.vote.outcome:  # else a study would go on with its other runs
+        if self.vote.outcome:  # a study must not go on with its other runs
             self._leave(self.vote.outcome, "the run is complete")
         return self.run
 
@@ -328,7 +328,7 @@ class Pretraining:
             outputs = self.advance(feed)
             display.step(self.step)
             self.vote.cast(received)
-            if self.vote.outcome and self.step % self.steps_per_epoch:  # else the epoch closes
+            if self.vote.outcome and self.step % self.steps_per_epoch:  # within the epoch
                 self._stop(self.vote.outcome)
         assert outputs is not None  # an epoch has at least one step
         if self.fabric.world_size > 1:
@@ -405,7 +405,7 @@ class Pretraining:
         words = []
         if record.get("skipped"):
             words.append(f"skipped {record['skipped']} batches of non-finite loss or gradient")
-        if "effective_rank" in record:  # else its batch was skipped
+        if "effective_rank" in record:  # absent if the batch was skipped
             samples = self.config.training.batch_size * self.config.views.num_views
             words += diagnostics.find_collapse(record)
             words += self.step_module.warn(record, samples)
@@ -511,5 +511,4 @@ class Pretraining:
         self.guard.skipped = saved["skipped"]
         self.guard.skipped_in_epoch = saved["skipped_in_epoch"]
         if self.health is not None:
-            kept = saved.get("neighbours")  # older versions kept one measurement's, not a list
-            self.health.neighbours = [kept] if isinstance(kept, Tensor) else list(kept or ())
+            self.health.neighbours = saved["neighbours"] or []

@@ -49,7 +49,7 @@ def find_surprises(config: Config) -> Iterator[str]:
 def describe_job(
     job: "Pretraining", source: Source, num_held_out: int, start: str | None, resuming: bool
 ) -> Iterator[str]:
-    """Describe what is trained, the weights that it starts from, and what is not trained on."""
+    """Describe the run, its starting weights, and the images that it leaves out."""
     config, settings, num_images = job.config, job.config.training, job.batches.num_images
     if job.changes:
         words = list_changes(job.changes)

@@ -84,7 +84,7 @@ class Lars(MomentumOptimiser):
         if any(adapted):
             sizes, changes = (torch.stack(torch._foreach_norm(each)) for each in (weights, updates))
             factors = group["trust"] * sizes / changes
-            if group.get("clip"):  # older states do not have it
+            if group["clip"]:
                 factors = (factors / max(group["lr"], TINY)).clamp_max(1.0)
             # Chosen on the device: reading the norms here would make the host wait.
             factors = torch.where((sizes > 0) & (changes > 0), factors, 1.0)
@@ -111,7 +111,7 @@ class Muon(MomentumOptimiser):
     recorded at the second step, and replayed as one CUDA graph.
     """
 
-    COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at 0 is steep
+    COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a quintic with a steep slope at 0
     ITERATIONS = 4
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.9) -> None:

@@ -85,7 +85,7 @@ def count_steps(config: Config, num_images: int, world_size: int = 1) -> int:
             f"{settings.accumulate}) needs {needed} images for a step, but there are {num_images} "
             "to pretrain on: lower it, or give more images"
         )
-    return max(1, num_images // needed)  # of a run without epochs, images may be fewer
+    return max(1, num_images // needed)  # a run without epochs may have fewer images
 
 
 class BatchShare:

@@ -38,9 +38,9 @@ class StartingWeights:
 
     trunk: Weights
     origin: str
-    """Where they come from, for messages."""
+    """Their origin, for messages."""
     record: Record
-    """Where they come from, for the provenance."""
+    """Their origin, for the provenance."""
     pixels: tuple[Tensor, Tensor] | None = None
     """Mean and deviation (3,) of the pixels that the trunk was trained with, where known."""
 
@@ -103,7 +103,7 @@ def _download(wanted: str, name: str, fetch: Callable[[], StartingWeights]) -> S
         return fetch()
     except UserError:
         raise
-    except Exception as error:  # of the network, of a hub, of a cache: each library has its own
+    except Exception as error:  # network, hub or cache: each library has its own errors
         raise UserError(
             f"encoder.weights is {wanted!r}: the weights of {name} cannot be downloaded "
             f"({first_line(error)}); connect to the network for the first run, copy the cache of a "

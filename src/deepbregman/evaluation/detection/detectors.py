@@ -28,7 +28,7 @@ LONG_SIDE = 1333 / 800
 
 
 class PredictedBoxes(NamedTuple):
-    """What a detector predicts for one image."""
+    """The predictions of a detector for one image."""
 
     boxes: Tensor
     """(n, 4): left, top, right, bottom in pixels of the image."""

@@ -100,7 +100,7 @@ def detect(evaluation: Evaluation) -> list[Record]:
 def score_detector(
     evaluation: Evaluation, architecture: Architecture, trunk: Trunk, seed: int
 ) -> Record:
-    """Train and score one detector in a folder of its own, or read the result it has there."""
+    """Train and score one detector in its own folder, or read the result from there."""
     options, voc, device = evaluation.options.detect, evaluation.voc, evaluation.loaded.device
     name = f"{architecture}-{trunk}-seed{seed}"
     folder = evaluation.run.path / "detection" / name

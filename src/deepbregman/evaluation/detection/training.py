@@ -96,7 +96,7 @@ def load_batches(
         collate_fn=keep_batch,
         pin_memory=device.type == "cuda",
         worker_init_fn=functools.partial(ignore_job_signals, os.getpid()),
-        generator=torch.Generator(),  # else it would draw from the global one
+        generator=torch.Generator(),  # the global generator stays untouched
     )
     for indices, decoded in zip(batches, loader, strict=True):
         images = []
