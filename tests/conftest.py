@@ -173,6 +173,21 @@ def forks(narrow_encoder: Stages) -> Iterator[Forks]:
     server.wait(timeout=60)
 
 
+def save_photos(folder: Path, count: int, size: tuple[int, int], ending: str = ".png") -> Path:
+    """Save photographs of noise in two classes, the same every time; their heights differ."""
+    import numpy as np
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for name in ("cats", "dogs"):
+        (folder / name).mkdir(parents=True)
+        for index in range(count):
+            shape = (size[0] + index % 5, size[1], 3)
+            pixels = random.integers(0, 256, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{index}{ending}")
+    return folder
+
+
 @pytest.fixture(scope="session")
 def short_config() -> Config:
     return override(load_recipe("digits"), SHORT)

@@ -406,12 +406,6 @@ class TestLoading:
         with pytest.raises(UserError, match=r"e\.pth\.json does not exist: .* put back"):
             load_encoder(exported)
 
-    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"format": "timm", "version": 99}', "\xff"])
-    def test_a_damaged_record(self, exported: Path, text: str) -> None:
-        Path(f"{exported}.json").write_text(text)
-        with pytest.raises(UserError):
-            load_encoder(exported)
-
     def test_another_version(self, exported: Path) -> None:
         sidecar = Path(f"{exported}.json")
         sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), "version": 2}))
@@ -421,11 +415,6 @@ class TestLoading:
     def test_weights_of_another_encoder(self, exported: Path) -> None:
         torch.save({"conv1.weight": torch.zeros(1)}, exported)
         with pytest.raises(UserError, match=r"e\.pth does not fit"):
-            load_encoder(exported)
-
-    def test_a_pickle_is_not_executed(self, exported: Path) -> None:
-        exported.write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
-        with pytest.raises(UserError, match="cannot be read"):
             load_encoder(exported)
 
     def test_other_files(self, tmp_path: Path) -> None:

@@ -227,20 +227,6 @@ def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path: Path) ->
     assert seen == ["first", "second"]
 
 
-def test_a_process_forked_meanwhile_does_not_hold_a_file_on(tmp_path: Path) -> None:
-    program = (
-        "import os, pathlib, sys; from deepbregman.files import hold_lock\n"
-        "with hold_lock(pathlib.Path(sys.argv[1])):\n"
-        "    if os.fork() == 0: sys.stdin.read(); os._exit(0)\n"
-        "print('free', flush=True); sys.stdin.read()"
-    )
-    with start(program, tmp_path / "lock") as process:
-        assert process.stdout.readline() == "free\n"
-        with hold_lock(tmp_path / "lock", 5.0) as is_held:
-            assert is_held
-        process.stdin.close()
-
-
 # Links
 
 

@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from deepbregman.cli import main
 from deepbregman.commands import data
-from deepbregman.config import Config, Section, from_dict, from_toml, load_recipe, override, to_toml
+from deepbregman.config import (
+    Config,
+    Section,
+    from_dict,
+    from_toml,
+    load_recipe,
+    override,
+    to_dict,
+    to_toml,
+)
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
 
@@ -30,8 +39,6 @@ FIELDS = ["seed"] + [
     for section, cls in SECTIONS.items()
     for field in dataclasses.fields(cls)
 ]
-EXAMPLES = {"toml": 300, "tables": 200, "changes": 100, "pretrain": 50, "verbs": 200}
-"""How many of each kind are tried; others every time."""
 DIGITS = load_recipe("digits")
 NAUGHTY = [
     *("", " ", "\t", "\n", "\r\n", "\x00", "\x1b[2J", "\x7f", "\ufeff", "\u202e", "\u2028"),
@@ -97,12 +104,15 @@ documents = st.builds(
 )
 
 
-@settings(max_examples=EXAMPLES["toml"])
+@settings(max_examples=300)
 @given(documents)
 @example("[data]\nsource = 'a'\nsource = 'b'")
 @example("[data]\n[data]")
 @example("[divergence]\nkernel = 0x" + "f" * 6000)
 @example("seed = 0x" + "f" * 6000)
+@example("seed = " + "1" * 5000)
+@example("seed = " + "[" * 5000)
+@example("seed = " + "{a = " * 5000)
 @example("[data]\n'a\\nb' = 1")
 @example('[data]\n"a\\n\\nb" = 1')
 def test_any_document(text: str) -> None:
@@ -149,7 +159,7 @@ junk = st.recursive(
 names = st.sampled_from([field.rpartition(".")[2] for field in FIELDS]) | st.sampled_from(NAUGHTY)
 
 
-@settings(max_examples=EXAMPLES["tables"])
+@settings(max_examples=200)
 @given(
     st.dictionaries(
         st.sampled_from(["seed", *SECTIONS]) | st.sampled_from(NAUGHTY),
@@ -159,7 +169,8 @@ names = st.sampled_from([field.rpartition(".")[2] for field in FIELDS]) | st.sam
 )
 def test_any_tables(tables: dict[str, Any]) -> None:
     with nothing_but_user_errors():
-        assert isinstance(from_dict(tables), Config)
+        config = from_dict(tables)
+        assert from_dict(to_dict(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -189,13 +200,10 @@ def test_values_that_python_itself_cannot_write(field: str, monster: Any) -> Non
     assert field in said(caught.value)
 
 
-@settings(max_examples=EXAMPLES["changes"])
+@settings(max_examples=100)
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.sampled_from(NAUGHTY), junk, max_size=3))
-@example({"data.": 1})
 @example({".source": 1})
-@example({"": 1})
 @example({"data": {}})
-@example({"seed.x": 1})
 def test_any_changes(changes: dict[str, Any]) -> None:
     with nothing_but_user_errors():
         assert isinstance(override(DIGITS, changes), Config)
@@ -267,7 +275,7 @@ def called(arguments: list[str]) -> int:
     return code or 0
 
 
-@settings(max_examples=EXAMPLES["pretrain"], suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 @given(st.sampled_from(["digits"] * 6 + ["paper", "x"]) | words, lines)
 @example("digits", [])
 @example("digits", ["--data", "\udce9"])
@@ -296,7 +304,7 @@ def test_any_words_after_pretrain(empty_folder: Path, first: str, rest: list[str
 VERBS = ["evaluate", "embed", "export", "search", "cluster", "data", "recipes", "data check"]
 
 
-@settings(max_examples=EXAMPLES["verbs"], suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([*VERBS, "data prepare"]).map(str.split)
     | st.tuples(st.sampled_from(VERBS), st.sampled_from(["run", "."])).map(list)
@@ -311,7 +319,3 @@ VERBS = ["evaluate", "embed", "export", "search", "cluster", "data", "recipes", 
 def test_any_words_after_any_verb(empty_folder: Path, verb: list[str], rest: list[str]) -> None:
     called([*verb, *rest])
     assert not any(empty_folder.iterdir())
-
-
-def test_there_are_enough_examples() -> None:
-    assert sum(EXAMPLES.values()) >= 800

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from scipy.stats import t
 from sklearn.datasets import load_digits
 
@@ -24,6 +23,8 @@ from deepbregman.runs import Record
 from deepbregman.studies.catalogue import find_study
 from deepbregman.studies.tables import collect_results
 
+from .conftest import save_photos
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -35,12 +36,7 @@ def blocks(language: str, text: str = README) -> list[str]:
 @pytest.fixture
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the photographs that the README's user has."""
-    random = np.random.default_rng(0)
-    for name in ("cats", "dogs"):
-        (tmp_path / "my_photos" / name).mkdir(parents=True)
-        for index in range(10):
-            pixels = random.integers(0, 256, (20, 25, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "my_photos" / name / f"{index}.jpg")
+    save_photos(tmp_path / "my_photos", 10, (20, 25), ".jpg")
     digits = load_digits()
     pixels = (digits.images * 15.9).astype(np.uint8)
     np.savez(

@@ -52,14 +52,6 @@ def test_replacing_shows_the_new_file_at_the_end_only(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_replacing_makes_a_file_that_was_not_there(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    with replace_file(path) as file:
-        file.write(b"new")
-        assert not path.exists()
-    assert path.read_bytes() == b"new"
-
-
 @pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt, SystemExit])
 def test_replacing_keeps_the_old_file_when_the_block_fails(
     tmp_path: Path, error: type[BaseException]
@@ -190,11 +182,6 @@ def test_older_records_called_views_images(run: Run) -> None:
     assert new == {"epoch": 2, "images_per_second": 100.0, "views_per_second": 200.0}
 
 
-def test_create_makes_parents(tmp_path: Path) -> None:
-    path = tmp_path / "a" / "b" / "run"
-    assert Run.create(path, CONFIG, {}).config == CONFIG
-
-
 def test_create_in_an_empty_folder(tmp_path: Path) -> None:
     path = tmp_path / "run"
     path.mkdir()
@@ -285,12 +272,6 @@ def test_create_never_overwrites_a_run_behind_a_link(run: Run, tmp_path: Path) -
     assert run.config == CONFIG
 
 
-def test_source_whose_name_is_not_unicode_never_gets_as_far_as_a_run() -> None:
-    name = os.fsdecode(b"caf\xe9")  # what sys.argv holds for such a folder
-    with pytest.raises(UserError, match=r"data\.source .*Unicode"):
-        override(CONFIG, {"data.source": name})
-
-
 @pytest.mark.parametrize("kind", ["missing", "empty", "a file", "config.toml is a folder"])
 def test_open_what_is_not_a_run(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "run"
@@ -302,14 +283,6 @@ def test_open_what_is_not_a_run(tmp_path: Path, kind: str) -> None:
         (path / "config.toml").mkdir()
     with pytest.raises(UserError, match="is not a run folder") as caught:
         Run.open(path)
-    assert str(path) in str(caught.value)
-
-
-def test_spoilt_configuration_is_named(run: Run) -> None:
-    path = run.path / "config.toml"
-    path.write_text("seed = 1\n[trainin]\n")
-    with pytest.raises(UserError, match="did you mean 'training'") as caught:
-        _ = run.config
     assert str(path) in str(caught.value)
 
 
@@ -386,26 +359,16 @@ def test_a_run_of_an_older_version_takes_defaults_for_fields_it_does_not_know(ru
     assert run.config == CONFIG
 
 
-@pytest.mark.parametrize("wrote", ["0.9.3", None])
+@pytest.mark.parametrize("wrote", ["0.9.3", deepbregman.__version__, None])
 def test_a_field_of_another_version_is_named_with_that_version(run: Run, wrote: str | None) -> None:
     path = run.path / "config.toml"
     path.write_text(path.read_text().replace("[training]", "[training]\nwarp = 9"))
     write_json(run.path / "provenance.json", {"versions": {"deepbregman": wrote}})
     with pytest.raises(UserError, match=r"unknown field 'training\.warp'") as caught:
         _ = run.config
-    here = collect_provenance("cpu")["versions"]["deepbregman"]
-    said = f"made by deepbregman {wrote}, this is {here}"
-    assert (said in str(caught.value)) == (wrote is not None)
-
-
-def test_a_wrong_field_of_this_version_blames_no_version(run: Run) -> None:
-    path = run.path / "config.toml"
-    path.write_text(path.read_text().replace("[training]", "[training]\nwarp = 9"))
-    for record in (collect_provenance("cpu"), {}, {"versions": 3}):
-        write_json(run.path / "provenance.json", record)
-        with pytest.raises(UserError) as caught:
-            _ = run.config
-        assert "made by" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    said = f"made by deepbregman {wrote}, this is {deepbregman.__version__}"
+    assert (said in str(caught.value)) == (wrote == "0.9.3")
 
 
 def test_add_result_merges(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

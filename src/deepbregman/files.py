@@ -223,15 +223,15 @@ def write_json(path: Path, record: Record) -> None:
 
 
 def write_csv(path: Path, rows: Sequence[Record]) -> None:
-    """Write records as CSV, atomically; see :func:`csv_text`."""
+    """Write records as CSV, atomically; see :func:`format_csv`."""
     with replace_file(path) as file:
-        file.write(csv_text(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
+        file.write(format_csv(rows).encode("utf-8", "surrogateescape"))  # names of files are bytes
 
 
 def create_csv(path: Path, rows: Sequence[Record], columns: Sequence[str] = ()) -> None:
-    """Write records as CSV into a new file; see :func:`csv_text`."""
+    """Write records as CSV into a new file; see :func:`format_csv`."""
     with create_file(path) as file:
-        file.write(csv_text(rows, columns).encode("utf-8", "surrogateescape"))
+        file.write(format_csv(rows, columns).encode("utf-8", "surrogateescape"))
 
 
 def user_cache(kind: str) -> Path:
@@ -244,7 +244,7 @@ def user_cache(kind: str) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "deepbregman" / kind
 
 
-def csv_text(rows: Sequence[Record], columns: Sequence[str] = ()) -> str:
+def format_csv(rows: Sequence[Record], columns: Sequence[str] = ()) -> str:
     """Write records, which need not have the same keys, as CSV that a spreadsheet opens safely.
 
     A text that a spreadsheet would take for a formula, such as a class named ``=cmd()``, gets an

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 import pickle
 import shutil
@@ -15,9 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepbregman.cli import main
 from deepbregman.commands.data import prepare
-from deepbregman.config import load_recipe, to_toml
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.data.datasets import DATASETS
 
@@ -334,19 +331,6 @@ class TestPrepare:
             assert code == 2
             assert "http" in err
 
-    @pytest.mark.parametrize("name", ["imagenet", "isic2018", "tiny-imagenet"])
-    def test_what_nobody_may_download_says_where_it_is(self, command: Command, name: str) -> None:
-        code, _, err = command("prepare", name)
-        assert code == 2
-        assert "http" in err
-        assert f"{name} is not complete" in err
-
-    def test_wrong_counts_are_refused(self, command: Command, imagenet: Path) -> None:
-        (imagenet / "imagenet" / "train" / "n01443537" / "2.JPEG").unlink()
-        code, _, err = command("prepare", "imagenet", "--root", imagenet)
-        assert code == 2
-        assert "11 images instead of 12" in err
-
     @pytest.mark.parametrize(
         ("cache", "part"), [("c.zip", "is .npz"), ("no/c.npz", "not exist"), ("c.npz", "exists")]
     )
@@ -399,75 +383,6 @@ class TestPrepare:
         assert code == 0
         assert "1 unreadable" in out
         assert len(open_source("c.npz", image_size=8).train) == 11
-
-    def test_a_cache_is_trained_on(self, command: Command, tmp_path: Path) -> None:
-        for i in range(12):
-            _save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", 8, 8, seed=i)
-        assert command("prepare", "photos", "--image-size", 8, "--cache", "p.npz")[0] == 0
-        words = ["--data", "p.npz", "--run", "run", "--accelerator", "cpu"]
-        words += ["--training.epochs", "1", "--training.batch-size", "4"]
-        words += ["--training.knn-every", "0", "--training.no-tensorboard"]
-        main(["pretrain", "digits", *words, "--optimiser.warmup-epochs", "0"])
-        assert json.loads((tmp_path / "run" / "result.json").read_text())
-
-
-VERBS = {
-    "pretrain": ["digits"],
-    "evaluate": ["run"],
-    "embed": ["run", "--out", "e.npz"],
-    "search": ["run", "--query", "test:0"],
-    "cluster": ["run"],
-    "study kappa": [],
-    "study sigma-lambda": [],
-    "study tsne": ["--runs", "run"],
-    "tune": ["digits", "--space", "divergence.sigma=0.1:5"],
-}
-
-
-def test_wrong_data_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.toml").write_text(to_toml(load_recipe("digits")))
-    code = f"""
-import sys
-from deepbregman.cli import main
-for verb, words in {VERBS!r}.items():
-    try:
-        main([*verb.split(), *words, "--data", "gone"])
-    except SystemExit as stop:
-        assert stop.code == 2, verb
-    assert "torch" not in sys.modules, verb
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert done.stderr.count("'gone': no such folder or .npz file") == len(VERBS)
-
-
-def test_wrong_outputs_are_refused_before_torch_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    verbs = {
-        "pretrain digits --run": "file/run",
-        "quickstart --run": "file/run",
-        "bench --out": "file",
-        "study kappa --out": "file/study",
-        "study distributions --out": ".",
-        "study divergence-2d --out": ".",
-        "tune digits --space divergence.sigma=0.1:5 --out": "file",
-        "report run --out": "file",
-    }
-    code = f"""
-import sys
-from deepbregman.cli import main
-for verb, out in {verbs!r}.items():
-    try:
-        main([*verb.split(), out])
-    except SystemExit as stop:
-        assert stop.code == 2, verb
-    assert "torch" not in sys.modules, verb
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert done.stderr.count("error: ") == len(verbs)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "shared")) / "data"

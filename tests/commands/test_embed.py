@@ -5,7 +5,6 @@ from typing import IO
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from deepbregman import files
 from deepbregman.commands.embed import embed
@@ -15,16 +14,12 @@ from deepbregman.data.opening import open_data
 from deepbregman.errors import UserError
 from deepbregman.runs import Run
 
+from ..conftest import save_photos
+
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    for name in ("a", "b"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for index in range(20):
-            pixels = random.integers(0, 256, (10, 12, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.png")
-    return tmp_path / "photos"
+    return save_photos(tmp_path / "photos", 20, (10, 12))
 
 
 @pytest.mark.parametrize("seed", [0, 1])

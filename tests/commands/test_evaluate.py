@@ -16,9 +16,9 @@ from deepbregman.evaluation.detection.average_precision import METRICS as AP
 from deepbregman.evaluation.features import SplitFeatures
 from deepbregman.reporting.screen import (
     describe_references,
-    evaluation_table,
-    evaluation_tables,
-    search_table,
+    draw_evaluation_table,
+    draw_evaluation_tables,
+    draw_hits,
 )
 from deepbregman.runs import Run
 
@@ -164,7 +164,7 @@ def test_the_table_has_a_line_for_a_variant_and_a_column_for_a_metric(
         {"variant": "a [b]", "metric": "top1", "value": 90.0, "deviation": 1.5, "n": 3},
         {"variant": "c", "metric": "top1", "value": 80.0, "deviation": None, "n": 1},
     ]
-    Console(width=100).print(evaluation_table([{**common, **row} for row in rows], "title"))
+    Console(width=100).print(draw_evaluation_table([{**common, **row} for row in rows], "title"))
     lines = capsys.readouterr().out.splitlines()
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
     assert cells == [
@@ -183,7 +183,7 @@ def test_protocols_with_other_metrics_have_tables_of_their_own(
         for protocol, metrics in {**found, "cluster": ["NMI", "ARI", "purity"]}.items()
         for m in metrics
     ]
-    Console(width=80).print(evaluation_tables(rows, "on d"))
+    Console(width=80).print(draw_evaluation_tables(rows, "on d"))
     lines = capsys.readouterr().out.splitlines()
     shown = [line.split("│")[1].strip() for line in lines if "│" in line]
     assert shown == ["knn", "linear", "retrieval", "cluster"]  # each on one line
@@ -208,7 +208,7 @@ def test_accuracies_come_with_what_to_compare_them_with() -> None:
 def test_a_class_that_the_name_tells_has_no_column(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Console(width=80).print(search_table("query", {"cosine": [(name, "cat", 0.9)]}))
+    Console(width=80).print(draw_hits("query", {"cosine": [(name, "cat", 0.9)]}))
     assert ("class" in capsys.readouterr().out) == (name == "1.jpg")
 
 
@@ -219,13 +219,13 @@ def test_nothing_is_cut_off_on_a_narrow_screen(capsys: pytest.CaptureFixture[str
         for variant in ("1 % labels, from projection layer 1", "1 % labels, supervised")
         for metric in ("top1", "top5", "balanced")
     ]
-    Console(width=80).print(evaluation_table(rows, "title"))
+    Console(width=80).print(draw_evaluation_table(rows, "title"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].rstrip().endswith("┓")
     words = " ".join(lines).split()
     for word, times in (("66.25", 6), ("50,000", 2), ("12,811", 2)):
         assert words.count(word) == times
-    Console(width=80).print(evaluation_table([{**rows[0], "metric": m} for m in AP], "title"))
+    Console(width=80).print(draw_evaluation_table([{**rows[0], "metric": m} for m in AP], "title"))
     assert "…" not in capsys.readouterr().out
 
 

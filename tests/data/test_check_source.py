@@ -1,7 +1,5 @@
 """A source is refused in a moment, before torch is loaded, with the words of opening it."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,11 +43,3 @@ def test_what_cannot_be_opened_is_refused_in_the_same_words(
     with pytest.raises(UserError) as checked:
         check_source(spec, tmp_path)
     assert str(checked.value) == str(opened.value)
-
-
-def test_needs_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys, deepbregman.data as d; d.check_source(sys.argv[1]); d.check_source('digits')"
-    )
-    code += "; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, str(_npz(tmp_path / "a.npz"))], check=True)

@@ -209,7 +209,7 @@ def test_an_index_that_is_too_large_is_not_kept(
     kept = list_hits(ask(run, photos))
     shutil.rmtree(run.path / "features")
     monkeypatch.setattr(search_index, "LARGEST", 1000)
-    monkeypatch.setattr(retrieval, "unit_rows", None)  # nor is it made
+    monkeypatch.setattr(retrieval, "normalise_rows", None)  # nor is it made
     found = list_hits(ask(run, photos))
     assert not list((run.path / "features").glob("*.safetensors"))
     for measure, hits in found.items():

@@ -23,8 +23,8 @@ from deepbregman.reporting.explorer import (
     Explorer,
     Neighbours,
     Subnetworks,
+    choose_thumbnail_side,
     draw_sheets,
-    thumbnail_side,
     write_page,
     write_parquet,
 )
@@ -85,7 +85,7 @@ def pixels(count: int) -> Iterator[np.ndarray]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "map.html"
-    write_page(path, sample(400), draw_sheets(pixels(400), thumbnail_side(400)))
+    write_page(path, sample(400), draw_sheets(pixels(400), choose_thumbnail_side(400)))
     return path
 
 
@@ -336,7 +336,7 @@ class TestBrowser:
         column = Column("label next", asked, ("others", "yes"), has_none=True)
         given = sample(400)._replace(columns=(column,), suggested=(5, 250))
         page = tmp_path / "few.html"
-        write_page(page, given, draw_sheets(pixels(400), thumbnail_side(400)))
+        write_page(page, given, draw_sheets(pixels(400), choose_thumbnail_side(400)))
         open_page(tab, page, 1400, "light")
         name = "document.querySelector('#about .name')?.textContent"
         left = "document.getElementById('queue').innerText"
@@ -382,7 +382,7 @@ class TestBrowser:
 
 @in_a_browser
 def test_ten_thousand_images(tab: "chromium.Tab", tmp_path: Path) -> None:
-    (sheet,) = draw_sheets(pixels(PER_SHEET), thumbnail_side(10_000))
+    (sheet,) = draw_sheets(pixels(PER_SHEET), choose_thumbnail_side(10_000))
     write_page(tmp_path / "map.html", sample(10_000), [sheet] * 10)
     # It takes less than a second; a machine that is busy with other work may need another try.
     assert any(time_opening(tab, tmp_path / "map.html") < 3.0 for _ in range(3))

@@ -44,7 +44,7 @@ def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results: R
     figure = studies.draw_study(results, "kappa")[0]
     names = {point["method"] for part in layers_of(figure) for point in part if "method" in point}
     assert names == {"published: the paper"}
-    assert "published: another, kNN" in printed(screen.study_table(results))
+    assert "published: another, kNN" in printed(screen.draw_study_tables(results))
 
 
 @pytest.mark.parametrize("kind", ["line", "bars", "drops"])
@@ -100,7 +100,7 @@ def test_pairs_show_every_seed_and_the_differences() -> None:
     point = next(point for point in bars if point["measure"] == "linear classifier")
     assert (point["arm"], round(point["value"], 2)) == ("best", -0.47)
     assert (round(point["low"], 2), round(point["high"], 2)) == (-1.83, 0.90)
-    words = printed(screen.study_table(results))
+    words = printed(screen.draw_study_tables(results))
     assert "-0.47 ± 0.55 [-1.83, +0.90] (n=3)" in words
     assert "Cost of training" in words
 
@@ -138,7 +138,7 @@ def test_the_names_of_arms_are_whole_on_a_narrow_screen(results: Record) -> None
     names = [f"deep-moment-contrastive-and-a-very-long-name-{index}" for index in range(3)]
     for arm, name in zip(results["arms"], names, strict=True):
         arm["arm"] = name
-    lines = printed(screen.study_table(results), width=80).splitlines()
+    lines = printed(screen.draw_study_tables(results), width=80).splitlines()
     first = "".join(line[1:].split("│")[0].strip() for line in lines)
     for name in names:
         assert name in first
@@ -162,7 +162,7 @@ def search() -> Record:
 
 
 def test_trials_are_counted_by_what_became_of_them(search: Record, tmp_path: Path) -> None:
-    words = printed(screen.trial_table(search), width=80)
+    words = printed(screen.draw_trials(search), width=80)
     assert "best of 6 trials (3 complete, 1 pruned, 2 diverged)" in words
     assert "…" not in words  # the names of fields are whole
     write_json(tmp_path / "trials.json", search)

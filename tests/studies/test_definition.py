@@ -37,8 +37,8 @@ def test_a_study_is_a_short_file_that_is_found_by_being_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_own.py").write_text(
-        "from deepbregman.studies.definition import Study, arms_over\n"
-        "STUDY = Study('my-own', 'Mine?', arms_over('objective.temperature', (0.1, 0.2)),\n"
+        "from deepbregman.studies.definition import Study, make_arms\n"
+        "STUDY = Study('my-own', 'Mine?', make_arms('objective.temperature', (0.1, 0.2)),\n"
         "              'tau', 'line')\n"
     )
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])

@@ -295,19 +295,6 @@ def test_after_a_full_disk_the_study_is_what_continues(
     assert "pretrain" not in str(e.value)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
-def test_a_file_system_without_locks_is_no_obstacle(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*arguments: Any) -> None:
-        raise OSError(number, "no locks here")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    for wait in (False, True):
-        with lock(tmp_path, "a-trial", wait=wait) as is_mine:
-            assert is_mine
-
-
 @pytest.mark.parametrize("linked", ["runs", "runs/none-seed0"])
 def test_a_trial_behind_a_link_is_left_alone(linked: str, few_digits: str, tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"

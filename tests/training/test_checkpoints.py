@@ -2,10 +2,8 @@ import hashlib
 import io
 import math
 import os
-import pickle
 import random
 import resource
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -130,65 +128,18 @@ def test_folder_in_its_place(tmp_path: Path) -> None:
     refusal(tmp_path)
 
 
-@pytest.mark.parametrize("size", [0, 1, 500, 4000, 5000, 65_536, 100_000, -1])
-def test_truncated(tmp_path: Path, state: dict[str, Any], size: int) -> None:
-    path = tmp_path / "last.pt"
-    save_checkpoint(path, {**state, "large": torch.zeros(50_000)})
-    content = path.read_bytes()
-    assert len(content) > 200_000
-    path.write_bytes(content[:size])
-    assert "damaged" in refusal(path)
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        b"hello world\n",
-        b"<!DOCTYPE html><html></html>",
+        b"",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
-        b'{"format": 1}',
-        b"import os\n",
-        b"format = 1\n",
+        b"PK\x03\x04 a file of torch.save",
     ],
 )
-def test_text(tmp_path: Path, text: bytes) -> None:
+def test_files_that_are_no_checkpoint(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "last.pt"
     path.write_bytes(text)
     assert "damaged or comes from another program" in refusal(path)
-
-
-@pytest.mark.parametrize("content", [b".", b"a.", b"\x80", b"X", b"J", b"\x80\x02."])
-def test_bytes_that_end_too_soon_for_a_pickle(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "last.pt"
-    path.write_bytes(content)
-    refusal(path)
-
-
-class Bomb:
-    """What it was pickled with runs when it is unpickled carelessly."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.target),)
-
-
-@pytest.mark.parametrize("how", ["torch", "torch, old format", "pickle 2", "pickle 5"])
-def test_pickled_code_does_not_run(tmp_path: Path, how: str) -> None:
-    path, target = tmp_path / "last.pt", tmp_path / "ran"
-    content = {"format": FORMAT, "model": Bomb(target)}
-    if how.startswith("torch"):
-        torch.save(content, path, _use_new_zipfile_serialization=how == "torch")
-    else:
-        path.write_bytes(pickle.dumps(content, protocol=int(how[-1])))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Detected pickle protocol")
-        refusal(path)
-    assert not target.exists()
-    if how == "pickle 2":
-        pickle.loads(path.read_bytes())  # the bomb was a live one
-        assert target.exists()
 
 
 def test_a_later_format(
@@ -202,15 +153,6 @@ def test_a_later_format(
     with pytest.raises(UserError) as caught:
         load(path)
     assert not isinstance(caught.value, DamagedCheckpoint)  # an older one must not take its place
-
-
-@pytest.mark.parametrize(
-    "content", [{}, {"model": {}}, [1], None, "text", 3, torch.zeros(3), torch.tensor(1.0)]
-)
-def test_what_another_program_saved(tmp_path: Path, content: Any) -> None:
-    path = tmp_path / "last.pt"
-    torch.save(content, path)
-    assert "not a checkpoint that can be read" in refusal(path)
 
 
 # Damage
@@ -269,9 +211,6 @@ def test_any_change_is_found(written: tuple[Path, bytes], data: st.DataObject) -
     changed = whole[:start] + new + whole[stop:]
     if changed != whole:
         is_found(path, changed)
-
-
-# Format 1, written by the first version
 
 
 # What must be in it

@@ -116,29 +116,12 @@ def test_spread_agrees_with_a_naive_loop() -> None:
     assert 0.1 < naive_spread(z) < 0.9
 
 
-@pytest.mark.parametrize("d", [2, 5, 64])
-def test_spread_of_points_whose_mean_is_the_centre_is_one(d: int) -> None:
-    axes = torch.eye(d, dtype=torch.float64)
-    simplex = axes - 1.0 / d  # its vertices, around the centre
-    for points in (simplex, torch.cat([axes, -axes])):
-        assert float(spread(points)) == pytest.approx(1.0)
-        assert float(spread(points * torch.arange(1, len(points) + 1)[:, None])) == pytest.approx(1)
-
-
-def test_spread_of_a_basis_by_hand() -> None:
-    assert float(spread(torch.eye(4))) == pytest.approx(math.sqrt(3 / 4))  # the mean: 1/4 each
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_spread_of_a_point_and_a_little_noise_is_nearly_nothing(dtype: torch.dtype) -> None:
     point = normal(1, 16).to(dtype)
     assert float(spread(point.expand(50, -1))) < 1e-6
     noisy = point + 1e-6 * normal(50, 16, seed=1).to(dtype)
     assert float(spread(noisy)) < 1e-5
-
-
-def test_spread_of_many_even_directions_is_about_one() -> None:
-    assert float(spread(normal(1000, 32))) == pytest.approx(1.0, abs=0.01)
 
 
 # Rank
@@ -159,28 +142,12 @@ def test_effective_rank_of_orthonormal_directions_is_their_number(d: int) -> Non
     assert float(effective_rank(axes)) == pytest.approx(d - 1)  # centring takes one away
 
 
-def test_effective_rank_of_a_line_is_one() -> None:
-    line = normal(20, 1) * normal(1, 8, seed=1) + normal(1, 8, seed=2)
-    assert float(effective_rank(line)) == pytest.approx(1.0, abs=1e-9)
-
-
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
 def test_effective_rank_of_a_point_is_one(value: float) -> None:
     assert float(effective_rank(torch.full((20, 8), value))) == pytest.approx(1.0, abs=1e-3)
 
 
 # Usage
-
-
-def test_usage_of_one_winner() -> None:
-    active, entropy = count_usage(torch.tensor([[0.0, 2.0, 1.0]]).expand(7, 3))
-    assert (int(active), float(entropy)) == (1, 0.0)
-
-
-def test_usage_of_all_alike() -> None:
-    active, entropy = count_usage(torch.eye(5).repeat(3, 1))
-    assert int(active) == 5
-    assert float(entropy) == pytest.approx(1.0)
 
 
 def test_usage_agrees_with_a_naive_loop() -> None:

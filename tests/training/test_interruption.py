@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepbregman.training.faults import Interrupted, StoppedAtOnce, watch_signals
+from deepbregman.training.faults import StoppedAtOnce, watch_signals
 
 ANNOUNCED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 WATCHED = (signal.SIGTERM, signal.SIGINT, *ANNOUNCED)
@@ -114,19 +114,6 @@ def test_a_signal_stops_at_once_only_while_there_is_nothing_to_save(
     assert installed() == handlers
 
 
-def test_handlers_come_back_after_an_error(handlers: list[object]) -> None:
-    with pytest.raises(ValueError, match="inside"), watch_signals():
-        raise ValueError("inside")
-    assert installed() == handlers
-
-
-def test_signals_can_be_watched_again() -> None:
-    for _ in range(2):
-        with watch_signals() as received:
-            signal.raise_signal(signal.SIGINT)
-        assert received == [signal.SIGINT]
-
-
 def test_other_threads_watch_nothing(handlers: list[object]) -> None:
     found: list[object] = []
 
@@ -138,11 +125,3 @@ def test_other_threads_watch_nothing(handlers: list[object]) -> None:
     thread.start()
     thread.join()
     assert found == [[], handlers]
-
-
-@pytest.mark.parametrize(("number", "name"), [(15, "SIGTERM"), (2, "SIGINT")])
-def test_interrupted_says_how_to_go_on(number: int, name: str) -> None:
-    error = Interrupted(Path("runs/a"), number)
-    assert error.signal_number == number
-    assert name in str(error)
-    assert str(error).endswith("deepbregman pretrain --resume runs/a")

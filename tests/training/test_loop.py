@@ -184,15 +184,6 @@ class TestTraining:
         names = sorted(path.name for path in tiny_run.checkpoints.iterdir())
         assert names == ["epoch-0002.pt", "last.pt", "previous.pt"]
 
-    def test_tensorboard_events_are_written(self, tiny_config: Config, tmp_path: Path) -> None:
-        config = override(tiny_config, {"training.tensorboard": True, **ONE_EPOCH})
-        run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-        events = EventAccumulator(str(run.path / "tensorboard")).Reload()
-        (event,) = events.Scalars("total")
-        assert event.value == pytest.approx(run.metrics()[0]["total"], rel=1e-6)
-
     def test_simclr_has_no_subnetworks(self, tiny_config: Config, tmp_path: Path) -> None:
         config = override(tiny_config, {"divergence.weight": 0.0, **ONE_EPOCH})
         run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
@@ -297,10 +288,6 @@ class TestSteps:
     def test_short_batches_are_left_out(self, short_config: Config) -> None:
         assert count_steps(short_config, 300) == 2
         assert count_steps(override(short_config, {"training.accumulate": 2}), 600) == 2
-
-    def test_a_batch_larger_than_the_data_is_refused(self, short_config: Config) -> None:
-        with pytest.raises(UserError, match=r"batch_size 128.*there are 100"):
-            count_steps(short_config, 100)
 
     def test_a_run_without_epochs_may_have_fewer_images_than_a_batch(
         self, short_config: Config

@@ -279,40 +279,34 @@ def rates(config: OptimiserSettings, steps_per_epoch: int, epochs: int) -> list[
     ]
 
 
-def test_constant_rate() -> None:
-    assert rates(OptimiserSettings(learning_rate=0.3), 3, 4) == [0.3] * 12
+HALF = math.sqrt(0.5)
+COSINE = {"schedule": "cosine"}
+STEP = {"schedule": "step", "step_factor": 0.5}
 
 
-def test_warm_up_is_linear_and_reaches_the_full_rate() -> None:
-    config = OptimiserSettings(learning_rate=0.8, warmup_epochs=1.0)
-    assert rates(config, 4, 2) == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8, 0.8, 0.8])
-
-
-def test_warm_up_of_part_of_an_epoch() -> None:
-    config = OptimiserSettings(learning_rate=1.0, warmup_epochs=0.5)
-    assert rates(config, 4, 1) == pytest.approx([0.5, 1.0, 1.0, 1.0])
-    tiny = OptimiserSettings(learning_rate=1.0, warmup_epochs=0.01)
-    assert rates(tiny, 4, 1) == [1.0] * 4
-
-
-def test_cosine_by_hand() -> None:
-    config = OptimiserSettings(learning_rate=2.0, schedule="cosine")
-    half = math.sqrt(0.5)
-    assert rates(config, 2, 2) == pytest.approx([2.0, 1 + half, 1.0, 1 - half])
-    assert learning_rate(config, 4, 2, 2) == pytest.approx(0.0, abs=1e-15)
-
-
-def test_cosine_after_warm_up_by_hand() -> None:
-    config = OptimiserSettings(learning_rate=2.0, schedule="cosine", warmup_epochs=1.0)
-    assert rates(config, 2, 3) == pytest.approx(
-        [1.0, 2.0, 2.0, 1 + math.sqrt(0.5), 1.0, 1 - math.sqrt(0.5)]
+@pytest.mark.parametrize(
+    ("schedule", "epochs", "expected"),
+    [
+        ({}, 2, [2.0] * 4),
+        ({"warmup_epochs": 2.0}, 3, [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]),
+        ({"warmup_epochs": 0.5}, 1, [2.0, 2.0]),  # of two steps the first has the full rate
+        ({"warmup_epochs": 1.5}, 2, [2 / 3, 4 / 3, 2.0, 2.0]),
+        (COSINE, 2, [2.0, 1 + HALF, 1.0, 1 - HALF]),
+        ({**COSINE, "warmup_epochs": 1.0}, 3, [1.0, 2.0, 2.0, 1 + HALF, 1.0, 1 - HALF]),
+        ({**STEP, "milestones": (1, 3)}, 4, [2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5]),
+        (
+            {**STEP, "milestones": (3, 2), "warmup_epochs": 1.0},
+            4,
+            [1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 0.5, 0.5],
+        ),
+    ],
+)
+def test_rates_of_two_steps_per_epoch_by_hand(
+    schedule: dict[str, Any], epochs: int, expected: list[float]
+) -> None:
+    assert rates(OptimiserSettings(learning_rate=2.0, **schedule), 2, epochs) == pytest.approx(
+        expected
     )
-
-
-def test_cosine_ends_near_nothing() -> None:
-    config = OptimiserSettings(learning_rate=1.0, schedule="cosine", warmup_epochs=10.0)
-    last = rates(config, 100, 100)[-1]
-    assert 0.0 < last < 1e-6
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.floats(0.0, 15.0), st.floats(1e-6, 10.0))
@@ -327,20 +321,6 @@ def test_cosine_rises_then_falls(
     assert all(0.0 < value <= rate for value in found)  # to the bit
     if round(warmup_epochs * steps_per_epoch) <= len(found):
         assert max(found) == rate
-
-
-def test_steps_fall_exactly_at_their_milestones() -> None:
-    config = OptimiserSettings(
-        learning_rate=1.0, schedule="step", milestones=(1, 3), step_factor=0.5
-    )
-    assert rates(config, 2, 4) == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25]
-
-
-def test_steps_after_warm_up_and_in_any_order() -> None:
-    config = OptimiserSettings(
-        learning_rate=1.0, schedule="step", milestones=(3, 2), step_factor=0.1, warmup_epochs=1.0
-    )
-    assert rates(config, 2, 4) == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.1, 0.1, 0.01, 0.01])
 
 
 def test_biases_of_subnetworks_are_biases_though_they_have_two_dimensions() -> None:

@@ -3,9 +3,7 @@
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, load_recipe, override, to_toml
@@ -13,18 +11,13 @@ from deepbregman.errors import Notice
 from deepbregman.runs import Run
 from deepbregman.training.notices import find_surprises
 
-from ..conftest import Command
+from ..conftest import Command, save_photos
 from .test_faults import at_step
 
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    random = np.random.default_rng(0)
-    for name in ("cats", "dogs"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for index in range(10):
-            pixels = random.integers(0, 256, (9, 12, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{index}.png")
+    save_photos(tmp_path / "photos", 10, (9, 12))
     for name in ("a.heix", "b.HEIX", "notes"):
         (tmp_path / "photos" / name).touch()
     return tmp_path / "photos"

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.screen import draw_rows, format_distance, metric_table
+from deepbregman.reporting.screen import draw_metrics, draw_rows, format_distance
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import (
     MaybeNumber,
@@ -155,7 +155,7 @@ def show(found: "Clustering", console: Console) -> None:
     console.print(table)
     if found.rows:
         seeds = count_words(found.rows[0]["n"], "seed")
-        console.print(metric_table(found.rows, f"agreement with the labels, {seeds}"))
+        console.print(draw_metrics(found.rows, f"agreement with the labels, {seeds}"))
     for variant, part in parts.items():
         empty = part.sizes.count(0)
         if empty:

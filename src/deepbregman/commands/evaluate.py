@@ -8,7 +8,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.evaluation.options import Detect, Few, Ood, Options, ProtocolName, Semi, Tuning
-from deepbregman.reporting.screen import describe_references, evaluation_tables
+from deepbregman.reporting.screen import describe_references, draw_evaluation_tables
 from deepbregman.runs import Record, Run
 from deepbregman.terminal import MaybeNumber, MaybeText, ReportProgress, ignore_progress, say
 
@@ -123,7 +123,7 @@ def evaluate(
 
 def show(rows: list[Record], console: Console) -> None:
     """Print the rows as tables, with warnings."""
-    console.print(evaluation_tables(rows, f"on {rows[0]['data']}"))
+    console.print(draw_evaluation_tables(rows, f"on {rows[0]['data']}"))
     if words := describe_references(rows):
         say(console, words)
     replaced = max(row["num_replaced"] for row in rows)

@@ -96,8 +96,8 @@ def explore(
     images = open_images(run, data, source, accelerator, devices, encoder, skip_unreadable)
     from deepbregman.evaluation.exploring import explore_images, read_pixels
     from deepbregman.reporting.explorer import (
+        choose_thumbnail_side,
         draw_sheets,
-        thumbnail_side,
         write_page,
         write_parquet,
     )
@@ -111,7 +111,7 @@ def explore(
         progress=progress or ignore_progress,
     )
     page = _describe(images.loaded.run, found, images.data)
-    side = thumbnail_side(len(found.names))
+    side = choose_thumbnail_side(len(found.names))
     pixels = read_pixels(found, side, progress or ignore_progress)
     if format == "parquet":
         write_parquet(out, page, pixels)

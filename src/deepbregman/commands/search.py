@@ -8,7 +8,7 @@ import tyro
 from rich.console import Console
 
 from deepbregman.errors import UserError
-from deepbregman.reporting.screen import format_distance, search_table
+from deepbregman.reporting.screen import draw_hits, format_distance
 from deepbregman.runs import check_new_file
 from deepbregman.terminal import MaybePath, MaybeText, ReportProgress, ignore_progress, say
 
@@ -110,7 +110,7 @@ def show(result: "SearchResult", console: Console) -> None:
         }
         known = answer.query.class_name
         title = answer.query.name + (f" ({known})" if known is not None else "")
-        console.print(search_table(title, found))
+        console.print(draw_hits(title, found))
     if result.sheet is not None:
         say(console, f"sheet: {result.sheet}")
 

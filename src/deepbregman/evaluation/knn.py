@@ -86,11 +86,11 @@ def cosine_neighbours(queries: Tensor, bank: Tensor, k: int, *, chunk: int = 256
 
 def cosine_to(bank: Tensor) -> Callable[[Tensor], Tensor]:
     """Return the function from queries (c, d) to their cosines with a bank (B, d), in float32."""
-    targets = unit_rows(bank).T  # (d, B)
-    return lambda part: unit_rows(part) @ targets  # (c, B)
+    targets = normalise_rows(bank).T  # (d, B)
+    return lambda part: normalise_rows(part) @ targets  # (c, B)
 
 
-def unit_rows(features: Tensor) -> Tensor:
+def normalise_rows(features: Tensor) -> Tensor:
     """Return features (N, d) with length 1, in float32; their products are cosines."""
     return functional.normalize(features.float(), dim=1)
 

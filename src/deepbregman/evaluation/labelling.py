@@ -225,7 +225,7 @@ class _Finder:
             start += len(part.split)
 
     def find(self, name: str) -> int | None:
-        for word in (name, name.removeprefix("'")):  # as csv_text protects it
+        for word in (name, name.removeprefix("'")):  # as format_csv protects it
             if word in self._names:
                 return self._names[word]
             if (path := os.path.abspath(word)) in self._paths:

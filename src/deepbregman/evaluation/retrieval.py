@@ -32,7 +32,7 @@ from .gallery import (
     read_pictures,
 )
 from .inputs import Evaluation
-from .knn import MEASURES, VARIANTS, rank_bank, select_features, similarity_to, unit_rows
+from .knn import MEASURES, VARIANTS, normalise_rows, rank_bank, select_features, similarity_to
 from .queries import Answer, Hit, Image, Names, find_place
 from .results import Measurement, make_rows
 from .search_index import Planes, SearchIndex, write_index
@@ -220,7 +220,7 @@ def _make_index(opened: OpenedRun, gallery: Gallery, seed: int) -> SearchIndex |
     features = gallery.features
     if features.representation.nbytes > search_index.LARGEST:
         return None
-    unit = unit_rows(features.representation).cpu().numpy()
+    unit = normalise_rows(features.representation).cpu().numpy()
     measures = {"cosine": Planes(unit, np.zeros(len(unit), np.float32), unit)}
     if features.scores is not None:
         scores = features.scores.double()

@@ -71,7 +71,7 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
         evaluated: add tables and charts of evaluations; a study has its own.
     """
     prefix = f"{key}-" if key else ""
-    tables = _name_files_apart(tabulate_evaluations(groups, prefix)) if evaluated else []
+    tables = _make_keys_unique(tabulate_evaluations(groups, prefix)) if evaluated else []
     sources = dict.fromkeys(measure.data for measure in list_measures(groups)) if evaluated else {}
     evaluations = [
         draw_evaluations(groups, data, table.key, table.title)
@@ -94,7 +94,7 @@ def compare(groups: list[RunGroup], key: str, *, evaluated: bool = True) -> Comp
     )
 
 
-def _name_files_apart(tables: Sequence[Table]) -> list[Table]:
+def _make_keys_unique(tables: Sequence[Table]) -> list[Table]:
     """Give the files of every table a unique name."""
     keys = [slug(table.key) for table in tables]
     return [

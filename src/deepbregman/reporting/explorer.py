@@ -75,7 +75,7 @@ class Explorer(NamedTuple):
     """Places of images that `label` suggested; the table of labels that the page saves says so."""
 
 
-def thumbnail_side(count: int) -> int:
+def choose_thumbnail_side(count: int) -> int:
     """Choose the side of thumbnails so that the page stays small: 60 MB for 50,000 is the aim."""
     return next((side for most, side in SIDES if count <= most), SMALLEST_SIDE)
 
@@ -162,7 +162,7 @@ def render(explorer: Explorer, sheets: Sequence[bytes]) -> str:
             "has_scores": found.scores is not None,
         },
         "thumbnails": {
-            "side": thumbnail_side(len(explorer.names)),
+            "side": choose_thumbnail_side(len(explorer.names)),
             "across": ACROSS,
             "each": PER_SHEET,
         },
@@ -188,7 +188,7 @@ def write_parquet(path: Path, explorer: Explorer, thumbnails: Iterable[Pixels]) 
     import pyarrow
     from pyarrow import parquet
 
-    side = thumbnail_side(len(explorer.names))
+    side = choose_thumbnail_side(len(explorer.names))
     pictures = [encode_jpeg(make_thumbnail(pixels, side)) for pixels in thumbnails]
     names = [name.encode("utf-8", "replace").decode() for name in explorer.names]
     arrays: dict[str, Any] = {

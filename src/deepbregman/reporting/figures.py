@@ -21,7 +21,7 @@ from .charts import (
     specify,
     stack,
 )
-from .screen import bare_speed, read_speed, speed_title
+from .screen import find_bare_speed, name_group, read_speed
 
 TEN_COLOURS = (*PALETTE[:6], "#000000", "#a6761d", "#7570b3", GREY)
 """Colours of up to ten classes; more classes repeat them."""
@@ -342,7 +342,7 @@ def save_speed_figure(path: Path, record: Record) -> None:
     """Write bars of every arm of a benchmark over the bare encoder, a panel for each group."""
     figures = []
     for group in record["groups"]:
-        floor = bare_speed(group)
+        floor = find_bare_speed(group)
         bars = []
         for arm in group["arms"]:
             if "views" in arm["name"]:
@@ -354,5 +354,5 @@ def save_speed_figure(path: Path, record: Record) -> None:
                 | {"baseline": arm["name"] == "bare encoder"}
             )
         chart = _draw_bars(bars, "share of the bare encoder's views per second", [0.0, 1.35])
-        figures.append(_make_figure(chart.properties(width=560), speed_title(group)))
+        figures.append(_make_figure(chart.properties(width=560), name_group(group)))
     save_chart([path], stack(figures, record["device"], [], columns=1))

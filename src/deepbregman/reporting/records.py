@@ -156,7 +156,7 @@ class RunGroup:
 def group_runs(runs: Iterable[RunRecord]) -> list[RunGroup]:
     """Group runs that differ only by seed, in the order of their first run."""
     groups: dict[str, list[RunRecord]] = {}
-    for run in name_apart(list(runs)):
+    for run in make_names_unique(list(runs)):
         groups.setdefault(repr(replace(run.config, seed=0)), []).append(run)
     names = [_find_common_name([run.name for run in members]) for members in groups.values()]
     return [
@@ -165,7 +165,7 @@ def group_runs(runs: Iterable[RunRecord]) -> list[RunGroup]:
     ]
 
 
-def name_apart(runs: Sequence[RunRecord]) -> list[RunRecord]:
+def make_names_unique(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Name runs of the same name by enough of the end of their path to be unique."""
     names = [run.name for run in runs]
     named = []

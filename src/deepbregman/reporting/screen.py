@@ -20,31 +20,31 @@ METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 STUDY_METRICS = (*studies.COMPARED, "knn, divergence, k=20")
 
 
-def _table(title: str, *columns: str) -> Table:
+def _begin_table(title: str, *columns: str) -> Table:
     """Begin a table whose title may hold any names; the first column is left-aligned.
 
     Columns fold instead of being cut, since with an ellipsis two names could look the same.
     """
-    table = Table(title=_words(title), title_justify="left")
+    table = Table(title=_make_plain(title), title_justify="left")
     for index, name in enumerate(columns):
-        table.add_column(_words(name), justify="right" if index else "left", overflow="fold")
+        table.add_column(_make_plain(name), justify="right" if index else "left", overflow="fold")
     return table
 
 
 def draw_rows(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Draw rows of text; names may hold anything."""
-    table = _table(title, *columns)
+    table = _begin_table(title, *columns)
     for row in rows:
-        table.add_row(*map(_words, row))
+        table.add_row(*map(_make_plain, row))
     return table
 
 
-def _words(text: str) -> str:
+def _make_plain(text: str) -> str:
     """Show a name as it is, without markup and terminal codes."""
     return escape(make_printable(text))
 
 
-def evaluation_tables(rows: Sequence[Record], title: str) -> Group:
+def draw_evaluation_tables(rows: Sequence[Record], title: str) -> Group:
     """Draw the rows of evaluations: accuracies in one table, each other protocol in its own.
 
     In a table of all, most cells would be empty, and columns too narrow for words.
@@ -54,10 +54,10 @@ def evaluation_tables(rows: Sequence[Record], title: str) -> Group:
     for row in rows:
         part = "" if row["protocol"] in accurate else row["protocol"]
         parts.setdefault(part, []).append(row)
-    return Group(*(evaluation_table(part, title) for part in parts.values()))
+    return Group(*(draw_evaluation_table(part, title) for part in parts.values()))
 
 
-def evaluation_table(rows: Sequence[Record], title: str) -> Table:
+def draw_evaluation_table(rows: Sequence[Record], title: str) -> Table:
     """Draw a line for each variant, a column for each metric.
 
     A mean over several seeds is written with the sample's deviation.
@@ -70,12 +70,12 @@ def evaluation_table(rows: Sequence[Record], title: str) -> Table:
     metrics = [name for name in METRICS if name in found] + sorted(found - set(METRICS))
     several = any(row["n"] > 1 for row in rows)
     names = [METRICS.get(metric, metric) for metric in metrics] + ["seeds"] * several
-    table = _table(title, "protocol", "variant", *names, "train / test")
+    table = _begin_table(title, "protocol", "variant", *names, "train / test")
     table.columns[0].no_wrap = True
     table.columns[1].justify = "left"
     for (protocol, variant, _), found_of in lines.items():
         one = next(iter(found_of.values()))
-        cells = [_mean(found_of[name]) if name in found_of else "" for name in metrics]
+        cells = [_write_mean(found_of[name]) if name in found_of else "" for name in metrics]
         cells += [str(one["n"])] * several
         sizes = f"{one['num_train']:,} / {one['num_test']:,}"
         table.add_row(protocol, escape(variant), *cells, sizes)
@@ -98,17 +98,17 @@ def describe_references(rows: Sequence[Record]) -> str:
     )
 
 
-def _mean(row: Record) -> str:
+def _write_mean(row: Record) -> str:
     return format_spread(row["value"], row["deviation"])
 
 
-def metric_table(rows: Sequence[Record], title: str) -> Table:
+def draw_metrics(rows: Sequence[Record], title: str) -> Table:
     """Draw rows with a line for each variant and a column for each metric, in per cent."""
     metrics = list(dict.fromkeys(row["metric"] for row in rows))
-    table = _table(title, "variant", *(f"{metric} %" for metric in metrics))
+    table = _begin_table(title, "variant", *(f"{metric} %" for metric in metrics))
     for variant in dict.fromkeys(row["variant"] for row in rows):
         cells = {row["metric"]: row for row in rows if row["variant"] == variant}
-        table.add_row(variant, *(_mean(cells[metric]) for metric in metrics))
+        table.add_row(variant, *(_write_mean(cells[metric]) for metric in metrics))
     return table
 
 
@@ -117,7 +117,7 @@ def format_distance(value: float) -> str:
     return f"{value:.2e}" if 0.0 < value < 1e-3 else f"{value:.4f}"
 
 
-def search_table(title: str, found: Mapping[str, Sequence[tuple[str, str | None, float]]]) -> Table:
+def draw_hits(title: str, found: Mapping[str, Sequence[tuple[str, str | None, float]]]) -> Table:
     """Draw what was found for one query, a group of columns for each measure.
 
     Classes get a column unless the names tell them, as of files in a folder for each class.
@@ -128,7 +128,7 @@ def search_table(title: str, found: Mapping[str, Sequence[tuple[str, str | None,
     every = [hit for hits in found.values() for hit in hits]
     labelled = any(known is not None for _, known, _ in every)
     labelled = labelled and not all(name.startswith(f"{known}/") for name, known, _ in every)
-    table = Table(title=_words(title), title_justify="left")
+    table = Table(title=_make_plain(title), title_justify="left")
     table.add_column("rank", justify="right")
     for measure in found:
         table.add_column(measure, justify="right")
@@ -138,13 +138,13 @@ def search_table(title: str, found: Mapping[str, Sequence[tuple[str, str | None,
     for rank, hits in enumerate(zip(*found.values(), strict=True), start=1):
         cells = [str(rank)]
         for name, known, value in hits:
-            classes = [_words(known or "")] if labelled else []
-            cells += [format_distance(value), *classes, _words(name)]
+            classes = [_make_plain(known or "")] if labelled else []
+            cells += [format_distance(value), *classes, _make_plain(name)]
         table.add_row(*cells)
     return table
 
 
-def study_table(results: Record) -> Group:
+def draw_study_tables(results: Record) -> Group:
     """Draw the tables of a study of arms and seeds: metrics, differences, costs.
 
     Of the metrics only those that one looks at first: ``results.csv`` has them all.
@@ -159,7 +159,7 @@ def study_table(results: Record) -> Group:
     return Group(*(FittingTable(table, shown) for table in (arms, *others)))
 
 
-def trial_table(record: Record) -> Table:
+def draw_trials(record: Record) -> Table:
     """Draw the best trials of a hyperparameter search and, where known, each field's importance."""
     number, states = len(record["trials"]), searches.count_trials(record)
     title = f"{record['recipe']} on {record['data']}: best of {number} trials ({states})"
@@ -224,23 +224,23 @@ def draw_table(table: tables.Table, shown: Collection[str] = ()) -> Table:
     columns = [
         name for name in table.columns if not shown or name in shown or name.startswith("published")
     ]
-    drawn = _table(table.title, table.corner, *columns)
+    drawn = _begin_table(table.title, table.corner, *columns)
     for row in table.rows:
         cells = dict(zip(table.columns, row.cells, strict=True))
         name = " ".join([row.name, *(f"({mark})" for mark in row.marks)])
-        drawn.add_row(_words(name), *(_write_cell(cells[column]) for column in columns))
+        drawn.add_row(_make_plain(name), *(_write_cell(cells[column]) for column in columns))
     return drawn
 
 
 def _write_cell(cell: tables.Cell) -> str:
     if cell.summary is None:
-        return _words(cell.text)
+        return _make_plain(cell.text)
     return (format_difference if "interval" in cell.summary else format_summary)(cell.summary)
 
 
-def outcome_table(results: Record) -> Table:
+def draw_outcome(results: Record) -> Table:
     """Draw the rows of a study that is no grid: an arm, a metric, and its mean with deviation."""
-    table = _table(f"Study {results['study']}", "arm", "metric", "mean ± deviation")
+    table = _begin_table(f"Study {results['study']}", "arm", "metric", "mean ± deviation")
     table.columns[1].justify = "left"
     before = None
     for row in results["rows"]:
@@ -257,12 +257,12 @@ def read_speed(arm: Record) -> float:
     return float(arm["views_per_second" if "views_per_second" in arm else "images_per_second"])
 
 
-def bare_speed(group: Record) -> float:
+def find_bare_speed(group: Record) -> float:
     """Return the views per second of a benchmark group's bare encoder."""
     return read_speed(next(arm for arm in group["arms"] if arm["name"] == "bare encoder"))
 
 
-def speed_title(group: Record) -> str:
+def name_group(group: Record) -> str:
     """Name a group of a benchmark."""
     return f"{group['encoder']}, batch {group['batch_size']}, {group['image_size']} px"
 
@@ -270,13 +270,13 @@ def speed_title(group: Record) -> str:
 def speed_table(group: Record) -> Table:
     """Draw the arms of a benchmark with one encoder and batch size."""
     columns = ("views/s", "ms/step", "over bare", "spread", "first step", "memory")
-    table = _table(speed_title(group), "arm", *columns)
+    table = _begin_table(name_group(group), "arm", *columns)
     for arm in group["arms"]:
         table.add_row(
             arm["name"],
             f"{read_speed(arm):,.0f}",
             f"{arm['milliseconds']:.2f}",
-            f"{read_speed(arm) / bare_speed(group):.3f}",
+            f"{read_speed(arm) / find_bare_speed(group):.3f}",
             f"{arm['spread']:.2f}x",
             f"{arm['first_step_seconds']:.1f} s",
             f"{arm['peak_gigabytes']:.2f} GB" if arm["peak_gigabytes"] else "—",  # on a CPU

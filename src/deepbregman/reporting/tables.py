@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import NamedTuple
 
-from deepbregman.files import csv_text
+from deepbregman.files import format_csv
 from deepbregman.runs import Record
 from deepbregman.statistics import Summary, format_signed, summarise
 from deepbregman.terminal import count_words, format_duration
@@ -180,7 +180,7 @@ def to_csv(table: Table) -> str:
             {table.corner: row.name, **_pair_columns(table, [cell.text for cell in row.cells])}
             for row in table.rows
         ]
-        return csv_text(texts)
+        return format_csv(texts)
     has_intervals = any("interval" in cell.summary for cell in cells if cell.summary)
     lines: list[Record] = []
     for row in table.rows:
@@ -203,7 +203,7 @@ def to_csv(table: Table) -> str:
                     **({"95 % from": low, "95 % to": high} if has_intervals else {}),
                 }
             )
-    return csv_text(lines)
+    return format_csv(lines)
 
 
 def _pair_columns(table: Table, texts: list[str]) -> dict[str, str]:

@@ -341,7 +341,7 @@ def _list_changes(base: Config, config: Config) -> dict[str, Any]:
     }
 
 
-def arms_over(
+def make_arms(
     name: str,
     values: Iterable[Any],
     *,

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder
-from deepbregman.reporting.screen import outcome_table, study_table, trial_table
+from deepbregman.reporting.screen import draw_outcome, draw_study_tables, draw_trials
 from deepbregman.reporting.study_tables import save_study_tables
 from deepbregman.runs import Record, now, write_csv, write_json
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
@@ -172,15 +172,15 @@ def print_result(result: StudyResult, console: Console) -> None:
     """Print the table of a study or a search, its figures and the next command."""
     folder, results = result
     if "trials" in results:
-        console.print(trial_table(results))
+        console.print(draw_trials(results))
     elif "quantities" in results:
         counts = f"{len(results['runs'])} runs, {len(results['quantities'])} quantities"
         say(console, f"{counts}\ntables: {folder / 'tables.md'}")
     elif "arms" in results:
-        console.print(study_table(results))
+        console.print(draw_study_tables(results))
     else:
         shown = [row for row in results["rows"] if "of class" not in row["metric"]]
-        console.print(outcome_table({**results, "rows": shown}))
+        console.print(draw_outcome({**results, "rows": shown}))
     for path in sorted(folder.glob("*.png")):
         say(console, f"figure: {path}")
     if results.get("best"):

@@ -45,9 +45,9 @@ from .tables_plan import (
     TableCell,
     TableOptions,
     TablePlan,
+    name_dataset,
     pair_arms,
     plan_tables,
-    stem,
 )
 
 MEASURES = (
@@ -109,11 +109,13 @@ def is_measured(part: Part, rows: Iterable[Record], cell: TableCell) -> bool:
     """Whether the rows of a run hold a part: of its dataset, against all the images it needs."""
     data = part.others[0] if part.protocol == "transfer" else cell.data
     found = [
-        row for row in rows if row["protocol"] == part.protocol and stem(row["data"]) == stem(data)
+        row
+        for row in rows
+        if row["protocol"] == part.protocol and name_dataset(row["data"]) == name_dataset(data)
     ]
     if part.protocol == "ood":
         seen = {row["variant"].partition(":")[0] for row in found}
-        return seen >= {stem(other) for other in part.others}
+        return seen >= {name_dataset(other) for other in part.others}
     return bool(found)
 
 
@@ -175,7 +177,7 @@ class TableQueue(TrialQueue):
         """Name a trial by its arm, data and seed."""
         assert isinstance(trial, TableTrial)
         cell = trial.cell
-        return f"{cell.arm} on {stem(cell.data)}, seed {cell.seed}"
+        return f"{cell.arm} on {name_dataset(cell.data)}, seed {cell.seed}"
 
     def save(self) -> Record:
         """Write the results of all runs in the folder, also those of earlier commands."""
@@ -249,11 +251,17 @@ def collect_results(folder: Path) -> Record:
     quantities: dict[tuple[str, ...], dict[str, dict[int, Record]]] = {}
     for arm, seed, run in known:
         config, kept = run.config, KeptPredictions(run)
-        trained_on = stem(config.data.source)
+        trained_on = name_dataset(config.data.source)
         for row in run.evaluations():
             if row["epoch"] != config.training.epochs:
                 continue
-            key = (stem(row["data"]), trained_on, row["protocol"], row["variant"], row["metric"])
+            key = (
+                name_dataset(row["data"]),
+                trained_on,
+                row["protocol"],
+                row["variant"],
+                row["metric"],
+            )
             found = quantities.setdefault(key, {}).setdefault(arm, {})
             found[seed] = {**row, "kept": kept}
     return {
@@ -276,7 +284,7 @@ def _read_run(path: Path, arms: Sequence[str]) -> tuple[str, int, Run] | None:
     if name is None or not is_run(path):
         return None
     run = Run.open(path)
-    arm = name[1].removesuffix(f"-{stem(run.config.data.source)}")
+    arm = name[1].removesuffix(f"-{name_dataset(run.config.data.source)}")
     return (arm, int(name[2]), run) if arm in arms else None
 
 
@@ -287,7 +295,7 @@ def _describe_run(arm: str, seed: int, run: Run) -> Record:
     return {
         "arm": arm,
         "seed": seed,
-        "data": stem(config.data.source),
+        "data": name_dataset(config.data.source),
         "run": run.path.name,
         "encoder": config.encoder.name,
         "epochs": config.training.epochs,
@@ -382,7 +390,7 @@ def _summarise_classes(runs: Sequence[tuple[str, int, Run]]) -> list[Record]:
         if kept is None or kept.labels.max() >= MOST_CLASSES:
             continue
         for label in np.unique(kept.labels).tolist():
-            key, rows = (stem(config.data.source), label), kept.labels == label
+            key, rows = (name_dataset(config.data.source), label), kept.labels == label
             share = float(np.mean([classes[rows] == label for classes in kept.predicted]))
             found.setdefault(key, {}).setdefault(arm, []).append(100.0 * share)
             sizes[key] = int(rows.sum())

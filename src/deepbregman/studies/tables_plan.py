@@ -98,7 +98,7 @@ class TableCell:
     @property
     def name(self) -> str:
         """The name of its folder."""
-        return f"{self.arm}-{stem(self.data)}-seed{self.seed}"
+        return f"{self.arm}-{name_dataset(self.data)}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class TablePlan:
     cells: tuple[TableCell, ...]
 
 
-def stem(data: str) -> str:
+def name_dataset(data: str) -> str:
     """Name a dataset in files and tables: cifar10 for data/cifar10.npz."""
     return PurePath(data).stem
 
@@ -132,10 +132,10 @@ def plan_tables(options: TableOptions) -> TablePlan:
         sizes, epochs = options.image_size, options.epochs
         given: dict[str, Any] = {
             "data.source": data,
-            "data.image_size": _pick(sizes, place) or min(LARGEST_SIDE, typical_side(data)),
+            "data.image_size": _select(sizes, place) or min(LARGEST_SIDE, typical_side(data)),
         }
         if epochs:
-            given["training.epochs"] = _pick(epochs, place)
+            given["training.epochs"] = _select(epochs, place)
         for name, arm in zip(arms, options.arms, strict=True):
             configs[name, data] = build_arm(arm, {**given, **changes})
     cells = []
@@ -172,12 +172,14 @@ def plan_parts(
     parts = []
     for protocol in options.protocols:
         if protocol == "transfer":
-            parts += [Part(f"transfer-{stem(other)}", protocol, (other,)) for other in others]
+            parts += [
+                Part(f"transfer-{name_dataset(other)}", protocol, (other,)) for other in others
+            ]
         elif protocol == "ood":
             parts.append(Part(protocol, protocol, (NOISE, *others)))
         elif protocol != "supervised" or is_reference:
             parts.append(Part(protocol, protocol, from_scratch=is_reference))
-    names = {part: f"{arm}/{stem(data)}/{part.name}" for part in parts}
+    names = {part: f"{arm}/{name_dataset(data)}/{part.name}" for part in parts}
     patterns = options.only or ("*",)
     return tuple(
         part
@@ -199,7 +201,7 @@ def _check_options(options: TableOptions) -> None:
     if not options.data:
         raise UserError("no dataset was named: give one or more, such as --data cifar10")
     for what, values in (("data", options.data), ("arms", options.arms)):
-        _check_apart(what, [stem(value) for value in values])
+        _refuse_equal_names(what, [name_dataset(value) for value in values])
     if not options.arms:
         raise UserError(f"no arm was named: give recipes, such as --arms {' '.join(ARMS[:3])}")
     for name in options.protocols:
@@ -220,7 +222,7 @@ def _check_options(options: TableOptions) -> None:
         check_source(data)
 
 
-def _check_apart(what: str, names: Iterable[str]) -> None:
+def _refuse_equal_names(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -236,7 +238,7 @@ def _check_folder(folder: Path) -> None:
         raise UserError(f"{folder} exists and holds no tables: choose another folder with --out")
 
 
-def _pick(numbers: Sequence[int], place: int) -> int | None:
+def _select(numbers: Sequence[int], place: int) -> int | None:
     """Return the number for a dataset: one for all or one for each; None if none is given."""
     if not numbers:
         return None

@@ -18,7 +18,7 @@ from typing import Any
 
 from deepbregman.config import Config, fields_of
 from deepbregman.errors import UserError, abbreviate
-from deepbregman.files import csv_text, replace_file
+from deepbregman.files import format_csv, replace_file
 from deepbregman.runs import Record, Run
 
 PACKAGES = {"mlflow": ("mlflow", "mlflow-skinny"), "wandb": ("wandb", "wandb")}
@@ -52,7 +52,7 @@ class CsvTable:
         """Write the whole table again: an epoch may have metrics that earlier ones do not have."""
         self.rows[record["epoch"]] = record
         with replace_file(self.path) as file:
-            file.write(csv_text(list(self.rows.values())).encode())
+            file.write(format_csv(list(self.rows.values())).encode())
 
     def close(self) -> None:
         """Leave the file as it is."""

@@ -1,6 +1,6 @@
 """Depth of the encoder, with the divergence and without."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Published, Study, arms_over
+from deepbregman.studies.definition import OURS, SIMCLR, Published, Study, make_arms
 
 DEPTHS = ("resnet18", "resnet34", "resnet50", "resnet101")
 
@@ -8,14 +8,14 @@ STUDY = Study(
     name="encoder-depth",
     title="Does a deeper encoder help, and does the divergence help it?",
     arms=(
-        *arms_over(
+        *make_arms(
             "encoder.name",
             DEPTHS,
             series=SIMCLR,
             also={"divergence.weight": 0.0},
             prefix="simclr-",
         ),
-        *arms_over(
+        *make_arms(
             "encoder.name",
             DEPTHS,
             series=OURS,

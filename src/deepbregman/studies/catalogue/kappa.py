@@ -3,13 +3,13 @@
 from dataclasses import replace
 from itertools import product
 
-from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, arms_over
+from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, make_arms
 
 FIELD, VALUES = "divergence.num_subnetworks", (5, 20, 50, 100, 200, 500, 1000)
 DEEP_DIVERGENCE = tuple(
     replace(arm, supervised=True)
     for form, loss in product(("max", "moment"), ("contrastive", "triplet"))
-    for arm in arms_over(
+    for arm in make_arms(
         "objective.num_subnetworks",
         (),
         beyond=VALUES,
@@ -33,7 +33,7 @@ STUDY = Study(
     title="How many subnetworks?",
     arms=(
         Arm("none", {"divergence.weight": 0.0}, 0, SIMCLR, beyond=True),
-        *arms_over(FIELD, VALUES),
+        *make_arms(FIELD, VALUES),
         *DEEP_DIVERGENCE,
     ),
     x_label="number of subnetworks",

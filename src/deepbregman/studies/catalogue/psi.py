@@ -1,13 +1,13 @@
 """Kernels that turn a divergence into a similarity: the paper's table of psi."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, arms_over
+from deepbregman.studies.definition import OURS, SIMCLR, Arm, Published, Study, make_arms
 
 STUDY = Study(
     name="psi",
     title="Which kernel turns a divergence into a similarity?",
     arms=(
         Arm("none", {"divergence.weight": 0.0}, "none (SimCLR)", SIMCLR, beyond=True),
-        *arms_over(
+        *make_arms(
             "divergence.kernel",
             ("gaussian", "inverse", "sqrt", "linear", "arccot"),
             beyond=("negative",),

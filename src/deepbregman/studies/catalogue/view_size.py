@@ -1,6 +1,6 @@
 """The size of views in pretraining; the evaluation uses whole images at their own size."""
 
-from deepbregman.studies.definition import OURS, SIMCLR, Study, arms_over
+from deepbregman.studies.definition import OURS, SIMCLR, Study, make_arms
 
 SHARES = (1.0, 0.875, 0.75, 0.625, 0.5)
 
@@ -8,7 +8,7 @@ STUDY = Study(
     name="view-size",
     title="Should views be smaller than the images?",
     arms=(
-        *arms_over(
+        *make_arms(
             "views.relative_size",
             (),
             series=SIMCLR,
@@ -16,7 +16,7 @@ STUDY = Study(
             prefix="simclr-",
             beyond=SHARES,
         ),
-        *arms_over(
+        *make_arms(
             "views.relative_size",
             (),
             series=OURS,
