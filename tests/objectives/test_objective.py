@@ -57,11 +57,6 @@ def states(run: Run) -> dict[str, torch.Tensor]:
     return {**saved["objective"], **saved["divergence"]}
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory, few_digits: str) -> str:
-    return few_digits
-
-
 def test_a_configuration_of_it_survives_toml() -> None:
     config = configure()
     assert isinstance(config.objective, toy.ToySettings)

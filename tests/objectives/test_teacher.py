@@ -407,7 +407,7 @@ def test_a_run_with_a_half_filled_bank_resumes_to_the_bit(
     found, expected = (checkpoints.load(each.last_checkpoint) for each in (run, complete))
     for part in checkpoints.NETWORKS:
         assert found[part].keys() == expected[part].keys()
-        assert expected[part]
+        assert bool(expected[part]) == (part != "rotation")
         assert all(torch.equal(found[part][k], expected[part][k]) for k in expected[part])
     assert run.metrics()[-1]["knn"] == complete.metrics()[-1]["knn"]
     assert run.metrics()[-1]["divergence"] > 0.0

@@ -64,12 +64,14 @@ def _list_dots(points: np.ndarray, **fields: Iterable[object]) -> list[Record]:
     return rows
 
 
-def _make_axis(channel: Any, field: str, values: np.ndarray, *, is_bare: bool) -> Any:
+def _make_axis(
+    channel: Any, field: str, values: np.ndarray, *, is_bare: bool = False, margin: float = 0.04
+) -> Any:
     """Return an axis with all values and a margin; without numbers if ``is_bare``."""
     import altair as alt
 
     low, high = float(values.min()), float(values.max())
-    margin = 0.04 * (high - low or 1.0)
+    margin *= high - low or 1.0
     scale = alt.Scale(domain=[low - margin, high + margin], nice=False, zero=False)
     axis = None if is_bare else alt.Axis(grid=False)
     return channel(f"{field}:Q", title=None, scale=scale, axis=axis)
@@ -194,8 +196,8 @@ def _draw_plane(
     top = float(np.quantile(one.values, 0.98)) or 1.0
     pixels = _colour_regions(one.values) if one.is_partition else _colour_heights(one.values, top)
     corners = {"x": float(x[0]), "x2": float(x[-1]), "y": float(y[0]), "y2": float(y[-1])}
-    across = alt.X("x:Q", title=None, axis=alt.Axis(grid=False), scale=_make_exact_scale(x))
-    up = alt.Y("y:Q", title=None, axis=alt.Axis(grid=False), scale=_make_exact_scale(y))
+    across = _make_axis(alt.X, "x", x, margin=0.0)
+    up = _make_axis(alt.Y, "y", y, margin=0.0)
     image = begin_chart([{**corners, "url": _encode_png(pixels)}]).mark_image(aspect=False)
     layers: list[Any] = [image.encode(x=across, x2="x2:Q", y=up, y2="y2:Q", url="url:N")]
     if not one.is_partition:  # invisible points; they give the chart its legend
@@ -217,12 +219,6 @@ def _draw_plane(
     layers.append(target.mark_text(**words, stroke="white", strokeWidth=3))
     layers.append(target.mark_text(**words, color="red"))
     return _make_figure(alt.layer(*layers).properties(width=260, height=260), one.title)
-
-
-def _make_exact_scale(values: np.ndarray) -> Any:
-    import altair as alt
-
-    return alt.Scale(domain=[float(values[0]), float(values[-1])], nice=False, zero=False)
 
 
 def _colour_heights(values: np.ndarray, top: float) -> np.ndarray:
@@ -274,8 +270,8 @@ def save_ring_figure(
     means = points.mean(axis=1)
     rings = [int(index) for index in np.unique(labels)]
     every = np.concatenate([means, *(points[labels == ring][0] for ring in rings)])
-    x = _make_axis(alt.X, "x", every[:, 0], is_bare=False)
-    y = _make_axis(alt.Y, "y", every[:, 1], is_bare=False)
+    x = _make_axis(alt.X, "x", every[:, 0])
+    y = _make_axis(alt.Y, "y", every[:, 1])
     names = [str(ring) for ring in rings]
     shapes = alt.Scale(domain=names, range=list(SHAPES[: len(rings)]))
     size = {"width": 230, "height": 230}
