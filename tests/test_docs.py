@@ -251,6 +251,13 @@ def test_the_traffic_of_a_step_is_the_committed_record() -> None:
         sent = (2 * trained / size, 3 * 2 * 4096 // size * 128, 3 * channels)
         for number in sent:
             assert f"{4 * (size - 1) * number / 1e6:.1f} MB" in text
+    streamed = json.loads((ROOT / "results/bench/h200/streaming.json").read_text())["groups"][0]
+    assert streamed["batch_size"] == 256
+    peak = streamed["arms"][1]["peak_gigabytes"]
+    assert f"256 images had a peak of {peak:.1f} GB" in text
+    for held in (12 * trained / 1e9, 4 * (2 * 4096) ** 2 / 1e9):
+        assert f"| {held:.2f} GB" in text
+    assert f"n images | {4096 / 8 / 256 * peak:.0f} GB" in text
 
 
 def test_the_cost_of_imagenet_follows_from_the_measured_speed() -> None:

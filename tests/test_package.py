@@ -1,9 +1,15 @@
 """What a wheel holds, besides Python modules."""
 
 import fnmatch
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "deepbregman"
@@ -39,3 +45,28 @@ def test_the_image_has_all_that_the_build_reads() -> None:
 def test_the_extras_of_the_image_exist() -> None:
     (extras,) = re.findall(r"/source\[([\w,]+)\]", (ROOT / "Dockerfile").read_text())
     assert set(extras.split(",")) <= PROJECT["project"]["optional-dependencies"].keys()
+
+
+@pytest.mark.slow
+def test_a_wheel_made_from_the_source_archive_runs_without_the_checkout(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools", "77")  # as the build needs it; this one takes no other
+    copy, dist, site = tmp_path / "copy", tmp_path / "dist", tmp_path / "site"
+    shutil.copytree(SOURCE, copy / "src" / "deepbregman")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(copy)]
+    subprocess.run(build, check=True, capture_output=True, text=True)
+    (wheel,) = dist.glob("*.whl")
+    assert list(dist.glob("*.tar.gz"))
+    shutil.unpack_archive(wheel, site, format="zip")
+    assert (site / "deepbregman" / "cli.py").is_file()
+    words = "pretrain digits --training.epochs 1 --accelerator cpu --run run"
+    done = subprocess.run(
+        [sys.executable, "-m", "deepbregman", *words.split()],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "next: deepbregman evaluate run" in done.stdout
