@@ -464,7 +464,8 @@ def test_signal_stops_all_after_the_same_step(
     assert process.returncode == 128 + number
     assert err.count(f"stopped by {number.name}") == 1
     assert "error:" not in err  # who asks for an end gets what was asked for
-    assert f"stopped by {number.name}; everything is saved" in err
+    again = f"continue with: deepbregman pretrain --resume {tmp_path / 'run'} --devices 2"
+    assert f"stopped by {number.name}; everything is saved, {again}\n" in err
     words = ["--resume", str(tmp_path / "run"), "--accelerator", "cpu", "--devices", "2"]
     code, _, err = finished(command(*words))
     assert code == 0, err

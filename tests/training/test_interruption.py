@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from deepbregman.training.faults import StoppedAtOnce, watch_signals
+from deepbregman.config import load_recipe, override
+from deepbregman.launching import LAUNCHER
+from deepbregman.training.faults import StoppedAtOnce, name_resume, watch_signals
 
 ANNOUNCED = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 WATCHED = (signal.SIGTERM, signal.SIGINT, *ANNOUNCED)
@@ -125,3 +127,23 @@ def test_other_threads_watch_nothing(handlers: list[object]) -> None:
     thread.start()
     thread.join()
     assert found == [[], handlers]
+
+
+def test_the_command_that_continues_a_run_has_its_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, again = load_recipe("digits"), "deepbregman pretrain --resume runs/a"
+    for name, number in (
+        ("RANK", 5),
+        ("WORLD_SIZE", 8),
+        ("LOCAL_RANK", 1),
+        ("LOCAL_WORLD_SIZE", 4),
+    ):
+        monkeypatch.setenv(name, str(number))
+    assert name_resume(config, Path("runs/a")) == again  # torchrun started them
+    monkeypatch.setenv(LAUNCHER, "1")
+    assert name_resume(config, Path("runs/a")) == f"{again} --devices 4 --nodes 2"
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert name_resume(config, Path("runs/a")) == f"{again} --devices 4"
+    own = override(config, {"views.custom": True})
+    assert "deepbregman.resume('runs/a', ...) in Python" in name_resume(own, Path("runs/a"))

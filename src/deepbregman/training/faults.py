@@ -23,7 +23,7 @@ from deepbregman.errors import (
     first_line,
     is_out_of_memory,
 )
-from deepbregman.launching import list_stopping_signals
+from deepbregman.launching import LAUNCHER, find_process, list_stopping_signals
 
 if TYPE_CHECKING:
     from .fabric import Fabric
@@ -91,7 +91,12 @@ def name_resume(config: Config, folder: Path) -> str:
     named = (config.data.source, config.encoder.name, config.objective.name)
     if "custom" in named or any(group.custom for group in config.view_groups.values()):
         return f"deepbregman.resume({str(folder)!r}, ...) in Python, with the same parts"
-    return f"deepbregman pretrain --resume {folder}"
+    command = f"deepbregman pretrain --resume {folder}"
+    if LAUNCHER not in os.environ:  # torchrun and srun have commands of their own
+        return command
+    here = find_process()
+    nodes = f" --nodes {here.nodes}" if here.nodes > 1 else ""
+    return f"{command} --devices {here.local_processes}{nodes}"
 
 
 @contextmanager
