@@ -80,8 +80,8 @@ def find_process() -> Process:
     uneven = "," in os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if nodes < 1 or processes % nodes or uneven:
         raise UserError(
-            f"srun started {processes} tasks on {nodes} nodes: every node must have as many; "
-            "use --ntasks-per-node"
+            f"srun started {processes} tasks on {nodes} nodes: every node must have the same "
+            "number; use --ntasks-per-node"
         )
     ranks = [_read_count(name) for name in ("SLURM_PROCID", "SLURM_LOCALID")]
     return Process(ranks[0], processes, ranks[1], processes // nodes)

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,22 @@ def test_the_threshold_is_measured(short_run: Run, photos: Path) -> None:
     assert any({"b/b-5.png", "b/sent.jpg"} <= group for group in names)
     again = deepbregman.duplicates(short_run, data=str(photos), accelerator="cpu")
     assert again.threshold == found.threshold
+
+
+def test_copies_in_both_splits_of_shards(short_run: Run, photos: Path, tmp_path: Path) -> None:
+    """Each split lies in files of its own, so that no one sequence has the images of both."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for split, names in (("train", ("a-1", "a-3")), ("test", ("a-3", "a-2", "a-1"))):
+        with tarfile.open(shards / f"{split}.tar", "w") as file:
+            for name in names:
+                file.add(photos / "a" / f"{name}.png", f"{name}.png")
+    found = deepbregman.duplicates(short_run, data=str(shards), threshold=1.0, accelerator="cpu")
+    kinds = {tuple((copy.name, copy.kind) for copy in group) for group in found.groups}
+    assert kinds == {
+        (("train.tar/a-1.png", "first"), ("test.tar/a-1.png", "exact")),
+        (("train.tar/a-3.png", "first"), ("test.tar/a-3.png", "exact")),
+    }
 
 
 def test_no_duplicates_at_all(

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepbregman.data import ArrayImages, FileImages, Split, join_images, open_source
+from deepbregman.data import ArrayImages, FileImages, Split, join_arrays, open_source
 from deepbregman.errors import UserError
 
 
@@ -60,18 +60,11 @@ def test_files_are_counted_as_if_decoded() -> None:
 def test_joined_images_keep_their_sizes() -> None:
     pixels = torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8)
     sizes = torch.tensor([[1, 2], [4, 6]])
-    joined = join_images(ArrayImages(pixels[:3]), ArrayImages(pixels[3:], sizes))
-    assert isinstance(joined, ArrayImages)
+    joined = join_arrays(ArrayImages(pixels[:3]), ArrayImages(pixels[3:], sizes))
     assert torch.equal(joined.pixels, pixels)
     assert joined.sizes is not None
     assert joined.sizes.tolist() == [[4, 6]] * 3 + sizes.tolist()
-    bare = join_images(ArrayImages(pixels[:3]), ArrayImages(pixels[3:]))
-    assert isinstance(bare, ArrayImages)
+    bare = join_arrays(ArrayImages(pixels[:3]), ArrayImages(pixels[3:]))
     assert bare.sizes is None
-    files = join_images(FileImages((Path("a"),), 4, True), FileImages((Path("b"),), 4, False))
-    assert isinstance(files, FileImages)
-    assert (files.paths, files.fills_frame) == ((Path("a"), Path("b")), False)
-    with pytest.raises(UserError, match=r"frames of \(4, 6\) and \(4, 4\)"):
-        join_images(ArrayImages(pixels), files)
-    with pytest.raises(UserError, match=r"frames of \(4, 6\) and \(6, 4\)"):
-        join_images(ArrayImages(pixels), ArrayImages(pixels.transpose(2, 3)))
+    with pytest.raises(UserError, match=r"of \(4, 6\) and of \(6, 4\) pixels"):
+        join_arrays(ArrayImages(pixels), ArrayImages(pixels.transpose(2, 3)))

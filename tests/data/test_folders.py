@@ -145,7 +145,10 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path, save_picture: Save
         (["notes.txt"], ["no image in it", "(1 other file)", ".jpeg"]),
         (["1.png", "train/2.png"], ["1 images beside sub-folders", "'train'"]),
         (["train/a/1.png", "train/b/1.png", "extra/c/1.png"], ["'extra'", "move the rest"]),
-        (["train/a/1.png", "train/b/1.png", "test/c/1.png"], ["'c'", "training split has not"]),
+        (
+            ["train/a/1.png", "train/b/1.png", "test/c/1.png"],
+            ["'c'", "training split does not have"],
+        ),
         (["train/a/1.png", "train/1.png"], ["beside sub-folders", "'a'"]),
     ],
 )

@@ -91,7 +91,10 @@ def test_without_val_there_is_no_invented_test_split(tmp_path: Path, save_pictur
         ([], ["imagenet/train", "is not there", "ILSVRC2012_img_train.tar", "data.root"]),
         (["train/n01440764/a.JPEG", "val/ILSVRC2012_val_00000001.JPEG"], ["val", "directly in it"]),
         (["train/n01440764/a.JPEG", "train/cats/a.JPEG"], ["'cats'", "n01440764", "by its path"]),
-        (["train/n01440764/a.JPEG", "val/n01443537/a.JPEG"], ["'n01443537'", "train has not"]),
+        (
+            ["train/n01440764/a.JPEG", "val/n01443537/a.JPEG"],
+            ["'n01443537'", "train does not have"],
+        ),
         (["train/notes.txt"], ["no image in it"]),
     ],
 )

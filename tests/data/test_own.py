@@ -12,7 +12,7 @@ from torchvision.transforms import v2
 
 from deepbregman import own_data
 from deepbregman.data import ArrayImages, FileImages, fingerprint, open_batches
-from deepbregman.data.images import group_identical, join_images
+from deepbregman.data.images import group_identical
 from deepbregman.data.own import DatasetStore, _read_labels, find_own_side
 from deepbregman.errors import UserError
 
@@ -159,16 +159,15 @@ def test_the_fingerprint_tells_other_images() -> None:
     assert same[0] == same[1] != fingerprint(own_data(Dimmed(labelled=False)).train.images)
 
 
-def test_copies_are_found_and_parts_joined() -> None:
+def test_copies_are_found_within_and_between_parts() -> None:
     class Twice(Pictures):
         def __getitem__(self, index: int) -> Any:
             return super().__getitem__(index % 3)
 
     images = own_data(Twice(labelled=False)).train.images
     assert group_identical(images) == [[0, 3], [1, 4], [2, 5]]
-    joined = join_images(images.select(torch.tensor([1])), images.select(torch.tensor([5, 0])))
-    assert isinstance(joined, FileImages)
-    assert [str(place) for place in joined.places] == ["Twice[1]", "Twice[5]", "Twice[0]"]
+    others = own_data(Pictures(labelled=False)).train.images
+    assert group_identical(images.select(torch.tensor([1, 4])), others) == [[0, 1, 3]]
 
 
 def test_the_typical_side() -> None:

@@ -265,7 +265,7 @@ class TestTar:
         [
             ({"a.txt": b"words"}, "no image in"),
             ({"a.png": b"x", "a.cls": b"1", "b.png": b"x"}, "1 of 2 images have no .cls"),
-            ({"a.png": b"x", "a.cls": b"1" * 5000}, "is to be a class"),
+            ({"a.png": b"x", "a.cls": b"1" * 5000}, "too many for a class"),
         ],
     )
     def test_what_is_wrong_in_a_shard(

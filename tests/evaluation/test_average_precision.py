@@ -140,7 +140,7 @@ def test_a_class_without_objects_is_left_out_of_the_mean() -> None:
 def test_no_detection_at_all_is_zero_and_no_object_is_an_error() -> None:
     truth = [objects((A, 3, False)), objects()]
     assert score_detections(truth, [found(), found()]).means == dict.fromkeys(METRICS, 0.0)
-    with pytest.raises(UserError, match="nothing to be found"):
+    with pytest.raises(UserError, match="no object to find"):
         score_detections([objects((A, 3, True))], [found((A, 3, 0.9))])
 
 

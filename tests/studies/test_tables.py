@@ -105,7 +105,7 @@ def test_a_rare_class_keeps_all_shares_of_labels(uneven: str) -> None:
     ("changes", "words"),
     [
         ({"data": ()}, "no dataset was named"),
-        ({"arms": ("simclr", "simclr")}, "two of the name simclr"),
+        ({"arms": ("simclr", "simclr")}, "names simclr twice"),
         ({"arms": ("simcrl",)}, "simcrl"),
         ({"seeds": 0}, "--seeds 0"),
         ({"epochs": (1, 2, 3)}, "--epochs has 3 numbers for 1 datasets"),

@@ -54,7 +54,9 @@ def refuse_other_rows(rank: int) -> None:
         both = torch.empty(2, 1, dtype=torch.int64)
         dist.all_gather(list(both.unbind()), torch.tensor([6]))
         return
-    with pytest.raises(ValueError, match="the processes gather 6, 5 rows: each must have as many"):
+    with pytest.raises(
+        ValueError, match="the processes gather 6, 5 rows: each must have the same number"
+    ):
         gather(torch.rand(5, 2))
 
 

@@ -161,8 +161,8 @@ def show(found: "Clustering", console: Console) -> None:
         if empty:
             say(
                 console,
-                f"warning: {variant}: {empty} of {len(part.sizes)} clusters are empty; there "
-                "are no more distinct ones",
+                f"warning: {variant}: {empty} of {len(part.sizes)} clusters are empty; the "
+                "images do not differ enough to fill them",
                 "yellow",
             )
     if found.table is not None:

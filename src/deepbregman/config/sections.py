@@ -400,7 +400,7 @@ class Config:
             raise UserError(
                 f"divergence.source is {self.divergence.source!r} and divergence.compare "
                 f"{self.divergence.compare!r}: they need the targets of a teacher, which the "
-                f"method {method.name} has not; add a [teacher] table, such as with "
+                f"method {method.name} does not have; add a [teacher] table, such as with "
                 "--teacher.momentum 0.99, and [weak_views] for what it sees"
             )
         if self.teacher is None:

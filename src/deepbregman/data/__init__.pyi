@@ -16,7 +16,7 @@ from .images import Progress as Progress
 from .images import Source as Source
 from .images import Split as Split
 from .images import fingerprint as fingerprint
-from .images import join_images as join_images
+from .images import join_arrays as join_arrays
 from .listings import open_files as open_files
 from .listings import without_unreadable as without_unreadable
 from .splits import grouped_split as grouped_split

@@ -114,7 +114,7 @@ def list_folder(folder: Path) -> Listing:
         if unknown:
             raise UserError(
                 f"data.source {str(folder)!r}: the test split has classes that the training split "
-                f"has not ({quote_some(unknown)}); use the same names in both"
+                f"does not have ({quote_some(unknown)}); use the same names in both"
             )
     if not tree.here and not tree.groups:
         raise UserError(
@@ -275,7 +275,7 @@ def list_imagenet(folder: Path) -> Listing:
     unknown = [] if test is None else sorted(set(test.groups) - set(classes))
     if unknown:
         raise UserError(
-            f"{str(folder / 'val')!r} has classes that train has not "
+            f"{str(folder / 'val')!r} has classes that train does not have "
             f"({quote_some(unknown)}); unpack them into train or remove them from val"
         )
     return Listing(

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, overload
 
@@ -189,59 +190,45 @@ class FileImages:
 Images = ArrayImages | FileImages
 
 
-def join_images(first: Images, second: Images) -> Images:
-    """Return the images of both, first those of ``first``; arrays are copied."""
-    if first.frame == second.frame:
-        if isinstance(first, FileImages) and isinstance(second, FileImages):
-            fills = first.fills_frame and second.fills_frame
-            return FileImages(_join_paths(first.paths, second.paths), first.side, fills)
-        if isinstance(first, ArrayImages) and isinstance(second, ArrayImages):
-            sizes = None
-            if first.sizes is not None or second.sizes is not None:
-                sizes = torch.cat([first.true_sizes(), second.true_sizes()])
-            return ArrayImages(torch.cat([first.pixels, second.pixels]), sizes)
-    raise UserError(
-        f"images in frames of {first.frame} and {second.frame} pixels, or files and arrays: they "
-        "can be trained on together only in one kind and size; prepare both with the same image "
-        "size"
-    )
+def join_arrays(first: ArrayImages, second: ArrayImages) -> ArrayImages:
+    """Return the images of both, first those of ``first``; they are copied."""
+    if first.frame != second.frame:
+        raise UserError(
+            f"images of {first.frame} and of {second.frame} pixels cannot be trained on together; "
+            "prepare both with the same image size"
+        )
+    sizes = None
+    if first.sizes is not None or second.sizes is not None:
+        sizes = torch.cat([first.true_sizes(), second.true_sizes()])
+    return ArrayImages(torch.cat([first.pixels, second.pixels]), sizes)
 
 
-def _join_paths(
-    first: tuple[Path, ...] | StoredImages, second: tuple[Path, ...] | StoredImages
-) -> tuple[Path, ...] | StoredImages:
-    if isinstance(first, tuple) and isinstance(second, tuple):
-        return first + second
-    if (
-        not isinstance(first, tuple)
-        and not isinstance(second, tuple)
-        and (first.store is second.store)
-    ):
-        return StoredImages(first.store, np.concatenate([first.indices, second.indices]))
-    raise UserError(
-        "images of files and of a table, or of two tables: they can be trained on together only "
-        "if they lie in one; put them into one"
-    )
-
-
-def group_identical(images: Images) -> list[list[int]]:
+def group_identical(*parts: Images) -> list[list[int]]:
     """List groups of two or more images with the same content: bytes of a file, or pixels.
 
-    Of files, only those are read that have the size of another.
+    Images are counted through all parts. Only those are read that have the size of another.
     """
-    if isinstance(images, ArrayImages):
-        sizes = images.true_sizes().tolist()
-        keys: list[tuple[int, Hashable]] = []
-        for index, (pixels, size) in enumerate(zip(images.pixels, sizes, strict=True)):
-            content = pixels[:, : size[0], : size[1]].contiguous().numpy().tobytes()
-            keys.append((index, (*size, hashlib.blake2b(content, digest_size=16).digest())))
-        return _group(keys)
-    same_size = _group((i, count_bytes(place)) for i, place in enumerate(images.places))
+    sizes: list[Hashable] = []
+    digests: list[Callable[[], bytes]] = []
+    for images in parts:
+        if isinstance(images, FileImages):
+            sizes += map(count_bytes, images.places)
+            digests += (partial(digest_content, place) for place in images.places)
+            continue
+        for pixels, (height, width) in zip(
+            images.pixels, images.true_sizes().tolist(), strict=True
+        ):
+            sizes.append((height, width))
+            digests.append(partial(_digest_pixels, pixels[:, :height, :width]))
     return [
         group
-        for candidates in same_size
-        for group in _group((i, digest_content(images.paths[i])) for i in candidates)
+        for candidates in _group(enumerate(sizes))
+        for group in _group((i, digests[i]()) for i in candidates)
     ]
+
+
+def _digest_pixels(pixels: Tensor) -> bytes:
+    return hashlib.blake2b(pixels.contiguous().numpy().tobytes(), digest_size=16).digest()
 
 
 def _group(keys: Iterable[tuple[int, Hashable]]) -> list[list[int]]:

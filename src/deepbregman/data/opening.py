@@ -7,11 +7,12 @@ from torch import Tensor
 
 from deepbregman.config import Config
 from deepbregman.data import (
+    ArrayImages,
     Batches,
     Images,
     Source,
     Split,
-    join_images,
+    join_arrays,
     open_batches,
     open_source,
     stratified_split,
@@ -66,7 +67,10 @@ def select_images(source: Source, kept: Tensor, labelled: bool = False) -> Image
     images = source.train.images if everything else source.train.images.select(kept)
     if labelled or source.unlabelled is None:
         return images
-    return join_images(images, source.unlabelled.images)
+    unlabelled = source.unlabelled.images
+    assert isinstance(images, ArrayImages)
+    assert isinstance(unlabelled, ArrayImages)  # only .npz files and STL-10 have unlabelled images
+    return join_arrays(images, unlabelled)
 
 
 def select_labels(source: Source, kept: Tensor, config: Config) -> Tensor | None:

@@ -222,7 +222,7 @@ def _check_end(file: IO[bytes], archive: tarfile.TarFile) -> None:
 def _read_label(file: IO[bytes], member: tarfile.TarInfo, path: Path) -> str:
     if member.size > _LARGEST_LABEL:
         raise UserError(
-            f"shard {str(path)!r}: {member.name} has {member.size:,} bytes, and is to be a class"
+            f"shard {str(path)!r}: {member.name} has {member.size:,} bytes, too many for a class"
         )
     content = os.pread(file.fileno(), member.size, member.offset_data)
     return content.decode("utf-8", "replace").strip()

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.data import ArrayImages, FileImages, Progress, ResidentBatches, join_images
+from deepbregman.data import ArrayImages, FileImages, Progress, ResidentBatches
 from deepbregman.data.images import count_bytes, group_identical
 from deepbregman.errors import UserError
 from deepbregman.files import create_csv
@@ -121,8 +121,7 @@ def find_duplicates(
     """Find duplicates in all of a run's data; see :func:`deepbregman.duplicates`."""
     gallery = open_gallery(opened, "all", progress)
     images = [part.split.images for part in gallery.parts.values()]
-    everything = images[0] if len(images) == 1 else join_images(*images)
-    identical = group_identical(everything)
+    identical = group_identical(*images)
     features = gallery.features.representation
     alike = None
     if threshold is None:
@@ -135,8 +134,10 @@ def find_duplicates(
     pairs = torch.cat([near, torch.tensor(exact, dtype=torch.int64).view(-1, 2)])
     groups = connect(pairs, len(features))
     sizes = None
-    if isinstance(everything, FileImages):
-        sizes = {i: count_bytes(everything.paths[i]) for group in groups for i in group}
+    files = [part for part in images if isinstance(part, FileImages)]
+    if len(files) == len(images):
+        places = [place for part in files for place in part.places]
+        sizes = {i: count_bytes(places[i]) for group in groups for i in group}
         groups = [sorted(group, key=lambda i: (-sizes[i], i)) for group in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]

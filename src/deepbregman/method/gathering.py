@@ -53,8 +53,8 @@ def _check_rows(mine: Tensor) -> None:
     numbers = every.flatten().tolist()
     if len(set(numbers)) > 1:
         raise ValueError(
-            f"the processes gather {', '.join(map(str, numbers))} rows: each must have as many; "
-            "leave out the last, short batch (drop_last=True)"
+            f"the processes gather {', '.join(map(str, numbers))} rows: each must have the "
+            "same number; leave out the last, short batch (drop_last=True)"
         )
     _last_rows = len(mine)
 

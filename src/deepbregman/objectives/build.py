@@ -103,8 +103,8 @@ def _reset_weights(module: nn.Module) -> None:
         elif next(part.parameters(recurse=False), None) is not None:
             raise UserError(
                 f"the encoder given has weights in {name or 'itself'} ({type(part).__name__}) that "
-                "cannot be drawn anew, and an untrained encoder is compared with: give that class "
-                "a method reset_parameters, as those of torch.nn have"
+                "cannot be made random again, and the run is compared with an untrained encoder: "
+                "give that class a method reset_parameters, as those of torch.nn have"
             )
 
 

@@ -161,7 +161,7 @@ def _read_choice(name: str, values: list[Any]) -> Choice:
     if len(distinct) < max(2, len(values)):
         raise UserError(
             f"--space {name}={','.join(map(_format_value, values))}: give at least two values, "
-            "each once; one value alone belongs into --set"
+            "each once; give one value alone with --set"
         )
     return Choice(name, tuple(values))
 

@@ -227,7 +227,7 @@ def _refuse_equal_names(what: str, names: Iterable[str]) -> None:
     for name in names:
         if name in seen:
             raise UserError(
-                f"--{what} has two of the name {name}: runs are named by it; rename one of them"
+                f"--{what} names {name} twice, and runs are called after it; rename one of them"
             )
         seen.add(name)
 

@@ -49,7 +49,7 @@ def score_detections(truth: Sequence[Objects], found: Sequence[PredictedBoxes]) 
     tables = {"": coco_precision(truth, found), "-07": voc_precision(truth, found, points=11)}
     counted = ~np.isnan(tables[""][0])  # (K,)
     if not counted.any():
-        raise UserError("no test image has an object that counts: there is nothing to be found")
+        raise UserError("the test images have no object to find, apart from difficult ones")
     means = {}
     for suffix, table in tables.items():
         by_threshold = 100.0 * table[:, counted].mean(axis=1)  # (T,)
