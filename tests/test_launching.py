@@ -133,6 +133,19 @@ class TestAskedFor:
             main(["pretrain", *words, *place, "--devices", "all"])
         assert asked == [3]
 
+    def test_one_that_dies_before_the_run_has_a_folder(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """As by the memory limit of a job, while the images are opened."""
+        (tmp_path / "sitecustomize.py").write_text("import os; os.kill(os.getpid(), 9)")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        with pytest.raises(SystemExit) as caught:
+            main(["pretrain", "digits", "--devices", "2", "--run", str(tmp_path / "run")])
+        assert caught.value.code == 128 + signal.SIGKILL
+        said = " ".join(capsys.readouterr().err.split())
+        assert "was killed by SIGKILL" in said
+        assert said.endswith("nothing had been trained: start it again")
+
     def test_a_process_of_all_starts_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         setting(monkeypatch, TORCHRUN)
         assert _count_processes("all", "auto") is None

@@ -144,7 +144,9 @@ def must_start_processes(devices: int | None, nodes: int | None) -> bool:
     return False
 
 
-def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str) -> NoReturn:
+def run_in_processes(
+    devices: int, nodes: int, extra: Sequence[str], advise: Callable[[], str]
+) -> NoReturn:
     """Run the command line under way in several processes until all have ended.
 
     When one fails, the others have a moment to end by themselves, then they are killed: a process
@@ -152,7 +154,7 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
 
     Args:
         extra: words to add to the command line.
-        advice: what to do after a process died, for the error.
+        advise: says what to do after a process died, for the error.
 
     Raises:
         ReportedElsewhere: always, with the exit code of the first process that failed, or 0.
@@ -184,7 +186,7 @@ def run_in_processes(devices: int, nodes: int, extra: Sequence[str], advice: str
         rank = environments[failed]["RANK"]
         raise ProcessDied(
             f"process {rank} of processes 0 to {devices * nodes - 1} was killed by "
-            f"{signal.Signals(-code).name}; the others were stopped; {advice}",
+            f"{signal.Signals(-code).name}; the others were stopped; {advise()}",
             -code,
         )
     raise ReportedElsewhere(code)
