@@ -243,8 +243,8 @@ def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None,
         return None, path
     if path.is_file():
         raise UserError(
-            f"data.source {spec!r}: a file, but not one of {' '.join(FILE_SUFFIXES)}; give a "
-            "folder of images or an .npz file with train_images"
+            f"data.source {spec!r}: a file, but not one of {' '.join(FILE_SUFFIXES)}; give "
+            "one of these, or a folder: of images, of shards, or one that save_to_disk wrote"
         )
     raise UserError(
         f"data.source {spec!r}: no such folder or .npz file, and not one of "
