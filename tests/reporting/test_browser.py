@@ -1,10 +1,8 @@
 """The page in a real browser: nothing fails, charts are drawn, both themes can be read."""
 
-import importlib.util
 import io
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,14 +12,7 @@ from PIL import Image
 
 from deepbregman.commands.report import Report, report
 
-_spec = importlib.util.spec_from_file_location(
-    "report_chromium", Path(__file__).with_name("chromium.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-chromium = importlib.util.module_from_spec(_spec)
-sys.modules["report_chromium"] = chromium
-_spec.loader.exec_module(chromium)
+from . import chromium
 
 PROGRAM = chromium.found()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome is installed")
@@ -29,7 +20,7 @@ DRAWN = "document.querySelectorAll('figure.chart .plot svg').length"
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator["chromium.Tab"]:
+def tab() -> Iterator[chromium.Tab]:
     with chromium.tab(PROGRAM) as opened:
         yield opened
 
@@ -46,13 +37,13 @@ def contrast(a: str, b: str) -> float:
     return (bright + 0.05) / (dim + 0.05)
 
 
-def colour_of(tab: "chromium.Tab", selector: str, name: str) -> str:
+def colour_of(tab: chromium.Tab, selector: str, name: str) -> str:
     return str(tab.ask(f"getComputedStyle(document.querySelector('{selector}')).{name}"))
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_the_page_loads_cleanly(
-    tab: "chromium.Tab", sample_page: Report, width: int, scheme: str
+    tab: chromium.Tab, sample_page: Report, width: int, scheme: str
 ) -> None:
     tab.messages.clear()
     tab.requests.clear()
@@ -88,14 +79,14 @@ def test_the_page_loads_cleanly(
 
 
 @pytest.fixture(scope="module")
-def wide_page(tab: "chromium.Tab", sample_page: Report) -> "chromium.Tab":
+def wide_page(tab: chromium.Tab, sample_page: Report) -> chromium.Tab:
     """The page in a wide window, with every chart drawn; for tests that leave it as it was."""
     tab.open(sample_page.page, 1280, 900, "light")
     tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
     return tab
 
 
-def test_the_toggle_turns_the_theme_and_charts_stay(wide_page: "chromium.Tab") -> None:
+def test_the_toggle_turns_the_theme_and_charts_stay(wide_page: chromium.Tab) -> None:
     seen = [colour_of(wide_page, "#curves .plot svg text", "fill")]
     for theme in ("dark", "light"):
         wide_page.ask("document.getElementById('theme').click()")
@@ -105,7 +96,7 @@ def test_the_toggle_turns_the_theme_and_charts_stay(wide_page: "chromium.Tab") -
     wide_page.ask("localStorage.clear()")
 
 
-def test_the_legend_highlights_an_arm_in_every_chart(wide_page: "chromium.Tab") -> None:
+def test_the_legend_highlights_an_arm_in_every_chart(wide_page: chromium.Tab) -> None:
     faint = "document.querySelectorAll('.mark-line path[opacity=\"0.05\"]').length"
     assert wide_page.ask(faint) == 0
     wide_page.ask("document.querySelector('#curves .legend button[data-arm=simclr]').click()")
@@ -116,7 +107,7 @@ def test_the_legend_highlights_an_arm_in_every_chart(wide_page: "chromium.Tab") 
     wide_page.wait_for(f"{faint} === 0")
 
 
-def test_pointing_at_a_curve_shows_its_value(wide_page: "chromium.Tab") -> None:
+def test_pointing_at_a_curve_shows_its_value(wide_page: chromium.Tab) -> None:
     wide_page.ask("document.querySelector('#curves .plot').scrollIntoView({block: 'center'})")
     box = wide_page.ask("document.querySelector('#curves .plot').getBoundingClientRect().toJSON()")
     middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -131,7 +122,7 @@ def test_pointing_at_a_curve_shows_its_value(wide_page: "chromium.Tab") -> None:
 
 
 def test_a_page_with_a_name_of_markup(
-    tab: "chromium.Tab", make_run: Callable[..., Path], tmp_path: Path
+    tab: chromium.Tab, make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     name = "<script>document.title=1<img src=x onerror=document.title=2>"
     run = make_run(name, metrics=[{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}])
@@ -145,7 +136,7 @@ def test_a_page_with_a_name_of_markup(
 
 
 def test_a_study_with_long_names_and_curves_that_are_drawn_once_unfolded(
-    tab: "chromium.Tab",
+    tab: chromium.Tab,
     make_run: Callable[..., Path],
     make_study: Callable[..., Path],
     tmp_path: Path,

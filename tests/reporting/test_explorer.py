@@ -2,11 +2,9 @@
 
 import base64
 import csv
-import importlib.util
 import io
 import json
 import re
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,14 +27,8 @@ from deepbregman.reporting.explorer import (
     write_parquet,
 )
 
-_spec = importlib.util.spec_from_file_location(
-    "explorer_chromium", Path(__file__).with_name("chromium.py")
-)
-assert _spec is not None
-assert _spec.loader is not None
-chromium = importlib.util.module_from_spec(_spec)
-sys.modules["explorer_chromium"] = chromium
-_spec.loader.exec_module(chromium)
+from . import chromium
+
 PROGRAM = chromium.found()
 in_a_browser = pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome is installed")
 STRANGE = "</script><script>document.title=1</script>"
@@ -147,7 +139,7 @@ def test_the_table_is_laid_out_for_embedding_atlas(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def tab() -> Iterator["chromium.Tab"]:
+def tab() -> Iterator[chromium.Tab]:
     with chromium.tab(PROGRAM) as opened:
         yield opened
 
@@ -155,21 +147,21 @@ def tab() -> Iterator["chromium.Tab"]:
 DRAWN = "Number(document.getElementById('map')?.dataset.drawn || 0)"
 
 
-def open_page(tab: "chromium.Tab", page: Path, width: int, scheme: str) -> None:
+def open_page(tab: chromium.Tab, page: Path, width: int, scheme: str) -> None:
     tab.messages.clear()
     tab.requests.clear()
     tab.open(page, width, 900, scheme)
     tab.wait_for(f"{DRAWN} > 0")
 
 
-def time_opening(tab: "chromium.Tab", page: Path) -> float:
+def time_opening(tab: chromium.Tab, page: Path) -> float:
     """Return the seconds until the map is drawn."""
     started = time.monotonic()
     open_page(tab, page, 1400, "light")
     return time.monotonic() - started
 
 
-def press(tab: "chromium.Tab", x: float, y: float, *more: tuple[float, float]) -> None:
+def press(tab: chromium.Tab, x: float, y: float, *more: tuple[float, float]) -> None:
     """Click, or drag from one place over others."""
     mouse = {"button": "left", "clickCount": 1}
     tab.point(x, y)
@@ -179,7 +171,7 @@ def press(tab: "chromium.Tab", x: float, y: float, *more: tuple[float, float]) -
     tab.call("Input.dispatchMouseEvent", type="mouseReleased", x=x, y=y, **mouse)
 
 
-def place_of(tab: "chromium.Tab", index: int) -> tuple[float, float]:
+def place_of(tab: chromium.Tab, index: int) -> tuple[float, float]:
     """Where an image lies in the window."""
     found = tab.ask(
         f"(() => {{ const {{view, points}} = explorer; const box = "
@@ -193,9 +185,7 @@ def place_of(tab: "chromium.Tab", index: int) -> tuple[float, float]:
 @in_a_browser
 class TestBrowser:
     @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
-    def test_it_loads_cleanly(
-        self, tab: "chromium.Tab", page: Path, width: int, scheme: str
-    ) -> None:
+    def test_it_loads_cleanly(self, tab: chromium.Tab, page: Path, width: int, scheme: str) -> None:
         open_page(tab, page, width, scheme)
         assert tab.messages == []
         assert {url.partition(":")[0] for url in tab.requests} <= {"file", "data"}
@@ -207,7 +197,7 @@ class TestBrowser:
         assert len(np.unique(image)) > 30
 
     def test_the_whole_map_stays_in_sight_in_another_window(
-        self, tab: "chromium.Tab", page: Path
+        self, tab: chromium.Tab, page: Path
     ) -> None:
         open_page(tab, page, 1400, "light")
         size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
@@ -220,9 +210,7 @@ class TestBrowser:
         )
         assert 0 < ends[0] < ends[1] < ends[2]
 
-    def test_a_click_shows_neighbours_by_both_measures(
-        self, tab: "chromium.Tab", page: Path
-    ) -> None:
+    def test_a_click_shows_neighbours_by_both_measures(self, tab: chromium.Tab, page: Path) -> None:
         open_page(tab, page, 1400, "light")
         press(tab, *place_of(tab, 250))
         name = "document.querySelector('#about .name')?.textContent"
@@ -243,7 +231,7 @@ class TestBrowser:
         assert tab.ask(name) == "photo-253.jpg"
         assert tab.messages == []
 
-    def test_pointing_shows_a_picture_and_its_class(self, tab: "chromium.Tab", page: Path) -> None:
+    def test_pointing_shows_a_picture_and_its_class(self, tab: chromium.Tab, page: Path) -> None:
         open_page(tab, page, 1400, "light")
         tab.point(*place_of(tab, 300))
         tab.wait_for("!document.getElementById('hint').hidden")
@@ -252,7 +240,7 @@ class TestBrowser:
         assert "class: red" in words
         assert "predicted label" not in words  # it has none
 
-    def test_the_filter_and_the_legend_choose_images(self, tab: "chromium.Tab", page: Path) -> None:
+    def test_the_filter_and_the_legend_choose_images(self, tab: chromium.Tab, page: Path) -> None:
         open_page(tab, page, 1400, "light")
         left = "explorer.shown.reduce((a, b) => a + b)"
         tab.ask(
@@ -268,7 +256,7 @@ class TestBrowser:
         )
         tab.wait_for(f"{left} === 200")
 
-    def test_every_column_and_subnetwork_colours(self, tab: "chromium.Tab", page: Path) -> None:
+    def test_every_column_and_subnetwork_colours(self, tab: chromium.Tab, page: Path) -> None:
         open_page(tab, page, 1400, "dark")
         options = tab.ask("[...document.getElementById('colour').options].map((o) => o.value)")
         assert options == ["0", "1", "2", "subnetwork-0", "subnetwork-1"]
@@ -289,7 +277,7 @@ class TestBrowser:
         assert tab.ask(highest) == ["396", "397", "398", "399"]
         assert tab.messages == []
 
-    def test_a_lasso_selects_and_saves_a_table(self, tab: "chromium.Tab", page: Path) -> None:
+    def test_a_lasso_selects_and_saves_a_table(self, tab: chromium.Tab, page: Path) -> None:
         open_page(tab, page, 1400, "light")
         tab.ask("document.getElementById('lasso').click()")
         x, y = place_of(tab, 399)
@@ -306,7 +294,7 @@ class TestBrowser:
         assert tab.ask("document.getElementById('selection').hidden")
         assert tab.messages == []
 
-    def test_labels_are_given_and_saved(self, tab: "chromium.Tab", page: Path) -> None:
+    def test_labels_are_given_and_saved(self, tab: chromium.Tab, page: Path) -> None:
         open_page(tab, page, 1400, "light")
         saved = "[...explorer.labelTable().trim().split('\\n')]"
         assert tab.ask(saved) == ["image,label", "photo-5.jpg,old"]  # given before
@@ -331,7 +319,7 @@ class TestBrowser:
         tab.ask("document.getElementById('save-labels').click()")  # else leaving the page asks
         assert tab.messages == []
 
-    def test_images_to_label_follow_each_other(self, tab: "chromium.Tab", tmp_path: Path) -> None:
+    def test_images_to_label_follow_each_other(self, tab: chromium.Tab, tmp_path: Path) -> None:
         asked = np.isin(np.arange(400), (3, 5, 250, 300))  # 5 has a label already
         column = Column("label next", asked, ("others", "yes"), has_none=True)
         given = sample(400)._replace(columns=(column,), suggested=(5, 250))
@@ -364,7 +352,7 @@ class TestBrowser:
         tab.ask("document.getElementById('save-labels').click()")
         assert tab.messages == []
 
-    def test_the_wheel_zooms_until_pictures_appear(self, tab: "chromium.Tab", page: Path) -> None:
+    def test_the_wheel_zooms_until_pictures_appear(self, tab: chromium.Tab, page: Path) -> None:
         open_page(tab, page, 1400, "light")
         x, y = place_of(tab, 200)
         tab.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-1600)
@@ -381,7 +369,7 @@ class TestBrowser:
 
 
 @in_a_browser
-def test_ten_thousand_images(tab: "chromium.Tab", tmp_path: Path) -> None:
+def test_ten_thousand_images(tab: chromium.Tab, tmp_path: Path) -> None:
     (sheet,) = draw_sheets(pixels(PER_SHEET), choose_thumbnail_side(10_000))
     write_page(tmp_path / "map.html", sample(10_000), [sheet] * 10)
     # It takes less than a second; a machine that is busy with other work may need another try.
