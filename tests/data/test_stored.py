@@ -389,5 +389,5 @@ def test_a_folder_of_images_beside_an_archive_is_a_folder(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["none.tar", "none.parquet"])
 def test_a_file_that_is_not_there(name: str) -> None:
-    with pytest.raises(UserError, match=r"no such file; .* folder of the shards"):
+    with pytest.raises(UserError, match=r"no such file; .* the folder of all of them"):
         check_source(name)

@@ -21,7 +21,7 @@ from deepbregman.data.folders import (
 )
 from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.npz import open_npz
-from deepbregman.data.stored import HUB
+from deepbregman.data.stored import HUB, list_parts
 from deepbregman.errors import UserError, suggest
 from deepbregman.terminal import ignore_progress
 
@@ -278,7 +278,7 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
                 dataset.find(expand_home(root))
     elif is_stored(path):
         if not spec.startswith(HUB) and not path.exists():
-            raise UserError(f"data.source {spec!r}: no such file")
+            list_parts(path, path.suffix.lower())  # which says so
     elif path.is_dir():
         if not has_image(path):
             list_folder(path)  # its error counts the other files

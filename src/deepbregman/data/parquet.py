@@ -62,10 +62,7 @@ class ParquetStore:
 
 def index_parquet(path: Path) -> StoredData:
     """Read the tables of a folder, or one table."""
-    parts = list_parts(path, ".parquet")
-    if not parts:
-        raise UserError(f"data.source {str(path)!r}: no such file; give a table or a folder")
-    groups = group_by_split(path, parts)
+    groups = group_by_split(path, list_parts(path, ".parquet"))
     _require_room(path, [part for files in groups.values() for part in files])
     read = {name: _read_tables(files, name) for name, files in groups.items()}
     names = next((found for _, _, found in read.values() if found), None)

@@ -119,13 +119,7 @@ class TarStore:
 
 def index_shards(path: Path) -> StoredData:
     """Index the shards of a folder, or one shard."""
-    parts = list_parts(path, ".tar")
-    if not parts:
-        raise UserError(
-            f"data.source {str(path)!r}: no such file; give a .tar file of this machine, or the "
-            "folder of the shards; patterns and addresses are not read"
-        )
-    groups = group_by_split(path, parts)
+    groups = group_by_split(path, list_parts(path, ".tar"))
     found = {name: read_index(files) for name, files in groups.items()}
     texts = [None if index.labels is None else _to_labels(index.labels) for index in found.values()]
     labels, classes = number_labels(texts)

@@ -52,7 +52,12 @@ class StoredData(NamedTuple):
 def list_parts(path: Path, suffix: str) -> list[Path]:
     """List the files of a suffix in a folder, two levels deep, or the one file that is named."""
     if path.suffix.lower() == suffix:
-        return [path] if path.is_file() else []
+        if not path.is_file():
+            raise UserError(
+                f"data.source {str(path)!r}: no such file; give a {suffix} file of this machine, "
+                "or the folder of all of them; patterns and addresses are not read"
+            )
+        return [path]
     if not path.is_dir():
         return []
     found = [*path.glob(f"*{suffix}"), *path.glob(f"*/*{suffix}")]
