@@ -301,6 +301,28 @@ class TestVerbs:
         monkeypatch.setattr("deepbregman.config.recipes", stop)
         assert command("recipes") == (130, "", "stopped\n")
 
+    @pytest.mark.parametrize(
+        ("given", "expected"),
+        [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    )
+    def test_threads_do_not_wait_long_in_vain(
+        self, tmp_path: Path, given: dict[str, str], expected: str
+    ) -> None:
+        """OpenMP reads this when torch is loaded; what the user says stays."""
+        show = "import os\nprint(os.environ.get('GOMP_SPINCOUNT'))\nos._exit(0)\n"
+        (tmp_path / "tyro.py").write_text(show)
+        own = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+        kept = {name: value for name, value in os.environ.items() if name not in own}
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        done = subprocess.run(
+            [sys.executable, "-u", "-m", "deepbregman"],
+            env={**kept, **given, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"{expected}\n"
+
     def test_control_c_during_the_first_imports_is_no_error(self, tmp_path: Path) -> None:
         (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt\n")  # it is imported first
         path = os.pathsep.join([str(tmp_path), *sys.path])

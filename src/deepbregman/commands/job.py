@@ -99,6 +99,8 @@ def train_run(
         plan, source = _choose_settings(config, request, fabric, console, parts)
         config = plan.config
         show_plan(plan, console)
+        if plan.warning:
+            tell(plan.warning)
         is_short = 0 < config.training.epochs < LONG_ENOUGH * plan.enough
         if is_short and config.data.source != "custom":  # no command can name it
             short = (

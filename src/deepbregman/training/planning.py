@@ -1,5 +1,6 @@
 """Settings that fit the images and the machine: what the recipe ``auto`` chooses, and why."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,6 +39,8 @@ _ENCODERS = ("resnet18", "small")
 _MEASURED_BATCH = 16  # on a CPU, where the time of a step is in proportion to its batch
 _MEASURED_SECONDS = 2.0  # for each encoder that is tried
 _CHECKED_SHARE, _CHECKED_SECONDS = 0.03, 30.0  # of the limit, and at most, for the chosen one
+_LOOKS = 3  # in so many parts, the fastest of which counts
+_USEFUL_STEPS = 100  # with fewer, the rate of a short run is lowered no further: docs/log.md
 
 
 class Choice(NamedTuple):
@@ -77,6 +80,8 @@ class Plan:
     seconds: float
     enough: int
     """Epochs after which more bring little, for such a number of images."""
+    warning: str = ""
+    """If the time is too short to learn much."""
 
 
 Measure = Callable[[Config, float], float]
@@ -122,8 +127,10 @@ def make_plan(
             break
         too_slow.append(name)
     if length.value < wanted and not facts.on_gpu:
-        # The limit decides, so the speed must be right: other programs make it go up and down.
-        seconds = measure(tried, min(_CHECKED_SECONDS, _CHECKED_SHARE * facts.limit))
+        # The limit decides, so the speed must be right: other programs make it go up and down, and
+        # a length that was planned in a bad moment stays.
+        each = min(_CHECKED_SECONDS, _CHECKED_SHARE * facts.limit) / _LOOKS
+        seconds = min(measure(tried, each) for _ in range(_LOOKS))
         length = _choose_epochs(facts, wanted, seconds * steps)
     if tried.training.batch_size != plan.config.training.batch_size:
         plan.drop("training.batch_size")
@@ -135,7 +142,21 @@ def make_plan(
     plan.take(Choice("encoder.name", tried.encoder.name, why), length)
     steps = plan.config.training.epochs * count_steps(plan.config, facts.num_images)
     plan.take(_choose_bank(plan.config, facts, steps), *_choose_schedule(plan.config, facts, steps))
-    return Plan(plan.config, tuple(plan.made), steps * seconds, enough)
+    warning = ""
+    if length.value < wanted and 0 < steps < _USEFUL_STEPS:
+        warning = _warn_of_few(steps, facts.limit, seconds)
+    return Plan(plan.config, tuple(plan.made), steps * seconds, enough, warning)
+
+
+def _warn_of_few(steps: int, limit: float, seconds: float) -> str:
+    """Say that the time is too short, and what would be enough."""
+    minutes = math.ceil(_SHORT_STEPS * seconds / _SPARE / 60)
+    budget = f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
+    return (
+        f"warning: {count_words(steps, 'step')} are too few to learn much, and "
+        f"{format_duration(limit)} allows no more at this speed: --budget {budget} allows "
+        f"{_SHORT_STEPS:,}; if other programs keep the machine busy now, start again later"
+    )
 
 
 class _Choices:
@@ -262,7 +283,7 @@ def measure_step(
     own: OwnParts = OwnParts(),  # noqa: B008  # immutable
     spend: float = _MEASURED_SECONDS,
 ) -> float:
-    """Return the mean seconds of an optimiser step of one of several processes, on noise.
+    """Return the median seconds of an optimiser step of one of several processes, on noise.
 
     The step is not compiled, so that measuring takes seconds: on a GPU the run itself is faster.
 
@@ -299,4 +320,4 @@ def measure_step(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         turns.append(time.perf_counter() - started)
-    return statistics.fmean(turns[1:]) * share / batch
+    return statistics.median(turns[1:]) * share / batch
