@@ -34,7 +34,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
             image = Image.fromarray(small).resize((32, 32), Image.Resampling.BICUBIC)
             image.save(folder / name / f"{name}-{index}.png")
     shutil.copy(folder / "a" / "a-3.png", folder / "b" / "copy.png")
-    shutil.copy(folder / "a" / "a-3.png", folder / "a" / "again.png")
+    shutil.copy(folder / "a" / "a-3.png", folder / "a" / "a-3 (1).png")
     with Image.open(folder / "b" / "b-5.png") as image:
         image.save(folder / "b" / "sent.jpg", quality=80)
     return folder
@@ -51,6 +51,7 @@ def test_copies_of_photographs(
     assert (code, err) == (0, "")
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
+    assert (rows[0]["image"], rows[0]["copy"]) == ("a/a-3.png", "first")  # not a-3 (1).png
     groups: dict[str, set[tuple[str, str]]] = {}
     for row in rows:
         groups.setdefault(row["group"], set()).add((row["image"], row["copy"]))
@@ -58,13 +59,13 @@ def test_copies_of_photographs(
         assert float(row["cosine"]) >= 0.999
         assert row["class"] == row["image"][0]
     exact = [group for group in groups.values() if len(group) == 3]
-    assert {name for name, _ in exact[0]} == {"a/a-3.png", "a/again.png", "b/copy.png"}
+    assert {name for name, _ in exact[0]} == {"a/a-3.png", "a/a-3 (1).png", "b/copy.png"}
     assert sorted(kind for _, kind in exact[0]) == ["exact", "exact", "first"]
     sent = [group for group in groups.values() if "b/sent.jpg" in {name for name, _ in group}]
     assert {name for name, _ in sent[0]} == {"b/b-5.png", "b/sent.jpg"}
     assert {kind for _, kind in sent[0]} == {"first", "near"}
     assert "2 exact copies" in said
-    for name in ("a/again.png", "b/sent.jpg"):
+    for name in ("a/a-3 (1).png", "b/sent.jpg"):
         assert name in said
     with Image.open(sheet) as image:
         assert image.width > 3 * 112

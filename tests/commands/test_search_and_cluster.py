@@ -286,7 +286,10 @@ class TestCluster:
 
     def test_without_labels_there_are_twelve(self, plain: Run) -> None:
         found = cluster(plain, seeds=1, by=["features"], accelerator="cpu")
-        assert len(found.partitions["features"].sizes) == 12
+        part = found.partitions["features"]
+        assert len(part.sizes) == 12
+        assert list(part.sizes) == sorted(part.sizes, reverse=True)  # cluster 0 is the largest
+        assert torch.bincount(part.assignment, minlength=12).tolist() == list(part.sizes)
 
     def test_without_labels(self, command: Command, plain: Run, tmp_path: Path) -> None:
         before = (plain.path / "result.json").read_bytes()

@@ -145,11 +145,11 @@ def show(found: "Clustering", console: Console) -> None:
         (
             variant,
             format_distance(min(part.objectives)),
-            " ".join(map(str, sorted(part.sizes)[::-1])),
+            " ".join(map(str, part.sizes)),
         )
         for variant, part in parts.items()
     ]
-    columns = ("clusters by", "distance within", "sizes, largest first")
+    columns = ("clusters by", "distance within", "sizes, from cluster 0 on")
     table = draw_rows(f"clusters of {len(found.names):,} images", columns, rows)
     table.columns[2].justify = "left"
     console.print(table)

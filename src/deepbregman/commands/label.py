@@ -78,7 +78,8 @@ def label(
             nearest class by the divergence over a bank of the images. By default all.
         balanced: Let every class count the same, so that rare classes are found: in the linear
             classifier, and in the accuracy that chooses a classifier, the mean over the classes.
-        suggest: Number of images to list that are most useful to label next.
+        suggest: Number of images to list that are most useful to label next. Without labels, the
+            number of images that the command line draws, by default 50.
         out: CSV file for the label and the probabilities of each image; it must not exist.
         sheet: PNG file with the images to label next; it must not exist.
         seed: Seed of the cross-validation.

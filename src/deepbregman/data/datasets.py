@@ -246,8 +246,10 @@ def find_source(spec: str, *, with_boxes: bool = False) -> tuple[Dataset | None,
             f"data.source {spec!r}: a file, but not one of {' '.join(FILE_SUFFIXES)}; give "
             "one of these, or a folder: of images, of shards, or one that save_to_disk wrote"
         )
+    # A run may be looked at from another folder than that it was started in.
+    where = "" if path.is_absolute() else f" in {Path.cwd()}"
     raise UserError(
-        f"data.source {spec!r}: no such folder or .npz file, and not one of "
+        f"data.source {spec!r}: no such folder or .npz file{where}, and not one of "
         f"{', '.join(names)}{suggest(spec, names)}"
     )
 

@@ -285,6 +285,7 @@ class Partition(NamedTuple):
     assignment: Tensor
     """(N,) int64 on the CPU, of the seed with the lowest objective."""
     sizes: tuple[int, ...]
+    """Of each cluster, the largest first."""
     objectives: tuple[float, ...]
     """For each seed, the mean squared distance or the mean divergence to the centroid."""
 
@@ -352,8 +353,10 @@ def cluster_images(
             progress(METHODS[method], seed + 1, seeds)
         objectives = tuple(objective for _, objective in runs)
         best = runs[objectives.index(min(objectives))][0]
-        sizes = torch.bincount(best, minlength=count).tolist()
-        partitions[method] = Partition(best, tuple(sizes), objectives)
+        sizes = torch.bincount(best, minlength=count)
+        order = sizes.argsort(descending=True, stable=True)
+        best = order.argsort()[best]  # cluster 0 is the largest
+        partitions[method] = Partition(best, tuple(sizes[order].tolist()), objectives)
         if gallery.labels is not None:
             truth, replaced = gallery.labels.cpu(), gallery.num_replaced
             for of_seed, (found, _) in zip(measured, runs, strict=True):

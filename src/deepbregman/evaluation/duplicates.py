@@ -133,17 +133,18 @@ def find_duplicates(
     exact = [(group[0], other) for group in identical for other in group[1:]]
     pairs = torch.cat([near, torch.tensor(exact, dtype=torch.int64).view(-1, 2)])
     groups = connect(pairs, len(features))
+    names, classes = gallery.names, opened.name_classes(gallery)
     sizes = None
     files = [part for part in images if isinstance(part, FileImages)]
     if len(files) == len(images):
         places = [place for part in files for place in part.places]
         sizes = {i: count_bytes(places[i]) for group in groups for i in group}
-        groups = [sorted(group, key=lambda i: (-sizes[i], i)) for group in groups]
+        # The name of a copy is longer: "photo (1).jpg".
+        groups = [sorted(g, key=lambda i: (-sizes[i], len(names[i]), i)) for g in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]
     pixels = gallery.pictures(shown) if with_pixels else {}
     content = {i: number for number, group in enumerate(identical) for i in group}
-    names, classes = gallery.names, opened.name_classes(gallery)
 
     def describe(group: Sequence[int]) -> list[Copy]:
         first = features[group[0]][None]

@@ -250,7 +250,9 @@ def _choose_schedule(config: Config, facts: Facts, steps: int) -> Iterator[Choic
         rate, why = part * rate, f"{why}; {part:.0%} of that, since {few} are few"
     yield Choice("optimiser.learning_rate", float(f"{rate:.3g}"), why)
     if is_short and config.divergence.weight > 0.0:
-        why = "half of a short run, since an untrained teacher gives poor targets"
+        why = (
+            "half of a short run, since an untrained teacher gives poor targets; the loss may rise"
+        )
         yield Choice("divergence.warmup_epochs", round(_SHORT_RISE * epochs, 2), why)
     yield Choice("data.workers", min(16, facts.cpus), f"{facts.cpus} CPUs")
     every = max(1, epochs // 20)
