@@ -194,7 +194,7 @@ def test_a_class_with_one_label_is_pointed_out(command: Command, run: Run, tmp_p
     few.write_text(few.read_text() + "red-9.png,violet\n")
     code, said, _ = command("label", run.path, "--labels", few, "--out", out, "--suggest", 3)
     assert code == 0
-    assert "only one image each is labelled violet" in said
+    assert "only one image has the label violet, so" in said
     assert "from 9 labelled images" in said
     with out.open(newline="") as file:
         rows = {row["image"]: row for row in csv.DictReader(file)}

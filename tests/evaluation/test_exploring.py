@@ -94,6 +94,11 @@ def test_umap_tells_groups_apart() -> None:
     assert np.array_equal(found, again)
 
 
+def test_cluster_0_is_the_largest() -> None:
+    points = torch.eye(3).repeat_interleave(torch.tensor([2, 9, 4]), dim=0)
+    assert np.bincount(exploring._cluster(points, 3, 0)).tolist() == [9, 4, 2]
+
+
 def test_winners_and_what_they_score_highest(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = draw(50, 6)
     scores[:, 2] += 1.5

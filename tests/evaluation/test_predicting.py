@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
 from deepbregman.errors import UserError
@@ -306,6 +308,21 @@ def test_labels_that_nothing_can_be_learned_from(
     features = Features(draw(6, 4), None)
     with pytest.raises(UserError, match=words):
         predict_labels(features, torch.tensor(labels), num_classes=2, **options)
+
+
+def test_small_fits_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine several threads of BLAS wait for each other."""
+    seen, fit = [], LogisticRegression.fit
+
+    def look(self: LogisticRegression, *arguments: Any) -> LogisticRegression:
+        seen.extend(p["num_threads"] for p in threadpool_info() if p["user_api"] == "blas")
+        return fit(self, *arguments)
+
+    monkeypatch.setattr(LogisticRegression, "fit", look)
+    points, labels = blobs(0)
+    with threadpool_limits(2, user_api="blas"):
+        predict_labels(Features(points, None), some_known(labels, 12), num_classes=3)
+    assert set(seen) == {1}
 
 
 class TestSuggestions:

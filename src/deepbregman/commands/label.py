@@ -261,9 +261,9 @@ def _find_surprises(found: "Labelling") -> Iterator[str]:
     pairs = zip(found.classes, found.class_sizes, strict=True)
     if single := [name for name, size in pairs if size == 1]:
         yield (
-            f"only one image each is labelled {', '.join(single)}, so the accuracy of these "
-            "classes cannot be estimated, and they count as wrong; label a second one of each: "
-            "`deepbregman search` finds images like the first"
+            f"only one image has the label {' or '.join(single)}, so the accuracy of such a class "
+            "cannot be estimated, and it counts as wrong; label a second image: "
+            f"`deepbregman search {found.run} --query IMAGE` finds those like the first"
         )
     predicted = {
         label for label, given in zip(found.labels, found.given.tolist(), strict=True) if not given

@@ -353,10 +353,9 @@ def cluster_images(
             progress(METHODS[method], seed + 1, seeds)
         objectives = tuple(objective for _, objective in runs)
         best = runs[objectives.index(min(objectives))][0]
-        sizes = torch.bincount(best, minlength=count)
-        order = sizes.argsort(descending=True, stable=True)
-        best = order.argsort()[best]  # cluster 0 is the largest
-        partitions[method] = Partition(best, tuple(sizes[order].tolist()), objectives)
+        best = number_by_size(best, count)
+        sizes = torch.bincount(best, minlength=count).tolist()
+        partitions[method] = Partition(best, tuple(sizes), objectives)
         if gallery.labels is not None:
             truth, replaced = gallery.labels.cpu(), gallery.num_replaced
             for of_seed, (found, _) in zip(measured, runs, strict=True):
@@ -370,6 +369,12 @@ def cluster_images(
     }
     _write_clusters(out, gallery, opened, partitions)
     return Clustering(gallery.names, partitions, rows, out, typical)
+
+
+def number_by_size(assignment: Tensor, count: int) -> Tensor:
+    """Number clusters anew, (N,): 0 is the largest."""
+    sizes = torch.bincount(assignment, minlength=count)
+    return sizes.argsort(descending=True, stable=True).argsort()[assignment]
 
 
 def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> int:

@@ -21,7 +21,7 @@ from deepbregman.errors import Notice, UserError
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
-from .clustering import count_clusters
+from .clustering import count_clusters, number_by_size
 from .features import Features
 from .gallery import Gallery, OpenedRun, Pixels, image_name
 from .knn import MEASURES, rank_bank, select_features
@@ -250,7 +250,9 @@ def _cluster(representation: Tensor, count: int, seed: int) -> npt.NDArray[np.in
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer distinct images than clusters
         means = MiniBatchKMeans(count, n_init=3, random_state=seed).fit(points)
-    found: npt.NDArray[np.int64] = means.labels_.astype(np.int64)
+    found: npt.NDArray[np.int64] = number_by_size(
+        torch.from_numpy(means.labels_.astype(np.int64)), count
+    ).numpy()
     return found
 
 

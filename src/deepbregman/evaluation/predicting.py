@@ -101,12 +101,15 @@ def _linear_logits(
 ) -> Tensor:
     """Fit as `fit_linear` does, not to the last digit: cross-validation fits dozens of times."""
     from sklearn.linear_model import LogisticRegression
+    from threadpoolctl import threadpool_limits
 
     values = train.representation.cpu().double()
     mean, deviation = measure_scale(values, one_scale=True)
     weights = "balanced" if weighted else None
     fit = LogisticRegression(C=1.0 / (l2 * len(values)), max_iter=1000, class_weight=weights)
-    with warnings.catch_warnings():  # it warns if each class has two labels
+    # Several threads gain nothing here, and on a busy machine they wait for each other.
+    with warnings.catch_warnings(), threadpool_limits(1, user_api="blas"):
+        # It warns if each class has two labels.
         warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)
         fit.fit(((values - mean) / deviation).numpy(), labels.cpu().numpy())
     design = (queries.representation.cpu().double() - mean) / deviation
