@@ -110,9 +110,7 @@ class StudyOptions:
     values: tuple[str, ...] = ()
     """For a study that varies one field: other values of it. For study learning-rates: further
     multiples of the rate of each recipe; they can also be added to a study that has begun."""
-    evaluate_on: Annotated[
-        EvaluateOn | None, tyro.conf.arg(metavar="{test,holdout}", aliases=["--judge"])
-    ] = None
+    evaluate_on: Annotated[EvaluateOn | None, tyro.conf.arg(metavar="{test,holdout}")] = None
     """Images to evaluate on: test (the default), or holdout, a part of the training images."""
     linear_epochs: MaybeNumber = None
     """Epochs of a second linear classifier, on random crops; 0, the default, is none."""
