@@ -186,7 +186,7 @@ def _choose_settings(
     # An encoder that starts from a run has the structure of that run's.
     given = {**describe_encoder(config.encoder.weights), **request.given}
     config, on_gpu = override(config, given), fabric.device.type != "cpu"
-    with console.status(f"looking at {escape(config.data.source)} ..."):
+    with console.status(f"looking at {escape(config.data.source)} ...") as status:
         side = run_together(
             fabric,
             lambda: (
@@ -214,6 +214,8 @@ def _choose_settings(
         def measure(tried: Config, seconds: float) -> float:
             own, processes = parts.own or OwnParts(), fabric.world_size
             return measure_step(tried, images.frame, fabric.device, processes, own, seconds)
+
+        status.update("measuring the speed of a few steps, to plan the length ...")
 
         def choose() -> Plan | None:
             return make_plan(sized, facts, given, size, measure) if fabric.is_global_zero else None
