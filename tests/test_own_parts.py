@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
@@ -529,6 +530,32 @@ def test_metrics_that_are_no_numbers_are_refused(config: Config, wrong: Any) -> 
 
     with pytest.raises(UserError, match=r"Wrong.on_epoch returned .* a dict of names and numbers"):
         collect_metrics([Wrong()], {"epoch": 1}, build_step(config).model)
+
+
+def test_a_callback_may_end_the_run(tmp_path: Path, config: Config, few_digits: str) -> None:
+    class Enough(Callback):
+        def on_epoch(self, record: Mapping[str, Any], model: Model) -> None:
+            if record["epoch"] == 2:
+                self.stop = "two are enough"
+
+    longer = override(config, {"training.epochs": 5, "training.save_seconds": 1e6})
+    console = Console(record=True, width=200)
+    run = pretrain(
+        longer,
+        run=tmp_path / "run",
+        data=few_digits,
+        callbacks=[Enough()],
+        accelerator="cpu",
+        console=console,
+    )
+    assert [row["epoch"] for row in run.metrics()] == [1, 2]
+    assert run.result()["pretrain"]["stopped"] == "after epoch 2: two are enough"
+    assert "stopped after epoch 2 of 5: two are enough" in console.export_text()
+    load_encoder(run.path)  # it was saved, though no save was due
+    assert len(resume(run.path, accelerator="cpu").metrics()) == 2
+    (run.path / "result.json").unlink()  # as if it had been killed before it wrote that
+    assert len(resume(run.path, accelerator="cpu", callbacks=[Enough()]).metrics()) == 2
+    assert run.result()["pretrain"]["stopped"] == "after epoch 2: two are enough"
 
 
 def test_an_event_that_nothing_calls_is_refused(tmp_path: Path, config: Config) -> None:

@@ -56,7 +56,9 @@ from .files import write_json as write_json
 
 PATIENCE_SECONDS = 60.0
 """Time to wait for another process that changes a record, which takes milliseconds."""
-_METRICS = {"verdict": str, "reason": str, ...: float}
+SATURATED = "saturated"
+"""The verdict on a run for which more epochs bring little."""
+_METRICS = {"verdict": str, "reason": str, "stopped": str, ...: float}
 _START = {
     "command": [str],
     **dict.fromkeys(("started", "commit", "source", "platform", "device"), str),
@@ -185,8 +187,10 @@ def is_complete(run: "Run") -> bool:
     """Whether a run has been trained to its end, which may have come early."""
     trained = run.result().get("pretrain") or {}
     settings = run.config.training
-    stopped = "stopped" in trained and settings.stop_when_saturated
-    return stopped or bool(trained.get("epoch") == settings.epochs)
+    why = trained.get("stopped", "")
+    # Without the option, a run that was saturated goes on.
+    stopped = why and (settings.stop_when_saturated or not why.endswith(f": {SATURATED}"))
+    return bool(stopped) or bool(trained.get("epoch") == settings.epochs)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ class Callback:
     are drawn from seeds of its own, so that a callback may draw what it likes.
     """
 
+    stop: str = ""
+    """Set it to a reason in ``on_epoch`` to end the run after this epoch, saved and complete."""
+
     def on_start(self, run: Run, step: int, total_steps: int) -> None:
         """Training begins, or goes on after ``step`` steps. In process 0 only."""
 

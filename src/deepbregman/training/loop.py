@@ -27,7 +27,7 @@ from deepbregman.objectives import (
     build_step,
     gather_alone,
 )
-from deepbregman.runs import Record, Run, collect_provenance, now
+from deepbregman.runs import SATURATED, Record, Run, collect_provenance, now
 
 from . import checkpoints, diagnostics
 from .callbacks import Callback, collect_metrics
@@ -229,13 +229,15 @@ class Pretraining:
         if self.fabric.is_global_zero and (record or "pretrain" not in self.run.result()):
             last = record or self.run.metrics()[-1]  # killed after the last save
             early = self.step < self.total_steps
-            stopped = {"stopped": f"after epoch {last['epoch']}: saturated"} if early else {}
+            why = last.get("stopped", SATURATED)
+            stopped = {"stopped": f"after epoch {last['epoch']}: {why}"} if early else {}
             self.run.add_result(
                 pretrain={**last, **stopped, "seconds": self.seconds(), "finished": now()}
             )
             if early:
                 console.print(
-                    f"stopped after epoch {last['epoch']} of {settings.epochs}: {last['reason']}",
+                    f"stopped after epoch {last['epoch']} of {settings.epochs}: "
+                    f"{last.get('stopped') or last['reason']}",
                     highlight=False,
                     soft_wrap=True,
                 )
@@ -252,14 +254,18 @@ class Pretraining:
 
     def _is_over(self) -> bool:
         """Whether all steps are taken, or the run stops early, which process 0 decides."""
-        if self.step >= self.total_steps or not self.config.training.stop_when_saturated:
+        may_stop = self.config.training.stop_when_saturated
+        may_be_told = bool(self.callbacks) or self.is_restored  # one of them may have ended the run
+        if self.step >= self.total_steps or not (may_stop or may_be_told):
             return self.step >= self.total_steps
 
         def stops() -> bool:
             if not self.fabric.is_global_zero:
                 return False
             records = self.run.metrics()
-            return bool(records) and records[-1]["step"] == self.step and should_stop(records)
+            if not records or records[-1]["step"] != self.step:
+                return False
+            return "stopped" in records[-1] or (may_stop and should_stop(records))
 
         return broadcast(self.fabric, run_together(self.fabric, stops))
 
@@ -438,6 +444,11 @@ class Pretraining:
             with torch.no_grad():
                 model = self.step_module.model.eval()
                 record |= collect_metrics(self.callbacks, record, model)
+                wishes = [callback.stop for callback in self.callbacks if callback.stop]
+                if wishes and not ends:
+                    ends, record["stopped"] = True, wishes[0]
+                    if monitor is not None and not due:
+                        record |= monitor(model)
         self._write_epoch(record, ends, writer)
         display.epoch(record)
         if "verdict" in record:
