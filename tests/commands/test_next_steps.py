@@ -24,10 +24,10 @@ def test_an_unfinished_run_is_exported_with_a_warning(
     assert code == 0
     assert "not finished" not in out
     path = tmp_path / "run" / "checkpoints" / "last.pt"
-    checkpoints.save(path, {**checkpoints.load(path), "epoch": 0.5})
+    checkpoints.save(path, {**checkpoints.load(path), "epoch": 1 / 3})
     code, out, _ = command(*words, tmp_path / "half.safetensors")
     assert code == 0
-    assert "warning: this run is not finished; its encoder was exported after 0.5 of 2" in out
+    assert "warning: this run is not finished; its encoder was exported after 0.3333 of 2" in out
 
 
 @pytest.mark.parametrize(

@@ -134,5 +134,5 @@ def show(rows: list[Record], console: Console) -> None:
             "remove them for exact numbers",
         )
     if rows[0]["epoch"] < rows[0]["epochs"]:
-        words = f"after {rows[0]['epoch']:g} of {rows[0]['epochs']} epochs"
+        words = f"after {rows[0]['epoch']:.4g} of {rows[0]['epochs']} epochs"
         say(console, f"warning: this run is not finished; it was evaluated {words}")

@@ -92,7 +92,7 @@ def show(exported: Exported, console: Console) -> None:
     for path in exported.files:
         say(console, f"wrote {path} ({path.stat().st_size:,} bytes)")
     if exported.epoch < exported.epochs:
-        words = f"after {exported.epoch:g} of {exported.epochs} epochs"
+        words = f"after {exported.epoch:.4g} of {exported.epochs} epochs"
         say(console, f"warning: this run is not finished; its encoder was exported {words}")
     say(console, f"\n{exported.usage}".rstrip())
 
