@@ -344,8 +344,11 @@ class TestCluster:
     @pytest.mark.parametrize(
         ("words", "expected"),
         [
-            (["--clusters", 31], "clusters is 31: it must be between 2"),
-            (["--clusters", 1], "as one would hold all images, and the number of images, 30"),
+            (["--clusters", 31], "clusters is 31: it must be from 2 to"),
+            (
+                ["--clusters", 1],
+                "from 2 to 30, the number of images; one cluster would hold them all",
+            ),
             (["--clusters", 2, "--seeds", 0], "seeds is 0"),
             (["--clusters", 2, "--by", "divergence"], "no divergence network"),
             (["--clusters", 2, "--split", "test"], "no test split"),

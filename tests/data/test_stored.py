@@ -325,7 +325,8 @@ class TestParquet:
         assert len(open_source(str(folder), image_size=9).train) == 18
 
     def test_plain_bytes(self, tmp_path: Path) -> None:
-        source = open_source(str(write_parquet(tmp_path / "p", struct=False)), image_size=8)
+        folder = write_parquet(tmp_path / "p.parquet", struct=False)  # as Spark names it
+        source = open_source(str(folder), image_size=8)
         assert (read_pixels(source, range(18)) == PIXELS[:18]).all()
         assert source.classes == ("0", "1", "2")
 

@@ -283,9 +283,19 @@ def test_the_most_frequent_label_is_judged_by_the_same_folds() -> None:
         for place in range(20):
             others = labels[:20][folds != folds[place]].tolist()
             right += max(sorted(set(others)), key=others.count) == int(labels[place])
-        assert found.guess.accuracy == pytest.approx(5.0 * right)
-        accuracies.append(found.guess.accuracy)
+        chance = 100 / len(set(labels[:20].tolist()))
+        assert found.guess.accuracy == pytest.approx(max(5.0 * right, chance))
+        accuracies.append(5.0 * right)
     assert sum(accuracies) / 40 == pytest.approx(10.0, abs=3.0)  # their largest share: 22
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_equally_many_labels_of_each_class_are_compared_with_chance(balanced: bool) -> None:
+    """The class of a held-out image is the rarest of the others: no fold would guess it."""
+    labels = torch.arange(4).repeat(10)
+    points = Features(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), None)
+    found = predict_labels(points, some_known(labels, 20), num_classes=4, balanced=balanced)
+    assert (found.guess.accuracy, found.guess.balanced) == (25.0, 25.0)
 
 
 @pytest.mark.parametrize(

@@ -340,6 +340,13 @@ def test_load_model_of_a_checkpoint_without_one(run: Run) -> None:
     assert str(run.last_checkpoint) in str(caught.value)
 
 
+def test_a_checkpoint_from_before_rotation_is_loaded(run: Run) -> None:
+    saved = checkpoints.load(run.last_checkpoint)
+    del saved["rotation"]
+    save_checkpoint(run.last_checkpoint, saved)
+    load_trained(run)
+
+
 def test_a_damaged_run_is_not_judged_by_an_older_checkpoint(run: Run) -> None:
     """It is an error that names the others, and how to use them."""
     run.last_checkpoint.write_bytes(run.last_checkpoint.read_bytes()[:-1])

@@ -140,7 +140,7 @@ def test_the_command_that_continues_a_run_has_its_processes(
         ("LOCAL_WORLD_SIZE", 4),
     ):
         monkeypatch.setenv(name, str(number))
-    assert name_resume(config, Path("runs/a")) == again  # torchrun started them
+    assert name_resume(config, Path("runs/a")) == f"{again}, by torchrun or srun as before"
     monkeypatch.setenv(LAUNCHER, "1")
     assert name_resume(config, Path("runs/a")) == f"{again} --devices 4 --nodes 2"
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -241,8 +241,9 @@ def test_a_budget_too_short_to_learn_is_said() -> None:
     assert "62 steps are too few to learn much, and 1 min allows no more" in found.warning
     assert "--budget 18m allows 1,000" in found.warning  # 960 s are nine tenths of 17.8 min
     assert plan(CPU._replace(budget=600.0), speed=0.03).warning == ""
-    given = {"training.epochs": 1}
-    assert plan(CPU._replace(budget=60.0), speed=0.03, given=given).warning == ""  # as asked
+    given = {"training.epochs": 5}  # 90 steps, as asked for
+    few = CPU._replace(num_images=607, budget=60.0)
+    assert plan(few, speed=0.03, given=given).warning == ""
     slow = plan(CPU._replace(budget=60.0), speed=3.0).warning
     assert "--budget 30h allows 1,000" in slow
 

@@ -323,6 +323,7 @@ def _count_processes(devices: int | str | None, accelerator: str) -> int | None:
 def _start_processes(devices: int, nodes: int, folder: Path, extra: list[str]) -> None:
     # Several machines take the folder of process 0, which this one need not know.
     again = f"deepbregman pretrain --resume {folder if nodes == 1 else 'RUN'} --devices {devices}"
+    again += f" --nodes {nodes}" * (nodes > 1)
 
     def advise() -> str:
         if nodes == 1 and not is_run(folder):

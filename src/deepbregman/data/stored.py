@@ -51,7 +51,7 @@ class StoredData(NamedTuple):
 
 def list_parts(path: Path, suffix: str) -> list[Path]:
     """List the files of a suffix in a folder, two levels deep, or the one file that is named."""
-    if path.suffix.lower() == suffix:
+    if path.suffix.lower() == suffix and not path.is_dir():  # Spark names folders so
         if not path.is_file():
             raise UserError(
                 f"data.source {str(path)!r}: no such file; give a {suffix} file of this machine, "

@@ -383,8 +383,8 @@ def count_clusters(clusters: int | None, num_classes: int, num_images: int) -> i
         clusters = num_classes if num_classes > 1 else min(CLUSTERS, num_images)
     if not 2 <= clusters <= num_images:
         raise UserError(
-            f"clusters is {clusters}: it must be between 2, as one would hold all images, and the "
-            f"number of images, {num_images}"
+            f"clusters is {clusters}: it must be from 2 to {num_images}, the number of images; one "
+            "cluster would hold them all"
         )
     return clusters
 

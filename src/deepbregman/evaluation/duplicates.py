@@ -139,7 +139,7 @@ def find_duplicates(
     if len(files) == len(images):
         places = [place for part in files for place in part.places]
         sizes = {i: count_bytes(places[i]) for group in groups for i in group}
-        lengths = [len(name.rpartition("/")[2]) for name in names]  # of a copy more: "a (1).jpg"
+        lengths = [len(name.rpartition("/")[2]) for name in names]  # a copy's is longer: "a (1)"
         groups = [sorted(g, key=lambda i: (-sizes[i], lengths[i], i)) for g in groups]
     groups.sort(key=lambda group: (-len(group), group[0]))
     shown = [i for group in groups[:SHOWN_GROUPS] for i in group[:SHOWN_IMAGES]]

@@ -220,6 +220,11 @@ def predict_labels(
     *judged, (guess, _, _) = [
         _judge(*pair, targets, weights) for pair in zip(tried, held_out, strict=True)
     ]
+    # Where all classes have as many labels, holding one out makes its class the rarest.
+    chance = 100.0 / len(taught)
+    guess = guess._replace(
+        accuracy=max(guess.accuracy, chance), balanced=100.0 / int((sizes > 1).sum())
+    )
     hits = torch.stack([right for _, right, _ in judged])  # (M, n)
     losses = torch.stack([lost for _, _, lost in judged])  # (M, n)
 

@@ -171,7 +171,7 @@ def collect_networks(step: Step) -> State:
 def load_networks(step: Step, saved: State, origin: str) -> None:
     """Put the networks of a checkpoint into a step."""
     for name in NETWORKS:
-        load_strictly(getattr(step, name) or nn.Identity(), saved[name], origin)
+        load_strictly(getattr(step, name) or nn.Identity(), saved.get(name, {}), origin)
 
 
 def describe_alternatives(run: Run) -> str:
@@ -225,7 +225,8 @@ def load_trained(
             copied.
     """
     run = run if isinstance(run, Run) else Run.open(Path(run))
-    saved = _load_last(run, (*NETWORKS, "epoch"))
+    # Those from before there was a rotation can be evaluated too.
+    saved = _load_last(run, (*(name for name in NETWORKS if name != "rotation"), "epoch"))
     counts = {name: saved.get(name, 0) for name in ("num_images", "num_classes")}
     config = run.config
     own = [table for table, group in config.view_groups.items() if group.custom]

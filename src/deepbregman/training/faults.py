@@ -92,9 +92,9 @@ def name_resume(config: Config, folder: Path) -> str:
     if "custom" in named or any(group.custom for group in config.view_groups.values()):
         return f"deepbregman.resume({str(folder)!r}, ...) in Python, with the same parts"
     command = f"deepbregman pretrain --resume {folder}"
-    if LAUNCHER not in os.environ:  # torchrun and srun have commands of their own
-        return command
     here = find_process()
+    if LAUNCHER not in os.environ:
+        return command + ", by torchrun or srun as before" * (here.processes > 1)
     nodes = f" --nodes {here.nodes}" if here.nodes > 1 else ""
     return f"{command} --devices {here.local_processes}{nodes}"
 

@@ -143,7 +143,7 @@ def make_plan(
     steps = plan.config.training.epochs * count_steps(plan.config, facts.num_images)
     plan.take(_choose_bank(plan.config, facts, steps), *_choose_schedule(plan.config, facts, steps))
     warning = ""
-    if length.value < wanted and 0 < steps < _USEFUL_STEPS:
+    if "training.epochs" not in given and length.value < wanted and 0 < steps < _USEFUL_STEPS:
         warning = _warn_of_few(steps, facts.limit, seconds)
     return Plan(plan.config, tuple(plan.made), steps * seconds, enough, warning)
 
