@@ -324,6 +324,11 @@ class TestParquet:
         monkeypatch.delattr(sys.modules["pyarrow"], "compute", raising=False)
         assert len(open_source(str(folder), image_size=9).train) == 18
 
+    def test_an_empty_folder_of_that_name(self, tmp_path: Path) -> None:
+        (tmp_path / "e.parquet").mkdir()
+        with pytest.raises(UserError, match="no image in it"):
+            open_source(str(tmp_path / "e.parquet"), image_size=8)
+
     def test_plain_bytes(self, tmp_path: Path) -> None:
         folder = write_parquet(tmp_path / "p.parquet", struct=False)  # as Spark names it
         source = open_source(str(folder), image_size=8)

@@ -280,7 +280,7 @@ def check_source(spec: str, root: Path = Path("data")) -> None:
                 dataset.find(expand_home(root))
     elif is_stored(path):
         if not spec.startswith(HUB) and not path.exists():
-            list_parts(path, path.suffix.lower())  # which says so
+            list_parts(path, path.suffix.lower())  # its error says what to give
     elif path.is_dir():
         if not has_image(path):
             list_folder(path)  # its error counts the other files

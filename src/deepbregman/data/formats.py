@@ -30,9 +30,9 @@ def index_stored(path: Path) -> StoredData:
 
 
 def _holds(path: Path, suffix: str) -> bool:
-    if path.suffix.lower() == suffix:
-        return True
-    return path.is_dir() and bool(list_parts(path, suffix)) and not has_image(path)
+    if not path.is_dir():
+        return path.suffix.lower() == suffix
+    return bool(list_parts(path, suffix)) and not has_image(path)
 
 
 def _is_hugging_face(path: Path) -> bool:

@@ -16,7 +16,7 @@ from deepbregman.data import Images
 from deepbregman.data.batches import open_batches
 from deepbregman.method.views import centre_view
 from deepbregman.objectives.own import AnyViews
-from deepbregman.runs import Record
+from deepbregman.runs import SATURATED, Record
 from deepbregman.terminal import count_words
 
 from . import diagnostics
@@ -149,7 +149,7 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
         return "healthy", f"{words}, while the learning rate falls"
     if 1.0 - last.get("long_stability", 0.0) > SETTLED * (1.0 - stability):
         return "healthy", f"{words}, and they still drift"
-    return "saturated", (
+    return SATURATED, (
         f"more epochs bring little: {words}, and {last['long_stability']:.0%} as "
         f"{LONG} measurements ago"
     )
@@ -158,4 +158,4 @@ def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
 def should_stop(records: Sequence[Record]) -> bool:
     """Whether two judgements in a row, the second in the last record, found saturation."""
     judged = [record["verdict"] for record in records if "verdict" in record]
-    return "verdict" in records[-1] and judged[-2:] == ["saturated", "saturated"]
+    return "verdict" in records[-1] and judged[-2:] == [SATURATED, SATURATED]
