@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -133,6 +134,24 @@ def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(
     before = time.monotonic()
     gc.collect()
     assert time.monotonic() - before < 100
+
+
+def test_a_pass_left_early_does_not_keep_its_owner_and_workers(files: FileImages) -> None:
+    # Torch waits 5 seconds at the program's end for each worker that is still there.
+    class Owner:
+        def __init__(self) -> None:
+            self.batches = StreamingBatches(files, CPU, num_workers=2)
+
+        def feed(self) -> Iterator[Batch]:
+            return self.batches.chain((ORDER for _ in range(9) if self), 1)
+
+    owner = Owner()
+    feed = owner.feed()
+    next(feed)
+    kept = weakref.ref(owner)
+    del owner, feed
+    gc.collect()
+    assert kept() is None
 
 
 def test_global_random_state_is_left_alone(files: FileImages) -> None:

@@ -3,11 +3,12 @@
 Images that fit live on the device; others are streamed to it, decoded by worker processes.
 """
 
+import contextlib
 import os
 import signal
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -264,12 +265,12 @@ class StreamingBatches:
         if self._arrays is not None:
             return self._iterate_arrays(self._arrays, parts)
         self._turn += 1
-        self._order.batches = (part.tolist() for part in parts)
+        self._order.batches = lists = (part.tolist() for part in parts)
         try:
             decoded = iter(self._loader)
         except OSError as error:
             raise UserError(explain_no_workers(error)) from error
-        return self._iterate_files(decoded, self._turn)
+        return self._iterate_files(decoded, lists, self._turn)
 
     def _iterate_arrays(self, images: ArrayImages, parts: Iterator[Tensor]) -> Iterator[Batch]:
         for indices in parts:
@@ -286,11 +287,15 @@ class StreamingBatches:
         torch.index_select(values, 0, indices, out=staged)
         return staged.to(self._device, non_blocking=True)
 
-    def _iterate_files(self, decoded: Iterator[_Decoded], turn: int) -> Iterator[Batch]:
-        for batch in self._transfer(decoded):
-            yield batch
-            if turn != self._turn:
-                raise RuntimeError("another pass over these batches began before this one ended")
+    def _iterate_files(
+        self, decoded: Iterator[_Decoded], lists: Generator[list[int], None, None], turn: int
+    ) -> Iterator[Batch]:
+        # The loader would keep the orders of a pass that is left early, and with them their owner.
+        with contextlib.closing(lists):
+            for batch in self._transfer(decoded):
+                yield batch
+                if turn != self._turn:
+                    raise RuntimeError("another pass over these batches began before this ended")
 
     def _transfer(self, loader: Iterator[_Decoded]) -> Iterator[Batch]:
         """Bring batches to the device; on a GPU the next one travels while this one is used."""
