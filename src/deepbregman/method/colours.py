@@ -3,6 +3,8 @@
 Every image has its own parameters, and no operator waits for the device.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -24,17 +26,18 @@ _WHITE = (0.95047, 1.0, 1.08883)
 _KNEE = 6 / 29
 
 
-def luminance(images: Tensor) -> Tensor:
-    """Return ``images`` (B, C, H, W) in grey, (B, 1, H, W), with torchvision's weights."""
-    if images.shape[1] == 1:
-        return images
-    red, green, blue = torch.split(images, 1, dim=1)
+def luminance(channels: Sequence[Tensor]) -> Tensor:
+    """Return the grey of images, given by one or three channels, with torchvision's weights."""
+    if len(channels) == 1:
+        return channels[0]
+    red, green, blue = channels
     return red.mul(0.2989).add_(green, alpha=0.587).add_(blue, alpha=0.114)
 
 
 def greyscale_images(images: Tensor, grey: Tensor) -> Tensor:
     """Make the images (B, C, H, W) grey where ``grey`` (B,) is true."""
-    return torch.where(grey.view(-1, 1, 1, 1), luminance(images), images)
+    level = luminance(images.unbind(dim=1)).unsqueeze(1)
+    return torch.where(grey.view(-1, 1, 1, 1), level, images)
 
 
 def jitter_images(images: Tensor, factors: Tensor, hue: Tensor | None, order: Tensor) -> Tensor:
@@ -43,10 +46,11 @@ def jitter_images(images: Tensor, factors: Tensor, hue: Tensor | None, order: Te
     Doing all four operators at each of the four steps and keeping one would cost sixteen. Instead
     the three blends, which differ only in their target, fill three slots in the image's order, and
     hue is done once for all, between the slots before it and those after. A slot on the wrong side
-    of hue gets factor 1, which changes nothing.
+    of hue gets factor 1, which changes nothing. Channels are tensors of their own in between: so
+    the compiler makes one kernel of it all.
 
     Args:
-        images: (B, C, H, W) in [0, 1], contiguous, float32 or float16; overwritten.
+        images: (B, C, H, W) in [0, 1], float32 or float16.
         factors: (B, 3), of brightness, contrast and saturation; 1 changes nothing.
         hue: (B,) shift in turns, in [-0.5, 0.5]; None saves the work where all shifts are 0.
         order: (B, 4) the operator (0 brightness, 1 contrast, 2 saturation, 3 hue) at each step.
@@ -58,33 +62,35 @@ def jitter_images(images: Tensor, factors: Tensor, hue: Tensor | None, order: Te
     slots = torch.arange(3, device=order.device)
     operators = order.gather(-1, slots + (slots >= hue_step))  # (B, 3)
     factors = factors.gather(-1, operators)
-    if images.shape[1] == 1:
+    channels = [channel.contiguous() for channel in images.unbind(dim=1)]  # (B, H, W) each
+    if len(channels) == 1:
         factors = torch.where(operators == SATURATION, 1.0, factors)
         hue = None
     if hue is None:
-        return _blend(images, factors, operators)
+        return torch.stack(_blend(channels, factors, operators), dim=1)
     early = slots < hue_step
-    images = _blend(images, torch.where(early, factors, 1.0), operators)
-    images = _shift_hue(images, hue)
-    return _blend(images, torch.where(early, 1.0, factors), operators)
+    channels = _blend(channels, torch.where(early, factors, 1.0), operators)
+    channels = _shift_hue(channels, hue)
+    channels = _blend(channels, torch.where(early, 1.0, factors), operators)
+    return torch.stack(channels, dim=1)
 
 
-def _blend(images: Tensor, factors: Tensor, operators: Tensor) -> Tensor:
-    """Blend ``images`` (B, C, H, W) in place, slot by slot; factors and operators are (B, 3)."""
+def _blend(channels: list[Tensor], factors: Tensor, operators: Tensor) -> list[Tensor]:
+    """Blend images, given by channels (B, H, W), slot by slot; factors and operators are (B, 3)."""
     for slot in range(3):
-        operator = operators[:, slot].view(-1, 1, 1, 1)
-        grey = luminance(images)
+        operator = operators[:, slot].view(-1, 1, 1)
+        grey = luminance(channels)
         level = grey.mean(dim=(-2, -1), keepdim=True) * (operator == CONTRAST)  # 0 for brightness
-        target = torch.where(operator == SATURATION, grey, level)  # (B, 1, H, W)
+        target = torch.where(operator == SATURATION, grey, level)  # (B, H, W)
         # Torchvision's factor * images + (1 - factor) * target in one pass.
-        weight = 1 - factors[:, slot].to(images.dtype).view(-1, 1, 1, 1)
-        images.lerp_(target, weight).clamp_(0, 1)
-    return images
+        weight = 1 - factors[:, slot].to(grey.dtype).view(-1, 1, 1)
+        channels = [channel.lerp_(target, weight).clamp_(0, 1) for channel in channels]
+    return channels
 
 
-def _shift_hue(images: Tensor, hue: Tensor) -> Tensor:
-    """Turn the hue of ``images`` (B, 3, H, W) by ``hue`` (B,) turns; value and saturation stay."""
-    red, green, blue = images.float().unbind(dim=1)  # (B, H, W) each
+def _shift_hue(channels: list[Tensor], hue: Tensor) -> list[Tensor]:
+    """Turn the hue of three channels (B, H, W) by ``hue`` (B,) turns; value and saturation stay."""
+    red, green, blue = (channel.float() for channel in channels)
     # Much faster on the CPU than aminmax over so short a dimension.
     low = torch.minimum(red, green).minimum(blue)
     high = torch.maximum(red, green).maximum(blue)
@@ -109,8 +115,8 @@ def _shift_hue(images: Tensor, hue: Tensor) -> Tensor:
         (sextant - 2).abs_().neg_().add_(2),
         (sextant - 4).abs_().neg_().add_(2),
     )
-    turned = [torch.addcmul(low, chroma, share.clamp_(0, 1)) for share in shares]
-    return torch.stack(turned, dim=1).to(images.dtype)
+    turned = (torch.addcmul(low, chroma, share.clamp_(0, 1)) for share in shares)
+    return [channel.to(channels[0].dtype) for channel in turned]
 
 
 def solarise_images(images: Tensor, solarised: Tensor) -> Tensor:
