@@ -1,12 +1,14 @@
 """The loop: what it trains, what it writes, and that an interruption changes nothing."""
 
 import importlib.metadata
+import io
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from deepbregman.commands.embed import embed
@@ -17,7 +19,7 @@ from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
 from deepbregman.objectives import build_step, build_views
 from deepbregman.runs import Run
-from deepbregman.training import checkpoints
+from deepbregman.training import checkpoints, display
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
@@ -115,6 +117,19 @@ class TestTraining:
             assert parameter.grad is not None
             after = job.step_module.get_parameter(name)
             torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
+
+    def test_on_a_cpu_the_first_step_tells_that_a_run_is_long(
+        self, short_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of `best` at 64 px a step takes minutes, and the next one as long."""
+        for limit in ("FIRST_SECONDS", "MEASURED_SECONDS", "LONG_SECONDS"):
+            monkeypatch.setattr(display, limit, 0.0)
+        config = override(short_config, ONE_EPOCH)
+        job = Pretraining(config, digits(256), launch("cpu"), tmp_path / "run")
+        assert job.total_steps == 2
+        stream = io.StringIO()
+        job.fit(console=Console(file=stream, width=80))
+        assert stream.getvalue().count("at this speed the run takes another") == 1
 
     def test_an_epoch_visits_every_image_of_its_batches_once(
         self, short_config: Config, tmp_path: Path

@@ -73,7 +73,7 @@ def search(
     if not queries:
         raise UserError(
             "search needs an image: give --query FILE, or an image of the dataset such as "
-            "--query test:17; `deepbregman evaluate RUN --protocol retrieval` measures how well "
+            "--query train:17; `deepbregman evaluate RUN --protocol retrieval` measures how well "
             "searches find classes"
         )
     from deepbregman.evaluation.queries import SearchResult

@@ -97,5 +97,5 @@ def find_place(words: str, splits: Mapping[str, Names], data: str) -> tuple[str,
             return name, names.index(words)
     raise UserError(
         f"query {words!r}: neither an image file nor an image of {data!r}; give a file, "
-        "the name of an image relative to the data's folder, or its place, such as test:17"
+        "the name of an image relative to the data's folder, or its place, such as train:17"
     )

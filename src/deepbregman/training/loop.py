@@ -215,6 +215,8 @@ class Pretraining:
                 record = {"epoch": 0, "step": 0}
                 close = partial(self._close_epoch, record, monitor, display, writer)
                 run_together(self.fabric, close)
+            if not (ends or self._is_compiling) and self.fabric.device.type == "cpu":
+                display.step(self.step)  # so that the first step, which may take minutes, counts
             while not ends:
                 record = self._run_epoch(feed, display, received)
                 close = partial(self._close_epoch, record, monitor, display, writer)
