@@ -9,7 +9,7 @@ import json
 import re
 from pathlib import Path
 
-from deepbregman.reporting.evidence import tabulate_evidence
+from deepbregman.reporting.paper_tables import tabulate_quantities
 from deepbregman.reporting.study_tables import MEASURED_NOTE, tabulate_study
 from deepbregman.reporting.tables import Table, make_cell, to_markdown
 from deepbregman.studies.tables import collect_results
@@ -34,7 +34,7 @@ def _leave_out_speed(table: Table) -> Table:
 
 def _choose_columns(folder: Path, key: str, columns: list[str]) -> Table:
     """Return columns of a table of the study tables, and of its differences after them."""
-    tables = {table.key: table for table in tabulate_evidence(collect_results(folder))}
+    tables = {table.key: table for table in tabulate_quantities(collect_results(folder))}
     first, second = tables[key], tables[f"{key}-differences"]
     places = [(*first.columns, *second.columns).index(name) for name in columns]
     more = {row.name: row.cells for row in second.rows}

@@ -13,8 +13,8 @@ import torch
 
 from deepbregman.method.bregman import paired_divergence
 from deepbregman.reporting.charts import PALETTE
-from deepbregman.reporting.evidence import save_difference_figure
 from deepbregman.reporting.figures import save_speed_figure
+from deepbregman.reporting.paper_tables import save_difference_figure
 from deepbregman.reporting.studies import save_study_figure
 from deepbregman.studies.tables import collect_results
 
@@ -29,11 +29,11 @@ for image in sorted(IMAGES.glob("study-*.png")):
 save_speed_figure(IMAGES / "speed.png", json.loads((RESULTS / "bench/h200/main.json").read_text()))
 
 PAIRS = [("best", "simclr"), ("best", "best-control"), ("paper", "paper-without")]
-evidence = collect_results(RESULTS / "studies" / "tables")
-for quantity in evidence["quantities"]:
+results = collect_results(RESULTS / "studies" / "tables")
+for quantity in results["quantities"]:
     known = {(pair["arm"], pair["against"]): pair for pair in quantity["differences"]}
     quantity["differences"] = [known[names] for names in PAIRS if names in known]
-save_difference_figure([IMAGES / "where-it-helps.png"], evidence)
+save_difference_figure([IMAGES / "where-it-helps.png"], results)
 
 
 def draw_forms() -> None:

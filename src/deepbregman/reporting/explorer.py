@@ -3,7 +3,6 @@
 import base64
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ from PIL import Image, ImageOps
 
 from deepbregman.files import create_file
 
-from .page import hash_source, make_inline, to_json
+from .page import hash_source, load_parts, to_json
 
 PER_SHEET = 1024
 ACROSS = 32
@@ -126,10 +125,7 @@ def render(explorer: Explorer, sheets: Sequence[bytes]) -> str:
     """Put the page together."""
     import jinja2
 
-    here = files(__package__)
-    names = ("explorer.html", "explorer.css", "explorer.js")
-    template, style, script = ((here / name).read_text(encoding="utf-8") for name in names)
-    script = make_inline(script)
+    template, style, script = load_parts("explorer")
     blocks = {"points": explorer.points.astype("<f4").tobytes()}
     for number, column in enumerate(explorer.columns):
         kind = "<f4" if column.categories is None else "<u2"

@@ -60,10 +60,8 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
     """Build the page: one file that needs no other and runs only its own two scripts."""
     import jinja2
 
-    here = files(__package__)
-    names = ("page.html", "page.css", "page.js")
-    template, style, script = ((here / name).read_text(encoding="utf-8") for name in names)
-    script, vega = make_inline(script), load_vega()
+    template, style, script = load_parts("page")
+    vega = load_vega()
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -83,6 +81,13 @@ def render_page(main: Comparison | None, studies: list[StudySection], title: str
         figure_kinds=FIGURE_KINDS,
     )
     return page.encode()
+
+
+def load_parts(page: str) -> tuple[str, str, str]:
+    """Return the template, the style and the script of a page; all pages have one theme."""
+    here, names = files(__package__), (f"{page}.html", "theme.css", f"{page}.css", f"{page}.js")
+    template, theme, style, script = ((here / name).read_text(encoding="utf-8") for name in names)
+    return template, theme + style, make_inline(script)
 
 
 @cache

@@ -15,7 +15,7 @@ from deepbregman.runs import Record, read_json
 
 from .charts import Figure, as_sentence, slug
 from .comparison import Comparison
-from .evidence import draw_differences, is_evidence, tabulate_evidence
+from .paper_tables import draw_differences, has_quantities, tabulate_quantities
 from .published import CAVEAT, is_on_test_images, list_published_series
 from .records import RunGroup, RunRecord, group_runs, refuse_links
 from .searches import count_trials, draw_search, tabulate_trials
@@ -97,8 +97,8 @@ def read_study(path: Path) -> StudySection:
     records = {n: read_json(path / n) for n in STUDY_FILES if (path / n).is_file()}
     results, trials = records.get("results.json"), records.get("trials.json")
     try:
-        if results is not None and is_evidence(results):
-            _add_evidence(study, results)
+        if results is not None and has_quantities(results):
+            _add_paper_tables(study, results)
         elif results is not None and is_grid(results):
             _add_grid(study, path, results)
         elif trials is not None:
@@ -155,10 +155,10 @@ def _add_grid(study: StudySection, path: Path, results: Record) -> None:
     study.tables = tabulate_study(results, study.key)
 
 
-def _add_evidence(study: StudySection, results: Record) -> None:
+def _add_paper_tables(study: StudySection, results: Record) -> None:
     figure = draw_differences(results, f"{study.key}-")
     study.figures = [] if figure is None else [figure]
-    study.tables = tabulate_evidence(results, f"{study.key}-")
+    study.tables = tabulate_quantities(results, f"{study.key}-")
     study.facts = {"arms": ", ".join(results["arms"]), "runs": str(len(results["runs"]))}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepbregman.reporting.evidence import draw_differences, tabulate_evidence
+from deepbregman.reporting.paper_tables import draw_differences, tabulate_quantities
 from deepbregman.reporting.tables import Table, to_latex, to_markdown
 from deepbregman.runs import Record
 
@@ -30,7 +30,7 @@ def tables() -> dict[str, Table]:
         quantity("transfer", "fine-tuned", "top1", trained_on="tiny"),
     ]
     results: Record = {"arms": ["simclr", "best"], "pairs": [["best", "simclr"]], "runs": []}
-    return {t.key: t for t in tabulate_evidence({**results, "quantities": found})}
+    return {t.key: t for t in tabulate_quantities({**results, "quantities": found})}
 
 
 def test_published_values_stand_apart(tables: dict[str, Table]) -> None:
@@ -49,7 +49,7 @@ def test_published_values_stand_apart(tables: dict[str, Table]) -> None:
 def test_the_caption_has_the_least_and_the_most_seeds() -> None:
     arms = {f"arm{n}": {"mean": 90.0, "deviation": None, "n": n} for n in (1, 2, 3)}
     found = [quantity("knn", "cosine, k=20", "top1", arms=arms, differences=[])]
-    table, *_ = tabulate_evidence({"arms": [*arms], "pairs": [], "runs": [], "quantities": found})
+    table, *_ = tabulate_quantities({"arms": [*arms], "pairs": [], "runs": [], "quantities": found})
     assert "; n = 1-3; 10,000 test images" in table.caption
 
 

@@ -66,12 +66,12 @@ MAIN = {
 """Quantities in the figure of differences and the tables in short."""
 
 
-def is_evidence(record: Record) -> bool:
+def has_quantities(record: Record) -> bool:
     """Whether ``results.json`` is of the study ``tables``."""
     return "quantities" in record
 
 
-def tabulate_evidence(results: Record, prefix: str = "") -> list[Table]:
+def tabulate_quantities(results: Record, prefix: str = "") -> list[Table]:
     """Make the tables of a record: quantities in rows, arms in columns, differences after them."""
     tables = []
     for data in dict.fromkeys(quantity["data"] for quantity in results["quantities"]):
@@ -234,7 +234,7 @@ def _tabulate_costs(runs: Sequence[Record]) -> Table:
 
 def save_tables(folder: Path, results: Record) -> None:
     """Write the tables, and a line for each quantity and arm as CSV."""
-    tables = tabulate_evidence(results)
+    tables = tabulate_quantities(results)
     (folder / "tables").mkdir(exist_ok=True)
     for table in tables:
         for ending, text in ((".csv", to_csv(table)), (".tex", to_latex(table))):
