@@ -94,9 +94,7 @@ def test_first_step_includes_building(clock: Clock) -> None:
 def test_tiny_run_leaves_a_record_a_table_and_a_figure(tmp_path: Path) -> None:
     screen = Console(file=io.StringIO(), width=140)
     names = ("SimCLR", "K=100", "views alone")
-    record = bench(
-        scale="tiny", only=names, out=tmp_path / "bench", accelerator="cpu", console=screen
-    )
+    record = bench(scale="tiny", only=names, out=tmp_path / "bench", console=screen)
     written = json.loads((tmp_path / "bench" / "bench.json").read_text())
     assert written == json.loads(json.dumps(record))
     (group,) = record["groups"]
@@ -147,7 +145,7 @@ def test_unknown_names_are_refused() -> None:
     with pytest.raises(UserError, match="'huge' is not one of main, large, cpu, tiny"):
         bench(scale="huge")
     with pytest.raises(UserError, match="--only 'K=7' is not one of bare encoder; SimCLR; K=10;"):
-        bench(scale="tiny", only=("SimCLR", "K=7"), accelerator="cpu")
+        bench(scale="tiny", only=("SimCLR", "K=7"))
 
 
 def test_published_speeds_meet_the_targets_they_claim() -> None:

@@ -139,10 +139,10 @@ class TestVerbs:
         self, command: Command, recipe: Path, few_digits: str, tmp_path: Path
     ) -> None:
         folder, out_file = tmp_path / "run", tmp_path / "features.npz"
-        code, out, err = command("pretrain", recipe, "--run", folder, "--accelerator", "cpu")
+        code, out, err = command("pretrain", recipe, "--run", folder)
         assert (code, err) == (0, "")
         assert f"run: {folder}" in out
-        code, out, err = command("evaluate", folder, "--epochs", 2, "--accelerator", "cpu")
+        code, out, err = command("evaluate", folder, "--epochs", 2)
         assert (code, err) == (0, "")
         rows = json.loads((folder / "result.json").read_text())["evaluations"]
         kinds = [(row["protocol"], row["variant"]) for row in rows]
@@ -159,7 +159,7 @@ class TestVerbs:
         for row in rows:
             assert f"{row['value']:.2f}" in out
             assert (row["num_train"], row["num_test"], row["data"]) == (200, 100, few_digits)
-        code, _, err = command("embed", folder, "--out", out_file, "--accelerator", "cpu")
+        code, _, err = command("embed", folder, "--out", out_file)
         assert (code, err) == (0, "")
         with np.load(out_file, allow_pickle=False) as arrays:
             width = load_encoder(folder).num_features
@@ -171,7 +171,7 @@ class TestVerbs:
         self, command: Command, recipe: Path, tmp_path: Path
     ) -> None:
         words = ("--seed", 7, "--divergence.num-subnetworks", 3, "--views.without", "crop", "flip")
-        command("pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cpu", *words)
+        command("pretrain", recipe, "--run", tmp_path / "run", *words)
         config = Run.open(tmp_path / "run").config
         assert config.seed == 7
         assert config.divergence.num_subnetworks == 3
@@ -180,12 +180,10 @@ class TestVerbs:
     def test_your_own_folder(self, command: Command, photos: Path, recipe: Path) -> None:
         run = photos.parent / "run"
         words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", run)
-        code, out, err = command(
-            "pretrain", recipe, "--data", photos, *words, "--accelerator", "cpu"
-        )
+        code, out, err = command("pretrain", recipe, "--data", photos, *words)
         assert (code, err) == (0, "")
         assert "29 images" in out  # of 40: 8 are the test split, 3 are held out
-        code, out, _ = command("evaluate", run, "--protocol", "knn", "--accelerator", "cpu")
+        code, out, _ = command("evaluate", run, "--protocol", "knn")
         assert code == 0
         assert "cosine, k=20" in out
         assert "k=200" not in out  # there are not so many images
@@ -198,7 +196,7 @@ class TestVerbs:
         for index, path in enumerate(sorted(photos.rglob("*.png"))):
             shutil.copy(path, flat / f"{index}.png")
         words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", tmp_path / "run")
-        code, _, err = command("pretrain", recipe, "--data", flat, *words, "--accelerator", "cpu")
+        code, _, err = command("pretrain", recipe, "--data", flat, *words)
         assert (code, err) == (0, "")
         code, out, _ = command("embed", tmp_path / "run", "--out", tmp_path / "f.npz")
         assert code == 0
@@ -210,8 +208,8 @@ class TestVerbs:
     def test_resume_takes_the_runs_own_configuration(
         self, command: Command, recipe: Path, tmp_path: Path
     ) -> None:
-        command("pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cpu")
-        code, out, err = command("pretrain", "--resume", tmp_path / "run", "--accelerator", "cpu")
+        command("pretrain", recipe, "--run", tmp_path / "run")
+        code, out, err = command("pretrain", "--resume", tmp_path / "run")
         assert (code, err) == (0, "")
         assert "resuming" in out
         code, _, _ = command("pretrain", "--resume", tmp_path / "run", "--training.epochs", 9)
@@ -397,7 +395,7 @@ class TestErrors:
 
     def refused(self, command: Command, folder: Path, *words: object) -> str:
         """Expect a refusal that leaves no run folder behind; return its words."""
-        code, _, err = command("pretrain", *words, "--run", folder, "--accelerator", "cpu")
+        code, _, err = command("pretrain", *words, "--run", folder)
         assert code == 2
         assert "Traceback" not in err
         assert err.count("\n") == 1  # one paragraph
@@ -423,9 +421,7 @@ class TestErrors:
         err = self.refused(command, run, *words)
         assert "broken.jpg" in err
         assert "--skip-unreadable" in err
-        code, out, _ = command(
-            "pretrain", *words, "--skip-unreadable", "--run", run, "--accelerator", "cpu"
-        )
+        code, out, _ = command("pretrain", *words, "--skip-unreadable", "--run", run)
         assert code == 0
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
@@ -437,7 +433,7 @@ class TestErrors:
         truncated(photos / "cats" / "broken.jpg")
         run = photos.parent / "run"
         words = ("--data", photos, "--data.image-size", 8, "--training.batch-size", 8)
-        options = (*words, "--skip-unreadable", "--run", run, "--accelerator", "cpu")
+        options = (*words, "--skip-unreadable", "--run", run)
         code, _, err = command("pretrain", recipe, *options)
         assert (code, err) == (0, "")
         code, _, err = command("embed", run, "--out", photos.parent / "f.npz")
@@ -445,7 +441,7 @@ class TestErrors:
             0,
             f"note: left out 1 unreadable image (cats/broken.jpg) of {photos}\n",
         )
-        code, out, err = command("evaluate", run, "--protocol", "knn", "--accelerator", "cpu")
+        code, out, err = command("evaluate", run, "--protocol", "knn")
         assert (code, err) == (0, "")
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
         rows = json.loads((run / "result.json").read_text())["evaluations"]
@@ -468,8 +464,8 @@ class TestErrors:
         words = ["psi", "--recipe", recipe, "--only", "gaussian", "--seeds", 1]
         if verb == "tune":
             words = [recipe, "--space", "divergence.sigma=1:2", "--trials", 1]
-        words += ["--data", photos, "--epochs", 1, "--out", photos.parent / "out", "--accelerator"]
-        words += ["cpu", "--set", "data.skip_unreadable=true", "data.image_size=8"]
+        words += ["--data", photos, "--epochs", 1, "--out", photos.parent / "out"]
+        words += ["--set", "data.skip_unreadable=true", "data.image_size=8"]
         code, out, _ = command(verb, *words, "training.batch_size=8")
         assert code == 128 + signal.SIGINT
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
@@ -495,7 +491,7 @@ class TestErrors:
         assert "does not fit" in err
         assert "(10," in err or ", 10" in err
         assert "11" in err
-        code, _, err = command("pretrain", "--resume", tmp_path / "run", "--accelerator", "cpu")
+        code, _, err = command("pretrain", "--resume", tmp_path / "run")
         assert code == 2
         assert "config.toml" in err
         assert "made with other settings" in err
@@ -505,10 +501,10 @@ class TestErrors:
         self, command: Command, recipe: Path, tmp_path: Path
     ) -> None:
         folder = tmp_path / "[/x]"
-        code, out, err = command("pretrain", recipe, "--run", folder, "--accelerator", "cpu")
+        code, out, err = command("pretrain", recipe, "--run", folder)
         assert (code, err) == (0, "")
         assert "[/x]" in out
-        code, out, _ = command("evaluate", folder, "--protocol", "knn", "--accelerator", "cpu")
+        code, out, _ = command("evaluate", folder, "--protocol", "knn")
         assert code == 0
         assert "[/x]" in out
 
@@ -529,7 +525,7 @@ class TestErrors:
     def test_no_space_to_write(self, forks: Forks, recipe: Path, tmp_path: Path) -> None:
         """A real limit on file sizes: the checkpoint does not fit, and leaves no half of it."""
         run = tmp_path / "run"
-        words = ["pretrain", recipe, "--run", run, "--accelerator", "cpu"]
+        words = ["pretrain", recipe, "--run", run]
         code, err = run_unheard(forks, "a closed pipe", *words, largest_file=50_000)
         assert code == 2, err
         assert "Traceback" not in err

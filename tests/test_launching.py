@@ -33,7 +33,7 @@ SMALL = [
     *("--training.epochs", "6", "--training.batch-size", "128", "--training.knn-every", "1"),
     *("--encoder.projection-hidden", "32", "--encoder.embedding", "16"),
     *("--divergence.num-subnetworks", "10", "--divergence.hidden", "8"),
-    *("--training.no-tensorboard", "--training.save-seconds", "0", "--accelerator", "cpu"),
+    *("--training.no-tensorboard", "--training.save-seconds", "0"),
 ]
 EXAMPLES = Path(__file__).parents[1] / "examples"
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR")
@@ -426,7 +426,7 @@ def test_devices_start_processes_that_train_as_one_would(
     assert "batch 60 = 2 processes x 30; negatives from all" in out
     assert out.count("next: deepbregman evaluate") == 1
 
-    main(["pretrain", "--resume", str(run), "--accelerator", "cpu"])  # finished: nothing to do
+    main(["pretrain", "--resume", str(run)])  # finished: nothing to do
     assert "had 2 processes before and has 1 now: the steps depend" in capsys.readouterr().out
     record = json.loads((run / "provenance.json").read_text())
     assert record["processes"] == 2
@@ -458,7 +458,7 @@ def test_killed_process_ends_the_run_which_resumes_to_the_same_end(
         assert process.returncode == 1
         assert "Signal 9 (SIGKILL)" in err
         assert f"local_rank: {rank}" in err
-    words = ["--resume", str(tmp_path / "run"), "--accelerator", "cpu"]
+    words = ["--resume", str(tmp_path / "run")]
     code, _, err = finished(command(*words, *devices, torchrun=torchrun))
     assert code == 0, err
     assert difference(tmp_path / "run", pair[0]) == 0.0
@@ -479,7 +479,7 @@ def test_signal_stops_all_after_the_same_step(
     assert "error:" not in err  # who asks for an end gets what was asked for
     again = f"continue with: deepbregman pretrain --resume {tmp_path / 'run'} --devices 2"
     assert f"stopped by {number.name}; everything is saved, {again}\n" in err
-    words = ["--resume", str(tmp_path / "run"), "--accelerator", "cpu", "--devices", "2"]
+    words = ["--resume", str(tmp_path / "run"), "--devices", "2"]
     code, _, err = finished(command(*words))
     assert code == 0, err
     assert difference(tmp_path / "run", pair[0]) == 0.0

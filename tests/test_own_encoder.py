@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepbregman import (
-    cluster,
-    embed,
-    evaluate,
-    load_encoder,
-    pretrain,
-    resume,
-    search,
-)
+from deepbregman import cluster, embed, evaluate, load_encoder, pretrain, resume, search
 from deepbregman.cli import main
 from deepbregman.config import Config, override
 from deepbregman.errors import UserError
@@ -53,7 +45,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> R
     module = own()
     before = state_of(module)
     folder = tmp_path_factory.mktemp("own") / "run"
-    run = pretrain(short_config, run=folder, encoder=module, accelerator="cpu")
+    run = pretrain(short_config, run=folder, encoder=module)
     assert same(state_of(module), before)  # the user's module is not the one that is trained
     return run
 
@@ -86,7 +78,7 @@ def test_training_begins_with_its_weights(
         return self.run
 
     monkeypatch.setattr(loop.Pretraining, "fit", fit)
-    pretrain(short_config, run=tmp_path / "run", encoder=own(), accelerator="cpu")
+    pretrain(short_config, run=tmp_path / "run", encoder=own())
     assert same(seen[0], state_of(own()))
 
 
@@ -103,19 +95,19 @@ def test_resuming_is_to_the_bit(
 
     monkeypatch.setattr(loop.Pretraining, "_write_epoch", keep_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        pretrain(every, run=tmp_path / "run", encoder=own(), accelerator="cpu")
+        pretrain(every, run=tmp_path / "run", encoder=own())
     monkeypatch.undo()
     with pytest.raises(UserError, match="give it in Python"):
-        resume(tmp_path / "run", accelerator="cpu")
-    resumed = resume(tmp_path / "run", encoder=own(seed=9), accelerator="cpu")
+        resume(tmp_path / "run")
+    resumed = resume(tmp_path / "run", encoder=own(seed=9))
     states = [state_of(load_encoder(run.path, encoder=own(seed=5))) for run in (resumed, trained)]
     assert same(*states)
 
 
 def test_it_is_judged_and_embeds(trained: Run, tmp_path: Path) -> None:
-    rows = evaluate(trained, protocols=["knn"], accelerator="cpu", encoder=own(seed=9))
+    rows = evaluate(trained, protocols=["knn"], encoder=own(seed=9))
     assert rows[0]["value"] > 50.0  # of ten digits
-    shapes = embed(trained.path, tmp_path / "x.npz", accelerator="cpu", encoder=own(seed=9))
+    shapes = embed(trained.path, tmp_path / "x.npz", encoder=own(seed=9))
     assert shapes["test_features"][1] == 24
     with np.load(tmp_path / "x.npz", allow_pickle=False) as arrays:
         assert np.isfinite(arrays["test_features"]).all()
@@ -148,7 +140,6 @@ def test_it_is_finetuned_beside_an_untrained_one(trained: Run, few_digits: str) 
             data=few_digits,
             epochs=1,
             semi=Semi(labels=(0.5,)),
-            accelerator="cpu",
             encoder=module,
         )
         found.append({row["variant"].split(", ")[1]: row["value"] for row in rows})
@@ -173,20 +164,14 @@ def test_what_cannot_be_drawn_anew_is_found_before_training(
     tmp_path: Path, short_config: Config, few_digits: str
 ) -> None:
     once = override(short_config, {"training.epochs": 1})
-    run = pretrain(once, run=tmp_path / "run", encoder=Scaled(), accelerator="cpu")
+    run = pretrain(once, run=tmp_path / "run", encoder=Scaled())
     with pytest.raises(UserError, match=r"in itself \(Scaled\) .* method reset_parameters"):
-        evaluate(
-            run,
-            protocols=["knn", "supervised"],
-            data=few_digits,
-            encoder=Scaled(),
-            accelerator="cpu",
-        )
+        evaluate(run, protocols=["knn", "supervised"], data=few_digits, encoder=Scaled())
     assert not run.result().get("evaluations")
 
 
 def test_it_searches_and_clusters(trained: Run, few_digits: str) -> None:
-    told: dict[str, Any] = {"data": few_digits, "accelerator": "cpu", "encoder": own(seed=9)}
+    told: dict[str, Any] = {"data": few_digits, "encoder": own(seed=9)}
     (answer,) = search(trained, ["test:0"], k=2, by=["cosine"], **told).answers
     assert len(answer.hits["cosine"]) == 2
     assert len(cluster(trained, 3, by=["features"], seeds=1, **told).names) == 300
@@ -196,8 +181,8 @@ def test_it_searches_and_clusters(trained: Run, few_digits: str) -> None:
     "use",
     [
         load_encoder,
-        lambda path: evaluate(path, accelerator="cpu"),
-        lambda path: embed(path, path.parent / "never.npz", accelerator="cpu"),
+        evaluate,
+        lambda path: embed(path, path.parent / "never.npz"),
     ],
 )
 def test_without_the_module_it_cannot_be_used(trained: Run, use: Callable[[Path], object]) -> None:
@@ -231,7 +216,7 @@ def test_modules_that_are_no_encoders_are_refused_before_the_images_are_read(
     source = {"data.source": str(tmp_path / "images"), "data.image_size": 16}
     config = override(short_config, source)
     with pytest.raises(UserError, match=f"the encoder given cannot be used: .*{words}"):
-        pretrain(config, run=tmp_path / "run", encoder=module, accelerator="cpu")
+        pretrain(config, run=tmp_path / "run", encoder=module)
     assert not (tmp_path / "run").exists()
 
 
@@ -262,6 +247,6 @@ def test_an_architecture_of_timm_trains_from_the_command_line(
     pytest.importorskip("timm")
     size = ("--data.image-size", "16", "--training.epochs", "1", "--training.batch-size", "256")
     words = ("pretrain", "digits", "--encoder.name", "timm:test_vit", *size)
-    main([*words, "--run", str(tmp_path / "run"), "--accelerator", "cpu"])
+    main([*words, "--run", str(tmp_path / "run")])
     assert "pretraining timm:test_vit" in capsys.readouterr().out
     assert load_encoder(tmp_path / "run").num_features == 64

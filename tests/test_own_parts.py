@@ -130,7 +130,7 @@ def trained(
     tmp_path_factory: pytest.TempPathFactory, config: Config, parts: dict[str, Any], diary: Diary
 ) -> Run:
     folder = tmp_path_factory.mktemp("own") / "run"
-    return pretrain(config, run=folder, accelerator="cpu", callbacks=[diary], **parts)
+    return pretrain(config, run=folder, callbacks=[diary], **parts)
 
 
 def test_the_run_says_what_is_the_users(trained: Run) -> None:
@@ -167,8 +167,8 @@ def test_it_is_judged_on_the_same_or_other_images(
     trained: Run, digits: tuple[Tensor, Tensor], few_digits: str
 ) -> None:
     source = own_data(digits, image_size=8)
-    mine = evaluate(trained, protocols=["knn"], source=source, accelerator="cpu")
-    other = evaluate(trained, protocols=["knn"], data=few_digits, accelerator="cpu")
+    mine = evaluate(trained, protocols=["knn"], source=source)
+    other = evaluate(trained, protocols=["knn"], data=few_digits)
     assert mine[0]["value"] > 40.0
     assert other[0]["value"] > 40.0
 
@@ -178,7 +178,7 @@ def test_images_of_the_program_go_to_every_verb(
     trained: Run, digits: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
     source = own_data(digits, image_size=8)
-    how: dict[str, Any] = {"source": source, "accelerator": "cpu"}
+    how: dict[str, Any] = {"source": source}
     shapes = embed(trained, tmp_path / "features.npz", **how)
     assert shapes["train_labels"] == (160,)
     given = {f"train:{i}": str(digits[1][i].item()) for i in range(60)}
@@ -213,7 +213,7 @@ def test_resuming_is_to_the_bit(
     monkeypatch: pytest.MonkeyPatch,
     command: Any,
 ) -> None:
-    told: dict[str, Any] = {"accelerator": "cpu", "callbacks": [Diary()]}
+    told: dict[str, Any] = {"callbacks": [Diary()]}
     folder = tmp_path / "run"
     stop_after_an_epoch(monkeypatch, lambda: pretrain(config, run=folder, **told, **parts))
     code, _, said = command("pretrain", "--resume", folder)
@@ -245,7 +245,7 @@ def test_a_run_without_such_parts_refuses_them(short_run: Run, parts: dict[str, 
         ("data", "was trained on 'digits' and goes on with that"),
     ):
         with pytest.raises(UserError, match=words):
-            resume(short_run.path, accelerator="cpu", **{name: parts[name]})
+            resume(short_run.path, **{name: parts[name]})
 
 
 class TestViews:
@@ -344,13 +344,7 @@ def test_an_augmentation_that_fails_leaves_no_run(
     tmp_path: Path, config: Config, few_digits: str
 ) -> None:
     with pytest.raises(UserError, match="let it crop or resize to 8"):
-        pretrain(
-            config,
-            run=tmp_path / "run",
-            data=few_digits,
-            augment=v2.RandomCrop(4),
-            accelerator="cpu",
-        )
+        pretrain(config, run=tmp_path / "run", data=few_digits, augment=v2.RandomCrop(4))
     assert not (tmp_path / "run").exists()
 
 
@@ -391,12 +385,7 @@ def test_names_of_the_record_are_refused_before_the_first_step(
 ) -> None:
     objective = functools.partial(Renamed, **names)
     with pytest.raises(UserError, match=f"the method Renamed has a {words}"):
-        pretrain(
-            config,
-            run=tmp_path / "run",
-            accelerator="cpu",
-            **{**parts, "objective": objective},
-        )
+        pretrain(config, run=tmp_path / "run", **{**parts, "objective": objective})
     assert not (tmp_path / "run").exists()
 
 
@@ -426,9 +415,8 @@ def test_a_method_with_another_head_that_needs_labels(
         data=digits,
         objective=Headless,
         changes={"objective.name": "custom", "objective.needs_labels": True},
-        accelerator="cpu",
     )
-    rows = evaluate(run, protocols=["knn"], data=few_digits, accelerator="cpu")
+    rows = evaluate(run, protocols=["knn"], data=few_digits)
     assert {row["variant"] for row in rows if "divergence" in row["variant"]} == set()
 
 
@@ -457,7 +445,7 @@ def test_what_is_no_method_is_refused_before_the_images_are_read(
         def __getitem__(self, index: int) -> None: ...
 
     with pytest.raises(UserError, match=words):
-        pretrain(config, run=tmp_path / "run", data=Unreadable(), objective=make, accelerator="cpu")
+        pretrain(config, run=tmp_path / "run", data=Unreadable(), objective=make)
 
 
 @pytest.mark.parametrize(
@@ -506,7 +494,7 @@ def test_a_method_that_trains_nothing(config: Config) -> None:
 @pytest.mark.parametrize("wrong", ["resnet18", nn.Linear])
 def test_an_encoder_that_is_no_module(tmp_path: Path, config: Config, wrong: Any) -> None:
     with pytest.raises(UserError, match=r"encoder is .*: give a torch.nn.Module, or name"):
-        pretrain(config, run=tmp_path / "run", encoder=wrong, accelerator="cpu")
+        pretrain(config, run=tmp_path / "run", encoder=wrong)
 
 
 def test_a_metric_that_is_there_already_is_refused(
@@ -517,9 +505,7 @@ def test_a_metric_that_is_there_already_is_refused(
             return {"total": 1.0}
 
     with pytest.raises(UserError, match=r"Wrong.on_epoch returned total, which the epoch's"):
-        pretrain(
-            config, run=tmp_path / "run", data=few_digits, callbacks=[Wrong()], accelerator="cpu"
-        )
+        pretrain(config, run=tmp_path / "run", data=few_digits, callbacks=[Wrong()])
 
 
 @pytest.mark.parametrize("wrong", [3.0, {"note": "words"}, {"norms": torch.rand(2)}])
@@ -541,20 +527,15 @@ def test_a_callback_may_end_the_run(tmp_path: Path, config: Config, few_digits: 
     longer = override(config, {"training.epochs": 5, "training.save_seconds": 1e6})
     console = Console(record=True, width=200)
     run = pretrain(
-        longer,
-        run=tmp_path / "run",
-        data=few_digits,
-        callbacks=[Enough()],
-        accelerator="cpu",
-        console=console,
+        longer, run=tmp_path / "run", data=few_digits, callbacks=[Enough()], console=console
     )
     assert [row["epoch"] for row in run.metrics()] == [1, 2]
     assert run.result()["pretrain"]["stopped"] == "after epoch 2: two are enough"
     assert "stopped after epoch 2 of 5: two are enough" in console.export_text()
     load_encoder(run.path)  # it was saved, though no save was due
-    assert len(resume(run.path, accelerator="cpu").metrics()) == 2
+    assert len(resume(run.path).metrics()) == 2
     (run.path / "result.json").unlink()  # as if it had been killed before it wrote that
-    assert len(resume(run.path, accelerator="cpu", callbacks=[Enough()]).metrics()) == 2
+    assert len(resume(run.path, callbacks=[Enough()]).metrics()) == 2
     assert run.result()["pretrain"]["stopped"] == "after epoch 2: two are enough"
 
 
@@ -566,7 +547,7 @@ def test_an_event_that_nothing_calls_is_refused(tmp_path: Path, config: Config) 
         "Lightning has on_train_epoch_end, .*: the events are on_end, on_epoch, on_start, on_step"
     )
     with pytest.raises(UserError, match=words):
-        pretrain(config, run=tmp_path / "run", callbacks=[Lightning()], accelerator="cpu")
+        pretrain(config, run=tmp_path / "run", callbacks=[Lightning()])
 
     class Own(Callback):
         on_gpu = False  # no event
@@ -579,7 +560,7 @@ def test_what_is_no_callback_is_refused_before_anything_is_read(
     tmp_path: Path, config: Config, wrong: Any
 ) -> None:
     with pytest.raises(UserError, match=r"callbacks has .*: give a list of deepbregman.Callback"):
-        pretrain(config, run=tmp_path / "run", callbacks=wrong, accelerator="cpu")
+        pretrain(config, run=tmp_path / "run", callbacks=wrong)
     with pytest.raises(UserError, match=r"callbacks has"):
         resume(tmp_path / "run", callbacks=wrong)
     assert not (tmp_path / "run").exists()
@@ -598,7 +579,6 @@ def test_auto_looks_at_images_of_the_program(
             "encoder.name": "small",
             **{name: SMALL[name] for name in ("encoder.projection_hidden", "training.tensorboard")},
         },
-        accelerator="cpu",
     )
     assert run.config.data.image_size == 8
 
@@ -616,7 +596,6 @@ def test_views_of_ones_own_go_with_a_compiled_step(tmp_path: Path, config: Confi
             run=tmp_path / compiled,
             data=images,
             augment=v2.RandomResizedCrop(8),
-            accelerator="cpu",
         )
         totals.append([row["total"] for row in run.metrics()])
     assert totals[0] == pytest.approx(totals[1], rel=1e-4)

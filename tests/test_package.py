@@ -60,7 +60,7 @@ def test_a_wheel_made_from_the_source_archive_runs_without_the_checkout(tmp_path
     assert list(dist.glob("*.tar.gz"))
     shutil.unpack_archive(wheel, site, format="zip")
     assert (site / "deepbregman" / "cli.py").is_file()
-    words = "pretrain digits --training.epochs 1 --accelerator cpu --run run"
+    words = "pretrain digits --training.epochs 1 --run run"
     done = subprocess.run(
         [sys.executable, "-m", "deepbregman", *words.split()],
         env={**os.environ, "PYTHONPATH": str(site)},

@@ -61,15 +61,10 @@ def shortened(words: list[str]) -> list[str]:
     """Add options that make a command of the README small; of two equal options the last counts."""
     short = {
         "pretrain": "--training.epochs 1 --training.batch-size 8 --training.no-tensorboard "
-        "--data.image-size 16 --encoder.name small --accelerator cpu",
-        "evaluate": "--epochs 1 --seeds 1 --accelerator cpu",
-        "search": "--accelerator cpu",
-        "cluster": "--accelerator cpu",
+        "--data.image-size 16 --encoder.name small",
+        "evaluate": "--epochs 1 --seeds 1",
         "study": "--data few.npz --epochs 1 --seeds 1 --only none 10",
         "tune": "--data few.npz --epochs 1 --trials 1",
-        "explore": "--accelerator cpu",
-        "duplicates": "--accelerator cpu",
-        "label": "--accelerator cpu",
     }
     if "--resume" in words or words == ["study"]:
         return words
@@ -184,10 +179,7 @@ def test_the_search_of_equal_size_is_the_committed_record() -> None:
 
 @pytest.mark.parametrize(
     ("page", "study"),
-    [
-        ("docs/results.md", "comparison-cifar10"),
-        ("docs/results.md", "comparison-cifar10-32px"),
-    ],
+    [("docs/results.md", "comparison-cifar10"), ("docs/results.md", "comparison-cifar10-32px")],
 )
 def test_the_cifar_table_is_the_committed_record(page: str, study: str) -> None:
     record = json.loads((ROOT / "results/studies" / study / "results.json").read_text())
@@ -310,10 +302,7 @@ def test_both_comparisons_together_are_their_records() -> None:
 
 @pytest.mark.parametrize(
     ("page", "folder"),
-    [
-        ("docs/results.md", "cifar10-race"),
-        ("docs/results.md", "cifar10-race-105"),
-    ],
+    [("docs/results.md", "cifar10-race"), ("docs/results.md", "cifar10-race-105")],
 )
 def test_the_race_is_the_committed_record(page: str, folder: str) -> None:
     record = json.loads((ROOT / "results" / folder / "result.json").read_text())

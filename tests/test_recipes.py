@@ -36,7 +36,7 @@ def test_recipe_trains(name: str, few_digits: str, tmp_path: Path) -> None:
     if recipe.divergence.num_subnetworks > 4096:
         small["divergence.num_subnetworks"] = 4096  # too many to be full here
     config = override(recipe, small)
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu", console=Console(quiet=True))
+    run = pretrain(config, run=tmp_path / "run", console=Console(quiet=True))
     first, *_, last = run.metrics()
     assert last["total"] < first["total"]
     assert ("active_subnetworks" in last) == (config.divergence.weight > 0)

@@ -364,7 +364,7 @@ class TestRunFolder:
         (tmp_path / "precious").write_text("x")
         (run.path / name).unlink(missing_ok=True)
         (run.path / name).symlink_to(tmp_path / target)
-        code, _, err = command("pretrain", "--resume", run.path, "--accelerator", "cpu")
+        code, _, err = command("pretrain", "--resume", run.path)
         assert code == 2
         assert f"{run.path / name} is a symbolic link" in err
         assert (tmp_path / "precious").read_text() == "x"
@@ -380,7 +380,7 @@ class TestRunFolder:
         (tmp_path / "theirs").mkdir()
         shutil.rmtree(run.path / name, ignore_errors=True)
         (run.path / name).symlink_to(tmp_path / "theirs")
-        code, _, err = command("pretrain", "--resume", run.path, "--accelerator", "cpu")
+        code, _, err = command("pretrain", "--resume", run.path)
         assert code == 2
         assert f"{run.path / name} is a symbolic link" in err
         assert list((tmp_path / "theirs").iterdir()) == []
@@ -395,7 +395,7 @@ class TestRunFolder:
         (run.path / name).symlink_to(tmp_path / "theirs")
         (run.path / "checkpoints" / "last.pt").unlink()  # which is read before anything is computed
         words = ["--protocol", "detect", "--data", "voc"] if "detection" in name else []
-        code, _, err = command("evaluate", run.path, *words, "--accelerator", "cpu")
+        code, _, err = command("evaluate", run.path, *words)
         assert code == 2
         assert f"{run.path / name} is a symbolic link" in err
         assert list((tmp_path / "theirs").iterdir()) == []

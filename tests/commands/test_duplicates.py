@@ -16,12 +16,6 @@ from deepbregman.runs import Run
 from ..conftest import Command
 
 
-@pytest.fixture
-def command(command: Command) -> Command:
-    """The command line on a CPU."""
-    return lambda *words: command(*words, "--accelerator", "cpu")
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Photographs in two classes: two exact copies of one, a compressed copy of another."""
@@ -73,11 +67,11 @@ def test_copies_of_photographs(
 
 
 def test_the_threshold_is_measured(short_run: Run, photos: Path) -> None:
-    found = deepbregman.duplicates(short_run, data=str(photos), accelerator="cpu")
+    found = deepbregman.duplicates(short_run, data=str(photos))
     assert 0.5 < found.threshold < 1.0
     names = [{copy.name for copy in group} for group in found.groups]
     assert any({"b/b-5.png", "b/sent.jpg"} <= group for group in names)
-    again = deepbregman.duplicates(short_run, data=str(photos), accelerator="cpu")
+    again = deepbregman.duplicates(short_run, data=str(photos))
     assert again.threshold == found.threshold
 
 
@@ -89,7 +83,7 @@ def test_copies_in_both_splits_of_shards(short_run: Run, photos: Path, tmp_path:
         with tarfile.open(shards / f"{split}.tar", "w") as file:
             for name in names:
                 file.add(photos / "a" / f"{name}.png", f"{name}.png")
-    found = deepbregman.duplicates(short_run, data=str(shards), threshold=1.0, accelerator="cpu")
+    found = deepbregman.duplicates(short_run, data=str(shards), threshold=1.0)
     kinds = {tuple((copy.name, copy.kind) for copy in group) for group in found.groups}
     assert kinds == {
         (("train.tar/a-1.png", "first"), ("test.tar/a-1.png", "exact")),

@@ -28,8 +28,8 @@ def test_test_features_are_of_images_that_were_not_pretrained_on(
 ) -> None:
     changes = {"seed": seed, "training.batch_size": 8, "training.epochs": 1}
     config = override(short_config, {**changes, "data.source": str(photos)})
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
-    embed(run.path, tmp_path / "f.npz", accelerator="cpu")
+    run = pretrain(config, run=tmp_path / "run")
+    embed(run.path, tmp_path / "f.npz")
     source = open_data(config)
     assert source.test is not None
     assert source.test.names is not None
@@ -61,7 +61,7 @@ def test_of_two_processes_that_write_one_file_the_second_says_so(
 
     monkeypatch.setattr(files, "_finish", finish_late)
     with pytest.raises(UserError, match="another process has written it"):
-        embed(short_run, out, accelerator="cpu")
+        embed(short_run, out)
     assert out.read_text() == "theirs"
     assert [path.name for path in tmp_path.iterdir()] == ["f.npz"]
 
@@ -73,5 +73,5 @@ def test_of_two_processes_that_write_one_file_the_second_says_so(
 def test_bad_places_are_refused(short_run: Run, tmp_path: Path, name: str, words: str) -> None:
     (tmp_path / "old.npz").write_text("precious")
     with pytest.raises(UserError, match=words):
-        embed(short_run.path, tmp_path / name, accelerator="cpu")
+        embed(short_run.path, tmp_path / name)
     assert (tmp_path / "old.npz").read_text() == "precious"

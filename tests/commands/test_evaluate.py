@@ -35,7 +35,7 @@ def run(short_run: Run, tmp_path: Path) -> Path:
 @pytest.fixture
 def evaluate(command: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     monkeypatch.setenv("COLUMNS", "120")
-    return lambda *words: command("evaluate", run, "--accelerator", "cpu", *words)
+    return lambda *words: command("evaluate", run, *words)
 
 
 @pytest.fixture

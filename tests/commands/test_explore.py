@@ -13,13 +13,6 @@ from deepbregman.runs import Run
 
 from ..conftest import Command
 
-
-@pytest.fixture
-def command(command: Command) -> Command:
-    """The command line on a CPU."""
-    return lambda *words: command(*words, "--accelerator", "cpu")
-
-
 pytestmark = pytest.mark.usefixtures("without_umap")
 
 
@@ -60,7 +53,7 @@ def test_digits_with_labels_for_a_few(
     for number, measure in enumerate(("cosine", "divergence")):
         found = read(text, f"indices-{number}", "<i4").reshape(300, 12)
         (answer,) = deepbregman.search(
-            short_run, ["test:7"], data=few_digits, k=12, split="all", seed=1, accelerator="cpu"
+            short_run, ["test:7"], data=few_digits, k=12, split="all", seed=1
         ).answers
         names = [hit.image.name for hit in answer.hits[measure]]
         assert [data["names"][i] for i in found[207]] == names
@@ -72,9 +65,7 @@ def test_digits_with_labels_for_a_few(
 def test_the_table_for_embedding_atlas(short_run: Run, few_digits: str, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     out = tmp_path / "map.parquet"
-    found = deepbregman.explore(
-        short_run, out, data=few_digits, split="test", format="parquet", accelerator="cpu"
-    )
+    found = deepbregman.explore(short_run, out, data=few_digits, split="test", format="parquet")
     assert (found.path, found.num_images) == (out, 100)
     table = parquet.read_table(out)
     assert table.num_rows == 100

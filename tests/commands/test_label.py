@@ -21,12 +21,6 @@ from deepbregman.runs import Run
 from ..conftest import Command
 
 
-@pytest.fixture
-def command(command: Command) -> Command:
-    """The command line on a CPU."""
-    return lambda *words: command(*words, "--accelerator", "cpu")
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Reddish and bluish photographs, without classes."""
@@ -45,7 +39,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(short_config: Config, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     changes = {"training.epochs": 1, "training.batch_size": 8, "data.image_size": 8}
     config = override(short_config, {**changes, "data.source": str(photos)})
-    return pretrain(config, run=tmp_path_factory.mktemp("runs") / "run", accelerator="cpu")
+    return pretrain(config, run=tmp_path_factory.mktemp("runs") / "run")
 
 
 def write_table(path: Path, *names: str) -> Path:
@@ -86,7 +80,7 @@ def test_photographs_from_a_table(command: Command, run: Run, tmp_path: Path) ->
     with Image.open(tmp_path / sheet) as image:
         assert image.width > 3 * 112
     # What was written can be given again: only the lines that the user gave count.
-    again = deepbregman.label(run, out, accelerator="cpu", suggest=0)
+    again = deepbregman.label(run, out, suggest=0)
     assert again.num_examples == 8
     assert again.labels == [rows[name]["label"] for name in again.names]
 
@@ -151,7 +145,7 @@ def test_the_first_images_to_label_are_drawn(command: Command, run: Run, tmp_pat
     assert (tmp_path / "b.csv").read_text() != few.read_text()
     lines = [f"{name},{name.partition('-')[0]}" for name in names[:7]]
     few.write_text("\n".join(["image,label", *lines, f"{names[7]},"]) + "\n")
-    assert deepbregman.label(run, few, accelerator="cpu").num_examples == 7
+    assert deepbregman.label(run, few).num_examples == 7
     # What only counts with labels says that they are missing.
     for words in ((), ("--out", "c.csv", "--by", "knn"), ("--out", "c.csv", "--devices=2")):
         code, _, err = command("label", run.path, *words)
@@ -223,7 +217,7 @@ def test_one_label_for_all_is_no_success(command: Command, run: Run, tmp_path: P
 
 
 def test_a_classifier_that_guesses_is_no_success(run: Run, tmp_path: Path) -> None:
-    found = deepbregman.label(run, write_table(tmp_path / "few.csv", *FEW), accelerator="cpu")
+    found = deepbregman.label(run, write_table(tmp_path / "few.csv", *FEW))
     assert not list(_find_surprises(found))
     chosen = found.judged[0]
     guess = found.guess._replace(accuracy=50.0, balanced=50.0)
@@ -243,7 +237,7 @@ def test_a_classifier_that_guesses_is_no_success(run: Run, tmp_path: Path) -> No
 def test_labels_that_differ_in_case_are_pointed_out(run: Run, tmp_path: Path) -> None:
     table = write_table(tmp_path / "few.csv", *FEW)
     table.write_text(table.read_text().replace("red-0.png,red", "red-0.png,Red"))
-    found = deepbregman.label(run, table, accelerator="cpu", by=["knn"], suggest=0)
+    found = deepbregman.label(run, table, by=["knn"], suggest=0)
     assert any("'Red' and 'red' differ in case alone" in words for words in _find_surprises(found))
 
 
@@ -255,7 +249,7 @@ def test_class_folders_with_copies_and_strangers(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(photos / name, folder / f"renamed-{name}")
     Image.new("RGB", (10, 10), (200, 40, 40)).save(tmp_path / "few" / "red" / "stranger.png")
-    found = deepbregman.label(run, tmp_path / "few", accelerator="cpu")
+    found = deepbregman.label(run, tmp_path / "few")
     assert found.num_examples == 9
     given = {name for name, known in zip(found.names, found.given, strict=True) if known}
     assert given == set(FEW)  # found by their bytes
@@ -271,7 +265,7 @@ def test_digits_have_the_accuracy_that_is_expected(short_run: Run) -> None:
     assert source.train.labels is not None
     places = random.permutation(len(source.train))[:80].tolist()
     labels = {f"train:{i}": str(int(source.train.labels[i])) for i in places}
-    found = deepbregman.label(short_run, labels, accelerator="cpu")
+    found = deepbregman.label(short_run, labels)
     assert found.measured is not None
     accuracy, count = found.measured
     assert count == 1797 - 80
@@ -322,9 +316,9 @@ def test_errors(
 def test_more_errors(run: Run, photos: Path) -> None:
     few = {name: name.partition("-")[0] for name in FEW}
     with pytest.raises(UserError, match=r"'red-1.png' is 'red' and 'blue'"):
-        deepbregman.label(run, {**few, str(photos / "red-1.png"): "blue"}, accelerator="cpu")
+        deepbregman.label(run, {**few, str(photos / "red-1.png"): "blue"})
     everything = {path.name: path.name.partition("-")[0] for path in photos.iterdir()}
     with pytest.raises(UserError, match=r"all 30 images .* have labels"):
-        deepbregman.label(run, everything, accelerator="cpu")
+        deepbregman.label(run, everything)
     with pytest.raises(UserError, match="'devergence' is not one of"):
-        deepbregman.label(run, few, by=["devergence"], accelerator="cpu")
+        deepbregman.label(run, few, by=["devergence"])

@@ -24,12 +24,6 @@ from ..conftest import Command
 
 
 @pytest.fixture
-def command(command: Command) -> Command:
-    """The command line on a CPU."""
-    return lambda *words: command(*words, "--accelerator", "cpu")
-
-
-@pytest.fixture
 def run(short_run: Run, tmp_path: Path) -> Run:
     """A copy of the short run on digits, to write results into."""
     shutil.copytree(short_run.path, tmp_path / "run")
@@ -68,13 +62,13 @@ def plain(short_config: Config, flat: Path, tmp_path_factory: pytest.TempPathFac
     """A run without a divergence network, on photographs without classes."""
     changes = {"divergence.weight": 0.0, "training.epochs": 1, "training.batch_size": 8}
     config = override(short_config, {**changes, "data.source": str(flat), "data.image_size": 8})
-    return pretrain(config, run=tmp_path_factory.mktemp("runs") / "plain", accelerator="cpu")
+    return pretrain(config, run=tmp_path_factory.mktemp("runs") / "plain")
 
 
 @pytest.fixture
 def arrays(run: Run, tmp_path: Path) -> dict[str, torch.Tensor]:
     """The run's features of digits, as `deepbregman embed` writes them."""
-    embed(run.path, tmp_path / "features.npz", accelerator="cpu")
+    embed(run.path, tmp_path / "features.npz")
     return load_arrays(tmp_path / "features.npz")
 
 
@@ -93,7 +87,7 @@ class TestSearch:
         assert (code, err) == (0, "")
         smoothing = run.config.divergence.smoothing
         assert smoothing > 0.0
-        found = search(run, ["test:17"], split="train", accelerator="cpu").answers[0]
+        found = search(run, ["test:17"], split="train").answers[0]
         query = torch.nn.functional.normalize(arrays["test_features"][17].double(), dim=0)
         bank = torch.nn.functional.normalize(arrays["train_features"].double(), dim=1)
         scores = arrays["test_scores"][17:18].double(), arrays["train_scores"].double()
@@ -118,7 +112,7 @@ class TestSearch:
 
     def test_all_images_are_searched(self, run: Run, arrays: dict[str, torch.Tensor]) -> None:
         """Nobody who looks for a photo thinks of splits."""
-        found = search(run, ["test:17"], k=20, by=["cosine"], accelerator="cpu").answers[0]
+        found = search(run, ["test:17"], k=20, by=["cosine"]).answers[0]
         query = torch.nn.functional.normalize(arrays["test_features"][17].double(), dim=0)
         expected = []
         for split in ("train", "test"):
@@ -133,7 +127,7 @@ class TestSearch:
     def test_an_image_is_not_found_for_itself(self, plain: Run, flat: Path) -> None:
         place = sorted(path.name for path in flat.iterdir()).index("red-3.png")
         for query in ("red-3.png", flat / "red-3.png", f"train:{place}"):
-            (answer,) = search(plain, [query], k=29, accelerator="cpu").answers
+            (answer,) = search(plain, [query], k=29).answers
             names = [hit.image.name for hit in answer.hits["cosine"]]
             assert answer.query.name == "red-3.png"
             assert sorted([*names, "red-3.png"]) == sorted(p.name for p in flat.iterdir())
@@ -144,7 +138,7 @@ class TestSearch:
         self, plain: Run, flat: Path, tmp_path: Path
     ) -> None:
         shutil.copy(flat / "blue-7.png", tmp_path / "mine.png")
-        (answer,) = search(plain, [tmp_path / "mine.png"], k=2, accelerator="cpu").answers
+        (answer,) = search(plain, [tmp_path / "mine.png"], k=2).answers
         best = answer.hits["cosine"][0]
         assert best.image.name == "blue-7.png"
         assert best.value == pytest.approx(1.0, abs=1e-6)
@@ -153,9 +147,7 @@ class TestSearch:
 
     def test_splits_names_and_classes_of_a_folder(self, run: Run, photos: Path) -> None:
         source = str(photos)
-        (everything,) = search(
-            run, ["test:0"], data=source, k=29, split="all", accelerator="cpu"
-        ).answers
+        (everything,) = search(run, ["test:0"], data=source, k=29, split="all").answers
         names = {hit.image.name for hit in everything.hits["divergence"]}
         assert len(names | {everything.query.name}) == 30
         (again,) = search(run, [everything.query.name], data=source, split="test", k=5).answers
@@ -205,9 +197,7 @@ class TestSearch:
             assert len(names) == 30
             assert "damaged.png" not in names
         with pytest.warns(Notice, match=r"left out 1 unreadable image \(damaged.png\) of") as told:
-            found = search(
-                plain, ["red-1.png"], data=str(some), k=29, accelerator="cpu", skip_unreadable=True
-            )
+            found = search(plain, ["red-1.png"], data=str(some), k=29, skip_unreadable=True)
         assert "damaged.png" not in {hit.image.name for hit in found.answers[0].hits["cosine"]}
         with pytest.warns(Notice, match=r"left out 1 unreadable image \(damaged.png\) of") as again:
             embed(plain, tmp_path / "again.npz", data=str(some), skip_unreadable=True)
@@ -263,7 +253,7 @@ class TestCluster:
             lines = list(csv.DictReader(file))
         assert [line["image"] for line in lines] == [f"test:{index}" for index in range(500)]
         labels = [int(line["class"]) for line in lines]
-        rows = cluster(run, split="test", seeds=2, accelerator="cpu").rows  # the same again
+        rows = cluster(run, split="test", seeds=2).rows  # the same again
         variants = {
             "k-means, cosine features, test split": "features",
             "Bregman, learned divergence, test split": "divergence",
@@ -285,7 +275,7 @@ class TestCluster:
                 assert row["value"] > 25.0  # far from chance, which is about 4
 
     def test_without_labels_there_are_twelve(self, plain: Run) -> None:
-        found = cluster(plain, seeds=1, by=["features"], accelerator="cpu")
+        found = cluster(plain, seeds=1, by=["features"])
         part = found.partitions["features"]
         assert len(part.sizes) == 12
         assert list(part.sizes) == sorted(part.sizes, reverse=True)  # cluster 0 is the largest
@@ -311,7 +301,7 @@ class TestCluster:
         self, run: Run, arrays: dict[str, torch.Tensor]
     ) -> None:
         """Each image's cost, measured here from its cluster's own mean."""
-        found = cluster(run, 7, split="test", seeds=4, accelerator="cpu")
+        found = cluster(run, 7, split="test", seeds=4)
         features = torch.nn.functional.normalize(arrays["test_features"].double(), dim=1)
         scores, smoothing = arrays["test_scores"].double(), run.config.divergence.smoothing
         for name, part in found.partitions.items():
@@ -363,6 +353,6 @@ class TestCluster:
 
     def test_names_from_python_are_checked(self, plain: Run) -> None:
         with pytest.raises(UserError, match="did you mean 'features'"):
-            cluster(plain, 2, by=["feature"], accelerator="cpu")
+            cluster(plain, 2, by=["feature"])
         with pytest.raises(UserError, match="'valid' is not one of"):
-            search(plain, ["train:0"], split="valid", accelerator="cpu")
+            search(plain, ["train:0"], split="valid")

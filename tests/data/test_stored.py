@@ -158,7 +158,7 @@ def test_a_run_on_them_resumes_to_the_bit(
         "optimiser.warmup_epochs": 0.5,
     }
     config: Config = override(load_recipe("digits"), small)
-    whole = pretrain(config, run=tmp_path / "whole", accelerator="cpu")
+    whole = pretrain(config, run=tmp_path / "whole")
     write = loop.Pretraining._write_epoch
 
     def write_and_stop(self: loop.Pretraining, record: Any, *rest: Any) -> None:
@@ -168,8 +168,8 @@ def test_a_run_on_them_resumes_to_the_bit(
     with monkeypatch.context() as patch:
         patch.setattr(loop.Pretraining, "_write_epoch", write_and_stop)
         with pytest.raises(KeyboardInterrupt):
-            pretrain(config, run=tmp_path / "part", accelerator="cpu")
-    resumed = resume(tmp_path / "part", accelerator="cpu")
+            pretrain(config, run=tmp_path / "part")
+    resumed = resume(tmp_path / "part")
     assert resumed.metrics()[-1]["total"] == whole.metrics()[-1]["total"]
 
 
@@ -298,10 +298,7 @@ class TestTar:
         """As where a block was lost, or two archives were joined."""
         path = write_tar(tmp_path / "all.tar", samples(range(1, 4), labelled=False))
         content, header = path.read_bytes(), int(read_index([path]).offsets[1]) - 512
-        for joined in (
-            content[:header] + bytes(512) + content[header + 512 :],
-            content + content,
-        ):
+        for joined in (content[:header] + bytes(512) + content[header + 512 :], content + content):
             path.write_bytes(joined)
             with pytest.raises(UserError, match=r"something follows its end at byte"):
                 read_index([path])

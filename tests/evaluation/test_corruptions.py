@@ -88,13 +88,7 @@ def test_two_devices_find_what_one_finds(
 
     monkeypatch.setattr(SharedBatches, "__init__", count)
     one, two = (
-        evaluate(
-            short_run,
-            protocols=["corruptions"],
-            data=few_digits,
-            accelerator="cpu",
-            devices=devices,
-        )
+        evaluate(short_run, protocols=["corruptions"], data=few_digits, devices=devices)
         for devices in (1, 2)
     )
     assert shared
@@ -105,7 +99,7 @@ def test_two_devices_find_what_one_finds(
 def test_the_protocol_measures_what_it_says(
     few: LabelledFeatures, short_run: Run, few_digits: str
 ) -> None:
-    rows = evaluate(short_run, protocols=["corruptions"], data=few_digits, accelerator="cpu")
+    rows = evaluate(short_run, protocols=["corruptions"], data=few_digits)
     values = {row["variant"]: row["value"] for row in rows}
     names = ["clean", *(f"{name} {n}" for name in STRENGTHS for n in (1, 2, 3)), "mean of all"]
     classifiers = ["linear", "kNN by cosine, k=20", "kNN by divergence, k=20"]

@@ -63,7 +63,6 @@ def detect(
         detect=options,
         seeds=seeds,
         seed=seed,
-        accelerator="cpu",
         console=console,
     )
 

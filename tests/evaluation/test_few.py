@@ -204,8 +204,8 @@ def test_the_protocol_averages_draws_and_refuses_too_many_labels(
     short_run: Run, few_digits: str
 ) -> None:
     settings = Few(labels_per_class=(1, 3), draws=2)
-    rows = evaluate(short_run, protocols=["few"], data=few_digits, few=settings, accelerator="cpu")
+    rows = evaluate(short_run, protocols=["few"], data=few_digits, few=settings)
     assert [row["num_train"] for row in rows] == [10] * len(RULES) + [30] * len(RULES)
     assert rows[0]["details"] == {"draws": 2}
     with pytest.raises(UserError, match="labels_per_class has 21, and class '0' has 20"):
-        evaluate(short_run, protocols=["few"], data=few_digits, few=Few((21,)), accelerator="cpu")
+        evaluate(short_run, protocols=["few"], data=few_digits, few=Few((21,)))

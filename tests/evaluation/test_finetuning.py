@@ -235,12 +235,7 @@ class TestProtocols:
         others = {"detect", "retrieval", "cluster", "few", "ood", "corruptions"}
         assert {*protocols, *others} == set(PROTOCOLS)  # at the others' rows their tests look
         rows = evaluate(
-            short_run,
-            protocols=protocols,
-            data=few_digits,
-            epochs=1,
-            semi=Semi(labels=(0.1,)),
-            accelerator="cpu",
+            short_run, protocols=protocols, data=few_digits, epochs=1, semi=Semi(labels=(0.1,))
         )
         assert [row["protocol"] for row in rows if row["metric"] == "top1"] == [
             *["knn"] * 6,
@@ -280,7 +275,7 @@ class TestProtocols:
             network.eval()
 
         monkeypatch.setattr(retraining, "finetune", noted)
-        evaluate(short_run, protocols=["semi"], accelerator="cpu")
+        evaluate(short_run, protocols=["semi"])
         assert budgets == [(13, 60)] * 3 + [(130, 30)] * 3
 
     def test_the_rate_is_chosen_on_labels_held_out_of_the_given_ones(
@@ -303,7 +298,6 @@ class TestProtocols:
             data=few_digits,
             epochs=2,
             tuning=Tuning(learning_rate=(1e30, 1e-9, 0.1), batch_size=32),
-            accelerator="cpu",
         )[0]
         assert trained == [(1e-9, 160), (0.1, 160), (1e30, 160), (0.1, 200)]
         assert row["chosen"][0]["learning_rate"] == 0.1
@@ -315,5 +309,4 @@ class TestProtocols:
                 data=few_digits,
                 epochs=1,
                 tuning=Tuning(learning_rate=(1e29, 1e30)),
-                accelerator="cpu",
             )

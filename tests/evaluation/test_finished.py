@@ -43,7 +43,7 @@ def stopped(*arguments, **options):
 retraining.finetune = stopped
 semi = Semi(labels=(0.1,))
 evaluate(
-    run, protocols=[protocol], data=data, epochs=2, seeds=2, semi=semi, accelerator="cpu"
+    run, protocols=[protocol], data=data, epochs=2, seeds=2, semi=semi
 )
 """
 
@@ -93,7 +93,6 @@ def options_of(protocol: str, data: str) -> Options:
         "epochs": 2,
         "seeds": 2,
         "semi": Semi(labels=(0.1,)),
-        "accelerator": "cpu",
     }
 
 
@@ -250,7 +249,7 @@ def test_what_is_said_and_that_other_networks_leave_nothing_behind(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["evaluate", run.path, "--protocol", "supervised", "--data", few_digits]
-    words = [str(word) for word in [*command, "--epochs", 1, "--seeds", 3, "--accelerator", "cpu"]]
+    words = [str(word) for word in [*command, "--epochs", 1, "--seeds", 3]]
     undo = stopping(monkeypatch, 2, interrupt)
     with pytest.raises(SystemExit, match="130"):
         main(words)

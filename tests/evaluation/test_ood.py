@@ -88,17 +88,10 @@ def test_digits_are_told_from_noise_and_not_from_themselves(
         protocols=["ood"],
         data=few_digits,
         ood=Ood(against=("noise", few_digits), neighbours=5),
-        accelerator="cpu",
     )
     values = {row["variant"]: row["value"] for row in rows}
     assert len(values) == 14
     assert values["noise: cosine, neighbour 5"] > 90.0
     assert all(value == 50.0 for name, value in values.items() if name.startswith("few: "))
     with pytest.raises(UserError, match="no such folder"):
-        evaluate(
-            short_run,
-            protocols=["ood"],
-            data=few_digits,
-            ood=Ood(against=("nowhere",)),
-            accelerator="cpu",
-        )
+        evaluate(short_run, protocols=["ood"], data=few_digits, ood=Ood(against=("nowhere",)))

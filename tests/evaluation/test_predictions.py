@@ -16,9 +16,7 @@ def test_packing_keeps_every_number() -> None:
 
 
 def test_predictions_give_the_accuracy_of_the_row(short_run: Run, few_digits: str) -> None:
-    rows = evaluate(
-        short_run, protocols=["knn", "linear"], data=few_digits, epochs=0, accelerator="cpu"
-    )
+    rows = evaluate(short_run, protocols=["knn", "linear"], data=few_digits, epochs=0)
     assert not any("predicted" in row for row in rows)
     predictions = KeptPredictions(short_run)
     top1 = [row for row in rows if row["metric"] == "top1"]

@@ -22,9 +22,7 @@ from deepbregman.config import Config, override
 from deepbregman.data import ArrayImages, FileImages, Source, Split, fingerprint
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.errors import Diverged, Notice, UserError
-from deepbregman.evaluation.features import (
-    LabelledFeatures,
-)
+from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import Evaluation, load_run, open_labelled
 from deepbregman.evaluation.knn import classify_by, classify_by_cosine, knn
 from deepbregman.evaluation.linear import fit_linear, measure_on_cached, measure_on_crops
@@ -129,8 +127,8 @@ def test_evaluation_leaves_the_networks_alone(few: LabelledFeatures) -> None:
 
 
 def test_rows_replace_older_rows_of_their_kind(short_run: Run) -> None:
-    first = evaluate(short_run, protocols=["knn"], balanced=True, accelerator="cpu")
-    again = evaluate(short_run, protocols=["knn"], accelerator="cpu")
+    first = evaluate(short_run, protocols=["knn"], balanced=True)
+    again = evaluate(short_run, protocols=["knn"])
     rows = short_run.result()["evaluations"]  # other tests have judged it on other data
     kept = [row for row in rows if (row["protocol"], row["data"]) == ("knn", "digits")]
     assert kept == again
@@ -155,15 +153,15 @@ def test_test_labels_do_not_influence_the_classifier(few: LabelledFeatures) -> N
 def test_a_source_that_is_already_open_needs_labels_too(short_run: Run) -> None:
     bare = Source("bare", Split(ArrayImages(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))))
     with pytest.raises(UserError, match="data 'bare' has no labels"):
-        evaluate(short_run, source=bare, accelerator="cpu")
+        evaluate(short_run, source=bare)
 
 
 def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run: Run) -> None:
-    rows = evaluate(short_run, protocols=["knn"], accelerator="cpu")
+    rows = evaluate(short_run, protocols=["knn"])
     assert {(row["epoch"], row["epochs"]) for row in rows} == {(2.0, 2)}
     stale = {**rows[0], "protocol": "linear", "epoch": 1.0}
     short_run.add_result(evaluations=[stale])
-    evaluate(short_run, protocols=["knn"], accelerator="cpu")
+    evaluate(short_run, protocols=["knn"])
     assert all(row["epoch"] == 2.0 for row in short_run.result()["evaluations"])
 
 
@@ -190,9 +188,9 @@ def test_data_that_changed_since_pretraining_are_said(
         np.savez(data, **arrays)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", Notice)
-        rows = evaluate(run, protocols=["knn"], accelerator="cpu")
-        rows += evaluate(run, protocols=["retrieval"], accelerator="cpu")
-        others = evaluate(run, protocols=["knn"], data=few_digits, accelerator="cpu")
+        rows = evaluate(run, protocols=["knn"])
+        rows += evaluate(run, protocols=["retrieval"])
+        others = evaluate(run, protocols=["knn"], data=few_digits)
     assert [row["data_changed"] for row in rows] == [noise] * len(rows)
     assert {row["data_changed"] for row in others} == {None}
     words = [str(one.message) for one in said if one.category is Notice]
@@ -203,7 +201,7 @@ def test_data_that_changed_since_pretraining_are_said(
 
 class TestSeeds:
     def test_a_row_is_the_mean_of_its_seeds(self, short_run: Run, few_digits: str) -> None:
-        options = {"data": few_digits, "epochs": 1, "accelerator": "cpu"}
+        options = {"data": few_digits, "epochs": 1}
         together = evaluate(short_run, seed=3, seeds=2, **options)
         alone = [evaluate(short_run, seed=seed, **options) for seed in (3, 4)]
         for row, *singles in zip(together, *alone, strict=True):
@@ -256,7 +254,7 @@ def test_crops_are_as_large_as_the_images_whatever_the_views_are(few: LabelledFe
 
 
 def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
-    rows = evaluate(short_run, data=few_digits, epochs=0, balanced=True, accelerator="cpu")
+    rows = evaluate(short_run, data=few_digits, epochs=0, balanced=True)
     found = {(row["variant"], row["metric"]) for row in rows}
     assert found == {
         *(
@@ -279,7 +277,7 @@ def test_rows_say_what_their_protocol_took(
     clock = itertools.count(100.0, 2.5)
     time = SimpleNamespace(monotonic=lambda: next(clock))
     monkeypatch.setattr("deepbregman.evaluation.protocols.time", time)
-    rows = evaluate(short_run, protocols=["knn", "ood"], data=few_digits, accelerator="cpu")
+    rows = evaluate(short_run, protocols=["knn", "ood"], data=few_digits)
     assert {row["protocol"] for row in rows} == {"knn", "ood"}
     assert {row["seconds"] for row in rows} == {2.5}
     kept = short_run.evaluations()
@@ -294,7 +292,7 @@ def test_a_source_of_unequal_classes_is_also_judged_by_its_classes(
     uneven = replace(source, train=replace(source.train, labels=labels))
     monkeypatch.setattr("deepbregman.evaluation.inputs.open_data", lambda *_: uneven)
     with pytest.warns(Notice, match="has changed"):  # a monitor would hold other images out
-        rows = evaluate(short_run, protocols=["knn"], accelerator="cpu")
+        rows = evaluate(short_run, protocols=["knn"])
     assert {row["metric"] for row in rows} == {"top1", "balanced"}
 
 
@@ -335,7 +333,7 @@ def test_what_is_finished_stays_when_a_later_protocol_is_stopped(
     short_run.add_result(evaluations=[])
     monkeypatch.setattr("deepbregman.evaluation.linear.measure_on_cached", stopped)
     with pytest.raises(KeyboardInterrupt):
-        evaluate(short_run, protocols=["knn", "linear"], accelerator="cpu")
+        evaluate(short_run, protocols=["knn", "linear"])
     assert {row["protocol"] for row in short_run.result()["evaluations"]} == {"knn"}
 
 
@@ -380,7 +378,7 @@ def test_images_that_cannot_be_decoded_are_neither_learned_from_nor_judged(
         splits["damaged"].append(split)
         kept = torch.tensor([i for i in range(len(paths)) if i % 5])
         splits["whole"].append(split.select(kept))
-    options: dict[str, Any] = {"epochs": 1, "seed": 1, "accelerator": "cpu"}
+    options: dict[str, Any] = {"epochs": 1, "seed": 1}
     whole, damaged = (
         evaluate(
             short_run,

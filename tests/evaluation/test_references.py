@@ -61,7 +61,7 @@ def test_of_many_images_a_sample_learns(
 
 
 def test_rows_carry_them(short_run: Run, few_digits: str, few: LabelledFeatures) -> None:
-    rows = evaluate(short_run, data=few_digits, epochs=0, accelerator="cpu")
+    rows = evaluate(short_run, data=few_digits, epochs=0)
     chance = guess(few)
     for row in rows:
         assert row["chance"] == pytest.approx(chance[row["metric"]])

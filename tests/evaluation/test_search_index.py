@@ -45,7 +45,7 @@ def run(short_run: Run, tmp_path: Path) -> Run:
 
 
 def ask(run: Run, photos: Path, query: str = "left/0.png", **options: object) -> Answer:
-    chosen = {"k": 24, "accelerator": "cpu", **options}
+    chosen = {"k": 24, **options}
     (answer,) = search(run, [query], data=str(photos), **chosen).answers  # type: ignore[arg-type]  # as given
     return answer
 
@@ -86,7 +86,7 @@ def test_the_index_ranks_by_the_definitions(
     assert words in config.read_text()
     config.write_text(config.read_text().replace(words, f"smoothing = {smoothing}"))
     checkpoints.save(run.last_checkpoint, state)
-    embed(run, tmp_path / "features.npz", data=str(photos), accelerator="cpu")
+    embed(run, tmp_path / "features.npz", data=str(photos))
     with np.load(tmp_path / "features.npz") as file:
         splits = ("train", "test")
         names = [str(name) for split in splits for name in file[f"{split}_names"]]
@@ -128,7 +128,7 @@ def test_the_second_search_loads_no_torch(run: Run, photos: Path, tmp_path: Path
         "main(json.loads(sys.argv[1]))\n"
         "assert 'torch' not in sys.modules\n"
     )
-    words = ["search", str(run.path), "--data", str(photos), "--accelerator", "cpu", "-k", "3"]
+    words = ["search", str(run.path), "--data", str(photos), "-k", "3"]
     words += ["--query", str(photos / "left" / "0.png"), "--out", "sheet.png"]
     done = subprocess.run(
         [sys.executable, "-c", script, json.dumps(words)],

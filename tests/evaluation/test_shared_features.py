@@ -236,7 +236,7 @@ def test_embed_writes_the_same_file(
     written = []
     for devices in ("1", "2"):
         out = tmp_path / f"{devices}.npz"
-        words = ["--data", few_digits, "--accelerator", "cpu", "--devices", devices]
+        words = ["--data", few_digits, "--devices", devices]
         for cached in (short_run.path / "features").glob("*"):
             cached.unlink()
         code, _, errors = command("embed", str(short_run.path), "--out", str(out), *words)

@@ -236,6 +236,6 @@ def test_brightness_and_colours_teach_each_other_shapes(tmp_path: Path) -> None:
     assert monitor is not None
     fresh = build_step(config, num_images=len(source.train))
     before = monitor(fresh.model.eval())["knn"]
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu", console=Console(quiet=True))
+    run = pretrain(config, run=tmp_path / "run", console=Console(quiet=True))
     after = run.metrics()[-1]["knn"]
     assert after > before + 3.0, (before, after)  # per cent

@@ -89,7 +89,7 @@ def test_two_steps_through_the_command_line(
         elif key != "objective.name":  # which is the recipe's
             words += [f"--{section}.{field}", value]
     run = tmp_path / "run"
-    code, _, errors = command("pretrain", name, "--run", run, "--accelerator", "cpu", *words)
+    code, _, errors = command("pretrain", name, "--run", run, *words)
     assert code == 0, errors
     (line,) = (run / "metrics.jsonl").read_text().splitlines()
     row = json.loads(line)
@@ -219,7 +219,7 @@ def test_it_learns(name: str, tmp_path: Path) -> None:
         },
     )
     before = untrained_accuracy(config, open_data(config))
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu", console=Console(quiet=True))
+    run = pretrain(config, run=tmp_path / "run", console=Console(quiet=True))
     after = run.metrics()[-1]["knn"]
     assert after > before + 2.0, (before, after)  # points of about 8 to gain
 
@@ -265,7 +265,7 @@ def test_it_learns_what_parts_of_noisy_images_share(name: str, tmp_path: Path) -
         changes["views.without"] = ["crop", "jitter", "rotation"]
     config = override(load_recipe("digits"), changes)
     before = untrained_accuracy(config, open_data(config))
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu", console=Console(quiet=True))
+    run = pretrain(config, run=tmp_path / "run", console=Console(quiet=True))
     after = run.metrics()[-1]["knn"]
     assert after > before + 2.0, (before, after)  # 48 and 56 per cent after 44 were seen
 
@@ -302,7 +302,7 @@ def test_it_learns_the_texture_that_parts_share(name: str, tmp_path: Path) -> No
     for field in ("stage", "loss"):
         assert getattr(config.objective, field, None) == getattr(recipe, field, None)
     before = untrained_accuracy(config, open_data(config))
-    run = pretrain(config, run=tmp_path / "run", accelerator="cpu", console=Console(quiet=True))
+    run = pretrain(config, run=tmp_path / "run", console=Console(quiet=True))
     after = run.metrics()[-1]["knn"]
     assert after > before + 5.0, (before, after)  # Deep InfoMax: 100 per cent after 81 were seen
 

@@ -92,7 +92,7 @@ def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were() 
         if group is not None and uniforms is not None
     ]
     assert [(*views.shape[:2], views.shape[-1]) for views in made] == [
-        *((2, 32, 6), (1, 32, 8), (3, 32, 4)),
+        *((2, 32, 6), (1, 32, 8), (3, 32, 4))
     ]
     assert steps[1].views.weak is None
     assert drawn[1].weak is None
@@ -113,7 +113,7 @@ def test_two_methods_cannot_share_a_name() -> None:
 @pytest.fixture(scope="module")
 def complete(tmp_path_factory: pytest.TempPathFactory, few_digits: str) -> Run:
     config = override(load_recipe("digits"), {**SMALL, "data.source": few_digits})
-    return pretrain(config, run=tmp_path_factory.mktemp("toy") / "run", accelerator="cpu")
+    return pretrain(config, run=tmp_path_factory.mktemp("toy") / "run")
 
 
 def test_its_terms_and_metrics_travel_by_name(complete: Run) -> None:
@@ -142,8 +142,8 @@ def test_it_goes_on_to_the_bit(
     complete: Run, tmp_path: Path, stop_after: StopAfter, stop_at: int
 ) -> None:
     with stop_after(stop_at), pytest.raises(Interrupted):
-        pretrain(complete.config, run=tmp_path / "run", accelerator="cpu")
-    run = resume(tmp_path / "run", accelerator="cpu")
+        pretrain(complete.config, run=tmp_path / "run")
+    run = resume(tmp_path / "run")
     found, expected = states(run), states(complete)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -96,7 +96,7 @@ def source(labelled: bool, unlabelled: int = 0) -> Source:
 def test_without_labels_it_is_refused_by_name(tmp_path: Path) -> None:
     words = r"objective.name is 'informed': it learns from labels, and greys has none; give"
     with pytest.raises(UserError, match=words):
-        pretrain(configure(), run=tmp_path / "run", accelerator="cpu", source=source(False))
+        pretrain(configure(), run=tmp_path / "run", source=source(False))
     assert not (tmp_path / "run").exists()
 
 
@@ -104,16 +104,16 @@ def test_labels_train_on_labelled_images_alone(tmp_path: Path) -> None:
     for name, count in (("informed", 27), ("simclr", 37)):
         config = configure(**{"objective.name": name, "training.epochs": 1})
         data = source(True, unlabelled=10)
-        run = pretrain(config, run=tmp_path / name, accelerator="cpu", source=data)
+        run = pretrain(config, run=tmp_path / name, source=data)
         assert checkpoints.load(run.last_checkpoint)["num_images"] == count
 
 
 def test_it_goes_on_to_the_bit_and_loads(tmp_path: Path, stop_after: StopAfter) -> None:
     config = configure(**{"divergence.weight": 1.0})
-    whole = pretrain(config, run=tmp_path / "whole", accelerator="cpu", source=source(True))
+    whole = pretrain(config, run=tmp_path / "whole", source=source(True))
     with stop_after(2), pytest.raises(Interrupted):
-        pretrain(config, run=tmp_path / "run", accelerator="cpu", source=source(True))
-    resumed = resume(tmp_path / "run", accelerator="cpu", source=source(True))
+        pretrain(config, run=tmp_path / "run", source=source(True))
+    resumed = resume(tmp_path / "run", source=source(True))
     found, expected = (checkpoints.load(run.last_checkpoint) for run in (resumed, whole))
     assert found["objective"]["memory"].shape == (27, 6)
     for name, tensor in expected["objective"].items():

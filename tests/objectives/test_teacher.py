@@ -400,10 +400,10 @@ def test_a_run_with_a_half_filled_bank_resumes_to_the_bit(
     tmp_path: Path, few_digits: str, stop_after: StopAfter
 ) -> None:
     config = configure(**{"data.source": few_digits, "divergence.num_subnetworks": 128})
-    complete = pretrain(config, run=tmp_path / "complete", accelerator="cpu")
+    complete = pretrain(config, run=tmp_path / "complete")
     with stop_after(2), pytest.raises(Interrupted):
-        pretrain(config, run=tmp_path / "run", accelerator="cpu")
-    run = resume(tmp_path / "run", accelerator="cpu")
+        pretrain(config, run=tmp_path / "run")
+    run = resume(tmp_path / "run")
     found, expected = (checkpoints.load(each.last_checkpoint) for each in (run, complete))
     for part in checkpoints.NETWORKS:
         assert found[part].keys() == expected[part].keys()

@@ -46,7 +46,8 @@ def tiny(few_digits: str) -> list[str]:
     """Options that make any study tiny."""
     return [
         *("--recipe", "digits", "--data", few_digits, "--epochs", "1", "--seeds", "1"),
-        *("--accelerator", "cpu", "--set", *TINY),
+        "--set",
+        *TINY,
     ]
 
 
@@ -87,7 +88,7 @@ def refused(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None
 
     def check(command: list[str], message: str) -> None:
         with pytest.raises(SystemExit) as stopped:
-            main([*command, "--out", str(out), "--accelerator", "cpu"])
+            main([*command, "--out", str(out)])
         assert stopped.value.code == 2
         assert message in " ".join(capsys.readouterr().err.split())
         assert not out.exists()

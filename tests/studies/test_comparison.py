@@ -20,12 +20,7 @@ from deepbregman.statistics import format_signed, interval_over_images
 from deepbregman.studies import engine
 from deepbregman.studies.catalogue import find_study
 from deepbregman.studies.catalogue.comparison import STUDY
-from deepbregman.studies.definition import (
-    Study,
-    StudyOptions,
-    check_budget,
-    read_changes,
-)
+from deepbregman.studies.definition import Study, StudyOptions, check_budget, read_changes
 from deepbregman.studies.engine import MAIN_METRIC
 from deepbregman.studies.grid import open_grid
 from deepbregman.studies.grid_plan import name_study_folder, plan_study
@@ -132,7 +127,7 @@ def test_to_the_end_and_on_by_the_folder_alone(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["study", "comparison", "--out", str(out), "--accelerator", "cpu"]
+    words = ["study", "comparison", "--out", str(out)]
     main([*words, "--recipes", *two, "--data", few_digits, "--seeds", "2", "--only", "plain"])
     assert [arm["difference"] for arm in read(out)["arms"]] == [{}]
     for path in two:
@@ -186,7 +181,7 @@ def test_an_unequal_comparison_says_so_everywhere(
         recipe(tmp_path / "long.toml", {"training.epochs": 2, "divergence.weight": 0.0}),
     ]
     words = ["study", "comparison", "--recipes", *names, "--data", few_digits, "--seeds", "1"]
-    words += ["--out", str(out), "--accelerator", "cpu"]
+    words += ["--out", str(out)]
     with pytest.raises(SystemExit) as stopped:
         main(words)
     assert stopped.value.code == 2
@@ -197,7 +192,7 @@ def test_an_unequal_comparison_says_so_everywhere(
     assert read(out)["unequal_budget"] == [said]
     assert f"unequal budget: {said}" in " ".join(capsys.readouterr().out.split())
     assert "Unequal budget: training.epochs" in (out / "comparison.svg").read_text()
-    main(["study", "comparison", "--out", str(out), "--accelerator", "cpu"])  # it was meant
+    main(["study", "comparison", "--out", str(out)])  # it was meant
 
 
 @pytest.mark.parametrize(
@@ -232,14 +227,13 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
         changes=("optimiser.weight_decay=0.25",),
         evaluate_on="holdout",
         out=out,
-        accelerator="cpu",
     )
     opened = open_grid(STUDY, settings)
     configs = [cell.trial.config for cell in opened.cells]
     assert {config.optimiser.weight_decay for config in configs} == {0.25}
     assert {config.data.holdout for config in configs} == {0.1}
     assert sorted({config.training.epochs for config in configs}) == [1, 2]
-    again = open_grid(STUDY, StudyOptions(out=out, accelerator="cpu"))
+    again = open_grid(STUDY, StudyOptions(out=out))
     assert [cell.trial.config for cell in again.cells] == configs
     recipe(Path(two[1]), {"training.epochs": 3})
     with pytest.raises(

@@ -214,9 +214,7 @@ def settings(data: str, out: Path, **others: Any) -> StudyOptions:
         *("training.batch_size=64", "training.knn_every=0", "training.tensorboard=false"),
         *("encoder.projection_hidden=16", "encoder.embedding=8", "divergence.hidden=4"),
     )
-    return StudyOptions(
-        recipe="digits", data=data, epochs=1, changes=changes, out=out, accelerator="cpu", **others
-    )
+    return StudyOptions(recipe="digits", data=data, epochs=1, changes=changes, out=out, **others)
 
 
 def test_two_workers_do_every_run_once(
@@ -304,7 +302,7 @@ def test_a_trial_behind_a_link_is_left_alone(linked: str, few_digits: str, tmp_p
     link.symlink_to(theirs)
     config = override(Config(), {"data.source": few_digits})
     trial = Trial(tmp_path / "study" / "runs" / "none-seed0", config)
-    how = engine.EvaluationPlan("test", accelerator="cpu")
+    how = engine.EvaluationPlan("test")
     source = how.open_images(config)
     with pytest.raises(UserError, match="is a symbolic link"):
         run_trial(trial, source, how)
@@ -318,7 +316,7 @@ def test_a_damaged_study_is_words(text: str, out: Path) -> None:
     out.mkdir()
     (out / "study.json").write_text(text)
     with pytest.raises(UserError, match=r"study\.json"):
-        run_study(kappa.STUDY, StudyOptions(out=out, accelerator="cpu"))
+        run_study(kappa.STUDY, StudyOptions(out=out))
 
 
 def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(
@@ -342,16 +340,12 @@ def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(
     ],
 )
 def test_a_folder_keeps_to_what_it_began_with(
-    words: list[str],
-    message: str,
-    few_digits: str,
-    out: Path,
-    capsys: pytest.CaptureFixture[str],
+    words: list[str], message: str, few_digits: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     open_grid(kappa.STUDY, settings(few_digits, out))
     before = (out / "study.json").read_bytes()
     with pytest.raises(SystemExit) as stopped:
-        main(["study", "kappa", "--out", str(out), "--accelerator", "cpu", *words])
+        main(["study", "kappa", "--out", str(out), *words])
     assert stopped.value.code == 2
     error = " ".join(capsys.readouterr().err.split())
     assert re.search(message, error), error
@@ -454,7 +448,8 @@ def test_two_tasks_of_srun_share_a_study(few_digits: str, out: Path) -> None:
     words = [
         *(sys.executable, "-m", "deepbregman", "study", "kappa", "--only", "none", "5"),
         *("--recipe", "digits", "--data", few_digits, "--epochs", "1", "--seeds", "1"),
-        *("--accelerator", "cpu", "--set", *TINY),
+        "--set",
+        *TINY,
     ]
     tasks = [
         subprocess.Popen(
@@ -550,7 +545,7 @@ def test_a_killed_worker_s_run_is_finished_by_the_other(few_digits: str, out: Pa
     words = [
         *(sys.executable, "-m", "deepbregman", "study", "kappa", "--out", str(out)),
         *("--recipe", "digits", "--data", few_digits, "--epochs", "40", "--seeds", "2"),
-        *("--only", "5", "20", "--accelerator", "cpu", "--set", "training.batch_size=64"),
+        *("--only", "5", "20", "--set", "training.batch_size=64"),
         *("training.save_seconds=0", "training.tensorboard=false", "encoder.projection_hidden=16"),
     ]
     victim = subprocess.Popen(words)
@@ -597,7 +592,7 @@ def test_what_contradicts_a_begun_study_is_named_as_that(
     begun: dict[str, Any], now: dict[str, Any], few_digits: str, out: Path
 ) -> None:
     """Not as two options of which the user gave one."""
-    study, common = kappa.STUDY, {"out": out, "accelerator": "cpu"}
+    study, common = kappa.STUDY, {"out": out}
     open_grid(study, StudyOptions(recipe="digits", data=few_digits, **begun, **common))
     with pytest.raises(UserError, match=r"other settings \(training.epochs is 1 there, 2 here\)"):
         open_grid(study, StudyOptions(**now, **common))

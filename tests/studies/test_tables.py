@@ -71,7 +71,7 @@ def test_arms_are_recipes_with_the_divergence_taken_away_by_name() -> None:
     assert ("paper", "paper-without") in pair_arms(ARMS)
     assert all(not arm.endswith("-without") for arm, _ in pair_arms(ARMS))
     assert pair_arms(["simclr", "best", "best-both"]) == [
-        *(("best", "simclr"), ("best-both", "simclr"), ("best-both", "best")),
+        *(("best", "simclr"), ("best-both", "simclr"), ("best-both", "best"))
     ]
 
 
@@ -87,7 +87,7 @@ def test_parts_of_a_run() -> None:
     assert next(part for part in other if part.name == "ood").others == ("noise", "a.npz")
     chosen = TableOptions(data=("a.npz", "b.npz"), only=("best/*/transfer-*", "*/b/knn"))
     assert [p.name for p in plan_parts(chosen, "best", "b.npz", is_reference=False)] == [
-        *("knn", "transfer-a"),
+        *("knn", "transfer-a")
     ]
     assert plan_parts(chosen, "simclr", "a.npz", is_reference=True) == ()
 
@@ -141,7 +141,6 @@ def test_a_study_is_stopped_continued_and_extended(
         "epochs": (1,),
         "changes": ("encoder.name=small", *TINY),
         "out": out,
-        "accelerator": "cpu",
         "keep_checkpoints": True,
     }
     real, calls, most = engine.pretrain, [], 1
@@ -231,7 +230,7 @@ def test_help_offers_what_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "tables"
     words = ["study", "tables", "--data", few_digits, "--arms", "digits", "--epochs", "1"]
-    words += ["--seeds", "1", "--protocols", "knn", "--out", str(out), "--accelerator", "cpu"]
+    words += ["--seeds", "1", "--protocols", "knn", "--out", str(out)]
     main([*words, "--set", "encoder.name=small", *TINY])
     assert str(out / "tables.md") in capsys.readouterr().out
     assert not (out / "runs" / "digits-few-seed0" / "checkpoints").exists()
@@ -255,7 +254,6 @@ def test_transfer_and_training_from_scratch(
         "tuning_epochs": 1,
         "changes": ("encoder.name=small", *TINY),
         "out": tmp_path / "tables",
-        "accelerator": "cpu",
     }
     tables(study=TableOptions(**asked))
     found = {

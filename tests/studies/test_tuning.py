@@ -55,7 +55,7 @@ CHANGES = (
 def request(data: str, out: Path, **others: Any) -> tuple[str, SearchOptions]:
     given: dict[str, Any] = {
         **{"space": SPACE, "trials": 3, "data": data, "epochs": 1},
-        **{"changes": CHANGES, "out": out, "accelerator": "cpu", "sampler": "random"},
+        **{"changes": CHANGES, "out": out, "sampler": "random"},
     }
     return "digits", SearchOptions(**{**given, **others})
 
@@ -98,7 +98,8 @@ def test_end_to_end_without_the_test_images(
         [
             *words,
             *("--trials", "2", "--data", few_digits, "--epochs", "1", "--out", str(out)),
-            *("--accelerator", "cpu", "--set", *CHANGES),
+            "--set",
+            *CHANGES,
         ]
     )
     rows = trials(out)
@@ -124,7 +125,7 @@ def test_end_to_end_without_the_test_images(
     assert (out / "search.svg").is_file()
     assert f"best:   {out / 'best.toml'}" in capsys.readouterr().out
     if command == "study":  # again, as the message on Ctrl-C says: there is nothing left to do
-        main(["study", "sigma-lambda", "--out", str(out), "--accelerator", "cpu"])
+        main(["study", "sigma-lambda", "--out", str(out)])
         assert trials(out) == rows
         assert "best" in (figure := (out / "search.svg").read_text())
         assert "published best" not in figure  # that was of other images
@@ -156,9 +157,9 @@ def test_more_trials_later_and_nothing_else(
     for given, words in options:
         recipe = given.pop("recipe", None)
         with pytest.raises(UserError, match=words):
-            run_search(recipe, SearchOptions(out=begun, accelerator="cpu", **given))
-    run_search(None, SearchOptions(out=begun, trials=1, epochs=1, accelerator="cpu"))
-    again = SearchOptions(out=begun, trials=2, changes=("training.knn_every=1",), accelerator="cpu")
+            run_search(recipe, SearchOptions(out=begun, **given))
+    run_search(None, SearchOptions(out=begun, trials=1, epochs=1))
+    again = SearchOptions(out=begun, trials=2, changes=("training.knn_every=1",))
     run_search("digits", again)
     later = trials(begun)
     header = (begun / "best.toml").read_text()
@@ -204,7 +205,7 @@ def test_an_interrupted_trial_goes_on_where_it_stopped(
         with pytest.raises(Stopped, match="trials are done") as stopped:
             run_search(*request(few_digits, out))
     assert f"deepbregman tune --out {out}" in str(stopped.value)
-    run_search(None, SearchOptions(out=out, trials=1, accelerator="cpu"))
+    run_search(None, SearchOptions(out=out, trials=1))
     lost, again = trials(out)
     assert (lost["state"], again["state"]) == ("fail", "complete")
     assert again["continues"] == lost["trial"]
@@ -226,7 +227,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     words: list[str], message: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stopped:
-        main(["tune", *words, "--out", str(out), "--accelerator", "cpu"])
+        main(["tune", *words, "--out", str(out)])
     assert stopped.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
@@ -245,7 +246,7 @@ def test_the_command_that_goes_on_names_the_storage(
     command = shlex.split(str(stopped.value).partition("continue with: ")[2])
     assert command == ["deepbregman", "tune", "--out", str(out), "--storage", storage]
     with pytest.raises(SystemExit) as ended:
-        main([*command[1:], "--accelerator", "cpu"])
+        main(command[1:])
     assert ended.value.code == 128 + signal.SIGINT  # it joined, and was stopped again
     secret = SearchOptions(storage="postgresql+psycopg://me:s3cret@host/database")
     assert "s3cret" not in tuning._format_command(secret, out, None)
@@ -278,7 +279,7 @@ def test_a_search_in_another_storage_is_continued_with_that_storage(
     run_search(*request(few_digits, out, trials=1, storage=storage))
     first = trials(out)
     assert not (out / "search.db").exists()
-    run_search(None, SearchOptions(out=out, trials=1, storage=storage, accelerator="cpu"))
+    run_search(None, SearchOptions(out=out, trials=1, storage=storage))
     assert trials(out) == first
     with pytest.raises(UserError, match=r"does not have: give the --storage that it was begun"):
         run_search(*request(few_digits, out))
@@ -312,7 +313,7 @@ def test_a_search_folder_may_be_renamed_and_copied(
 ) -> None:
     before, table = trials(begun), (begun / "trials.csv").read_bytes()
     moved = begun.rename(tmp_path / "second")
-    run_search(None, SearchOptions(out=moved, trials=1, accelerator="cpu"))
+    run_search(None, SearchOptions(out=moved, trials=1))
     run_search(*request(few_digits, moved, trials=1))  # with the recipe given
     assert (trials(moved), (moved / "trials.csv").read_bytes()) == (before, table)
     (moved / "search.db").unlink()
@@ -327,7 +328,7 @@ def test_a_database_behind_a_link_is_left_alone(name: str, begun: Path, tmp_path
     (begun / name).unlink(missing_ok=True)
     (begun / name).symlink_to(tmp_path / "precious")
     with pytest.raises(UserError, match="is a symbolic link"):
-        run_search(None, SearchOptions(out=begun, accelerator="cpu"))
+        run_search(None, SearchOptions(out=begun))
     assert (tmp_path / "precious").read_bytes() == b"x"
 
 
@@ -340,7 +341,7 @@ def test_a_damaged_database_is_words(
     whole = database.read_bytes()
     database.write_bytes(garbled or whole[:4096] + b"\xff" * (len(whole) - 4096))
     with pytest.raises(SystemExit) as stopped:
-        main(["tune", "--out", str(out), "--accelerator", "cpu"])
+        main(["tune", "--out", str(out)])
     assert stopped.value.code == 2
     words = " ".join(capsys.readouterr().err.split())
     assert f"the storage of the search in {out} fails" in words
@@ -370,7 +371,7 @@ def test_a_full_disk_under_the_database_is_words(
     monkeypatch.setattr(tuning, "open_storage", open_small)
     monkeypatch.setattr(tuning.SearchQueue, "_train", write_much)
     with pytest.raises(UserError, match=r"disk is full.*free space there.*nothing .* is lost"):
-        run_search(None, SearchOptions(out=begun, trials=2, accelerator="cpu"))
+        run_search(None, SearchOptions(out=begun, trials=2))
     assert trials(begun) == before
 
 

@@ -74,4 +74,4 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> Run:
-    return pretrain(tiny_config, run=tmp_path_factory.mktemp("runs") / "tiny", accelerator="cpu")
+    return pretrain(tiny_config, run=tmp_path_factory.mktemp("runs") / "tiny")

@@ -98,7 +98,7 @@ def unreadable(folder: Path, resident: str) -> str:
     source = Source("files", Split(FileImages(tuple(paths), 8)))
     console = Console(file=io.StringIO(), width=200)
     out = folder / f"unreadable-{resident}"
-    pretrain(config, run=out, source=source, accelerator="cpu", console=console)
+    pretrain(config, run=out, source=source, console=console)
     return str(console.file.getvalue())
 
 
@@ -111,7 +111,7 @@ def main() -> None:
         with fault:
             found[name] = ending(
                 lambda index=index, changes=changes: pretrain(
-                    override(config, SMALL | changes), run=folder / str(index), accelerator="cpu"
+                    override(config, SMALL | changes), run=folder / str(index)
                 )
             )
         print(find_process().rank, name, found[name], flush=True, file=sys.stderr)

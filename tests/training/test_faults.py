@@ -38,7 +38,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
     def run(*words: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as caught:
-            main(["pretrain", *map(str, words), "--accelerator", "cpu"])
+            main(["pretrain", *map(str, words)])
         said = capsys.readouterr().err
         assert said.count("\n") == 1
         assert "Traceback" not in said
@@ -108,7 +108,7 @@ def test_other_errors_are_not_explained_away(
 
     at_step(monkeypatch, 1, fail)
     with pytest.raises(RuntimeError, match="a fault of the program"):
-        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        pretrain(tiny_config, run=tmp_path / "run")
     with hold_folder(tmp_path / "run"):  # it is let go
         pass
 
@@ -141,11 +141,7 @@ def test_the_folder_is_removed_while_training(
 
 
 def test_the_folder_is_moved_while_training_and_put_back(
-    command: Command,
-    recipe: Path,
-    tiny_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: Command, recipe: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
@@ -155,8 +151,7 @@ def test_the_folder_is_moved_while_training_and_put_back(
     assert f"continue with: deepbregman pretrain --resume {folder}" in said
     (tmp_path / "moved").rename(folder)
     found, expected = (
-        checkpoints.load(run.last_checkpoint)["objective"]
-        for run in (resume(folder, accelerator="cpu"), tiny_run)
+        checkpoints.load(run.last_checkpoint)["objective"] for run in (resume(folder), tiny_run)
     )
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
@@ -185,7 +180,7 @@ run = place / "run"
 
 def pretrain(*words):
     try:
-        main(["pretrain", *map(str, words), "--accelerator", "cpu"])
+        main(["pretrain", *map(str, words)])
     except SystemExit as ended:
         return ended.code
     return 0
@@ -240,7 +235,7 @@ def test_a_disk_that_is_full_and_one_that_is_read_only(tiny_config: Config, tmp_
         assert f"{reason} or choose another folder" in said
         assert said.count("\n") == 1
     longer = {"training.epochs": 5, **changes}
-    whole = pretrain(tiny_config, run=tmp_path / "whole", changes=longer, accelerator="cpu")
+    whole = pretrain(tiny_config, run=tmp_path / "whole", changes=longer)
     found = checkpoints.load(tmp_path / "end.pt")["objective"]
     expected = checkpoints.load(whole.last_checkpoint)["objective"]
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -323,7 +318,7 @@ def test_stopping_at_an_epochs_end_saves_once(
     """Else the previous checkpoint would be the same as the last."""
     at_step(monkeypatch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Exception, match="everything is saved"):
-        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        pretrain(tiny_config, run=tmp_path / "run")
     run = Run.open(tmp_path / "run")
     assert saved_step(run.path) == 4
     assert checkpoints.load(run.previous_checkpoint)["step"] == 2
@@ -333,20 +328,16 @@ def test_a_signal_at_the_last_step_is_not_forgotten(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a study would go on with its other runs."""
-    steps = pretrain(tiny_config, run=tmp_path / "first", accelerator="cpu").metrics()[-1]["step"]
+    steps = pretrain(tiny_config, run=tmp_path / "first").metrics()[-1]["step"]
     at_step(monkeypatch, steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted, match="SIGTERM; everything is saved, the run is complete") as e:
-        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        pretrain(tiny_config, run=tmp_path / "run")
     assert e.value.signal_number == signal.SIGTERM
     assert Run.open(tmp_path / "run").result()["pretrain"]["step"] == steps
 
 
 def test_a_signal_while_the_step_is_compiled_ends_the_run_at_once(
-    command: Command,
-    recipe: Path,
-    tiny_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: Command, recipe: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The processes that compile have died of the same signal, and would be waited for."""
 
@@ -369,6 +360,6 @@ def test_a_signal_while_the_step_is_compiled_ends_the_run_at_once(
     assert code == 143
     assert said.startswith("stopped by SIGTERM; everything is saved, continue with: ")
     assert not list((folder / "checkpoints").glob("*.pt"))
-    resume(folder, accelerator="cpu")
+    resume(folder)
     first, second = (Run.open(path).metrics()[-1]["total"] for path in (folder, tiny_run.path))
     assert first == second

@@ -89,7 +89,7 @@ def test_the_step_is_named_and_the_checkpoint_before_is_kept(
 ) -> None:
     poison_views(batch, value=value)
     with pytest.raises(UserError, match=rf"not finite from step {batch} on.*learning_rate"):
-        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        pretrain(tiny_config, run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == kept
     assert [row["epoch"] for row in Run.open(tmp_path / "run").metrics()] == [
         *range(1, kept // 2 + 1)
@@ -101,7 +101,7 @@ def test_in_the_first_epoch_nothing_is_saved(
 ) -> None:
     poison_views(1)
     with pytest.raises(UserError, match="not finite from step 1 on"):
-        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        pretrain(tiny_config, run=tmp_path / "run")
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
@@ -111,7 +111,7 @@ def test_a_gradient_of_an_epochs_last_step_is_found_before_the_save(
     """All losses of the epoch are finite; only the parameters are no longer."""
     poison_gradient(4)
     with pytest.raises(UserError, match="parameters are not finite after step 4"):
-        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        pretrain(tiny_config, run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 2
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         assert all(v.isfinite().all() for v in checkpoints.load(path)["objective"].values())
@@ -122,7 +122,7 @@ def test_a_signal_does_not_save_what_has_diverged(
 ) -> None:
     poison_views(3)
     with stop_after(3), pytest.raises(UserError, match="not finite from step 3 on"):
-        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        pretrain(tiny_config, run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 2
 
 
@@ -130,10 +130,10 @@ def test_counting_goes_on_after_a_resumption_inside_an_epoch(
     tiny_config: Config, tmp_path: Path, poison_views: Poison, stop_after: StopAfter
 ) -> None:
     with stop_after(3), pytest.raises(Interrupted):
-        pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+        pretrain(tiny_config, run=tmp_path / "run")
     poison_views(2)
     with pytest.raises(UserError, match="not finite from step 5 on"):
-        resume(tmp_path / "run", accelerator="cpu")
+        resume(tmp_path / "run")
     assert saved_step(tmp_path / "run") == 4
 
 
@@ -188,9 +188,7 @@ def test_a_run_goes_on_after_skipped_batches(
     """The first step of the second epoch, and the last of the third, which is not diagnosed."""
     poison_views(3, 6)
     console = Console(record=True, width=200, file=io.StringIO())
-    run = pretrain(
-        skipping(tiny_config, 2), run=tmp_path / "run", accelerator="cpu", console=console
-    )
+    run = pretrain(skipping(tiny_config, 2), run=tmp_path / "run", console=console)
     assert console.export_text().count("skipped 1 batches of non-finite loss") == 2
     rows = run.metrics()
     assert [row["skipped"] for row in rows] == [0, 1, 1]
@@ -211,7 +209,7 @@ def test_the_mean_loss_is_that_of_the_batches_that_count(
     expected = job.advance(feed).total.item()
     poison_views(1)
     with pytest.warns(Notice, match="skipped 1 batches of non-finite loss"):  # told in Python, too
-        run = pretrain(skipping(tiny_config, 1), run=tmp_path / "again", accelerator="cpu")
+        run = pretrain(skipping(tiny_config, 1), run=tmp_path / "again")
     assert run.metrics()[0]["total"] == expected
 
 
@@ -219,7 +217,7 @@ def test_the_mean_loss_is_that_of_the_batches_that_count(
 def test_no_more_than_allowed(tiny_config: Config, tmp_path: Path, poison_views: Poison) -> None:
     poison_views(3, 6)
     with pytest.raises(UserError, match=r"not finite at step 6, .*no more than 1 batches"):
-        pretrain(skipping(tiny_config, 1), run=tmp_path / "run", accelerator="cpu")
+        pretrain(skipping(tiny_config, 1), run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 4
 
 
@@ -229,10 +227,10 @@ def test_what_was_skipped_before_a_resumption_counts(
 ) -> None:
     poison_views(3)
     with stop_after(3), pytest.raises(Interrupted):
-        pretrain(skipping(tiny_config, 1), run=tmp_path / "run", accelerator="cpu")
+        pretrain(skipping(tiny_config, 1), run=tmp_path / "run")
     poison_views(2)  # batch 5 of the run
     with pytest.raises(UserError, match="not finite at step 5"):
-        resume(tmp_path / "run", accelerator="cpu")
+        resume(tmp_path / "run")
     assert [row["skipped"] for row in Run.open(tmp_path / "run").metrics()] == [0, 1]
 
 
@@ -241,12 +239,12 @@ def test_an_epoch_of_nothing_but_skipped_batches_stops(
 ) -> None:
     poison_views(3, 4)
     with pytest.raises(UserError, match="no batch of the epoch had a finite loss"):
-        pretrain(skipping(tiny_config, 9), run=tmp_path / "run", accelerator="cpu")
+        pretrain(skipping(tiny_config, 9), run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 2
 
 
 def test_where_nothing_is_skipped_skipping_changes_nothing(tiny_run: Run, tmp_path: Path) -> None:
-    run = pretrain(skipping(tiny_run.config, 3), run=tmp_path / "run", accelerator="cpu")
+    run = pretrain(skipping(tiny_run.config, 3), run=tmp_path / "run")
     states = [checkpoints.load(r.last_checkpoint)["objective"] for r in (run, tiny_run)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
     for row, expected in zip(run.metrics(), tiny_run.metrics(), strict=True):

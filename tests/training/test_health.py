@@ -192,7 +192,7 @@ def test_a_resumed_run_knows_the_neighbours_from_before(
     run = Run.open(shutil.copytree(tiny_run.path, tmp_path / "run"))
     state = checkpoints.load(run.previous_checkpoint)  # after two measurements
     checkpoints.save(run.last_checkpoint, state)
-    last = resume(run.path, accelerator="cpu").metrics()[-1]
+    last = resume(run.path).metrics()[-1]
     assert last["neighbour_stability"] == tiny_run.metrics()[-1]["neighbour_stability"]
     assert "long_stability" in last
 
@@ -328,9 +328,7 @@ STOPPING = {
 def test_a_saturated_run_ends_well_and_says_why(tiny_config: Config, tmp_path: Path) -> None:
     console = Console(record=True, width=200)
     changes = {**STOPPING, "training.health_every": 2, "training.save_seconds": 1e6}
-    run = pretrain(
-        override(tiny_config, changes), run=tmp_path / "run", accelerator="cpu", console=console
-    )
+    run = pretrain(override(tiny_config, changes), run=tmp_path / "run", console=console)
     assert [row["epoch"] for row in run.metrics()] == [1, 2, 3, 4, 5, 6]
     result = run.result()["pretrain"]
     assert (result["stopped"], result["verdict"]) == ("after epoch 6: saturated", "saturated")
@@ -339,7 +337,7 @@ def test_a_saturated_run_ends_well_and_says_why(tiny_config: Config, tmp_path: P
     assert said.count("health: saturated (more epochs bring little") == 1  # said when it changes
     load_trained_encoder(run)  # it was saved, though no save was due
     again = Console(record=True, width=200)
-    resume(run.path, accelerator="cpu", console=again)
+    resume(run.path, console=again)
     assert "it continues" not in again.export_text()
 
 
@@ -347,19 +345,19 @@ def test_a_saturated_run_ends_well_and_says_why(tiny_config: Config, tmp_path: P
 def test_resuming_a_stopped_run_trains_on_only_if_told_to(
     tiny_config: Config, tmp_path: Path
 ) -> None:
-    run = pretrain(override(tiny_config, STOPPING), run=tmp_path / "run", accelerator="cpu")
+    run = pretrain(override(tiny_config, STOPPING), run=tmp_path / "run")
     (run.path / "result.json").unlink()  # as if it had been killed before it wrote that
-    assert len(resume(run.path, accelerator="cpu").metrics()) == 3
+    assert len(resume(run.path).metrics()) == 3
     assert run.result()["pretrain"]["stopped"] == "after epoch 3: saturated"
     path = run.path / "config.toml"
     changed = override(from_toml(path.read_text(), "it"), {"training.stop_when_saturated": False})
     path.write_text(to_toml(changed))
-    assert len(resume(run.path, accelerator="cpu").metrics()) == 9
+    assert len(resume(run.path).metrics()) == 9
     assert "stopped" not in run.result()["pretrain"]
 
 
 def test_a_run_may_be_told_to_stop_on_the_command_line(tiny_run: Run, tmp_path: Path) -> None:
     shutil.copyfile(tiny_run.path / "config.toml", tmp_path / "tiny.toml")
     words = ["--run", str(tmp_path / "run"), "--stop-when-saturated", "--training.epochs", "1"]
-    main(["pretrain", str(tmp_path / "tiny.toml"), *words, "--accelerator", "cpu"])
+    main(["pretrain", str(tmp_path / "tiny.toml"), *words])
     assert Run.open(tmp_path / "run").config.training.stop_when_saturated

@@ -17,9 +17,7 @@ from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, to_toml
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
-from deepbregman.training.display import (
-    Display,
-)
+from deepbregman.training.display import Display
 
 from ..conftest import Forks
 
@@ -57,11 +55,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> Pat
 
 
 def new(recipe: Path, folder: Path) -> tuple[object, ...]:
-    return ("pretrain", recipe, "--run", folder, "--accelerator", "cpu")
+    return ("pretrain", recipe, "--run", folder)
 
 
 def on(folder: Path) -> tuple[object, ...]:
-    return ("pretrain", "--resume", folder, "--accelerator", "cpu")
+    return ("pretrain", "--resume", folder)
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +280,7 @@ def test_a_second_process_is_refused_and_the_first_goes_on(
             codes.append(command_line.run(*on(folder)))
 
     monkeypatch.setattr(Display, "step", meanwhile)
-    run = pretrain(str(recipe), run=folder, accelerator="cpu")
+    run = pretrain(str(recipe), run=folder)
     assert codes == [2]
     assert f"in use by process {os.getpid()} on " in command_line.errors.read_text()
     assert "resumed" not in run.provenance()

@@ -40,10 +40,10 @@ def test_csv_has_the_metrics_of_every_epoch_also_of_a_resumed_run(
     with monkeypatch.context() as patch:
         patch.setattr(loop.Pretraining, "_write_epoch", write_and_stop)
         with pytest.raises(KeyboardInterrupt):
-            pretrain(config, run=tmp_path / "run", accelerator="cpu")
+            pretrain(config, run=tmp_path / "run")
     run = Run(tmp_path / "run")
     assert [row["epoch"] for row in read_csv(run)] == ["1"]
-    resume(run.path, accelerator="cpu")
+    resume(run.path)
     rows, metrics = read_csv(run), tiny_run.metrics()
     assert [float(row["total"]) for row in rows] == [row["total"] for row in metrics]
     assert rows[0]["knn"] == ""  # measured in the second epoch only
@@ -91,7 +91,7 @@ def test_a_run_is_complete_whatever_its_loggers_do(
 ) -> None:
     monkeypatch.setitem(BACKENDS, "csv", lambda run, config: Broken("write"))
     with pytest.warns(Notice, match=r"the logger csv has failed .* and is left out"):
-        run = pretrain(with_loggers(tiny_config, "csv"), run=tmp_path / "run", accelerator="cpu")
+        run = pretrain(with_loggers(tiny_config, "csv"), run=tmp_path / "run")
     assert [row["total"] for row in run.metrics()] == [row["total"] for row in tiny_run.metrics()]
 
 
@@ -120,7 +120,7 @@ def test_a_logger_without_its_package_is_refused_before_the_run(
 ) -> None:
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'deepbregman\[wandb\]'"):
-        pretrain(with_loggers(tiny_config, "wandb"), run=tmp_path / "run", accelerator="cpu")
+        pretrain(with_loggers(tiny_config, "wandb"), run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -136,9 +136,7 @@ def test_a_row_that_is_in_the_metrics_already_is_not_repeated(
 
 def test_tensorboard_may_be_named_with_the_others(tiny_config: Config, tmp_path: Path) -> None:
     config = override(tiny_config, {"training.tensorboard": False})
-    run = pretrain(
-        with_loggers(config, "tensorboard", "csv"), run=tmp_path / "run", accelerator="cpu"
-    )
+    run = pretrain(with_loggers(config, "tensorboard", "csv"), run=tmp_path / "run")
     assert list((run.path / "tensorboard").iterdir())
     assert (run.path / "metrics.csv").exists()
 

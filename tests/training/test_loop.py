@@ -70,12 +70,7 @@ class TestTraining:
     ) -> None:
         """SGD by hand on the objective's own loss, with the batch and views the loop drew."""
         config = override(
-            short_config,
-            {
-                "training.epochs": 1,
-                **PLAIN_SGD,
-                "training.batch_size": 300,
-            },
+            short_config, {"training.epochs": 1, **PLAIN_SGD, "training.batch_size": 300}
         )
         job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
         before = {k: v.clone() for k, v in job.step_module.state_dict().items()}
@@ -178,9 +173,9 @@ class TestTraining:
         self, tiny_config: Config, tiny_run: Run, tmp_path: Path
     ) -> None:
         torch.rand(7)  # the state of the process does not matter, to dropout neither
-        again = pretrain(tiny_config, run=tmp_path / "again", accelerator="cpu")
+        again = pretrain(tiny_config, run=tmp_path / "again")
         assert_identical(again, tiny_run)
-        other = pretrain(tiny_config, run=tmp_path / "b", changes={"seed": 1}, accelerator="cpu")
+        other = pretrain(tiny_config, run=tmp_path / "b", changes={"seed": 1})
         assert other.metrics()[0]["total"] != tiny_run.metrics()[0]["total"]
 
     def test_dropout_beside_the_labelled_baseline_is_drawn_from_the_seed(
@@ -192,7 +187,7 @@ class TestTraining:
         runs = []
         for state in (1, 2):
             torch.manual_seed(state)
-            runs.append(pretrain(config, run=tmp_path / f"{state}", accelerator="cpu"))
+            runs.append(pretrain(config, run=tmp_path / f"{state}"))
         assert_identical(*runs)
 
     def test_checkpoints_are_kept_where_asked(self, tiny_run: Run) -> None:
@@ -201,19 +196,19 @@ class TestTraining:
 
     def test_simclr_has_no_subnetworks(self, tiny_config: Config, tmp_path: Path) -> None:
         config = override(tiny_config, {"divergence.weight": 0.0, **ONE_EPOCH})
-        run = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+        run = pretrain(config, run=tmp_path / "run")
         assert checkpoints.load(run.last_checkpoint)["divergence"] == {}
         assert "divergence" not in run.metrics()[0]
 
     def test_four_views_as_distributions_train(self, tiny_config: Config, tmp_path: Path) -> None:
         changes = {"views.num_views": 4, "divergence.sets": "halves", **ONE_EPOCH}
-        run = pretrain(tiny_config, run=tmp_path / "run", changes=changes, accelerator="cpu")
+        run = pretrain(tiny_config, run=tmp_path / "run", changes=changes)
         assert run.metrics()[0]["divergence"] > 0.0
 
     def test_a_diverged_run_stops_and_says_so(self, tiny_config: Config, tmp_path: Path) -> None:
         changes = {"optimiser.name": "sgd", "optimiser.learning_rate": 1e30}
         with pytest.raises(UserError, match=r"the loss is not finite.*optimiser\.learning_rate"):
-            pretrain(tiny_config, run=tmp_path / "run", changes=changes, accelerator="cpu")
+            pretrain(tiny_config, run=tmp_path / "run", changes=changes)
 
     @pytest.mark.parametrize(("active", "warned"), [(26.0, False), (25.0, True)])
     def test_few_subnetworks_are_counted_against_all_views_of_a_batch(
@@ -262,15 +257,15 @@ class TestSizeOfViews:
         trunk = Sides()
         changes = {"views.relative_size": 0.75, "encoder.name": "custom"}
         config = override(tiny_config, {**changes, "training.health_every": 0})
-        pretrain(config, run=tmp_path / "run", accelerator="cpu", encoder=trunk)
+        pretrain(config, run=tmp_path / "run", encoder=trunk)
         assert trunk.seen[True] == {(64, 6)}  # two views of 32 images
         assert {side for count, side in trunk.seen[False] if count > 2} == {8}  # the kNN monitor
         trunk.seen[False].clear()
-        rows = evaluate(tmp_path / "run", epochs=0, accelerator="cpu", data="digits", encoder=trunk)
+        rows = evaluate(tmp_path / "run", epochs=0, data="digits", encoder=trunk)
         assert rows
         assert {side for count, side in trunk.seen[False] if count > 2} == {8}
         trunk.seen[False].clear()
-        embed(tmp_path / "run", tmp_path / "features.npz", accelerator="cpu", encoder=trunk)
+        embed(tmp_path / "run", tmp_path / "features.npz", encoder=trunk)
         assert {side for count, side in trunk.seen[False] if count > 2} == {8}
         assert trunk.seen[True] == {(64, 6)}
 
@@ -295,7 +290,7 @@ class TestSizeOfViews:
             "encoder.name": "timm:vit_tiny_patch16_224",
         }
         with pytest.raises(UserError, match=r"views.relative_size is 0.5 .*vit.*; set .* to 1.0"):
-            pretrain(override(tiny_config, changes), run=tmp_path / "run", accelerator="cpu")
+            pretrain(override(tiny_config, changes), run=tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
@@ -326,9 +321,9 @@ class TestResume:
     ) -> None:
         """Stopped inside the first epoch, at its very end, and inside the second; with dropout."""
         with stop_after(stop_at), pytest.raises(Interrupted, match=r"SIGTERM.*--resume"):
-            pretrain(tiny_config, run=tmp_path / "run", accelerator="cpu")
+            pretrain(tiny_config, run=tmp_path / "run")
         torch.manual_seed(6)  # dropout draws from torch's global state
-        assert_identical(resume(tmp_path / "run", accelerator="cpu"), tiny_run)
+        assert_identical(resume(tmp_path / "run"), tiny_run)
 
     @pytest.mark.parametrize("part", ["objective", "divergence", "optimiser", "step", "sums"])
     def test_a_checkpoint_that_lacks_a_part_is_refused(
@@ -339,14 +334,14 @@ class TestResume:
         del saved[part]
         checkpoints.save(run.last_checkpoint, saved)
         with pytest.raises(UserError, match=rf"last\.pt has no {part}: "):
-            resume(run.path, accelerator="cpu")
+            resume(run.path)
 
     def test_a_run_killed_before_its_first_save_starts_again(
         self, tiny_config: Config, tiny_run: Run, tmp_path: Path
     ) -> None:
         run = Run.create(tmp_path / "run", tiny_config, {"started": "once"})
         run.append_metrics({"epoch": 1, "total": 0.5})
-        assert_identical(resume(run.path, accelerator="cpu"), tiny_run)
+        assert_identical(resume(run.path), tiny_run)
         assert len(run.provenance()["resumed"]) == 1
 
     def test_other_images_than_before_are_refused(
@@ -364,6 +359,6 @@ class TestResume:
 
     def test_a_complete_run_is_left_as_it_is(self, short_run: Run) -> None:
         before = states(short_run)
-        resume(short_run.path, accelerator="cpu")
+        resume(short_run.path)
         assert all(torch.equal(torch.as_tensor(v), before[k]) for k, v in states(short_run).items())
         assert short_run.result()["pretrain"]["epoch"] == 2

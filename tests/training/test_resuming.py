@@ -58,7 +58,7 @@ def test_the_previous_checkpoint_stands_in_and_that_is_said(
     run: Run, tiny_run: Run, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run.last_checkpoint)
-    main(["pretrain", "--resume", str(run.path), "--accelerator", "cpu"])
+    main(["pretrain", "--resume", str(run.path)])
     said = " ".join(capsys.readouterr().out.split())
     assert f"{run.last_checkpoint} cannot be read" in said
     assert f"going on from {run.previous_checkpoint}, step 4" in said
@@ -85,7 +85,7 @@ def test_a_damaged_checkpoint_never_becomes_the_previous_one(
         patch.setattr("deepbregman.training.loop.Pretraining.advance", crash)
         told = pytest.warns(Notice, match=r"last\.pt cannot be read")
         with told, pytest.raises(UserError, match=r"Input/output error.*--resume"):
-            resume(run.path, accelerator="cpu")
+            resume(run.path)
     assert checkpoints.load(run.last_checkpoint)["step"] == 4
     assert not run.previous_checkpoint.exists()
 
@@ -95,12 +95,12 @@ def test_both_damaged(run: Run) -> None:
     cut(run.previous_checkpoint)
     before = (run.path / "provenance.json").read_text()
     with pytest.raises(UserError) as caught:
-        resume(run.path, accelerator="cpu")
+        resume(run.path)
     for words in (str(run.last_checkpoint), str(run.previous_checkpoint), "epoch-0002.pt"):
         assert words in str(caught.value)
     assert (run.path / "provenance.json").read_text() == before
     shutil.copy(run.checkpoints / "epoch-0002.pt", run.last_checkpoint)  # as the words say
-    resume(run.path, accelerator="cpu")
+    resume(run.path)
     assert [row["epoch"] for row in run.metrics()] == [1, 2, 3]
 
 
@@ -109,7 +109,7 @@ def test_damaged_without_another(run: Run) -> None:
         path.unlink()
     flip(run.last_checkpoint)
     with pytest.raises(UserError, match=r"last\.pt.*this run has no other"):
-        resume(run.path, accelerator="cpu")
+        resume(run.path)
 
 
 def test_a_checkpoint_of_a_later_version_is_no_damage(
@@ -154,7 +154,7 @@ def test_safe_fields_may_change_and_that_is_said(
         training__compile="no",
         training__skip_nonfinite=2,
     )
-    main(["pretrain", "--resume", str(run.path), "--accelerator", "cpu"])
+    main(["pretrain", "--resume", str(run.path)])
     said = " ".join(capsys.readouterr().out.split())
     assert "training.save_seconds (0.0 -> 9.0)" in said
     (record,) = run.provenance()["resumed"]
@@ -163,7 +163,7 @@ def test_safe_fields_may_change_and_that_is_said(
     assert_same_parameters(run, tiny_run)
     assert (run.checkpoints / "epoch-0003.pt").exists()
     assert checkpoints.load(run.last_checkpoint)["config"] == to_toml(run.config)
-    resume(run.path, accelerator="cpu")  # and from now on it is the configuration of the run
+    resume(run.path)  # and from now on it is the configuration of the run
     assert "changed" not in run.provenance()["resumed"][1]
 
 
@@ -172,13 +172,13 @@ def test_they_may_be_given_on_the_command_line_and_in_python(
 ) -> None:
     """So a job goes on where there are fewer CPUs, or without shared memory."""
     shutil.copy(run.previous_checkpoint, run.last_checkpoint)
-    again = ["pretrain", "--resume", str(run.path), "--accelerator", "cpu"]
+    again = ["pretrain", "--resume", str(run.path)]
     main([*again, "--data.workers", "0", "--training.no-tensorboard", "--data.resident", "no"])
     assert "data.workers (16 -> 0)" in " ".join(capsys.readouterr().out.split())
     assert (run.config.data.workers, run.config.data.resident) == (0, "no")
     assert not run.config.training.tensorboard
     assert_same_parameters(run, tiny_run)
-    resume(run.path, changes={"data.workers": 3}, accelerator="cpu")
+    resume(run.path, changes={"data.workers": 3})
     assert run.config.data.workers == 3
     before = to_toml(run.config)
     with pytest.raises(SystemExit) as caught:
@@ -195,7 +195,7 @@ def test_they_may_be_given_on_the_command_line_and_in_python(
         main(["pretrain", "--resume", "--data.workers", "1"])
     assert "--resume needs the folder of a run" in capsys.readouterr().err
     with pytest.raises(UserError, match="made with other settings: seed"):
-        resume(run.path, changes={"seed": 3}, accelerator="cpu")
+        resume(run.path, changes={"seed": 3})
     assert to_toml(run.config) == before
 
 
@@ -205,7 +205,7 @@ def test_a_run_without_a_checkpoint_keeps_its_settings_too(run: Run) -> None:
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     words = rf"{run.path} was made with other settings: seed \(0 -> 3\)"
     with pytest.raises(UserError, match=words):
-        resume(run.path, changes={"seed": 3, "data.workers": 3}, accelerator="cpu")
+        resume(run.path, changes={"seed": 3, "data.workers": 3})
     assert {path: path.read_bytes() for path in before} == before
 
 
@@ -215,7 +215,7 @@ def test_the_command_that_began_a_run_may_change_them_too(
     shutil.copy(run.previous_checkpoint, run.last_checkpoint)
     (run.path / "result.json").unlink()
     fewer = {"data.workers": 1, "training.save_seconds": 9.0}
-    pretrain(tiny_config, run=run.path, changes=fewer, accelerator="cpu")
+    pretrain(tiny_config, run=run.path, changes=fewer)
     assert run.config == override(tiny_run.config, fewer)
     assert_same_parameters(run, tiny_run)
 
@@ -242,7 +242,7 @@ def test_other_fields_may_not_and_are_named(run: Run, name: str, value: Any) -> 
     before = {p: p.read_bytes() for p in run.path.rglob("*") if p.suffix in (".pt", ".json")}
     edit(run, **{name.replace(".", "__"): value, "training__knn_every": 7})
     with pytest.raises(UserError, match=rf"made with other settings: {name} \(.* -> {value}\);"):
-        resume(run.path, accelerator="cpu")
+        resume(run.path)
     assert {p: p.read_bytes() for p in before} == before  # and nothing is written of it
 
 
@@ -257,20 +257,20 @@ def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_leng
         "training.epochs": 2,
     }
     config = override(tiny_config, changes)
-    short = pretrain(config, run=tmp_path / "run", accelerator="cpu")
+    short = pretrain(config, run=tmp_path / "run")
     edit(short, training__epochs=3)
     longer = {"training.epochs": 3}
-    whole = pretrain(config, run=tmp_path / "whole", changes=longer, accelerator="cpu")
-    assert_same_parameters(resume(short.path, accelerator="cpu"), whole)
+    whole = pretrain(config, run=tmp_path / "whole", changes=longer)
+    assert_same_parameters(resume(short.path), whole)
     assert short.result()["pretrain"]["epoch"] == 3
     edit(short, training__epochs=2)
     with pytest.raises(UserError, match=r"training\.epochs \(3 -> 2\)"):
-        resume(short.path, accelerator="cpu")
+        resume(short.path)
 
 
 def test_a_refused_resumption_leaves_no_trace(run: Run) -> None:
     edit(run, seed=5)
     before = (run.path / "provenance.json").read_text()
     with pytest.raises(UserError, match="seed"):
-        resume(run.path, accelerator="cpu")
+        resume(run.path)
     assert (run.path / "provenance.json").read_text() == before

@@ -34,7 +34,7 @@ def recipe(tmp_path: Path, tiny_config: Config, photos: Path) -> Path:
 def test_one_command_starts_continues_and_tells_the_end(
     command: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ("pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cpu")
+    words = ("pretrain", recipe, "--run", tmp_path / "run")
     with monkeypatch.context() as patch:
         at_step(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
         code, out, err = command(*words)
@@ -76,14 +76,14 @@ def test_other_settings_cannot_be_resumed_with(command: Command, tmp_path: Path)
 
 
 def test_what_surprises_is_said(command: Command, recipe: Path, tmp_path: Path) -> None:
-    words = ("--training.epochs", 1, "--optimiser.warmup-epochs", 1.0, "--accelerator", "cpu")
+    words = ("--training.epochs", 1, "--optimiser.warmup-epochs", 1.0)
     code, out, _ = command("pretrain", recipe, "--run", tmp_path / "run", *words)
     assert code == 0
     assert "ends while the learning rate still rises" in out
     assert load_recipe(str(tmp_path / "run" / "config.toml")).optimiser.warmup_epochs == 1.0
     changes = {"training.epochs": 1, "optimiser.warmup_epochs": 1.0}
     with pytest.warns(Notice, match="ends while the learning rate still rises") as told:
-        pretrain(str(recipe), run=tmp_path / "python", changes=changes, accelerator="cpu")
+        pretrain(str(recipe), run=tmp_path / "python", changes=changes)
     assert [one.filename for one in told] == [__file__]  # the line of the user's program
 
 

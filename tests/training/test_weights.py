@@ -235,16 +235,7 @@ def test_the_command_starts_from_a_run_and_keeps_where(
     run, step = trained
     code, out, _ = command(
         *("pretrain", run.path / "config.toml", "--encoder.weights", run.path),
-        *(
-            "--training.epochs",
-            1,
-            "--training.knn-every",
-            0,
-            "--run",
-            tmp_path / "new",
-            "--accelerator",
-            "cpu",
-        ),
+        *("--training.epochs", 1, "--training.knn-every", 0, "--run", tmp_path / "new"),
     )
     assert code == 0
     assert f"the encoder starts from the weights of {run.last_checkpoint}; its heads are new" in out
@@ -257,7 +248,7 @@ def test_the_command_starts_from_a_run_and_keeps_where(
 def test_in_python(trained: tuple[Run, Step], tiny_config: Config, tmp_path: Path) -> None:
     changes = {"encoder.weights": str(tmp_path / "none.pt")}
     with pytest.raises(UserError, match="no run and no file"):
-        pretrain(override(tiny_config, changes), run=tmp_path / "run", accelerator="cpu")
+        pretrain(override(tiny_config, changes), run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
