@@ -353,10 +353,19 @@ def test_metrics_are_on_disk_when_they_are_appended(
 def test_a_run_of_an_older_version_takes_defaults_for_fields_it_does_not_know(run: Run) -> None:
     path = run.path / "config.toml"
     lines = path.read_text().splitlines()
-    old = [line for line in lines if not line.startswith("skip_nonfinite")]
+    old = [line for line in lines if not line.startswith("health_every")]
     assert len(old) == len(lines) - 1
     path.write_text("\n".join(old))
     assert run.config == CONFIG
+
+
+def test_a_run_may_have_a_field_that_is_no_longer_there_if_it_had_no_effect(run: Run) -> None:
+    path, text = run.path / "config.toml", (run.path / "config.toml").read_text()
+    path.write_text(text.replace("[training]", "[training]\nskip_nonfinite = 0"))
+    assert run.config == CONFIG
+    path.write_text(text.replace("[training]", "[training]\nskip_nonfinite = 3"))
+    with pytest.raises(UserError, match=r"unknown field 'training\.skip_nonfinite'"):
+        _ = run.config
 
 
 @pytest.mark.parametrize("wrote", ["0.9.3", deepbregman.__version__, None])

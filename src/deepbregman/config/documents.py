@@ -15,6 +15,9 @@ from .methods import METHODS, ObjectiveSettings, SimCLRSettings
 from .rules import Section
 from .sections import OPTIONAL, SECTIONS, Config
 
+RETIRED = {"training.skip_nonfinite": 0}
+"""Fields of older versions that had no effect at this value; documents with it are still read."""
+
 
 def _find_section(name: str, values: dict[str, Any]) -> type[Section]:
     """Return the class for a table; the objective's depends on its name."""
@@ -45,6 +48,7 @@ def from_dict(values: dict[str, Any]) -> Config:
             )
         kind: type[Any] = _find_section(name, value)
         fields = [field.name for field in dataclasses.fields(kind)]
+        value = {k: v for k, v in value.items() if RETIRED.get(f"{name}.{k}", ...) != v}
         for key in value:
             if key not in fields:
                 guess = suggest(key, fields) or f"; {name} has {', '.join(fields)}"
