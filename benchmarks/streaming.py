@@ -42,7 +42,7 @@ from deepbregman.data.batches import Batch, StreamingBatches, cut_orders
 from deepbregman.data.decoding import decode_to, fit_size
 from deepbregman.data.images import FileImages, Images
 from deepbregman.files import write_json
-from deepbregman.reporting.screen import speed_table
+from deepbregman.reporting.screen import draw_speeds
 from deepbregman.runs import collect_provenance
 from deepbregman.training.devices import device_name
 from deepbregman.training.processes import launch
@@ -352,7 +352,7 @@ def streaming(
         "scale": "streaming",
         "groups": [group],
     }
-    console.print(speed_table(group))
+    console.print(draw_speeds(group))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "bench.json", record)

@@ -9,8 +9,8 @@ import json
 import re
 from pathlib import Path
 
+from deepbregman.reporting.grid_tables import MEASURED_NOTE, tabulate_study
 from deepbregman.reporting.paper_tables import tabulate_quantities
-from deepbregman.reporting.study_tables import MEASURED_NOTE, tabulate_study
 from deepbregman.reporting.tables import Table, make_cell, to_markdown
 from deepbregman.studies.tables import collect_results
 

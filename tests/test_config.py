@@ -16,7 +16,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from deepbregman.commands.words import ALIASES
+from deepbregman.commands.pretrain_options import ALIASES
 from deepbregman.config import (
     METHODS,
     OPTIONAL,

@@ -14,8 +14,8 @@ import torch
 from deepbregman.method.bregman import paired_divergence
 from deepbregman.reporting.charts import PALETTE
 from deepbregman.reporting.figures import save_speed_figure
+from deepbregman.reporting.grid_charts import save_study_figure
 from deepbregman.reporting.paper_tables import save_difference_figure
-from deepbregman.reporting.studies import save_study_figure
 from deepbregman.studies.tables import collect_results
 
 IMAGES = Path(__file__).parent

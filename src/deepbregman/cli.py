@@ -41,7 +41,7 @@ from .launching import (
     is_first_of_machine,
     require_one_process,
 )
-from .terminal import lasting_console, print_choices, print_note, progress_bars, say, silence
+from .terminal import open_lasting_console, print_choices, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"
 VERBS = (
@@ -139,10 +139,10 @@ def _for_command_line(function: Callable[..., Any], module: ModuleType) -> Calla
         console = Console()
         with contextlib.ExitStack() as stack:
             if "console" in signature.parameters:
-                console = lasting_console(quiet=find_process().rank > 0)
+                console = open_lasting_console(quiet=find_process().rank > 0)
                 options["console"] = console
             if "progress" in signature.parameters:
-                bars = progress_bars(lasting_console(stderr=True))
+                bars = progress_bars(open_lasting_console(stderr=True))
                 options["progress"] = stack.enter_context(bars)
             result = function(*arguments, **options)
         if show is not None:
@@ -266,7 +266,7 @@ def _print_error(error: BaseException, debug: bool) -> int:
         # Ctrl-C, or a run that was told to stop and saved itself.
         asked = isinstance(error, KeyboardInterrupt) or hasattr(error, "signal_number")
         label = "" if asked else "error: "
-        say(lasting_console(stderr=True), f"{label}{who}{mask_secrets(message)}")
+        say(open_lasting_console(stderr=True), f"{label}{who}{mask_secrets(message)}")
     return code
 
 

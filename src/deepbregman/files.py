@@ -234,7 +234,7 @@ def create_csv(path: Path, rows: Sequence[Record], columns: Sequence[str] = ()) 
         file.write(format_csv(rows, columns).encode("utf-8", "surrogateescape"))
 
 
-def user_cache(kind: str) -> Path:
+def find_user_cache(kind: str) -> Path:
     """Return the folder of the user's cache for one kind of files; it need not exist.
 
     Raises:

@@ -99,7 +99,7 @@ def progress_bars(console: Console) -> Iterator[ReportProgress]:
         yield report
 
 
-def lasting_console(*, quiet: bool = False, stderr: bool = False) -> Console:
+def open_lasting_console(*, quiet: bool = False, stderr: bool = False) -> Console:
     """Return a console for long work and for errors.
 
     It does not fail when a pipe is closed, a terminal is gone, or the disk of a log is full.

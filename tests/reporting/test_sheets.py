@@ -112,11 +112,11 @@ def test_names_in_other_languages_are_readable(monkeypatch: pytest.MonkeyPatch) 
 def test_a_font_of_the_system_is_taken_if_it_has_the_letters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rich = sheets._carried_font().font_variant(size=sheets.TEXT)
-    monkeypatch.setattr(sheets, "_system_font", lambda _: rich)
+    rich = sheets._load_own_font().font_variant(size=sheets.TEXT)
+    monkeypatch.setattr(sheets, "_load_system_font", lambda _: rich)
     monkeypatch.setattr(
         sheets, "_is_missing", lambda font, letter: font is not rich and not letter.isascii()
     )
     assert sheets._shorten("Küche") == "Küche"
     assert sheets.choose_font("Küche") is rich
-    assert sheets.choose_font("Kuche") is sheets._carried_font()
+    assert sheets.choose_font("Kuche") is sheets._load_own_font()

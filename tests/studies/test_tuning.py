@@ -615,7 +615,7 @@ def test_a_trial_that_two_workers_queue_again_is_run_once() -> None:
     study = optuna.create_study()
     x = _draw(lost := _begin(study))
     _fail(study, lost)
-    (place,) = shared_search.find_places(study)
+    (place,) = shared_search.list_attempted_trials(study)
     place.queue_again(study)
     place.queue_again(study)
     search = SharedSearch(study, 2)

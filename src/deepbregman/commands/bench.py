@@ -105,10 +105,10 @@ def bench(
 def keep_group(record: Record, group: Record, out: Path | None, console: Console) -> None:
     """Show a group and write what there is: a later group may be cut off."""
     from deepbregman.reporting.figures import save_speed_figure
-    from deepbregman.reporting.screen import speed_table
+    from deepbregman.reporting.screen import draw_speeds
 
     record["groups"].append(group)
-    console.print(speed_table(group))
+    console.print(draw_speeds(group))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         write_json(out / "bench.json", record)

@@ -40,7 +40,7 @@ from deepbregman.training.processes import (
 )
 from deepbregman.training.weights import are_fetched, describe_encoder, find_weights
 
-from .words import AutoRequest, suggest_longer
+from .pretrain_options import AutoRequest, suggest_longer
 
 LONG_ENOUGH = 0.5
 """A run with less than this share of the epochs that help says how to train longer."""

@@ -33,7 +33,7 @@ from deepbregman.terminal import (
 )
 
 from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
-from .words import (
+from .pretrain_options import (
     ALIASES,
     AUTO,
     add_tables,

@@ -39,7 +39,7 @@ _TRANSPOSE = {
 
 
 @functools.cache
-def _formats() -> tuple[str, ...]:
+def _list_formats() -> tuple[str, ...]:
     """Return the formats that can be read, including those of installed plug-ins.
 
     Nothing else is tried: a PostScript file named .jpg must not start an interpreter.
@@ -194,9 +194,13 @@ def _open_encoded(place: "ImagePlace") -> Image.Image:
     if isinstance(place, Path):
         if not stat.S_ISREG(place.stat().st_mode):  # a pipe would be waited for, perhaps for ever
             raise ValueError("not a regular file")
-        return Image.open(place, formats=_formats())
+        return Image.open(place, formats=_list_formats())
     found = place.read()
-    return Image.open(io.BytesIO(found), formats=_formats()) if isinstance(found, bytes) else found
+    return (
+        Image.open(io.BytesIO(found), formats=_list_formats())
+        if isinstance(found, bytes)
+        else found
+    )
 
 
 @contextmanager

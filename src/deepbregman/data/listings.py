@@ -33,7 +33,7 @@ from deepbregman.data.images import (
 from deepbregman.data.splits import grouped_split, stratified_split
 from deepbregman.data.stored import StoredData
 from deepbregman.errors import UserError
-from deepbregman.files import replace_file, user_cache
+from deepbregman.files import find_user_cache, replace_file
 from deepbregman.terminal import ignore_progress
 
 TEST_FRACTION = 0.2
@@ -262,7 +262,7 @@ def _name_cache(folder: Path, paths: Sequence[Path], decodes: bool) -> Path | No
     """Name a file of the user's cache by the folder and its present contents."""
     content = hashlib.blake2b(b"decoded" if decodes else b"headers", digest_size=16)
     try:
-        place = user_cache("sizes")
+        place = find_user_cache("sizes")
         for result in map_files(os.stat, paths):
             assert not isinstance(result, UnreadableImage)  # os.stat never raises it
             content.update(f"{result.st_size} {result.st_mtime_ns} ".encode())

@@ -26,7 +26,7 @@ from deepbregman.data.stored import (
     number_labels,
 )
 from deepbregman.errors import UserError, abbreviate
-from deepbregman.files import digest_files, replace_file, user_cache
+from deepbregman.files import digest_files, find_user_cache, replace_file
 
 _OPEN_FILES = 64
 _READ_AHEAD = 8 << 20  # bytes that the system is asked to read in one piece
@@ -238,7 +238,7 @@ def _explain(path: Path, error: Exception) -> str:
 
 def _cache_file(paths: Sequence[Path]) -> Path | None:
     try:
-        return user_cache("shards") / f"{digest_files(paths)}.npz"
+        return find_user_cache("shards") / f"{digest_files(paths)}.npz"
     except (OSError, RuntimeError):  # a file is gone, or there is no home: nothing is kept
         return None
 

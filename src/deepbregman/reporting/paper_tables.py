@@ -8,9 +8,9 @@ from deepbregman.files import replace_file, write_csv
 from deepbregman.runs import Record
 
 from .charts import Figure, draw_dots, encode_arm, make_difference_point, save_chart, slug, specify
+from .grid_charts import format_seeds
 from .published import CAVEAT, find_published
 from .records import Measure
-from .studies import format_seeds
 from .tables import (
     Cell,
     Row,

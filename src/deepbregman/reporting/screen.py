@@ -13,11 +13,11 @@ from deepbregman.runs import Record
 from deepbregman.statistics import format_difference, format_spread, format_summary
 from deepbregman.terminal import count_words
 
-from . import searches, studies, study_tables, tables
+from . import grid_charts, grid_tables, searches, tables
 
 METRICS = {"top1": "top-1 %", "top5": "top-5 %", "balanced": "balanced %"}
 """Titles of metrics; any other is titled by its name."""
-STUDY_METRICS = (*studies.COMPARED, "knn, divergence, k=20")
+STUDY_METRICS = (*grid_charts.COMPARED, "knn, divergence, k=20")
 
 
 def _begin_table(title: str, *columns: str) -> Table:
@@ -149,13 +149,13 @@ def draw_study_tables(results: Record) -> Group:
 
     Of the metrics only those that one looks at first: ``results.csv`` has them all.
     """
-    arms, *others = study_tables.tabulate_study(results, "")
-    budget = studies.describe_budget(results)
-    words = f"{arms.title} {studies.describe_conditions(results)}"
+    arms, *others = grid_tables.tabulate_study(results, "")
+    budget = grid_charts.describe_budget(results)
+    words = f"{arms.title} {grid_charts.describe_conditions(results)}"
     arms = arms._replace(title=words + f"; {budget}" * bool(budget))
     if results["study"]["figure"] == "groups":  # one line for each method tells all
         return Group(FittingTable(arms))
-    shown = (*STUDY_METRICS, *study_tables.COSTS.values(), "seconds")
+    shown = (*STUDY_METRICS, *grid_tables.COSTS.values(), "seconds")
     return Group(*(FittingTable(table, shown) for table in (arms, *others)))
 
 
@@ -267,7 +267,7 @@ def name_group(group: Record) -> str:
     return f"{group['encoder']}, batch {group['batch_size']}, {group['image_size']} px"
 
 
-def speed_table(group: Record) -> Table:
+def draw_speeds(group: Record) -> Table:
     """Draw the arms of a benchmark with one encoder and batch size."""
     columns = ("views/s", "ms/step", "over bare", "spread", "first step", "memory")
     table = _begin_table(name_group(group), "arm", *columns)

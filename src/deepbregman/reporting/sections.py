@@ -15,12 +15,12 @@ from deepbregman.runs import Record, read_json
 
 from .charts import Figure, as_sentence, slug
 from .comparison import Comparison
+from .grid_charts import describe_budget, describe_diverged, draw_study, format_epochs, is_grid
+from .grid_tables import tabulate_study
 from .paper_tables import draw_differences, has_quantities, tabulate_quantities
 from .published import CAVEAT, is_on_test_images, list_published_series
 from .records import RunGroup, RunRecord, group_runs, refuse_links
 from .searches import count_trials, draw_search, tabulate_trials
-from .studies import describe_budget, describe_diverged, draw_study, format_epochs, is_grid
-from .study_tables import tabulate_study
 from .tables import Cell, Row, Table, format_value
 
 STUDY_FILES = ("study.json", "results.json", "trials.json")

@@ -210,9 +210,9 @@ def choose_font(words: str) -> ImageFont.FreeTypeFont:
 
     Pillow's is the same on every machine, but it has only English letters.
     """
-    fonts = [_carried_font()]
+    fonts = [_load_own_font()]
     if not words.isascii():
-        fonts += [font for font in map(_system_font, SYSTEM_FONTS) if font is not None]
+        fonts += [font for font in map(_load_system_font, SYSTEM_FONTS) if font is not None]
     return next((font for font in fonts if _has_all(font, words)), fonts[0])
 
 
@@ -220,7 +220,7 @@ def _keep_readable(words: str) -> str:
     """Replace letters that no font here has: ``é`` by ``e``, others by ``?``."""
     if _has_all(choose_font(words), words):
         return words
-    font = _carried_font()
+    font = _load_own_font()
     plain = unicodedata.normalize("NFKD", words)
     letters = (letter for letter in plain if not unicodedata.combining(letter))
     return "".join(letter if _has_all(font, letter) else "?" for letter in letters)
@@ -237,14 +237,14 @@ def _is_missing(font: ImageFont.FreeTypeFont, letter: str) -> bool:
 
 
 @cache
-def _carried_font() -> ImageFont.FreeTypeFont:
+def _load_own_font() -> ImageFont.FreeTypeFont:
     font = ImageFont.load_default(TEXT)
     assert isinstance(font, ImageFont.FreeTypeFont), "Pillow was built without FreeType"
     return font
 
 
 @cache
-def _system_font(name: str) -> ImageFont.FreeTypeFont | None:
+def _load_system_font(name: str) -> ImageFont.FreeTypeFont | None:
     try:
         return ImageFont.truetype(name, TEXT)
     except OSError:  # not installed

@@ -20,7 +20,7 @@ from deepbregman.config import (
     recipes,
 )
 from deepbregman.errors import UserError, suggest
-from deepbregman.reporting.studies import MANY_RECIPES
+from deepbregman.reporting.grid_charts import MANY_RECIPES
 from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText
 
 Changes = Mapping[str, Any]

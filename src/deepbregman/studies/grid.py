@@ -26,8 +26,8 @@ from deepbregman.errors import UserError
 from deepbregman.evaluation.results import KeptPredictions, Predictions
 from deepbregman.files import is_number
 from deepbregman.reporting.charts import name_figures
-from deepbregman.reporting.studies import save_study_figure
-from deepbregman.reporting.study_tables import MEASURED
+from deepbregman.reporting.grid_charts import save_study_figure
+from deepbregman.reporting.grid_tables import MEASURED
 from deepbregman.runs import Record, Run, collect_provenance, write_json
 from deepbregman.statistics import summarise
 from deepbregman.training.devices import device_name, pick_device

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from deepbregman.errors import UserError
 from deepbregman.files import check_new_folder
+from deepbregman.reporting.grid_tables import save_study_tables
 from deepbregman.reporting.screen import draw_outcome, draw_study_tables, draw_trials
-from deepbregman.reporting.study_tables import save_study_tables
 from deepbregman.runs import Record, now, write_csv, write_json
 from deepbregman.statistics import interval_over_images, summarise, summarise_pairs
 from deepbregman.terminal import say

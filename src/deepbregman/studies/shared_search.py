@@ -2,8 +2,8 @@
 
 A worker's heartbeat marks its trial as alive. When the heartbeat is old, another worker fails the
 trial and queues its values again; the worker that takes them continues the run that the first one
-left. A trial and its continuations keep one place among the trials of the search, also while none
-of them is queued.
+left. A trial and its continuations count as one trial of the search, also while none of them is
+queued.
 """
 
 import warnings
@@ -60,8 +60,8 @@ def open_storage(
             "PostgreSQL with `pip install psycopg[binary]` and a URL of postgresql+psycopg://"
         ) from None
     except sqlalchemy.exc.SQLAlchemyError as error:
-        place = sqlalchemy.make_url(url).database if is_sqlite else None
-        if place and Path(place).exists():
+        file = sqlalchemy.make_url(url).database if is_sqlite else None
+        if file and Path(file).exists():
             raise  # a damaged file, or a full disk
         raise UserError(
             f"--storage {kind} cannot be opened ({first_line(error)}): give an Optuna storage URL "
@@ -104,23 +104,23 @@ class NotOurs(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class AttemptedTrial:
     """A trial and its continuations; together they count as one trial."""
 
     first: int
     attempts: list[FrozenTrial]
 
     @property
-    def is_held(self) -> bool:
+    def is_taken(self) -> bool:
         """Whether an attempt waits, runs or is done."""
         return any(trial.state != TrialState.FAIL for trial in self.attempts)
 
     @property
-    def is_owed(self) -> bool:
+    def needs_retry(self) -> bool:
         """Whether the last attempt was stopped or killed, and nothing continues it yet."""
         deaths = sum(STOPPED not in trial.user_attrs for trial in self.attempts)
         is_faulty = any(FAULTY in trial.user_attrs for trial in self.attempts)
-        return not self.is_held and not is_faulty and deaths < MAX_DEATHS
+        return not self.is_taken and not is_faulty and deaths < MAX_DEATHS
 
     def queue_again(self, study: optuna.Study) -> None:
         """Queue the values of the trial again."""
@@ -128,14 +128,14 @@ class Place:
         study.enqueue_trial(values, user_attrs={CONTINUES: self.first})
 
 
-def find_places(study: optuna.Study) -> list[Place]:
-    """Return the places that are held or owed, the oldest first."""
+def list_attempted_trials(study: optuna.Study) -> list[AttemptedTrial]:
+    """Return the trials that are taken or need a retry, the oldest first."""
     attempts: dict[int, list[FrozenTrial]] = {}
     for trial in study.get_trials(deepcopy=False):
         if SURPLUS not in trial.user_attrs:
             attempts.setdefault(find_first_attempt(trial), []).append(trial)
-    places = [Place(first, attempts[first]) for first in sorted(attempts)]
-    return [place for place in places if place.is_held or place.is_owed]
+    trials = [AttemptedTrial(first, attempts[first]) for first in sorted(attempts)]
+    return [trial for trial in trials if trial.is_taken or trial.needs_retry]
 
 
 def find_first_attempt(trial: optuna.Trial | FrozenTrial) -> int:
@@ -194,9 +194,9 @@ class SharedSearch:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             optuna.storages.fail_stale_trials(self.study)
         # Two workers may both queue a trial: the later continuation gives way.
-        for place in find_places(self.study)[: self.total]:
-            if place.is_owed:
-                place.queue_again(self.study)
+        for trial in list_attempted_trials(self.study)[: self.total]:
+            if trial.needs_retry:
+                trial.queue_again(self.study)
 
     def _run(self, trial: optuna.Trial, objective: "optuna.study.study.ObjectiveFuncType") -> float:
         if self._is_surplus(trial):
@@ -220,16 +220,16 @@ class SharedSearch:
         return value
 
     def _is_surplus(self, trial: optuna.Trial) -> bool:
-        """Whether older places are enough, or an earlier continuation has this one's place."""
+        """Whether older trials are enough, or an earlier continuation of the same trial runs."""
         first = find_first_attempt(trial)
-        places = find_places(self.study)
+        attempted = list_attempted_trials(self.study)
         is_continued = any(
-            other.number < trial.number and other.state != TrialState.FAIL
-            for place in places
-            if place.first == first
-            for other in place.attempts
+            attempt.number < trial.number and attempt.state != TrialState.FAIL
+            for other in attempted
+            if other.first == first
+            for attempt in other.attempts
         )
-        return is_continued or sum(place.first < first for place in places) >= self.total
+        return is_continued or sum(other.first < first for other in attempted) >= self.total
 
     def _trials(self, states: tuple[TrialState, ...]) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False, states=states)

@@ -1,4 +1,4 @@
-"""Records of studies of arms and seeds to words and charts, for the page and for their folder."""
+"""Grid studies, of arms and seeds: their records to words and charts."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Records of studies of arms and seeds to tables, for the page, the terminal and their folder."""
+"""Grid studies, of arms and seeds: their records to tables."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,7 @@ from deepbregman.files import replace_file
 from deepbregman.runs import Record
 
 from .charts import as_sentence
-from .published import CAVEAT, format_series_value, list_published_series, name_series
-from .studies import (
+from .grid_charts import (
     COMPARED,
     GROUPED,
     describe_budget,
@@ -18,6 +17,7 @@ from .studies import (
     is_of_methods,
     name_reference,
 )
+from .published import CAVEAT, format_series_value, list_published_series, name_series
 from .tables import Cell, Row, Table, format_value, make_cell, make_difference_cell, to_markdown
 
 COSTS: dict[str, str] = {

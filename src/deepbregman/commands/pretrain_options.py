@@ -1,4 +1,4 @@
-"""The words of a pretrain command line: which recipe and which fields they mean."""
+"""The options of a pretrain command line: which recipe and which fields they mean."""
 
 import shlex
 from collections.abc import Collection, Mapping
