@@ -110,8 +110,6 @@ def test_tiny_run_leaves_a_record_a_table_and_a_figure(tmp_path: Path) -> None:
 def script(name: str) -> ModuleType:
     """Import a script of the folder ``benchmarks/``, which is no package."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -293,7 +293,6 @@ def test_a_joined_process_leaves_at_once(tmp_path: Path, verb: str, code: int, w
 )
 def test_a_process_that_is_lost_is_explained(words: str) -> None:
     explained = explain_error(RuntimeError(words))
-    assert explained is not None
     assert explained[0].startswith("lost the connection to another process of the run")
     assert explained[1] == 1
 
@@ -307,7 +306,6 @@ def test_a_process_that_is_lost_is_explained(words: str) -> None:
 )
 def test_a_machine_without_a_compiler_is_explained(words: str) -> None:
     explained = explain_error(RuntimeError(f"backend='inductor' raised:\n{words}"))
-    assert explained is not None
     assert explained[1] == 2
     assert "--training.compile no" in explained[0]
 
@@ -321,7 +319,6 @@ def test_processes_that_cannot_meet_are_explained(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(RuntimeError) as caught:
             torch.distributed.TCPStore(address, port, 2, True, wait_for_workers=False)
     explained = explain_error(caught.value)
-    assert explained is not None
     assert explained[0].startswith(f"the processes could not meet at 127.0.0.1, port {port} (")
     assert "MASTER_PORT to a port that is free" in explained[0]
     assert explained[1] == 2

@@ -33,7 +33,7 @@ from deepbregman import (
 )
 from deepbregman.commands.pretrain import _check_callbacks
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import ArrayImages, open_source
+from deepbregman.data import open_source
 from deepbregman.errors import UserError
 from deepbregman.method.networks import Model
 from deepbregman.objectives import OwnParts, OwnViews, Samples, ViewGroups, build_step
@@ -105,7 +105,6 @@ class Diary(Callback):
 @pytest.fixture(scope="module")
 def digits(few_digits: str) -> tuple[Tensor, Tensor]:
     train = open_source(few_digits, image_size=8).train
-    assert isinstance(train.images, ArrayImages)
     assert train.labels is not None
     return train.images.pixels, train.labels
 

@@ -262,7 +262,6 @@ def test_digits_have_the_accuracy_that_is_expected(short_run: Run) -> None:
     from deepbregman.data.opening import open_data
 
     source = open_data(short_run.config)
-    assert source.train.labels is not None
     places = random.permutation(len(source.train))[:80].tolist()
     labels = {f"train:{i}": str(int(source.train.labels[i])) for i in places}
     found = deepbregman.label(short_run, labels)

@@ -30,9 +30,6 @@ def test_colour_images_and_column_labels(tmp_path: Path, compressed: bool) -> No
         val_images=COLOUR[2:3],
     )
     assert source.name == "blood"
-    assert source.test is not None
-    assert source.train.labels is not None
-    assert source.test.labels is not None
     assert np.array_equal(source.train.images.pixels.numpy(), COLOUR.transpose(0, 3, 1, 2))
     assert np.array_equal(source.test.images.pixels.numpy(), COLOUR[:2].transpose(0, 3, 1, 2))
     assert source.train.labels.tolist() == LABELS.tolist()
@@ -50,7 +47,6 @@ def test_grey_is_repeated_and_labels_are_optional(tmp_path: Path, images: np.nda
 
 def test_validation_split_stands_in_for_a_missing_test_split(tmp_path: Path) -> None:
     source = _open(tmp_path / "a.npz", train_images=GREY, val_images=GREY[3:])
-    assert source.test is not None
     assert np.array_equal(source.test.images.pixels[:, 0].numpy(), GREY[3:])
 
 
@@ -117,7 +113,6 @@ def test_true_sizes_are_kept_only_where_images_do_not_fill_their_frame(tmp_path:
         test_images=GREY,
         test_sizes=some.astype(np.uint8),
     )
-    assert source.test is not None
     assert source.train.images.sizes is None
     assert source.test.images.sizes.tolist() == some.tolist()
 

@@ -70,7 +70,6 @@ def test_arrays_come_in_the_order_asked_for(
     assert all(batch.images.dtype == torch.uint8 for batch in got)
     if padded:
         assert [b.sizes.tolist() for b in got if b.sizes is not None][2] == [[2, 3]]
-        assert got[0].sizes is not None
         assert got[0].sizes[0].tolist() == [6, 7]
     else:
         assert all(batch.sizes is None for batch in got)
@@ -94,7 +93,6 @@ def test_frames_hold_what_pillow_reads(
     wide = save_picture(tmp_path / "1.png", height=2, width=5, seed=2)
     images = open_source(str(tmp_path), image_size=32).train.images
     (batch,) = ResidentBatches(images, CPU).iterate(torch.tensor([1, 0]), 2)
-    assert batch.sizes is not None
     assert batch.sizes.tolist() == [[2, 5], [7, 3]]
     assert batch.images.shape == (2, 3, 7, 7)
     assert np.array_equal(batch.images[0, :, :2, :5].numpy(), wide.transpose(2, 0, 1))
@@ -180,7 +178,6 @@ def test_broken_image_while_streaming(
         assert torch.equal(got[0].images, good.images[[2, 6, 6, 6]])
         assert torch.equal(got[1].images, good.images[[0, 1, 0]])  # after the last comes the first
         assert got[0].sizes is not None
-        assert good.sizes is not None
         assert torch.equal(got[0].sizes, good.sizes[[2, 6, 6, 6]])
         assert lenient.skipped == {3, 4}
     with pytest.raises(UserError, match="cannot be read"):  # nothing to put in their place

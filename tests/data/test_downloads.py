@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from deepbregman.data import ArrayImages, open_source
+from deepbregman.data import open_source
 from deepbregman.data.opening import select_images
 from deepbregman.errors import UserError
 
@@ -17,7 +17,6 @@ def test_digits_are_scaled_repeated_and_split_as_documented() -> None:
     from sklearn.datasets import load_digits
 
     source = open_source("digits", image_size=8)
-    assert source.test is not None
     assert source.train.labels is not None
     assert source.test.labels is not None
     assert (len(source.train), len(source.test)) == (1297, 500)
@@ -66,9 +65,6 @@ def test_cifar10_in_its_real_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(CIFAR10, "meta", CIFAR10.meta | {"md5": meta[1]})
 
     source = open_source("cifar10", root=tmp_path, image_size=32)
-    assert source.test is not None
-    assert source.train.labels is not None
-    assert source.test.labels is not None
     expected = np.concatenate(batches[:2]).reshape(4, 3, 32, 32)  # the format is channel by channel
     assert source.train.images.pixels.is_contiguous()
     assert np.array_equal(source.train.images.pixels.numpy(), expected)
@@ -102,16 +98,12 @@ def test_stl10_is_transposed_and_counted_from_zero(
     monkeypatch.setattr(STL10, "test_list", [listed["test"], test_labels])
 
     source = open_source("stl10", root=tmp_path, image_size=96)
-    assert source.test is not None
-    assert source.unlabelled is not None
     for split, name in (
         (source.train, "train"),
         (source.test, "test"),
         (source.unlabelled, "unlabeled"),
     ):
         assert np.array_equal(split.images.pixels.numpy(), images[name])
-    assert source.train.labels is not None
-    assert source.test.labels is not None
     assert source.train.labels.tolist() == [0, 9]
     assert source.test.labels.tolist() == [2, 0, 1]
     assert source.unlabelled.labels is None
@@ -119,7 +111,6 @@ def test_stl10_is_transposed_and_counted_from_zero(
 
     # Pretraining is on train and unlabelled, without what is held out; never on test.
     pretrained = select_images(source, torch.tensor([1]))
-    assert isinstance(pretrained, ArrayImages)
     expected = np.concatenate([images["train"][1:], images["unlabeled"]])
     assert np.array_equal(pretrained.pixels.numpy(), expected)
 

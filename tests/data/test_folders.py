@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from deepbregman.data import FileImages, Source, open_source, typical_side
+from deepbregman.data import Source, open_source, typical_side
 from deepbregman.data import listings as listings_module
 from deepbregman.data.folders import list_folder
 from deepbregman.errors import Notice, UserError
@@ -15,10 +15,8 @@ Save = Callable[..., np.ndarray]
 
 
 def _names(source: Source) -> tuple[set[str], set[str] | None]:
-    assert source.train.names is not None
     if source.test is None:
         return set(source.train.names), None
-    assert source.test.names is not None
     return set(source.train.names), set(source.test.names)
 
 
@@ -27,8 +25,6 @@ def _label_of(source: Source) -> dict[str, str]:
     found = {}
     for split in (source.train, source.test):
         if split is not None and split.labels is not None:
-            assert split.names is not None
-            assert source.classes is not None
             for name, label in zip(split.names, split.labels.tolist(), strict=True):
                 found[name] = source.classes[label]
     return found
@@ -46,7 +42,6 @@ def test_flat_folder_with_odd_names(tmp_path: Path, save_picture: Save) -> None:
     assert source.train.names == tuple(sorted(names))
     assert (source.train.labels, source.test, source.classes) == (None, None, None)
     assert (list_folder(tmp_path).num_ignored, source.skipped) == (2, ())
-    assert isinstance(source.train.images, FileImages)
     assert [path.name for path in source.train.images.paths] == sorted(names)
 
 
@@ -78,7 +73,6 @@ def test_train_and_test_folders(tmp_path: Path, save_picture: Save, test_name: s
         "train/b/2.png": "b",
         f"{test_name}/b/3.png": "b",
     }
-    assert source.test is not None
     assert source.train.images.side == source.test.images.side == 9
 
 
@@ -268,7 +262,6 @@ def test_frame_side(
     for i, (height, width) in enumerate(sizes):
         save_picture(tmp_path / f"{i}.png", height, width)
     images = open_source(str(tmp_path), image_size=image_size).train.images
-    assert isinstance(images, FileImages)
     assert (images.side, images.fills_frame) == (side, fills)
 
 

@@ -49,7 +49,6 @@ def test_a_saved_dataset_is_recognised_by_its_folder(saved: Path) -> None:
     source, pixels = read(str(saved))
     assert (pixels == PIXELS[[4, 0, 5]]).all()
     assert source.classes == ("cat", "dog")
-    assert source.test is not None
     assert source.train.labels.tolist() == [0, 1] * 3
     assert len(source.test) == 2
     assert has_labels(str(saved))

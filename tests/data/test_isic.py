@@ -45,7 +45,6 @@ def _group(folder: Path, lesions: dict[str, str]) -> None:
 
 def _kinds(source: Source, part: str) -> dict[str, str]:
     split = getattr(source, part)
-    assert source.classes is not None
     return {
         Path(name).stem: source.classes[label]
         for name, label in zip(split.names, split.labels.tolist(), strict=True)

@@ -18,7 +18,6 @@ from PIL import Image
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import (
-    FileImages,
     Source,
     check_source,
     fingerprint,
@@ -115,9 +114,7 @@ def read_pixels(source: Source, order: Sequence[int], split: str = "train", **ho
 
 def test_images_labels_and_splits(folder: Path) -> None:
     source = open_source(str(folder), image_size=32)
-    assert source.test is not None
     assert (len(source.train), len(source.test)) == (18, 6)
-    assert source.train.labels is not None
     assert source.train.labels.tolist() == LABELS[:18]
     named = folder.name == "parquet"
     assert source.classes == (("cat", "dog", "owl") if named else ("0", "1", "2"))
@@ -190,7 +187,6 @@ class TestTar:
         source = open_source(str(path), image_size=8)
         assert source.train.labels is None
         assert source.test is None
-        assert source.train.names is not None
         assert source.train.names[1] == "all.tar/0001.png"
 
     def test_classes_may_be_words_and_a_fifth_is_the_test_split(self, tmp_path: Path) -> None:
@@ -202,7 +198,6 @@ class TestTar:
             }
         source = open_source(str(write_tar(tmp_path / "all.tar", members)), image_size=8)
         assert source.classes == ("cat", "owl")
-        assert source.test is not None
         assert (len(source.train), len(source.test)) == (16, 4)
 
     def test_the_index_is_kept_and_read_again(
@@ -225,14 +220,12 @@ class TestTar:
         monkeypatch.setattr("deepbregman.data.shards._OPEN_FILES", 1)
         folder = write_shards(tmp_path / "shards")
         images = open_source(str(folder), image_size=8).train.images
-        assert isinstance(images, FileImages)
         store = images.places[0].store
         assert isinstance(store, TarStore)
         copy = pickle.loads(pickle.dumps(store))
         assert [copy.read(index) for index in (0, 17, 1)] == [
             encode(PIXELS[index]) for index in (0, 17, 1)
         ]
-        assert images.shards is not None
         assert images.shards.tolist() == [index // 6 for index in range(18)]
         chosen = images.select(torch.tensor([7, 1]))
         assert chosen.shards.tolist() == [1, 0]
@@ -372,12 +365,9 @@ def test_splits_by_the_words_in_names() -> None:
 
 def test_labels_by_number_and_by_word() -> None:
     (first, second), classes = number_labels([[2, 0], None])
-    assert first is not None
     assert (first.tolist(), second, classes) == ([2, 0], None, ("0", "1", "2"))
     (first, second), classes = number_labels([["b", "a"], ["b"]])
     assert classes == ("a", "b")
-    assert first is not None
-    assert second is not None
     assert (first.tolist(), second.tolist()) == ([1, 0], [1])
 
 

@@ -45,11 +45,6 @@ def test_labels_come_from_folders_and_annotations(archive: Path, inside: bool) -
     order = sorted(WORDS)
     assert source.classes == tuple(WORDS[wnid] for wnid in order)
     train, test = source.train, source.test
-    assert test is not None
-    assert train.labels is not None
-    assert test.labels is not None
-    assert train.names is not None
-    assert test.names is not None
     assert dict(zip(test.names, test.labels.tolist(), strict=True)) == {
         f"val/images/{name}": order.index(wnid) for name, wnid in VAL.items()
     }

@@ -40,7 +40,6 @@ def draw_encoder(name: str) -> Encoder:
     for module in encoder.modules():  # as if trained: no statistic is as it began
         if isinstance(module, nn.BatchNorm2d):
             for tensor in (module.running_mean, module.running_var, module.weight, module.bias):
-                assert tensor is not None
                 tensor.data.uniform_(0.5, 1.5)
             module.num_batches_tracked.fill_(7)  # type: ignore[operator]  # a buffer
     return encoder

@@ -29,7 +29,6 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_the_nearest_are_those_of_a_loop(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exploring, "_QUERIES", 7)
     features = Features(draw(20, 6), draw(20, 5, seed=1))
-    assert features.scores is not None
     unit = torch.nn.functional.normalize(features.representation.double(), dim=1)
     scores = features.scores.double()
     hard = divergence(scores, scores)
@@ -110,7 +109,6 @@ def test_winners_and_what_they_score_highest(monkeypatch: pytest.MonkeyPatch) ->
     for place, number in enumerate(found.numbers):
         best = sorted(range(50), key=lambda i: -float(scores[i, number]))[:24]
         assert found.highest[place].tolist() == best
-    assert found.scores is not None
     assert found.scores.shape == (50, 6)
     assert found.scores.min(axis=0).tolist() == [0] * 6
     assert found.scores.max(axis=0).tolist() == [255] * 6
@@ -169,9 +167,7 @@ def test_of_too_many_images_a_sample_keeps_names_and_labels(
     assert sum(map(len, odd.values())) == 30
     for split, pattern in (("train", "train:{}"), ("test", "{}.png")):
         part = found[split]
-        assert part.labels is not None
         assert part.names == tuple(pattern.format(label) for label in part.labels.tolist())
-        assert isinstance(part.images, ArrayImages)
         assert part.images.pixels[:, 0, 0, 0].tolist() == part.labels.tolist()
 
 
@@ -183,7 +179,6 @@ def test_the_most_typical_are_nearest_to_the_mean(method: str) -> None:
     expected = {}
     for index in members.tolist():
         if method == "divergence":
-            assert features.scores is not None
             group = features.scores[members].double()[None]  # the cluster is a distribution
             value = soft_divergence(features.scores[index][None].double(), group, 0.5)[0, 0]
         else:

@@ -78,7 +78,6 @@ def test_the_second_time_they_are_read_and_the_same(
 
 
 def write_other_pixels(loaded: LoadedRun, split: Split) -> None:
-    assert isinstance(split.images, FileImages)
     Image.new("RGB", (8, 8), "red").save(split.images.paths[2])
 
 
@@ -160,7 +159,6 @@ def test_what_a_killed_process_left_is_deleted(loaded: LoadedRun, split: Split) 
 def test_two_writers_and_a_reader_agree(loaded: LoadedRun, split: Split) -> None:
     expected = look(loaded, split).representation
     cache = loaded.cache
-    assert cache is not None
     errors: list[BaseException] = []
 
     def write() -> None:
@@ -175,7 +173,6 @@ def test_two_writers_and_a_reader_agree(loaded: LoadedRun, split: Split) -> None
         thread.start()
     while any(thread.is_alive() for thread in threads):
         found = cache.read(split.images)
-        assert found is not None
         assert torch.equal(found["representation"], expected)
     assert errors == []
 

@@ -59,7 +59,6 @@ def soft(p: list[float], q: list[float]) -> float:
 
 
 def classes(part: Tensor | None) -> list[list[list[float]]]:
-    assert part is not None
     return [part[label == LABELS].double().tolist() for label in range(3)]
 
 
@@ -68,7 +67,6 @@ def test_the_nearest_distribution_equals_a_loop(
     form: Callable[[list[float], list[float]], float], smoothing: float
 ) -> None:
     found = ask("nearest distribution, divergence", smoothing)
-    assert QUERIES.scores is not None
     for query, predicted in zip(QUERIES.scores.double().tolist(), found.tolist(), strict=True):
         distances = [form(query, mean(rows)) for rows in classes(KNOWN.scores)]
         assert distances[predicted] == pytest.approx(min(distances), abs=1e-12)
@@ -88,7 +86,6 @@ def test_the_nearest_mean_equals_a_loop(name: str, part: str) -> None:
 
 def test_the_nearest_image_equals_a_loop() -> None:
     found = ask("nearest image, divergence", 0.5)
-    assert QUERIES.scores is not None
     for query, predicted in zip(QUERIES.scores.tolist(), found.tolist(), strict=True):
         nearest = [min(soft(query, row) for row in rows) for rows in classes(KNOWN.scores)]
         assert predicted == nearest.index(min(nearest))

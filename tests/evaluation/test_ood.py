@@ -50,8 +50,6 @@ def test_distances_by_divergence_equal_a_loop(few: LabelledFeatures) -> None:
     few = replace(few, config=override(few.config, {"divergence.smoothing": 0.0}))
     distances = list_distances(few, neighbours=3)
     train, test = few.train.features.scores, few.test.features.scores
-    assert train is not None
-    assert test is not None
 
     def gaps(rows: Tensor) -> Tensor:
         return torch.stack([test.amax(dim=1) - test[:, row.argmax()] for row in rows], dim=1)

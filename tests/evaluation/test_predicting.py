@@ -75,8 +75,6 @@ class TestClassifiers:
 
     def test_a_class_is_the_distribution_of_its_images(self) -> None:
         found = self.ask(Candidate("divergence"))
-        assert self.train.scores is not None
-        assert self.queries.scores is not None
         for kind in range(3):
             members = self.train.scores[self.labels == kind].double()[None]  # a set
             expected = -soft_divergence(self.queries.scores.double(), members, 0.5)[:, 0]

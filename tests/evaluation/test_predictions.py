@@ -22,7 +22,6 @@ def test_predictions_give_the_accuracy_of_the_row(short_run: Run, few_digits: st
     top1 = [row for row in rows if row["metric"] == "top1"]
     for row in top1:
         kept = predictions.find(few_digits, f"{row['protocol']}, {row['variant']}")
-        assert kept is not None
         (predicted,) = kept.predicted
         assert 100 * np.mean(predicted == kept.labels) == pytest.approx(row["value"])
         assert kept.classes == tuple(map(str, range(10)))

@@ -67,8 +67,6 @@ def test_knn_by_divergence_equals_a_loop(
     bank = labelled.source.train.select(torch.arange(1297)[::21][:60])
     few = replace(of(labelled, train=bank), config=config, model=model)
     (found,) = classify_by(few, "divergence")
-    assert few.train.features.scores is not None
-    assert few.test.features.scores is not None
     form = (lambda p, q: soft_divergence(p, q, smoothing)) if smoothing else divergence
     distance = form(few.test.features.scores.double(), few.train.features.scores.double())
     shuffled = epoch_order(60, 0, 0)  # decides among equals, of which the hard form has many
@@ -141,8 +139,6 @@ def test_rows_replace_older_rows_of_their_kind(short_run: Run) -> None:
 def test_test_labels_do_not_influence_the_classifier(few: LabelledFeatures) -> None:
     """Shuffled test labels change the score, not what was chosen on the training split."""
     test = few.source.test
-    assert test is not None
-    assert test.labels is not None
     shuffled = of(few, test=replace(test, labels=test.labels.roll(7)))
     for judge in (measure_on_cached, partial(measure_on_crops, epochs=1)):
         honest, other = judge(few, seed=0), judge(shuffled, seed=0)
@@ -175,8 +171,6 @@ def test_data_that_changed_since_pretraining_are_said(
     source = open_data(config)
     kept, _ = split_for_monitor(source.train, config)
     step = build_step(config)
-    assert step.divergence is not None
-    assert step.divergence.log_sigma is not None
     step.divergence.log_sigma.data.fill_(math.log(0.3))
     state = {**checkpoints.collect_networks(step), "epoch": 1.0}
     state["data"] = fingerprint(select_images(source, kept))

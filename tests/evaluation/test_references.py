@@ -7,7 +7,6 @@ from sklearn.dummy import DummyClassifier
 from sklearn.metrics import balanced_accuracy_score
 
 from deepbregman.commands.evaluate import evaluate
-from deepbregman.data import ArrayImages
 from deepbregman.evaluation import references
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.references import PixelClassifiers, guess
@@ -19,7 +18,6 @@ def arrays(few: LabelledFeatures) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
     found = []
     for part in (few.train, few.test):
         images = part.split.images
-        assert isinstance(images, ArrayImages)
         pixels = images.pixels.expand(-1, 3, -1, -1).double().flatten(1) / 255.0
         found += [pixels.numpy(), part.labels.numpy()]
     return found[0], found[1], found[2], found[3]

@@ -70,7 +70,6 @@ def test_version_3_weighs_both_directions_by_twice_tau() -> None:
 def test_the_queue_holds_keys_of_past_batches_only(name: str) -> None:
     objective, views = build(name), draw_views(2, 5)
     queue = objective.queue
-    assert queue is not None
     before = queue.weight.clone()
     first = objective(ViewGroups(views), gather_alone, Samples())
     count = 5 * len(first.teacher)
@@ -85,7 +84,6 @@ def test_the_queue_holds_keys_of_past_batches_only(name: str) -> None:
 def test_it_equals_lightlys_loss_with_a_memory_bank() -> None:
     losses = pytest.importorskip("lightly.loss")
     objective, views = build("moco-v2"), draw_views(2, 5)
-    assert objective.queue is not None
     theirs = losses.NTXentLoss(temperature=0.2, memory_bank_size=(40, 6))
     query = objective.embed(views[:1])[1][0]
     key = objective.teacher(views[1])

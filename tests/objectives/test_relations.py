@@ -30,7 +30,6 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 def embed(objective: ReSSL, views: ViewGroups[Tensor]) -> tuple[Tensor, Tensor, list[Tensor]]:
-    assert views.weak is not None
     z = F.normalize(objective.embed(views.main)[1].detach(), dim=2)
     targets = objective.teacher(views.weak.flatten(0, 1)).unflatten(0, views.weak.shape[:2])
     bank = [F.normalize(row, dim=0) for row in objective.bank.weight.clone()]
@@ -81,7 +80,6 @@ def test_the_bank_takes_the_targets_after_they_were_compared(name: str) -> None:
     objective, views = build(name), ViewGroups(draw_views(1, 4), draw_views(2, 4))
     before = objective.bank.weight.clone()
     outputs = objective(views, gather_alone, Samples())
-    assert outputs.teacher is not None
     expected = F.normalize(outputs.teacher.flatten(0, 1), dim=1)
     torch.testing.assert_close(objective.bank.weight[:8], expected)
     assert torch.equal(objective.bank.weight[8:], before[8:])
@@ -104,7 +102,6 @@ def test_ressl_is_a_setting_of_the_divergence() -> None:
             },
         )
     )
-    assert as_term.divergence is not None
     bank = as_term.divergence.network
     bank.weight.copy_(method.objective.bank.weight)
     bank.pushed.fill_(40)

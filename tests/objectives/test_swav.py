@@ -63,7 +63,6 @@ def test_the_loss_is_the_papers(crops: int) -> None:
 def test_the_queue_joins_the_assignment_once_it_is_full_and_due() -> None:
     objective = build(**{"objective.queue": 32, "objective.queue_from": 0.2})
     main = draw_views(2, 4, 8)
-    assert objective.queue is not None
     rows = F.normalize(torch.randn(32, 6, dtype=torch.float64), dim=1)
     directions = F.normalize(objective.prototypes.weight, dim=1).detach()
     expected = {
@@ -99,7 +98,6 @@ def test_assignments_get_no_gradient_and_prototypes_do() -> None:
     assert not objective.assign(scores[0]).requires_grad
     objective(ViewGroups(main), gather_alone, Samples()).terms["assignment"].backward()
     gradient = objective.prototypes.weight.grad
-    assert gradient is not None
     assert gradient.any()
 
 

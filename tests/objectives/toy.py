@@ -40,7 +40,6 @@ class Toy(Objective, settings=ToySettings):
         self.register_buffer("queue", F.normalize(torch.randn(settings.queue, width), dim=1))
 
     def forward(self, views: ViewGroups[Tensor], gather: Gather, samples: Samples) -> Outputs:
-        assert views.weak is not None
         h, z = self.embed(views.main)
         with self.autocast():
             predicted = self.predictor(z.flatten(0, 1)).unflatten(0, z.shape[:2])

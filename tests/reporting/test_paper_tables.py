@@ -79,7 +79,6 @@ def test_a_wide_interval_does_not_hide_the_means() -> None:
     wide = {**pair, "interval": [-76.9, 84.9], "over_images": None}
     found = [quantity("linear", "cached features", "top1", differences=[wide])]
     figure = draw_differences({"arms": ["simclr", "best"], "quantities": found})
-    assert figure is not None
     (point,) = figure.spec["layer"][1].get("data", figure.spec.get("data"))["values"]
     assert (point["low"], point["value"], point["high"]) == (-6.0, 4.0, 6.0)
     assert "[-76.90, +84.90]" in point["shown"]  # under the pointer

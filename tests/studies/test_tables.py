@@ -186,8 +186,6 @@ def test_a_study_is_stopped_continued_and_extended(
     assert change["over_images"][0] <= change["mean"] <= change["over_images"][1]
     kept = KeptPredictions(run)
     by_d, by_cosine = (kept.find(uneven, f"knn, {name}, k=20") for name in ("divergence", "cosine"))
-    assert by_d is not None
-    assert by_cosine is not None
     gain = np.mean(by_d.predicted[0] == by_d.labels) - np.mean(
         by_cosine.predicted[0] == by_d.labels
     )
@@ -222,7 +220,6 @@ def test_help_offers_what_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
         main(["study", "tables", "--help"])
     shown = capsys.readouterr().out.partition("--protocols")[2].partition("What to measure")[0]
     offered = re.search(r"\{(.*?)\}", re.sub(r"[\s│]", "", shown))
-    assert offered is not None
     assert "detect" not in offered[1]
     plan_tables(TableOptions(data=("digits",), protocols=tuple(offered[1].split(","))))
 

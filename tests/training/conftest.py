@@ -8,7 +8,7 @@ import pytest
 
 from deepbregman.commands.pretrain import pretrain
 from deepbregman.config import Config, load_recipe, override
-from deepbregman.data import ArrayImages, open_source
+from deepbregman.data import open_source
 from deepbregman.runs import Run
 
 from ..conftest import Forks
@@ -65,8 +65,6 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Three epochs of two steps on 64 digits, each saved."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.npz"
     train = open_source("digits", image_size=8).train
-    assert isinstance(train.images, ArrayImages)
-    assert train.labels is not None
     pixels = train.images.pixels[:64].permute(0, 2, 3, 1).numpy()
     np.savez(path, train_images=pixels, train_labels=train.labels[:64].numpy())
     return override(load_recipe("digits"), {**TINY, "data.source": str(path)})

@@ -294,7 +294,6 @@ def test_load_model_is_what_was_saved(run: Run, config: Config) -> None:
         for name, part in (("encoder", model.encoder), ("projection", model.projection)):
             of_part = {f"{name}.{key}": value for key, value in part.state_dict().items()}
             assert same(of_part, {k: v for k, v in saved["objective"].items() if k in of_part})
-        assert model.divergence_network is not None
         for key, value in model.divergence_network.state_dict().items():
             assert same(value, saved["divergence"][f"network.{key}"])
         assert not any(part.training for part in model.modules())
@@ -303,8 +302,6 @@ def test_load_model_is_what_was_saved(run: Run, config: Config) -> None:
 def test_the_learnt_sigma_is_what_evaluation_gets(tmp_path: Path, config: Config) -> None:
     learning = override(config, {"divergence.learn_sigma": True, "divergence.sigma": 0.5})
     step = build_step(learning)
-    assert step.divergence is not None
-    assert step.divergence.log_sigma is not None
     with torch.no_grad():
         step.divergence.log_sigma.fill_(math.log(0.9))
     run = Run.create(tmp_path / "run", learning, {})

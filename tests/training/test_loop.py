@@ -228,8 +228,6 @@ class TestTraining:
         assert len(held_out) == round(0.1 * len(source.train))
         assert not set(kept.tolist()) & set(held_out.tolist())
         images = select_images(source, kept)
-        assert isinstance(images, ArrayImages)
-        assert isinstance(source.train.images, ArrayImages)
         assert torch.equal(images.pixels, source.train.images.pixels[kept])
 
 

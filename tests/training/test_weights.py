@@ -35,7 +35,6 @@ def start(config: Config, weights: object, **changes: object) -> Step:
 def put(config: Config, encoder: Encoder) -> None:
     """Put the weights that a configuration names into an encoder."""
     found = find_weights(config)
-    assert found is not None
     found.put_into(encoder)
 
 
@@ -86,7 +85,6 @@ def test_the_teacher_starts_from_them_too(trained: tuple[Run, Step], tiny_config
         **{"divergence.compare": "match", "divergence.smoothing": 0.2},
     }
     found = start(override(tiny_config, changes), run.path)
-    assert found.teacher is not None
     state = found.teacher.state_dict()
     for name, tensor in trunk_of(step).items():
         (slow,) = [t for n, t in state.items() if n.endswith(f"trunk.{name}")]
@@ -149,7 +147,6 @@ def test_torchvision_by_name(
     assert step.objective.encoder.mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
     assert asked["weights_only"] is True  # nothing in the file is executed
     found = find_weights(override(resnet, {"encoder.weights": "torchvision:DEFAULT"}))
-    assert found is not None
     assert found.record["from"] == "torchvision:resnet18.IMAGENET1K_V1"
     with pytest.raises(UserError, match="torchvision has IMAGENET1K_V1, DEFAULT of resnet18"):
         start(resnet, "torchvision:IMAGENET22K")
