@@ -85,7 +85,7 @@ def one_thread() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def narrow_encoder(pytestconfig: pytest.Config) -> Stages:
+def narrow_encoder(pytestconfig) -> Stages:
     """Make the small encoder narrow, so that its convolutions cost next to nothing.
 
     Slow tests, which ask what is learnt, have the true one. Returns the true stages.
@@ -107,12 +107,12 @@ def coarse_pictures() -> None:
 
 
 @pytest.fixture
-def true_encoder(narrow_encoder: Stages, monkeypatch: pytest.MonkeyPatch) -> None:
+def true_encoder(narrow_encoder, monkeypatch) -> None:
     monkeypatch.setattr("deepbregman.method.networks.SMALL_STAGES", narrow_encoder)
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+def command(capsys, monkeypatch) -> Command:
     """Run the command line in this process; return its exit code, output and errors."""
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -159,7 +159,7 @@ class Forks:
 
 
 @pytest.fixture(scope="session")
-def forks(narrow_encoder: Stages) -> Iterator[Forks]:
+def forks(narrow_encoder) -> Iterator[Forks]:
     from deepbregman.method import networks
 
     ours, theirs = socket.socketpair()
@@ -200,12 +200,12 @@ def short_config() -> Config:
 
 
 @pytest.fixture(scope="session")
-def short_run(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> Run:
+def short_run(tmp_path_factory, short_config) -> Run:
     return pretrain(short_config, run=tmp_path_factory.mktemp("runs") / "short")
 
 
 @pytest.fixture(scope="session")
-def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+def few_digits(tmp_path_factory) -> str:
     """200 digits to train on and 100 to test, 20 and 10 of each class, as an .npz file."""
     import numpy as np
     from sklearn.datasets import load_digits
@@ -234,9 +234,7 @@ def drawn_once() -> "Tensor":
 
 
 @pytest.fixture
-def cheap_weights(
-    request: pytest.FixtureRequest, drawn_once: "Tensor", monkeypatch: pytest.MonkeyPatch
-) -> None:
+def cheap_weights(request, drawn_once, monkeypatch) -> None:
     """Take the weights of large networks from numbers that are drawn once, as the seed says.
 
     To draw tens of millions for each ResNet and each detector takes longer than all else there.
@@ -257,7 +255,7 @@ def cheap_weights(
 
 
 @pytest.fixture
-def stop_after(monkeypatch: pytest.MonkeyPatch) -> StopAfter:
+def stop_after(monkeypatch) -> StopAfter:
     """Send SIGTERM after a step of the runs that train inside the block."""
     from deepbregman.training.display import Display
 
@@ -278,7 +276,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch) -> StopAfter:
 
 
 @pytest.fixture
-def without_umap(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_umap(monkeypatch) -> None:
     """Let maps be made by t-SNE: UMAP is compiled first, which takes long."""
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(

@@ -41,13 +41,13 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(benchmarking, "time", clock)
     return clock
 
 
-def test_arms_take_turns_and_the_median_counts(clock: Clock) -> None:
+def test_arms_take_turns_and_the_median_counts(clock):
     calls: list[str] = []
     slow_seconds = iter([0.01, 0.21, 0.01, 0.01, 0.01])  # one slow moment
 
@@ -69,7 +69,7 @@ def test_arms_take_turns_and_the_median_counts(clock: Clock) -> None:
     assert second["views_per_second"] == pytest.approx(50_000)
 
 
-def test_lead_in_steps_are_taken_but_not_timed(clock: Clock) -> None:
+def test_lead_in_steps_are_taken_but_not_timed(clock):
     piled_up = [0] * 3
 
     def step() -> None:
@@ -83,7 +83,7 @@ def test_lead_in_steps_are_taken_but_not_timed(clock: Clock) -> None:
     assert timing["milliseconds"] == pytest.approx(10)
 
 
-def test_first_step_includes_building(clock: Clock) -> None:
+def test_first_step_includes_building(clock):
     def build() -> benchmarking.Step:
         clock.now += 0.05
         return lambda: None
@@ -91,7 +91,7 @@ def test_first_step_includes_building(clock: Clock) -> None:
     assert prepare_arm("a", 1, build, CPU, warmup=1).first_step_seconds == pytest.approx(0.05)
 
 
-def test_tiny_run_leaves_a_record_a_table_and_a_figure(tmp_path: Path) -> None:
+def test_tiny_run_leaves_a_record_a_table_and_a_figure(tmp_path):
     screen = Console(file=io.StringIO(), width=140)
     names = ("SimCLR", "K=100", "views alone")
     record = bench(scale="tiny", only=names, out=tmp_path / "bench", console=screen)
@@ -116,7 +116,7 @@ def script(name: str) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_scripts_outside_the_package_run(tmp_path: Path) -> None:
+def test_scripts_outside_the_package_run(tmp_path):
     streaming = script("streaming")
     (group,) = streaming.streaming(tiny=True, nvjpeg=False, out=tmp_path / "streaming")["groups"]
     assert [arm["name"] for arm in group["arms"]] == [
@@ -131,7 +131,7 @@ def test_scripts_outside_the_package_run(tmp_path: Path) -> None:
     assert group["arms"][0]["name"] == BARE
 
 
-def test_generated_photographs_are_of_realistic_size(tmp_path: Path) -> None:
+def test_generated_photographs_are_of_realistic_size(tmp_path):
     streaming = script("streaming")
     mean_bytes = streaming.write_photographs(tmp_path, 3)
     assert 60_000 < mean_bytes < 200_000  # ImageNet's are about 110,000
@@ -139,14 +139,14 @@ def test_generated_photographs_are_of_realistic_size(tmp_path: Path) -> None:
         assert picture.size == (streaming.WIDTH, streaming.HEIGHT)
 
 
-def test_unknown_names_are_refused() -> None:
+def test_unknown_names_are_refused():
     with pytest.raises(UserError, match="'huge' is not one of main, large, cpu, tiny"):
         bench(scale="huge")
     with pytest.raises(UserError, match="--only 'K=7' is not one of bare encoder; SimCLR; K=10;"):
         bench(scale="tiny", only=("SimCLR", "K=7"))
 
 
-def test_published_speeds_meet_the_targets_they_claim() -> None:
+def test_published_speeds_meet_the_targets_they_claim():
     """The page of speeds is the committed record."""
     record = json.loads((ROOT / "results" / "bench" / "h200" / "main.json").read_text())
     speeds = {
@@ -174,13 +174,13 @@ def test_published_speeds_meet_the_targets_they_claim() -> None:
     assert f"{ratios[0]:.2f} and {ratios[1]:.2f}" in page
 
 
-def test_views_are_as_large_as_those_of_other_libraries() -> None:
+def test_views_are_as_large_as_those_of_other_libraries():
     """Whatever the recipe has: the published speeds are of views of 32 px."""
     config = configure("resnet18", 512)
     assert config.view_size == config.data.image_size == 32
 
 
-def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path: Path) -> None:
+def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path):
     """Here SwAV has small views and no teacher; MoCo one view of each."""
     methods = script("methods")
     images, fabric = benchmarking.make_random_images(16, 32), launch("cpu")
@@ -202,7 +202,7 @@ def test_the_passes_of_a_method_are_those_of_its_encoders(tmp_path: Path) -> Non
     assert torch.equal(before[1], weights[1])  # the teacher's
 
 
-def test_the_divergence_of_the_arms_is_the_papers() -> None:
+def test_the_divergence_of_the_arms_is_the_papers():
     found, paper = configure("small", 8, DIVERGENCE), load_recipe("paper")
     assert (found.teacher, found.weak_views) == (None, None)
     for name in ("source", "compare", "kernel", "pairs", "smoothing", "hidden", "sets"):

@@ -21,7 +21,7 @@ from PIL import Image
 
 from deepbregman import load_encoder
 from deepbregman.cli import VERBS, main
-from deepbregman.config import Config, override, recipes, to_toml
+from deepbregman.config import override, recipes, to_toml
 from deepbregman.runs import Run
 from deepbregman.terminal import print_note
 from deepbregman.training import checkpoints
@@ -30,7 +30,7 @@ from .conftest import Command, Forks, save_photos
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, short_config: Config, few_digits: str) -> Path:
+def recipe(tmp_path, short_config, few_digits) -> Path:
     path = tmp_path / "short.toml"
     changes = {"training.epochs": 1, "data.source": few_digits, "training.batch_size": 60}
     path.write_text(to_toml(override(short_config, changes)))
@@ -38,7 +38,7 @@ def recipe(tmp_path: Path, short_config: Config, few_digits: str) -> Path:
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path) -> Path:
     return save_photos(tmp_path / "photos", 20, (12, 10))
 
 
@@ -74,19 +74,19 @@ def run_unheard(forks: Forks | None, out: str, *words: object, **options: Any) -
 
 
 class TestVerbs:
-    def test_overview_names_every_verb(self, command: Command) -> None:
+    def test_overview_names_every_verb(self, command):
         code, out, _ = command()
         assert code == 0
         assert all(verb in out for verb in VERBS)
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_every_verb_has_help(self, command: Command, verb: str) -> None:
+    def test_every_verb_has_help(self, command, verb):
         code, out, _ = command(verb, "--help")
         assert code == 0
         assert f"usage: deepbregman {verb}" in out
         assert not re.search(r"default:\s*\)|None", out)  # which tells nothing
 
-    def test_help_is_wrapped(self, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_help_is_wrapped(self, command, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         _, out, _ = command("pretrain", "--help")
         assert max(map(len, out.splitlines())) <= 80
@@ -95,9 +95,7 @@ class TestVerbs:
         assert "The divergence network and its loss, which any method can carry." in text
 
     @pytest.mark.parametrize("words", [["--help"], ["data", "--help"], ["pretrain", "--help"]])
-    def test_one_process_of_a_machine_prints_help(
-        self, command: Command, monkeypatch: pytest.MonkeyPatch, words: list[str]
-    ) -> None:
+    def test_one_process_of_a_machine_prints_help(self, command, monkeypatch, words):
         for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")):
             monkeypatch.setenv(name, value)
         for local_rank, prints in (("0", True), ("1", False)):
@@ -106,18 +104,18 @@ class TestVerbs:
             assert (code, "usage: deepbregman" in out) == (0, prints)
             assert prints or not out
 
-    def test_labels_are_not_called_required(self, command: Command) -> None:
+    def test_labels_are_not_called_required(self, command):
         _, out, _ = command("label", "--help")
         text = " ".join(line.strip(" │") for line in out.splitlines())
         assert re.search(r"--labels PATH .* without labels\. --data", text)
 
-    def test_help_lists_every_field_with_the_recipes_default(self, command: Command) -> None:
+    def test_help_lists_every_field_with_the_recipes_default(self, command):
         _, out, _ = command("pretrain", "authors", "--help")
         assert "--divergence.sigma" in out
         assert "0.9" in out
         assert "--optimiser.learning-rate" in out
 
-    def test_recipes_are_listed_and_printed(self, command: Command) -> None:
+    def test_recipes_are_listed_and_printed(self, command):
         _, listed, _ = command("recipes")
         assert all(name in listed for name in recipes())
         assert "deepbregman recipes NAME" in listed
@@ -127,7 +125,7 @@ class TestVerbs:
         _, printed, _ = command("recipes", "paper")
         assert printed == recipes()["paper"]
 
-    def test_a_printed_recipe_is_a_recipe(self, command: Command, tmp_path: Path) -> None:
+    def test_a_printed_recipe_is_a_recipe(self, command, tmp_path):
         _, printed, _ = command("recipes", "digits")
         copy = tmp_path / "mine.toml"
         copy.write_text(printed)
@@ -135,9 +133,7 @@ class TestVerbs:
         assert code == 0
         assert "training.epochs" in out
 
-    def test_pretrain_evaluate_embed(
-        self, command: Command, recipe: Path, few_digits: str, tmp_path: Path
-    ) -> None:
+    def test_pretrain_evaluate_embed(self, command, recipe, few_digits, tmp_path):
         folder, out_file = tmp_path / "run", tmp_path / "features.npz"
         code, out, err = command("pretrain", recipe, "--run", folder)
         assert (code, err) == (0, "")
@@ -167,9 +163,7 @@ class TestVerbs:
             assert arrays["test_scores"].shape == (100, 10)
             assert arrays["test_labels"].shape == (100,)
 
-    def test_fields_are_changed_by_their_dotted_names(
-        self, command: Command, recipe: Path, tmp_path: Path
-    ) -> None:
+    def test_fields_are_changed_by_their_dotted_names(self, command, recipe, tmp_path):
         words = ("--seed", 7, "--divergence.num-subnetworks", 3, "--views.without", "crop", "flip")
         command("pretrain", recipe, "--run", tmp_path / "run", *words)
         config = Run.open(tmp_path / "run").config
@@ -177,7 +171,7 @@ class TestVerbs:
         assert config.divergence.num_subnetworks == 3
         assert config.views.without == ("crop", "flip")
 
-    def test_your_own_folder(self, command: Command, photos: Path, recipe: Path) -> None:
+    def test_your_own_folder(self, command, photos, recipe):
         run = photos.parent / "run"
         words = ("--data.image-size", 8, "--training.batch-size", 8, "--run", run)
         code, out, err = command("pretrain", recipe, "--data", photos, *words)
@@ -189,8 +183,8 @@ class TestVerbs:
         assert "k=200" not in out  # there are not so many images
 
     def test_an_unlabelled_folder_pretrains_and_embeds_but_cannot_be_judged(
-        self, command: Command, photos: Path, recipe: Path, tmp_path: Path
-    ) -> None:
+        self, command, photos, recipe, tmp_path
+    ):
         flat = tmp_path / "flat"
         flat.mkdir()
         for index, path in enumerate(sorted(photos.rglob("*.png"))):
@@ -205,9 +199,7 @@ class TestVerbs:
         assert code == 2
         assert "has no labels" in err
 
-    def test_resume_takes_the_runs_own_configuration(
-        self, command: Command, recipe: Path, tmp_path: Path
-    ) -> None:
+    def test_resume_takes_the_runs_own_configuration(self, command, recipe, tmp_path):
         command("pretrain", recipe, "--run", tmp_path / "run")
         code, out, err = command("pretrain", "--resume", tmp_path / "run")
         assert (code, err) == (0, "")
@@ -215,7 +207,7 @@ class TestVerbs:
         code, _, _ = command("pretrain", "--resume", tmp_path / "run", "--training.epochs", 9)
         assert code == 2
 
-    def test_help_and_refusals_need_no_torch(self, short_run: Run, tmp_path: Path) -> None:
+    def test_help_and_refusals_need_no_torch(self, short_run, tmp_path):
         """A user who mistypes should not wait for torch to load; no clock is needed to see that."""
         (tmp_path / "full").mkdir()
         for name in ("full/x", "there.npz", "there.pth", "there.png", "there.csv"):
@@ -277,9 +269,7 @@ class TestVerbs:
         assert [path.name for path in (tmp_path / "full").iterdir()] == ["x"]
         assert not (tmp_path / "studies").exists()
 
-    def test_debug_shows_where_an_error_arose(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_debug_shows_where_an_error_arose(self, capsys, monkeypatch):
         def fail() -> None:
             raise ZeroDivisionError("a fault of ours")
 
@@ -292,7 +282,7 @@ class TestVerbs:
             assert err.count("error: ZeroDivisionError: a fault of ours; this is a fault of") == 1
             assert ("Traceback" in err) == ("--debug" in words)
 
-    def test_control_c_is_no_error(self, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_control_c_is_no_error(self, command, monkeypatch):
         def stop() -> None:
             raise KeyboardInterrupt
 
@@ -303,9 +293,7 @@ class TestVerbs:
         ("given", "expected"),
         [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     )
-    def test_threads_do_not_wait_long_in_vain(
-        self, tmp_path: Path, given: dict[str, str], expected: str
-    ) -> None:
+    def test_threads_do_not_wait_long_in_vain(self, tmp_path, given, expected):
         """OpenMP reads this when torch is loaded; what the user says stays."""
         show = "import os\nprint(os.environ.get('GOMP_SPINCOUNT'))\nos._exit(0)\n"
         (tmp_path / "tyro.py").write_text(show)
@@ -321,7 +309,7 @@ class TestVerbs:
         )
         assert done.stdout == f"{expected}\n"
 
-    def test_control_c_during_the_first_imports_is_no_error(self, tmp_path: Path) -> None:
+    def test_control_c_during_the_first_imports_is_no_error(self, tmp_path):
         (tmp_path / "tyro.py").write_text("raise KeyboardInterrupt\n")  # it is imported first
         path = os.pathsep.join([str(tmp_path), *sys.path])
         done = subprocess.run(
@@ -377,14 +365,7 @@ class TestErrors:
             (["pretrain", "digits", "--seed", "5000000000"], ["seed is 5000000000", "2^32"]),
         ],
     )
-    def test_table(
-        self,
-        command: Command,
-        words: list[str],
-        expected: list[str],
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_table(self, command, words, expected, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         code, _, err = command(*words)
         assert code == 2
@@ -403,7 +384,7 @@ class TestErrors:
         assert not list(folder.parent.glob(f".{folder.name}*"))
         return err
 
-    def test_data_that_cannot_be_used(self, command: Command, recipe: Path, tmp_path: Path) -> None:
+    def test_data_that_cannot_be_used(self, command, recipe, tmp_path):
         (tmp_path / "empty").mkdir()
         images = np.zeros((4, 8, 8), np.uint8)
         np.savez(tmp_path / "odd.npz", pixels=images)
@@ -414,7 +395,7 @@ class TestErrors:
                 command, tmp_path / "run", recipe, "--data", tmp_path / name
             )
 
-    def test_one_unreadable_image(self, command: Command, recipe: Path, photos: Path) -> None:
+    def test_one_unreadable_image(self, command, recipe, photos):
         truncated(photos / "cats" / "broken.jpg")
         run = photos.parent / "run"
         words = (recipe, "--data", photos, "--data.image-size", 8, "--training.batch-size", 8)
@@ -426,8 +407,8 @@ class TestErrors:
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
     def test_unreadable_images_found_only_while_training_are_replaced_and_counted(
-        self, command: Command, recipe: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, command, recipe, photos, monkeypatch
+    ):
         """As in a folder too large to decode on opening."""
         monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 0)
         truncated(photos / "cats" / "broken.jpg")
@@ -449,13 +430,8 @@ class TestErrors:
 
     @pytest.mark.parametrize("verb", ["study", "tune"])
     def test_studies_and_searches_say_how_many_unreadable_images_they_left_out(
-        self,
-        command: Command,
-        recipe: Path,
-        photos: Path,
-        verb: str,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+        self, command, recipe, photos, verb, monkeypatch
+    ):
         def stop(*arguments: object) -> None:  # what is trained is no matter here
             raise KeyboardInterrupt
 
@@ -470,7 +446,7 @@ class TestErrors:
         assert code == 128 + signal.SIGINT
         assert "left out 1 unreadable image (cats/broken.jpg)\n" in out
 
-    def test_a_run_folder_that_exists(self, command: Command, recipe: Path, tmp_path: Path) -> None:
+    def test_a_run_folder_that_exists(self, command, recipe, tmp_path):
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "precious.txt").write_text("x")
         code, _, err = command("pretrain", recipe, "--run", tmp_path / "run")
@@ -479,9 +455,7 @@ class TestErrors:
         assert "--resume" in err
         assert [p.name for p in (tmp_path / "run").iterdir()] == ["precious.txt"]
 
-    def test_a_checkpoint_of_another_shape(
-        self, command: Command, short_run: Run, tmp_path: Path
-    ) -> None:
+    def test_a_checkpoint_of_another_shape(self, command, short_run, tmp_path):
         shutil.copytree(short_run.path, tmp_path / "run")
         other = override(short_run.config, {"divergence.num_subnetworks": 11})
         (tmp_path / "run" / "config.toml").write_text(to_toml(other))
@@ -497,9 +471,7 @@ class TestErrors:
         assert "made with other settings" in err
         assert (tmp_path / "run" / "result.json").read_text() == before
 
-    def test_a_folder_whose_name_looks_like_markup(
-        self, command: Command, recipe: Path, tmp_path: Path
-    ) -> None:
+    def test_a_folder_whose_name_looks_like_markup(self, command, recipe, tmp_path):
         folder = tmp_path / "[/x]"
         code, out, err = command("pretrain", recipe, "--run", folder)
         assert (code, err) == (0, "")
@@ -508,9 +480,7 @@ class TestErrors:
         assert code == 0
         assert "[/x]" in out
 
-    def test_damaged_records_are_named(
-        self, command: Command, short_run: Run, tmp_path: Path
-    ) -> None:
+    def test_damaged_records_are_named(self, command, short_run, tmp_path):
         shutil.copytree(short_run.path, tmp_path / "run")
         (tmp_path / "run" / "result.json").write_text("{half")
         code, _, err = command("evaluate", tmp_path / "run", "--protocol", "knn")
@@ -522,7 +492,7 @@ class TestErrors:
         assert "config.toml" in err
         assert "UTF-8" in err
 
-    def test_no_space_to_write(self, forks: Forks, recipe: Path, tmp_path: Path) -> None:
+    def test_no_space_to_write(self, forks, recipe, tmp_path):
         """A real limit on file sizes: the checkpoint does not fit, and leaves no half of it."""
         run = tmp_path / "run"
         words = ["pretrain", recipe, "--run", run]
@@ -533,20 +503,18 @@ class TestErrors:
         assert list((run / "checkpoints").iterdir()) == []
 
     @pytest.mark.parametrize("words", SHORT_WORK)
-    def test_a_reader_that_leaves_is_no_error_to_print(self, words: str) -> None:
+    def test_a_reader_that_leaves_is_no_error_to_print(self, words):
         """As in ``deepbregman recipes | head -1``."""
         assert run_unheard(None, "a closed pipe", *words.split()) == (1, "")
 
     @pytest.mark.parametrize("words", SHORT_WORK)
-    def test_words_that_cannot_be_printed_are_an_error(self, words: str) -> None:
+    def test_words_that_cannot_be_printed_are_an_error(self, words):
         code, err = run_unheard(None, "a full disk", *words.split())
         assert (code, err.count("\n")) == (2, 1)
         assert err.startswith("error: No space left on device; free space there")
 
     @pytest.mark.parametrize("out", ["a closed pipe", "a full disk"])
-    def test_training_goes_on_when_nobody_can_read_its_progress(
-        self, forks: Forks, recipe: Path, tmp_path: Path, out: str
-    ) -> None:
+    def test_training_goes_on_when_nobody_can_read_its_progress(self, forks, recipe, tmp_path, out):
         code, err = run_unheard(forks, out, "pretrain", recipe, "--run", tmp_path / "run")
         assert (code, err.count("\n")) == (0, 1)
         assert err.startswith("note: standard output: ")
@@ -555,8 +523,8 @@ class TestErrors:
 
     @pytest.mark.parametrize("controlled", [False, True])
     def test_a_terminal_that_is_gone_does_not_take_the_training_with_it(
-        self, forks: Forks, recipe: Path, tmp_path: Path, controlled: bool
-    ) -> None:
+        self, forks, recipe, tmp_path, controlled
+    ):
         """A controlling terminal sends SIGHUP, and the run saves; without one it goes on."""
         epochs = 100_000 if controlled else 4
         words = ["pretrain", recipe, "--run", tmp_path / "run", "--training.epochs", epochs]
@@ -578,28 +546,22 @@ class TestErrors:
         ("words", "closed", "code"),
         [("--version", "out", 0), ("recipes", "out", 0), ("nonsense", "err", 2)],
     )
-    def test_closed_streams_change_nothing(self, words: str, closed: str, code: int) -> None:
+    def test_closed_streams_change_nothing(self, words, closed, code):
         """As daemons are started; ``out`` and ``err`` name what is closed."""
         number = {"out": 1, "err": 2}[closed]
         script = f"{shlex.quote(sys.executable)} -m deepbregman {words} {number}>&-"
         done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
         assert (done.returncode, "Traceback" in done.stderr) == (code, False)
 
-    def test_a_note_without_standard_error_is_not_printed_elsewhere(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_note_without_standard_error_is_not_printed_elsewhere(self, capsys):
         print_note("left out", None)
         assert capsys.readouterr().out == ""
 
-    def test_a_run_without_standard_output(
-        self, forks: Forks, recipe: Path, tmp_path: Path
-    ) -> None:
+    def test_a_run_without_standard_output(self, forks, recipe, tmp_path):
         words = ["pretrain", recipe, "--run", tmp_path / "run"]
         assert run_unheard(forks, "a closed pipe", *words, closed=True) == (0, "")
 
-    def test_a_folder_that_cannot_be_made(
-        self, command: Command, recipe: Path, tmp_path: Path
-    ) -> None:
+    def test_a_folder_that_cannot_be_made(self, command, recipe, tmp_path):
         (tmp_path / "file").write_text("x")
         code, _, err = command("pretrain", recipe, "--run", tmp_path / "file" / "run")
         assert code == 2
@@ -607,7 +569,7 @@ class TestErrors:
         assert "Traceback" not in err
 
     @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-    def test_cuda_without_a_gpu(self, command: Command, recipe: Path, tmp_path: Path) -> None:
+    def test_cuda_without_a_gpu(self, command, recipe, tmp_path):
         code, _, err = command(
             "pretrain", recipe, "--run", tmp_path / "run", "--accelerator", "cuda"
         )
@@ -615,7 +577,7 @@ class TestErrors:
         assert "no CUDA device" in err
 
 
-def test_errors_show_no_password(command: Command) -> None:
+def test_errors_show_no_password(command):
     code, _, errors = command("postgresql://me:geheim@host/database")
     assert code == 2
     assert "***@host" in errors

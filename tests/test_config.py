@@ -150,7 +150,7 @@ def message(tables: dict[str, Any]) -> str:
 @settings(max_examples=60)
 @given(configs())
 @example(Config())
-def test_toml_round_trip(config: Config) -> None:
+def test_toml_round_trip(config):
     read = from_toml(to_toml(config), "test")
     assert read == config
     assert repr(read) == repr(config)  # types and signs of zero too
@@ -158,7 +158,7 @@ def test_toml_round_trip(config: Config) -> None:
     assert override(config, {}) == config
 
 
-def test_every_field_has_a_sentence_under_it() -> None:
+def test_every_field_has_a_sentence_under_it():
     ours = [cls for cls in METHODS.values() if cls.__module__.startswith("deepbregman.")]
     assert len(ours) > 20
     read = functools.cache(inspect.getsource)  # which parses the whole file
@@ -171,7 +171,7 @@ def test_every_field_has_a_sentence_under_it() -> None:
             assert any(found), (cls, field.name)
 
 
-def test_short_options_are_those_of_the_fields() -> None:
+def test_short_options_are_those_of_the_fields():
     found = {
         alias: f"{section}.{name}"
         for section, cls in SECTIONS.items()
@@ -182,14 +182,14 @@ def test_short_options_are_those_of_the_fields() -> None:
     assert found == ALIASES
 
 
-def test_from_dict_leaves_its_argument_alone() -> None:
+def test_from_dict_leaves_its_argument_alone():
     tables = to_dict(Config())
     before = copy.deepcopy(tables)
     from_dict(tables)
     assert tables == before
 
 
-def test_what_is_left_out_takes_its_default() -> None:
+def test_what_is_left_out_takes_its_default():
     assert from_dict({}) == Config()
     config = from_dict({"training": {"epochs": 3}})
     assert config == dataclasses.replace(
@@ -200,12 +200,12 @@ def test_what_is_left_out_takes_its_default() -> None:
 # Recipes
 
 
-def test_the_recipes_are_these() -> None:
+def test_the_recipes_are_these():
     assert sorted(recipes()) == sorted(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_recipe_is_complete_and_opens_with_its_command(name: str) -> None:
+def test_recipe_is_complete_and_opens_with_its_command(name):
     text = recipes()[name]
     tables = tomllib.loads(text)
     config = load_recipe(name)
@@ -308,7 +308,7 @@ AUTHORS = {
         ("authors", AUTHORS),
     ],
 )
-def test_recipe_has_the_numbers_of_its_source(name: str, expected: dict[str, Any]) -> None:
+def test_recipe_has_the_numbers_of_its_source(name, expected):
     config = load_recipe(name)
     found = {
         key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in expected
@@ -332,9 +332,7 @@ MEASURED = {
         ("simclr", "fourth", "s-24px-base", 1),
     ],
 )
-def test_a_tuned_recipe_is_what_the_searches_kept(
-    name: str, file: str, trial: str, told: int
-) -> None:
+def test_a_tuned_recipe_is_what_the_searches_kept(name, file, trial, told):
     records = RESULTS / "cifar10-search" / f"{file}-trials.jsonl"
     trials = {line["name"]: line for line in map(json.loads, records.read_text().splitlines())}
     at_length = ("training.epochs", "optimiser.warmup_epochs", "data.holdout")
@@ -347,7 +345,7 @@ def test_a_tuned_recipe_is_what_the_searches_kept(
 
 
 @pytest.mark.parametrize("name", MEASURED)
-def test_a_recipe_is_what_its_expected_accuracy_was_measured_with(name: str) -> None:
+def test_a_recipe_is_what_its_expected_accuracy_was_measured_with(name):
     beside = {  # what does not change the encoder
         "data.source": "cifar10",
         "data.workers": load_recipe(name).data.workers,
@@ -378,7 +376,7 @@ def _expected(name: str) -> str:
         ("best", "comparison-teacher"),
     ],
 )
-def test_the_header_of_a_compared_recipe_is_the_record(name: str, study: str) -> None:
+def test_the_header_of_a_compared_recipe_is_the_record(name, study):
     results = json.loads((RESULTS / "studies" / study / "results.json").read_text())
     assert f"(results/studies/{study})" in _expected(name)
     arms = {arm["arm"]: arm for arm in results["arms"]}
@@ -390,7 +388,7 @@ def test_the_header_of_a_compared_recipe_is_the_record(name: str, study: str) ->
     assert f"{linear} linear, {few} kNN (k = 20), {many} (k = 200)" in _expected(name)
 
 
-def test_the_header_of_the_race_is_the_record() -> None:
+def test_the_header_of_the_race_is_the_record():
     folder = RESULTS / "cifar10-race-50"
     values: dict[str, list[float]] = {}
     for path in folder.glob("seed*/result.json"):
@@ -407,7 +405,7 @@ def test_the_header_of_the_race_is_the_record() -> None:
         assert f"{minutes} min {seconds} s" in recipes()["cifar10-fast"]
 
 
-def test_the_header_of_the_long_run_is_the_record() -> None:
+def test_the_header_of_the_long_run_is_the_record():
     record = json.loads((RESULTS / "cifar10-summit" / "result.json").read_text())
     found = {
         row["variant"]: row["value"] for row in record["evaluations"] if row["metric"] == "top1"
@@ -420,19 +418,19 @@ def test_the_header_of_the_long_run_is_the_record() -> None:
     assert f"{minutes} min {seconds} s" in recipes()["cifar10-summit"]
 
 
-def test_every_committed_run_can_be_opened() -> None:
+def test_every_committed_run_can_be_opened():
     found = list(RESULTS.rglob("config.toml"))
     assert len(found) >= 5
     for path in found:
         load_recipe(str(path))
 
 
-def test_ours_is_the_baseline_plus_the_divergence() -> None:
+def test_ours_is_the_baseline_plus_the_divergence():
     ours, baseline = load_recipe("best"), load_recipe("simclr")
     assert override(baseline, {"divergence.weight": ours.divergence.weight}) == ours
 
 
-def test_recipe_from_a_file(tmp_path: Path) -> None:
+def test_recipe_from_a_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('seed = 4\n[data]\nsource = "été"\n', encoding="utf-8")
     assert load_recipe(str(path)) == override(Config(), {"seed": 4, "data.source": "été"})
@@ -449,7 +447,7 @@ def test_recipe_from_a_file(tmp_path: Path) -> None:
         (b"seed = 1 # \xff", ("UTF-8",)),
     ],
 )
-def test_bad_recipe_file_is_named(tmp_path: Path, content: bytes, parts: tuple[str, ...]) -> None:
+def test_bad_recipe_file_is_named(tmp_path, content, parts):
     path = tmp_path / "mine.toml"
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
@@ -459,7 +457,7 @@ def test_bad_recipe_file_is_named(tmp_path: Path, content: bytes, parts: tuple[s
 
 
 @pytest.mark.parametrize("name", ["papr", "", "nothing/here.toml", "x\0y", "/"])
-def test_unknown_recipe_lists_the_known(name: str) -> None:
+def test_unknown_recipe_lists_the_known(name):
     with pytest.raises(UserError) as caught:
         load_recipe(name)
     assert repr(name) in str(caught.value)
@@ -555,26 +553,24 @@ def test_unknown_recipe_lists_the_known(name: str) -> None:
         ),
     ],
 )
-def test_refusal_names_the_field_and_the_value(
-    tables: dict[str, Any], parts: tuple[str, ...]
-) -> None:
+def test_refusal_names_the_field_and_the_value(tables, parts):
     for part in parts:
         assert part in message(tables)
 
 
 @pytest.mark.parametrize("name", list(SECTIONS))
 @pytest.mark.parametrize("value", [None, 5, {}, {"epochs": 3}, Config()])
-def test_section_of_the_wrong_type_is_named(name: str, value: Any) -> None:
+def test_section_of_the_wrong_type_is_named(name, value):
     with pytest.raises(UserError, match=rf"^{name} is .*: it must be a \w+Settings$"):
         Config(**{name: value})
 
 
-def test_a_short_trial_of_a_recipe_need_not_change_its_warm_up() -> None:
+def test_a_short_trial_of_a_recipe_need_not_change_its_warm_up():
     changes = {"optimiser.warmup_epochs": 5.0, "training.epochs": 2}
     assert override(Config(), changes).optimiser.warmup_epochs == 5.0
 
 
-def test_lists_and_tuples_make_the_same_configuration() -> None:
+def test_lists_and_tuples_make_the_same_configuration():
     lists = OptimiserSettings(schedule="step", milestones=[1, 2], betas=[0.5, 0.9])
     tuples = OptimiserSettings(schedule="step", milestones=(1, 2), betas=(0.5, 0.9))
     assert lists == tuples
@@ -586,7 +582,7 @@ def test_lists_and_tuples_make_the_same_configuration() -> None:
 @example(("views", "without"), [[]])
 @example(("views", "crop_area"), [{}, {}])
 @example(("encoder", "name"), {"a": []})
-def test_junk_in_one_field_is_blamed_on_it(place: tuple[str, str], value: Any) -> None:
+def test_junk_in_one_field_is_blamed_on_it(place, value):
     section, field = place
     try:
         config = from_dict({section: {field: value}})
@@ -599,7 +595,7 @@ def test_junk_in_one_field_is_blamed_on_it(place: tuple[str, str], value: Any) -
 # Overrides
 
 
-def test_override_by_dotted_names() -> None:
+def test_override_by_dotted_names():
     config = override(
         load_recipe("digits"),
         {
@@ -633,14 +629,14 @@ def test_override_by_dotted_names() -> None:
         ({"training.epochs": -1}, ("training.epochs is -1",)),
     ],
 )
-def test_override_refuses(changes: dict[str, Any], parts: tuple[str, ...]) -> None:
+def test_override_refuses(changes, parts):
     with pytest.raises(UserError) as caught:
         override(Config(), changes)
     for part in parts:
         assert part in str(caught.value)
 
 
-def test_a_configuration_cannot_be_changed() -> None:
+def test_a_configuration_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         ViewSettings().flip = 0.1
     with pytest.raises(UserError):

@@ -48,7 +48,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_tables_of_records_are_as_the_script_writes_them() -> None:
+def test_tables_of_records_are_as_the_script_writes_them():
     tables, page = load_script("tables"), (DOCS / "methods.md").read_text()
     assert "<!-- table of studies/learning-rates -->" in page
     assert tables.fill(page) == page, "run python docs/tables.py"
@@ -59,14 +59,14 @@ def test_tables_of_records_are_as_the_script_writes_them() -> None:
     assert tables.fill(page) == page, "run python docs/tables.py"
 
 
-def test_the_site_names_every_page_once() -> None:
+def test_the_site_names_every_page_once():
     trees = re.findall(r"^:::\{toctree\}(.*?)^:::", (DOCS / "index.md").read_text(), re.S | re.M)
     named = re.findall(r"^(\w+)$", "".join(trees), flags=re.MULTILINE)
     assert sorted([*named, "index"]) == [page.stem for page in PAGES]
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text())):
         if target.startswith(("https://", "http://")):
             continue
@@ -87,7 +87,7 @@ def commands() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
-def test_every_option_of_a_command_exists(page: str, line: str) -> None:
+def test_every_option_of_a_command_exists(page, line):
     program, *words = shlex.split(line)
     assert program == "deepbregman"
     check_options(words)
@@ -123,9 +123,7 @@ def run_block(code: str) -> dict[str, object]:
     return scope
 
 
-def test_the_loops_of_the_page_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_digits: str
-) -> None:
+def test_the_loops_of_the_page_run(tmp_path, monkeypatch, few_digits):
     monkeypatch.chdir(tmp_path)
     loop, taught, joined, views, own = python_blocks("own_loop.md")
     before = torch.get_rng_state()
@@ -143,7 +141,7 @@ def test_the_loops_of_the_page_run(
     torch.set_rng_state(before)
 
 
-def test_the_parts_of_the_page_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parts_of_the_page_are_trained(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, taught, logger = python_blocks("own_parts.md")
     before = torch.get_rng_state()
@@ -163,7 +161,7 @@ def test_the_parts_of_the_page_are_trained(tmp_path: Path, monkeypatch: pytest.M
     assert written.read_text().splitlines() == ["step,total", "3,0.5"]
 
 
-def test_the_extensions_of_the_page_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extensions_of_the_page_work(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     method, study, dataset = python_blocks("extending.md")
     trunk = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 4))
@@ -181,7 +179,7 @@ def test_the_extensions_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Mon
     deepbregman.cli.main(["data", "check", "mine.npz"])
 
 
-def test_the_reference_has_every_verb_and_every_option() -> None:
+def test_the_reference_has_every_verb_and_every_option():
     text = load_script("reference").describe_command_line()
     for verb in VERBS:
         assert re.search(rf"^## {verb}$", text, flags=re.MULTILINE)
@@ -191,7 +189,7 @@ def test_the_reference_has_every_verb_and_every_option() -> None:
     assert "\x1b" not in text
 
 
-def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
+def test_the_reference_has_every_public_name_and_each_has_a_docstring():
     reference = load_script("reference")
     public = {name for name in deepbregman.__all__ if not name.startswith("_")}
     assert set(reference.list_public_names()) == public
@@ -203,7 +201,7 @@ def test_the_reference_has_every_public_name_and_each_has_a_docstring() -> None:
 
 
 @pytest.mark.parametrize("name", ["pretrain", "evaluate", "label", "nt_xent"])
-def test_signatures_are_those_of_python(name: str) -> None:
+def test_signatures_are_those_of_python(name):
     pytest.importorskip("sphinx")
     function = getattr(deepbregman, name)
     text = load_script("reference").describe_signature(function)
@@ -213,7 +211,7 @@ def test_signatures_are_those_of_python(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("furo")
     words = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
@@ -231,7 +229,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert 'href="../../results/studies/comparison-teacher"' in records
 
 
-def test_the_traffic_of_a_step_is_the_committed_record() -> None:
+def test_the_traffic_of_a_step_is_the_committed_record():
     text = " ".join((DOCS / "scaling.md").read_text().split())
     record = json.loads((ROOT / "results/bench/cpu/traffic.json").read_text())
     for run in record["runs"]:
@@ -260,7 +258,7 @@ def test_the_traffic_of_a_step_is_the_committed_record() -> None:
     assert f"n images | {4096 / 8 / 256 * peak:.0f} GB" in text
 
 
-def test_the_cost_of_imagenet_follows_from_the_measured_speed() -> None:
+def test_the_cost_of_imagenet_follows_from_the_measured_speed():
     text = " ".join((DOCS / "scaling.md").read_text().split())
     record = json.loads((ROOT / "results/bench/h200/streaming.json").read_text())
     speed = record["groups"][0]["arms"][1]["images_per_second"]  # an older name of views
@@ -271,7 +269,7 @@ def test_the_cost_of_imagenet_follows_from_the_measured_speed() -> None:
         assert f"{hours:.1f} hours" in (RECIPES / f"{name}.toml").read_text()
 
 
-def test_the_cpus_of_a_task_are_enough_for_the_recipe_s_workers() -> None:
+def test_the_cpus_of_a_task_are_enough_for_the_recipe_s_workers():
     texts = [DOCS / "scaling.md", ROOT / "examples" / "pretrain.sbatch"]
     cpus = [re.findall(r"--cpus-per-task=(\d+)", text.read_text()) for text in texts]
     assert list(map(len, cpus)) == [3, 1]

@@ -18,7 +18,6 @@ from PIL import Image
 
 from deepbregman import export, pretrain
 from deepbregman.data import ResidentBatches, open_source
-from deepbregman.runs import Run
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -28,7 +27,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
-def test_a_script_compiles_and_is_listed(path: Path) -> None:
+def test_a_script_compiles_and_is_listed(path):
     compile(path.read_text(), path.name, "exec")
     assert f"({path.name})" in (EXAMPLES / "README.md").read_text()
 
@@ -40,7 +39,7 @@ def read_cells(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_compiles_is_listed_and_holds_no_output(path: Path) -> None:
+def test_a_notebook_compiles_is_listed_and_holds_no_output(path):
     notebook = json.loads(path.read_text())
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
@@ -53,7 +52,7 @@ def test_a_notebook_compiles_is_listed_and_holds_no_output(path: Path) -> None:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> dict[str, str]:
+def cluster(tmp_path) -> dict[str, str]:
     """The environment of a job, with stand-ins for SLURM's programs that write what they are told.
 
     The stand-in for srun says when it is ready, and runs until scancel stops it. As the real one,
@@ -76,9 +75,7 @@ def cluster(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", BATCH_FILES, ids=lambda path: path.name)
-def test_a_job_near_its_limit_stops_the_run_and_returns_to_the_queue(
-    path: Path, cluster: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_job_near_its_limit_stops_the_run_and_returns_to_the_queue(path, cluster, tmp_path):
     log = tmp_path / "log"
     job = subprocess.Popen(["bash", path], cwd=tmp_path, env=cluster)
     while not log.exists() or "srun" not in log.read_text():
@@ -93,9 +90,7 @@ def test_a_job_near_its_limit_stops_the_run_and_returns_to_the_queue(
 
 
 @pytest.mark.parametrize("path", BATCH_FILES, ids=lambda path: path.name)
-def test_a_job_continues_the_run_that_it_finds(
-    path: Path, cluster: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_job_continues_the_run_that_it_finds(path, cluster, tmp_path):
     (tmp_path / "runs/job-7").mkdir(parents=True)
     (tmp_path / "runs/job-7/config.toml").touch()
     (tmp_path / "quick").touch()
@@ -105,7 +100,7 @@ def test_a_job_continues_the_run_that_it_finds(
 
 
 @pytest.mark.parametrize("path", BATCH_FILES, ids=lambda path: path.name)
-def test_the_options_of_a_batch_file_exist(path: Path, command) -> None:
+def test_the_options_of_a_batch_file_exist(path, command):
     (words,) = re.findall(r"words=\((pretrain [a-z].*)\)", path.read_text())
     verb, recipe, *rest = shlex.split(words)
     code, listed, _ = command(verb, recipe, "--help")
@@ -124,7 +119,7 @@ def run_script(name: str, *words: object) -> str:
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> list[Path]:
+def photos(tmp_path) -> list[Path]:
     random = np.random.default_rng(0)
     paths = [tmp_path / f"{index}.png" for index in range(3)]
     for path in paths:
@@ -132,7 +127,7 @@ def photos(tmp_path: Path) -> list[Path]:
     return paths
 
 
-def test_shards_of_a_folder_hold_its_images_in_another_order(tmp_path: Path) -> None:
+def test_shards_of_a_folder_hold_its_images_in_another_order(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
     for index, image in enumerate(pixels):
         place = tmp_path / "folder" / f"class-{index // 6}"
@@ -164,19 +159,19 @@ def test_shards_of_a_folder_hold_its_images_in_another_order(tmp_path: Path) -> 
         ("photos", r"map\.html 120 images, placed by"),
     ],
 )
-def test_a_notebook_runs_from_top_to_bottom(name: str, words: str, tmp_path: Path) -> None:
+def test_a_notebook_runs_from_top_to_bottom(name, words, tmp_path):
     script = tmp_path / f"{name}.py"
     script.write_text("\n\n".join(read_cells(EXAMPLES / f"{name}.ipynb")))
     assert re.search(words, run_script(str(script)))
 
 
 @pytest.mark.slow
-def test_features_in_ten_lines(short_run: Run, photos: list[Path]) -> None:
+def test_features_in_ten_lines(short_run, photos):
     assert "3 images, 128 features each" in run_script("features.py", short_run.path, *photos)
 
 
 @pytest.mark.slow
-def test_features_by_onnxruntime(short_run: Run, photos: list[Path], tmp_path: Path) -> None:
+def test_features_by_onnxruntime(short_run, photos, tmp_path):
     pytest.importorskip("onnxscript")
     export(short_run, tmp_path / "encoder.onnx", format="onnx")
     printed = run_script("onnx_features.py", tmp_path / "encoder.onnx", *photos)
@@ -184,7 +179,7 @@ def test_features_by_onnxruntime(short_run: Run, photos: list[Path], tmp_path: P
 
 
 @pytest.mark.slow
-def test_two_processes_of_the_loop_take_the_steps_of_one() -> None:
+def test_two_processes_of_the_loop_take_the_steps_of_one():
     alone = run_script("own_loop_ddp.py")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     together = subprocess.run(
@@ -201,7 +196,7 @@ def test_two_processes_of_the_loop_take_the_steps_of_one() -> None:
 
 
 @pytest.mark.slow
-def test_parts_of_ones_own_are_trained_and_continued(tmp_path: Path) -> None:
+def test_parts_of_ones_own_are_trained_and_continued(tmp_path):
     printed = run_script("own_parts.py", tmp_path / "run")
     assert "from step 0 of" in printed
     assert "epoch 2: loss" in printed
@@ -212,7 +207,7 @@ def test_parts_of_ones_own_are_trained_and_continued(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_encoder_is_finetuned_with_timm(tmp_path: Path, few_digits: str) -> None:
+def test_an_encoder_is_finetuned_with_timm(tmp_path, few_digits):
     pytest.importorskip("timm")
     changes = {
         "encoder.name": "timm:test_vit",
@@ -230,7 +225,7 @@ def test_an_encoder_is_finetuned_with_timm(tmp_path: Path, few_digits: str) -> N
 
 
 @pytest.mark.slow
-def test_the_explorer_writes_a_map(short_run: Run, tmp_path: Path) -> None:
+def test_the_explorer_writes_a_map(short_run, tmp_path):
     printed = run_script("explorer.py", short_run.path, tmp_path / "out")
     assert len(re.findall(r"group \d: \d+ images", printed)) == 3
     assert "groups of copies" in printed
@@ -239,7 +234,7 @@ def test_the_explorer_writes_a_map(short_run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_lightning_module_trains() -> None:
+def test_the_lightning_module_trains():
     if not any(importlib.util.find_spec(name) for name in ("lightning", "pytorch_lightning")):
         pytest.skip("Lightning is not installed")
     assert "'divergence'" in run_script("lightning_module.py")

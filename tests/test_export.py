@@ -51,7 +51,7 @@ def run_of(folder: Path, config: Config, trunk: nn.Module | None = None) -> Run:
 
 
 @pytest.fixture(scope="module")
-def make_run(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> MakeRun:
+def make_run(tmp_path_factory, short_config) -> MakeRun:
     """Make a run for an encoder; tests that want the same encoder share the run."""
     made: dict[str, Run] = {}
 
@@ -68,7 +68,7 @@ def make_run(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> 
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory, make_run: MakeRun) -> Path:
+def original(tmp_path_factory, make_run) -> Path:
     """A folder with an export, to copy from."""
     folder = tmp_path_factory.mktemp("exported")
     export(make_run("resnet18"), folder / "e.pth", format="torchvision")
@@ -120,9 +120,7 @@ RESNETS = [
 
 class TestStateDicts:
     @pytest.mark.parametrize(("name", "more", "format"), RESNETS)
-    def test_resnets(
-        self, make_run: MakeRun, tmp_path: Path, name: str, more: dict[str, Any], format: str
-    ) -> None:
+    def test_resnets(self, make_run, tmp_path, name, more, format):
         if format == "timm":
             pytest.importorskip("timm")
         run, out = make_run(name, **more), tmp_path / "encoder.pth"
@@ -137,9 +135,7 @@ class TestStateDicts:
         assert not again.training
         assert torch.equal(features_of(again, images), expected)
 
-    def test_torchvisions_network_misses_its_classifier_and_nothing_else(
-        self, make_run: MakeRun, tmp_path: Path
-    ) -> None:
+    def test_torchvisions_network_misses_its_classifier_and_nothing_else(self, make_run, tmp_path):
         import torchvision
 
         out = tmp_path / "encoder.pth"
@@ -150,7 +146,7 @@ class TestStateDicts:
         assert found.unexpected_keys == []
 
     @pytest.mark.parametrize("name", ["test_vit", "test_convnext", "mobilenetv3_small_050"])
-    def test_timms_own(self, make_run: MakeRun, tmp_path: Path, name: str) -> None:
+    def test_timms_own(self, make_run, tmp_path, name):
         timm = pytest.importorskip("timm")
         run, out = make_run(f"timm:{name}"), tmp_path / "encoder.pth"
         written = export(run, out, format="timm")
@@ -169,7 +165,7 @@ class TestStateDicts:
         assert settings["pretrained_cfg"]["std"] == pytest.approx(DEVIATION)
         assert torch.equal(features_of(load_encoder(out), images), expected)
 
-    def test_the_record_says_what_the_weights_are(self, make_run: MakeRun, tmp_path: Path) -> None:
+    def test_the_record_says_what_the_weights_are(self, make_run, tmp_path):
         export(make_run("resnet18"), tmp_path / "e.pth", format="torchvision")
         record = json.loads((tmp_path / "e.pth.json").read_text())
         assert record["mean"] == pytest.approx(MEAN)
@@ -189,7 +185,7 @@ class TestStateDicts:
 
 class TestSafetensors:
     @pytest.mark.parametrize("name", ["small", "timm:test_vit"])
-    def test_it_needs_no_run(self, make_run: MakeRun, tmp_path: Path, name: str) -> None:
+    def test_it_needs_no_run(self, make_run, tmp_path, name):
         run = Run(tmp_path / "run")
         shutil.copytree(make_run(name).path, run.path)
         out = tmp_path / "encoder.safetensors"
@@ -204,7 +200,7 @@ class TestSafetensors:
         bytes_ = (images * 255).round().to(torch.uint8)
         assert_same(features_of(encoder, bytes_), features_of(encoder, bytes_ / 255.0))
 
-    def test_an_encoder_of_ones_own(self, make_run: MakeRun, tmp_path: Path) -> None:
+    def test_an_encoder_of_ones_own(self, make_run, tmp_path):
         def own() -> nn.Module:
             return nn.Sequential(
                 nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(1), nn.Flatten()
@@ -237,7 +233,7 @@ class TestOnnx:
             pytest.param("resnet18", marks=pytest.mark.slow),
         ],
     )
-    def test_any_number_of_images(self, make_run: MakeRun, tmp_path: Path, name: str) -> None:
+    def test_any_number_of_images(self, make_run, tmp_path, name):
         import onnxruntime
 
         run, out = make_run(name), tmp_path / "exported" / "encoder.onnx"
@@ -256,9 +252,7 @@ class TestOnnx:
         record = json.loads(session.get_modelmeta().custom_metadata_map["deepbregman"])
         assert record["architecture"] == name
 
-    def test_a_graph_with_other_features_is_not_written(
-        self, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_graph_with_other_features_is_not_written(self, make_run, tmp_path, monkeypatch):
         exported = formats._trace_onnx
 
         def altered(encoder: Encoder, size: int) -> bytes:
@@ -273,16 +267,12 @@ class TestOnnx:
             export(make_run("small"), tmp_path / "e.onnx", format="onnx")
         assert not list(tmp_path.glob("*e.onnx*"))
 
-    def test_weights_beyond_the_format_are_refused(
-        self, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_weights_beyond_the_format_are_refused(self, make_run, tmp_path, monkeypatch):
         monkeypatch.setattr(formats, "ONNX_LARGEST", 1000)
         with pytest.raises(UserError, match="holds 2 GB of weights"):
             export(make_run("small"), tmp_path / "e.onnx", format="onnx")
 
-    def test_a_module_that_cannot_be_traced_is_refused(
-        self, make_run: MakeRun, tmp_path: Path
-    ) -> None:
+    def test_a_module_that_cannot_be_traced_is_refused(self, make_run, tmp_path):
         class Undecided(nn.Module):
             def forward(self, images: Tensor) -> Tensor:
                 return images.mean(dim=(2, 3)) * (2 if images.sum().item() > 0.123 else 1)
@@ -292,9 +282,7 @@ class TestOnnx:
             export(run, tmp_path / "e.onnx", format="onnx", encoder=Undecided())
         assert not list(tmp_path.glob("*e.onnx*"))
 
-    def test_a_loop_over_the_images_is_refused(
-        self, make_run: MakeRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_loop_over_the_images_is_refused(self, make_run, tmp_path, capfd):
         class OneByOne(nn.Module):
             def forward(self, images: Tensor) -> Tensor:
                 return torch.stack([image.mean(dim=(1, 2)) for image in images])
@@ -352,7 +340,7 @@ def detectron2_features(state: dict[str, Tensor], images: Tensor) -> Tensor:
 
 class TestDetectron2:
     @pytest.mark.slow
-    def test_names_and_shapes_and_features(self, make_run: MakeRun, tmp_path: Path) -> None:
+    def test_names_and_shapes_and_features(self, make_run, tmp_path):
         run, out = make_run("resnet50", size=65), tmp_path / "r50.pth"
         written = export(run, out, format="detectron2")
         content = torch.load(out, weights_only=True)  # tensors and plain values, nothing else
@@ -375,19 +363,19 @@ class TestDetectron2:
         for words in ('cfg.MODEL.WEIGHTS = "', "cfg.INPUT.FORMAT = 'RGB'", "STRIDE_IN_1X1 = False"):
             assert words in written.usage
 
-    def test_what_does_not_fit(self, make_run: MakeRun, tmp_path: Path) -> None:
+    def test_what_does_not_fit(self, make_run, tmp_path):
         run = make_run("resnet18", stem="standard")
         with pytest.raises(UserError, match=r"is resnet18: export it as torchvision, timm, safe"):
             export(run, tmp_path / "e.pth", format="detectron2")
         assert not list(tmp_path.glob("*e.pth*"))
 
-    def test_the_thumbnail_stem_does_not_fit(self, short_config: Config) -> None:
+    def test_the_thumbnail_stem_does_not_fit(self, short_config):
         config = override(short_config, {"encoder.name": "resnet50"})
         encoder = build_step(config).objective.encoder
         with pytest.raises(UserError, match=r"thumbnail stem.* --encoder.stem standard"):
             formats.to_detectron2(formats.TrainedEncoder(encoder, config, {}))
 
-    def test_only_detectron2_reads_it(self, tmp_path: Path) -> None:
+    def test_only_detectron2_reads_it(self, tmp_path):
         (tmp_path / "e.pth").touch()
         (tmp_path / "e.pth.json").write_text('{"format": "detectron2"}')
         with pytest.raises(UserError, match="layout of detectron2, which only that program reads"):
@@ -396,28 +384,28 @@ class TestDetectron2:
 
 class TestLoading:
     @pytest.fixture
-    def exported(self, original: Path, tmp_path: Path) -> Path:
+    def exported(self, original, tmp_path) -> Path:
         for name in ("e.pth", "e.pth.json"):
             shutil.copy(original / name, tmp_path)
         return tmp_path / "e.pth"
 
-    def test_without_the_record(self, exported: Path) -> None:
+    def test_without_the_record(self, exported):
         Path(f"{exported}.json").unlink()
         with pytest.raises(UserError, match=r"e\.pth\.json does not exist: .* put back"):
             load_encoder(exported)
 
-    def test_another_version(self, exported: Path) -> None:
+    def test_another_version(self, exported):
         sidecar = Path(f"{exported}.json")
         sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), "version": 2}))
         with pytest.raises(UserError, match="export version 2, this version reads 1"):
             load_encoder(exported)
 
-    def test_weights_of_another_encoder(self, exported: Path) -> None:
+    def test_weights_of_another_encoder(self, exported):
         torch.save({"conv1.weight": torch.zeros(1)}, exported)
         with pytest.raises(UserError, match=r"e\.pth does not fit"):
             load_encoder(exported)
 
-    def test_other_files(self, tmp_path: Path) -> None:
+    def test_other_files(self, tmp_path):
         import safetensors.torch
 
         (tmp_path / "e.onnx").touch()
@@ -440,9 +428,7 @@ class TestCommand:
         captured = capsys.readouterr()
         return " ".join((captured.out + captured.err).split())
 
-    def test_it_prints_what_to_do(
-        self, make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_it_prints_what_to_do(self, make_run, tmp_path, capsys):
         run, out = make_run("resnet18"), tmp_path / "e.pth"
         main(["export", str(run.path), "--format", "torchvision", "--out", str(out)])
         printed = capsys.readouterr().out
@@ -453,9 +439,7 @@ class TestCommand:
         model = as_printed(printed[printed.index("import torch") :])
         assert features_of(model, some_images()).shape == (3, 512)
 
-    def test_outputs_that_cannot_be(
-        self, make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_outputs_that_cannot_be(self, make_run, tmp_path, capsys):
         run, out = make_run("small"), tmp_path / "e.pth"
         wrong = self.fails(capsys, run.path, "--format", "torchscript", "--out", out)
         assert "torchscript" in wrong
@@ -473,9 +457,7 @@ class TestCommand:
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("name", ["e.pth", "e.pth.json"])
-    def test_a_file_that_exists_is_kept(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-    ) -> None:
+    def test_a_file_that_exists_is_kept(self, tmp_path, capsys, name):
         (tmp_path / name).write_text("mine")
         # There is no run either: the output is looked at first.
         words = self.fails(
@@ -484,17 +466,13 @@ class TestCommand:
         assert f"{name} exists: name another file" in words
         assert (tmp_path / name).read_text() == "mine"
 
-    def test_without_the_extra(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_without_the_extra(self, tmp_path, capsys, monkeypatch):
         monkeypatch.setitem(sys.modules, "onnxruntime", None)
         words = self.fails(capsys, tmp_path, "--format", "onnx", "--out", tmp_path / "e.onnx")
         assert "needs onnxruntime" in words
         assert "pip install 'deepbregman[onnx]'" in words
 
-    def test_half_of_it_is_never_left(
-        self, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_half_of_it_is_never_left(self, make_run, tmp_path, monkeypatch):
         from deepbregman.commands import export as module
 
         def full(path: Path) -> None:
@@ -507,9 +485,7 @@ class TestCommand:
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("format", ["torchvision", "safetensors"])
-    def test_of_two_at_a_time_one_succeeds(
-        self, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-    ) -> None:
+    def test_of_two_at_a_time_one_succeeds(self, make_run, tmp_path, monkeypatch, format):
         name = "resnet18" if format == "torchvision" else "small"
         run, make = make_run(name), formats.MAKERS[format]
         out = tmp_path / ("e.pth" if format == "torchvision" else "e.safetensors")
@@ -527,6 +503,6 @@ class TestCommand:
             export(run, out, format=format)
         assert [{path.name: path.read_bytes() for path in tmp_path.iterdir()}] == first
 
-    def test_an_unknown_format_in_python(self, tmp_path: Path) -> None:
+    def test_an_unknown_format_in_python(self, tmp_path):
         with pytest.raises(UserError, match=r"'onxx' is not one of .*; did you mean 'onnx'"):
             export(tmp_path / "run", tmp_path / "e.onnx", format="onxx")

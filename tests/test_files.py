@@ -48,9 +48,7 @@ def no_links(path: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_the_file_before_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
+def test_the_file_before_is_kept(tmp_path, monkeypatch, links):
     if not links:
         monkeypatch.setattr(Path, "hardlink_to", no_links)
     path, keep = tmp_path / "file", tmp_path / "before"
@@ -62,7 +60,7 @@ def test_the_file_before_is_kept(
     assert sorted(os.listdir(tmp_path)) == ["before", "file"]
 
 
-def test_a_kept_file_that_is_the_file_itself(tmp_path: Path) -> None:
+def test_a_kept_file_that_is_the_file_itself(tmp_path):
     """As a kill between keeping and replacing leaves it; a rename onto it would do nothing."""
     path, keep = tmp_path / "file", tmp_path / "before"
     path.write_text("first")
@@ -72,7 +70,7 @@ def test_a_kept_file_that_is_the_file_itself(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["before", "file"]
 
 
-def test_a_failing_write_keeps_nothing_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_write_keeps_nothing_new(tmp_path, monkeypatch):
     path, keep = tmp_path / "file", tmp_path / "before"
     write(path, "first")
     write(path, "second", keep)
@@ -88,7 +86,7 @@ def test_a_failing_write_keeps_nothing_new(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(os.listdir(tmp_path)) == ["before", "file"]
 
 
-def test_temporaries_are_cleared_and_nothing_else(tmp_path: Path) -> None:
+def test_temporaries_are_cleared_and_nothing_else(tmp_path):
     kept = [
         "last.pt",
         ".lock",
@@ -116,7 +114,7 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_a_folder_is_held_once_in_a_process_and_free_after(tmp_path: Path) -> None:
+def test_a_folder_is_held_once_in_a_process_and_free_after(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     for _ in range(2):
@@ -149,7 +147,7 @@ def start(program: str, path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
-def test_another_process_is_refused_until_the_holder_is_gone(tmp_path: Path, how: str) -> None:
+def test_another_process_is_refused_until_the_holder_is_gone(tmp_path, how):
     with start(HOLDING, tmp_path) as holder:
         assert holder.stdout.readline() == "held\n"
         assert f"process {holder.pid} on {platform.node()} since " in refusal(tmp_path)
@@ -160,7 +158,7 @@ def test_another_process_is_refused_until_the_holder_is_gone(tmp_path: Path, how
     assert (tmp_path / ".lock").read_text() == ""
 
 
-def test_forked_workers_do_not_hold_the_folder_on(tmp_path: Path) -> None:
+def test_forked_workers_do_not_hold_the_folder_on(tmp_path):
     """A worker that outlives a killed run for a moment must not keep it from being resumed."""
     program = (
         "import os, pathlib, sys, time; from deepbregman.files import hold_folder\n"
@@ -179,9 +177,7 @@ def test_forked_workers_do_not_hold_the_folder_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_used_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch, number):
     """The lock does not fail there, and does not wait."""
 
     def missing(*arguments: object) -> None:
@@ -194,7 +190,7 @@ def test_a_file_system_without_locks_is_used_without(
 
 
 @pytest.mark.parametrize("how", ["ends", "is killed"])
-def test_a_file_is_waited_for_until_its_holder_is_gone(tmp_path: Path, how: str) -> None:
+def test_a_file_is_waited_for_until_its_holder_is_gone(tmp_path, how):
     with start(WAITED_FOR, tmp_path / "lock") as holder:
         assert holder.stdout.readline() == "held\n"
         with hold_lock(tmp_path / "lock", 0.05) as is_held:
@@ -208,7 +204,7 @@ def test_a_file_is_waited_for_until_its_holder_is_gone(tmp_path: Path, how: str)
         holder.wait()
 
 
-def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path: Path) -> None:
+def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path):
     path = tmp_path / "lock"
     with pytest.raises(ValueError, match="inside"), hold_lock(path):
         raise ValueError("inside")
@@ -231,9 +227,7 @@ def test_a_file_is_let_go_of_by_an_error_and_to_other_threads(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("nofollow", [True, False])
-def test_nothing_is_written_through_a_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nofollow: bool
-) -> None:
+def test_nothing_is_written_through_a_link(tmp_path, monkeypatch, nofollow):
     if not nofollow:  # as on Windows
         monkeypatch.delattr(os, "O_NOFOLLOW")
     precious, link = tmp_path / "precious", tmp_path / ".lock"
@@ -252,9 +246,7 @@ def test_nothing_is_written_through_a_link(
     assert (precious.read_text(), link.read_text(), link.is_symlink()) == ("x", "new", False)
 
 
-def test_a_link_put_there_after_the_check_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_put_there_after_the_check_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "precious").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "precious")
     monkeypatch.setattr(Path, "is_symlink", lambda path: False)
@@ -269,9 +261,7 @@ def test_a_link_put_there_after_the_check_is_not_followed(
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_two_that_make_one_file_exactly_one_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
+def test_of_two_that_make_one_file_exactly_one_succeeds(tmp_path, monkeypatch, links):
     if not links:
         monkeypatch.setattr(Path, "hardlink_to", no_links)
     path = tmp_path / "new"
@@ -295,7 +285,7 @@ def test_of_two_that_make_one_file_exactly_one_succeeds(
 @pytest.mark.parametrize(
     "text", ["1e400", '{"a": -1e999}', "[" * 100_000, "9" * 5000, "{", "\ud800", "nan"]
 )
-def test_json_that_cannot_be_used_is_a_value_error(text: str) -> None:
+def test_json_that_cannot_be_used_is_a_value_error(text):
     with pytest.raises(ValueError):  # noqa: PT011  # any words
         parse_json(text)
 
@@ -312,7 +302,7 @@ SHAPE = {"name": str, "n": int, "rows": [{"value": float}], "sub": {...: float}}
         {"rows": [{"value": float("nan")}]},
     ],
 )
-def test_records_of_the_right_shape(record: dict[str, Any]) -> None:
+def test_records_of_the_right_shape(record):
     check_shape(record, SHAPE)
 
 
@@ -331,7 +321,7 @@ def test_records_of_the_right_shape(record: dict[str, Any]) -> None:
         ({"sub": {"x": 10**400}}, "sub.x is .*, not a number"),
     ],
 )
-def test_records_of_another_shape(record: Any, words: str, tmp_path: Path) -> None:
+def test_records_of_another_shape(record, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         check_shape(record, SHAPE)
     if record != {"n": float("inf")}:

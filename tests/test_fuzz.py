@@ -115,7 +115,7 @@ documents = st.builds(
 @example("seed = " + "{a = " * 5000)
 @example("[data]\n'a\\nb' = 1")
 @example('[data]\n"a\\n\\nb" = 1')
-def test_any_document(text: str) -> None:
+def test_any_document(text):
     try:
         config = from_toml(text, "the origin")
     except UserError as error:
@@ -167,7 +167,7 @@ names = st.sampled_from([field.rpartition(".")[2] for field in FIELDS]) | st.sam
         max_size=4,
     )
 )
-def test_any_tables(tables: dict[str, Any]) -> None:
+def test_any_tables(tables):
     with nothing_but_user_errors():
         config = from_dict(tables)
         assert from_dict(to_dict(config)) == config
@@ -192,7 +192,7 @@ def test_any_tables(tables: dict[str, Any]) -> None:
         "encoder.name",
     ],
 )
-def test_values_that_python_itself_cannot_write(field: str, monster: Any) -> None:
+def test_values_that_python_itself_cannot_write(field, monster):
     """Too much for hypothesis, which would have to write them as well."""
     section, _, name = field.partition(".")
     with pytest.raises(UserError) as caught:
@@ -204,7 +204,7 @@ def test_values_that_python_itself_cannot_write(field: str, monster: Any) -> Non
 @given(st.dictionaries(st.sampled_from(FIELDS) | st.sampled_from(NAUGHTY), junk, max_size=3))
 @example({".source": 1})
 @example({"data": {}})
-def test_any_changes(changes: dict[str, Any]) -> None:
+def test_any_changes(changes):
     with nothing_but_user_errors():
         assert isinstance(override(DIGITS, changes), Config)
 
@@ -240,7 +240,7 @@ lines = st.lists(words, max_size=5) | pairs
 
 
 @pytest.fixture(scope="module")
-def empty_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def empty_folder(tmp_path_factory) -> Iterator[Path]:
     """An empty current folder, and nothing that trains, writes or downloads."""
     folder = tmp_path_factory.mktemp("empty")
     with pytest.MonkeyPatch.context() as patch:
@@ -285,7 +285,7 @@ def called(arguments: list[str]) -> int:
 @example("--resume", ["x" * 3000])
 @example(".", [])
 @example("x" * 3000, [])
-def test_any_words_after_pretrain(empty_folder: Path, first: str, rest: list[str]) -> None:
+def test_any_words_after_pretrain(empty_folder, first, rest):
     given_: list[Any] = []
 
     def stub(config: Config, folder: Path, *rest: Any) -> Run:
@@ -316,6 +316,6 @@ VERBS = ["evaluate", "embed", "export", "search", "cluster", "data", "recipes", 
 @example(["data", "check"], ["~nobody-of-that-name"])
 @example(["data", "prepare"], ["digits", "--cache", "~nobody-of-that-name.npz"])
 @example(["x" * 3000], [])
-def test_any_words_after_any_verb(empty_folder: Path, verb: list[str], rest: list[str]) -> None:
+def test_any_words_after_any_verb(empty_folder, verb, rest):
     called([*verb, *rest])
     assert not any(empty_folder.iterdir())

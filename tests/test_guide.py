@@ -11,6 +11,6 @@ GUIDE = (Path(__file__).parents[1] / "docs" / "guide.md").read_text()
 @pytest.mark.parametrize(
     "verb", ["pretrain", "explore", "duplicates", "cluster", "label", "export"]
 )
-def test_a_command_is_shown(verb: str) -> None:
+def test_a_command_is_shown(verb):
     blocks = re.findall(r"^```sh\n(.*?)^```", GUIDE, flags=re.DOTALL | re.MULTILINE)
     assert f"deepbregman {verb} " in "".join(blocks)

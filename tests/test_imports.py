@@ -111,12 +111,12 @@ def imported(path: Path, running: bool = False) -> set[str]:
 FILES = sorted(ROOT.rglob("*.py"))
 
 
-def test_every_file_is_covered() -> None:
+def test_every_file_is_covered():
     assert len(FILES) > 30
     assert {part_of(path) for path in FILES} == set(ALLOWED)
 
 
-def test_imports_go_one_way() -> None:
+def test_imports_go_one_way():
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in FILES
@@ -127,7 +127,7 @@ def test_imports_go_one_way() -> None:
     assert wrong == []
 
 
-def test_the_allowed_edges_have_no_cycle() -> None:
+def test_the_allowed_edges_have_no_cycle():
     left = {part: set(edges) for part, edges in ALLOWED.items()}
     while left:
         free = [part for part, edges in left.items() if not edges & set(left)]
@@ -136,7 +136,7 @@ def test_the_allowed_edges_have_no_cycle() -> None:
             del left[part]
 
 
-def test_no_circle_of_modules() -> None:
+def test_no_circle_of_modules():
     """Imports inside functions count as well: two modules that need each other are one."""
     names = {
         ".".join(["deepbregman", *path.relative_to(ROOT).with_suffix("").parts]): path
@@ -146,7 +146,7 @@ def test_no_circle_of_modules() -> None:
     TopologicalSorter(edges).prepare()  # raises CycleError
 
 
-def test_what_needs_no_torch_imports_none() -> None:
+def test_what_needs_no_torch_imports_none():
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in FILES
@@ -157,11 +157,11 @@ def test_what_needs_no_torch_imports_none() -> None:
     assert wrong == []
 
 
-def test_no_drawer_for_leftovers() -> None:
+def test_no_drawer_for_leftovers():
     assert not [path for path in FILES if path.stem in FORBIDDEN_NAMES]
 
 
-def test_every_suppression_names_its_rule_and_its_reason() -> None:
+def test_every_suppression_names_its_rule_and_its_reason():
     wrong = [
         f"{path.relative_to(ROOT)}:{number}"
         for path in FILES
@@ -172,7 +172,7 @@ def test_every_suppression_names_its_rule_and_its_reason() -> None:
     assert wrong == []
 
 
-def test_verbs_that_do_not_train_do_not_load_the_compiler() -> None:
+def test_verbs_that_do_not_train_do_not_load_the_compiler():
     program = (
         "import sys, torch\n"
         "with_torch = 'torch._dynamo' in sys.modules\n"
@@ -182,7 +182,7 @@ def test_verbs_that_do_not_train_do_not_load_the_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_pretraining_loads_no_package_that_it_does_not_need(tmp_path: Path) -> None:
+def test_pretraining_loads_no_package_that_it_does_not_need(tmp_path):
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", train_images=images)
     words = ["pretrain", "simclr", "--data.source", "images.npz", "--run", "run"]

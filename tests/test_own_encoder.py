@@ -1,7 +1,5 @@
 """A module of the user's own as encoder: trained, resumed, judged, embedded and loaded again."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +9,7 @@ from torch import Tensor, nn
 
 from deepbregman import cluster, embed, evaluate, load_encoder, pretrain, resume, search
 from deepbregman.cli import main
-from deepbregman.config import Config, override
+from deepbregman.config import override
 from deepbregman.errors import UserError
 from deepbregman.evaluation.options import Semi
 from deepbregman.objectives import build_untrained_encoder
@@ -40,7 +38,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> Run:
+def trained(tmp_path_factory, short_config) -> Run:
     """A run that began with the weights of ``own()``."""
     module = own()
     before = state_of(module)
@@ -50,12 +48,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> R
     return run
 
 
-def test_the_run_says_that_the_encoder_is_the_users(trained: Run) -> None:
+def test_the_run_says_that_the_encoder_is_the_users(trained):
     assert trained.config.encoder.name == "custom"
     assert "custom" in (trained.path / "config.toml").read_text()
 
 
-def test_the_trained_weights_go_into_a_copy(trained: Run) -> None:
+def test_the_trained_weights_go_into_a_copy(trained):
     fresh = own(seed=9)
     before = state_of(fresh)
     encoder = load_encoder(trained.path, encoder=fresh)
@@ -68,9 +66,7 @@ def test_the_trained_weights_go_into_a_copy(trained: Run) -> None:
     torch.testing.assert_close(encoder(images), encoder.trunk(normalised))
 
 
-def test_training_begins_with_its_weights(
-    tmp_path: Path, short_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_begins_with_its_weights(tmp_path, short_config, monkeypatch):
     seen: list[dict[str, Tensor]] = []
 
     def fit(self: loop.Pretraining, *_: object) -> Run:
@@ -82,9 +78,7 @@ def test_training_begins_with_its_weights(
     assert same(seen[0], state_of(own()))
 
 
-def test_resuming_is_to_the_bit(
-    trained: Run, tmp_path: Path, short_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resuming_is_to_the_bit(trained, tmp_path, short_config, monkeypatch):
     """Stop after the first of two epochs; the second begins with a module of other weights."""
     every = override(short_config, {"training.save_seconds": 0.0})
     keep = loop.Pretraining._write_epoch
@@ -104,7 +98,7 @@ def test_resuming_is_to_the_bit(
     assert same(*states)
 
 
-def test_it_is_judged_and_embeds(trained: Run, tmp_path: Path) -> None:
+def test_it_is_judged_and_embeds(trained, tmp_path):
     rows = evaluate(trained, protocols=["knn"], encoder=own(seed=9))
     assert rows[0]["value"] > 50.0  # of ten digits
     shapes = embed(trained.path, tmp_path / "x.npz", encoder=own(seed=9))
@@ -113,7 +107,7 @@ def test_it_is_judged_and_embeds(trained: Run, tmp_path: Path) -> None:
         assert np.isfinite(arrays["test_features"]).all()
 
 
-def test_its_untrained_twin_draws_its_weights_anew(trained: Run) -> None:
+def test_its_untrained_twin_draws_its_weights_anew(trained):
     model, config, *_ = load_trained(trained, encoder=own(seed=9))
     before, pixels = state_of(model.encoder), ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
     first, again, other = (
@@ -128,7 +122,7 @@ def test_its_untrained_twin_draws_its_weights_anew(trained: Run) -> None:
     torch.testing.assert_close(first.mean.flatten(), torch.tensor(pixels[0]))
 
 
-def test_it_is_finetuned_beside_an_untrained_one(trained: Run, few_digits: str) -> None:
+def test_it_is_finetuned_beside_an_untrained_one(trained, few_digits):
     """With dropout, which is drawn from the seed."""
     found = []
     for state in (1, 2):
@@ -160,9 +154,7 @@ class Scaled(nn.Module):
         return scaled
 
 
-def test_what_cannot_be_drawn_anew_is_found_before_training(
-    tmp_path: Path, short_config: Config, few_digits: str
-) -> None:
+def test_what_cannot_be_drawn_anew_is_found_before_training(tmp_path, short_config, few_digits):
     once = override(short_config, {"training.epochs": 1})
     run = pretrain(once, run=tmp_path / "run", encoder=Scaled())
     with pytest.raises(UserError, match=r"in itself \(Scaled\) .* method reset_parameters"):
@@ -170,7 +162,7 @@ def test_what_cannot_be_drawn_anew_is_found_before_training(
     assert not run.result().get("evaluations")
 
 
-def test_it_searches_and_clusters(trained: Run, few_digits: str) -> None:
+def test_it_searches_and_clusters(trained, few_digits):
     told: dict[str, Any] = {"data": few_digits, "encoder": own(seed=9)}
     (answer,) = search(trained, ["test:0"], k=2, by=["cosine"], **told).answers
     assert len(answer.hits["cosine"]) == 2
@@ -185,18 +177,18 @@ def test_it_searches_and_clusters(trained: Run, few_digits: str) -> None:
         lambda path: embed(path, path.parent / "never.npz"),
     ],
 )
-def test_without_the_module_it_cannot_be_used(trained: Run, use: Callable[[Path], object]) -> None:
+def test_without_the_module_it_cannot_be_used(trained, use):
     with pytest.raises(UserError, match=r"'custom': .* give it in Python, as `encoder=`"):
         use(trained.path)
     assert not (trained.path.parent / "never.npz").exists()
 
 
-def test_a_module_of_another_structure_is_refused(trained: Run) -> None:
+def test_a_module_of_another_structure_is_refused(trained):
     with pytest.raises(UserError, match=r"does not fit .* shape \(24.* the encoder if it is your"):
         load_encoder(trained.path, encoder=own(width=8))
 
 
-def test_a_module_for_a_run_of_a_named_encoder_is_refused(short_run: Run) -> None:
+def test_a_module_for_a_run_of_a_named_encoder_is_refused(short_run):
     with pytest.raises(UserError, match=r"an encoder was given, but encoder.name is 'small'"):
         load_encoder(short_run.path, encoder=own())
 
@@ -209,8 +201,8 @@ def test_a_module_for_a_run_of_a_named_encoder_is_refused(short_run: Run) -> Non
     ],
 )
 def test_modules_that_are_no_encoders_are_refused_before_the_images_are_read(
-    tmp_path: Path, short_config: Config, module: nn.Module, words: str
-) -> None:
+    tmp_path, short_config, module, words
+):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "broken.png").write_bytes(b"reading this would fail")
     source = {"data.source": str(tmp_path / "images"), "data.image_size": 16}
@@ -230,9 +222,7 @@ def test_modules_that_are_no_encoders_are_refused_before_the_images_are_read(
         ("tim:test_vit", "did you mean 'timm:test_vit'?"),
     ],
 )
-def test_names_that_the_command_line_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
-) -> None:
+def test_names_that_the_command_line_refuses(tmp_path, capsys, name, words):
     pytest.importorskip("timm")
     with pytest.raises(SystemExit) as caught:
         main(["pretrain", "digits", "--encoder.name", name, "--run", str(tmp_path / "run")])
@@ -241,9 +231,7 @@ def test_names_that_the_command_line_refuses(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_architecture_of_timm_trains_from_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_architecture_of_timm_trains_from_the_command_line(tmp_path, capsys):
     pytest.importorskip("timm")
     size = ("--data.image-size", "16", "--training.epochs", "1", "--training.batch-size", "256")
     words = ("pretrain", "digits", "--encoder.name", "timm:test_vit", *size)

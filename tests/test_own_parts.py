@@ -4,7 +4,6 @@ import functools
 import random
 from collections.abc import Callable as Function
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,7 +102,7 @@ class Diary(Callback):
 
 
 @pytest.fixture(scope="module")
-def digits(few_digits: str) -> tuple[Tensor, Tensor]:
+def digits(few_digits) -> tuple[Tensor, Tensor]:
     train = open_source(few_digits, image_size=8).train
     assert train.labels is not None
     return train.images.pixels, train.labels
@@ -115,7 +114,7 @@ def config() -> Config:
 
 
 @pytest.fixture(scope="module")
-def parts(digits: tuple[Tensor, Tensor]) -> dict[str, Any]:
+def parts(digits) -> dict[str, Any]:
     return {"data": digits, "augment": cut_and_add_noise, "objective": Agreement}
 
 
@@ -125,14 +124,12 @@ def diary() -> Diary:
 
 
 @pytest.fixture(scope="module")
-def trained(
-    tmp_path_factory: pytest.TempPathFactory, config: Config, parts: dict[str, Any], diary: Diary
-) -> Run:
+def trained(tmp_path_factory, config, parts, diary) -> Run:
     folder = tmp_path_factory.mktemp("own") / "run"
     return pretrain(config, run=folder, callbacks=[diary], **parts)
 
 
-def test_the_run_says_what_is_the_users(trained: Run) -> None:
+def test_the_run_says_what_is_the_users(trained):
     config = trained.config
     assert config.views.custom
     assert (config.data.source, config.objective.name) == ("custom", "custom")
@@ -141,7 +138,7 @@ def test_the_run_says_what_is_the_users(trained: Run) -> None:
     assert own["objective"].endswith("Agreement")
 
 
-def test_callbacks_see_every_step_and_epoch_and_add_metrics(trained: Run, diary: Diary) -> None:
+def test_callbacks_see_every_step_and_epoch_and_add_metrics(trained, diary):
     # 160 of 200 digits: a fifth of labelled images is the test split.
     names = ["distance", "divergence", "total", "variance"]
     steps = [("step", step, names) for step in range(1, 7)]
@@ -153,7 +150,7 @@ def test_callbacks_see_every_step_and_epoch_and_add_metrics(trained: Run, diary:
     assert weights[0] != last
 
 
-def test_its_losses_are_weighed_and_logged(trained: Run) -> None:
+def test_its_losses_are_weighed_and_logged(trained):
     for row in trained.metrics():
         terms = row["distance"] + 0.5 * row["variance"]
         weight = trained.config.divergence.weight
@@ -162,9 +159,7 @@ def test_its_losses_are_weighed_and_logged(trained: Run) -> None:
         )
 
 
-def test_it_is_judged_on_the_same_or_other_images(
-    trained: Run, digits: tuple[Tensor, Tensor], few_digits: str
-) -> None:
+def test_it_is_judged_on_the_same_or_other_images(trained, digits, few_digits):
     source = own_data(digits, image_size=8)
     mine = evaluate(trained, protocols=["knn"], source=source)
     other = evaluate(trained, protocols=["knn"], data=few_digits)
@@ -173,9 +168,7 @@ def test_it_is_judged_on_the_same_or_other_images(
 
 
 @pytest.mark.usefixtures("without_umap")
-def test_images_of_the_program_go_to_every_verb(
-    trained: Run, digits: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_images_of_the_program_go_to_every_verb(trained, digits, tmp_path):
     source = own_data(digits, image_size=8)
     how: dict[str, Any] = {"source": source}
     shapes = embed(trained, tmp_path / "features.npz", **how)
@@ -203,15 +196,7 @@ def stop_after_an_epoch(monkeypatch: pytest.MonkeyPatch, start: Function[[], obj
             start()
 
 
-def test_resuming_is_to_the_bit(
-    trained: Run,
-    tmp_path: Path,
-    config: Config,
-    parts: dict[str, Any],
-    diary: Diary,
-    monkeypatch: pytest.MonkeyPatch,
-    command: Any,
-) -> None:
+def test_resuming_is_to_the_bit(trained, tmp_path, config, parts, diary, monkeypatch, command):
     told: dict[str, Any] = {"callbacks": [Diary()]}
     folder = tmp_path / "run"
     stop_after_an_epoch(monkeypatch, lambda: pretrain(config, run=folder, **told, **parts))
@@ -237,7 +222,7 @@ def test_resuming_is_to_the_bit(
     assert resumed.metrics()[-1]["total"] == trained.metrics()[-1]["total"]
 
 
-def test_a_run_without_such_parts_refuses_them(short_run: Run, parts: dict[str, Any]) -> None:
+def test_a_run_without_such_parts_refuses_them(short_run, parts):
     for name, words in (
         ("augment", "an augmentation was given for views, but the run makes those"),
         ("objective", "an objective was given, but objective.name is 'simclr'"),
@@ -256,7 +241,7 @@ class TestViews:
     def draw(self, views: OwnViews, seed: int = 0) -> Tensor:
         return views.draw(6, device="cpu", generator=torch.Generator().manual_seed(seed))
 
-    def test_transforms_of_torchvision_draw_for_each_image(self) -> None:
+    def test_transforms_of_torchvision_draw_for_each_image(self):
         views = OwnViews(self.TRANSFORM, size=8, num_views=2)
         drawn = self.draw(views)
         same = self.IMAGES[:1].expand(6, -1, -1, -1)
@@ -269,7 +254,7 @@ class TestViews:
         ]
         assert torch.equal(views(self.IMAGES, None, drawn), torch.cat(halves, dim=1))
 
-    def test_they_see_an_image_without_its_padding(self) -> None:
+    def test_they_see_an_image_without_its_padding(self):
         seen: list[tuple[int, ...]] = []
 
         class Look(v2.Transform):
@@ -281,7 +266,7 @@ class TestViews:
         OwnViews(Look(), 8, 1)(self.IMAGES[:2], sizes)
         assert seen == [(3, 12, 10), (3, 5, 7)]
 
-    def test_a_call_repeats_itself_and_leaves_the_random_states(self) -> None:
+    def test_a_call_repeats_itself_and_leaves_the_random_states(self):
         views = OwnViews(lambda x: cut_and_add_noise(x[..., :8, :8]), size=8, num_views=2)
         drawn = self.draw(views)
         states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
@@ -295,12 +280,12 @@ class TestViews:
         assert not torch.equal(first[0], first[1])
         assert not torch.equal(views(self.IMAGES, None, self.draw(views, 1)), first)
 
-    def test_uint8_becomes_float(self) -> None:
+    def test_uint8_becomes_float(self):
         views = OwnViews(lambda images: images[..., :8, :8], size=8, num_views=1)
         made = views(self.IMAGES)
         torch.testing.assert_close(made[0], self.IMAGES[..., :8, :8] / 255)
 
-    def test_a_callable_may_take_sizes(self) -> None:
+    def test_a_callable_may_take_sizes(self):
         sizes = torch.full((6, 2), 9)
 
         def crop(images: Tensor, sizes: Tensor) -> Tensor:
@@ -322,16 +307,16 @@ class TestViews:
             (v2.Compose([v2.Resize((8, 8)), v2.ToPILImage()]), "returned a Image"),
         ],
     )
-    def test_what_is_no_view_is_refused(self, augment: Any, words: str) -> None:
+    def test_what_is_no_view_is_refused(self, augment, words):
         with pytest.raises(UserError, match=words):
             OwnViews(augment, size=8, num_views=1)(self.IMAGES)
 
-    def test_code_that_fails_says_what_it_was_given(self) -> None:
+    def test_code_that_fails_says_what_it_was_given(self):
         with pytest.raises(ZeroDivisionError) as caught:
             OwnViews(lambda images: 1 // 0, size=8, num_views=1)(self.IMAGES)
         assert "uint8 tensor of shape (6, 3, 12, 10) on cpu" in caught.value.__notes__[0]
 
-    def test_transforms_for_pil_images_fit_behind_one_that_makes_them(self) -> None:
+    def test_transforms_for_pil_images_fit_behind_one_that_makes_them(self):
         """Such as those of lightly, here without its normalisation."""
         transforms = pytest.importorskip("lightly.transforms")
         view = transforms.SimCLRViewTransform(input_size=8, normalize=None)
@@ -339,15 +324,13 @@ class TestViews:
         assert made.shape == (2, 6, 3, 8, 8)
 
 
-def test_an_augmentation_that_fails_leaves_no_run(
-    tmp_path: Path, config: Config, few_digits: str
-) -> None:
+def test_an_augmentation_that_fails_leaves_no_run(tmp_path, config, few_digits):
     with pytest.raises(UserError, match="let it crop or resize to 8"):
         pretrain(config, run=tmp_path / "run", data=few_digits, augment=v2.RandomCrop(4))
     assert not (tmp_path / "run").exists()
 
 
-def test_each_table_of_views_may_have_its_own(config: Config) -> None:
+def test_each_table_of_views_may_have_its_own(config):
     weak = override(config, {"weak_views": {}, "teacher": {}, "weak_views.custom": True})
     own = OwnParts(augment={"weak_views": cut_and_add_noise})
     step = build_step(weak, own=own)
@@ -380,15 +363,15 @@ class Renamed(Agreement):
     ],
 )
 def test_names_of_the_record_are_refused_before_the_first_step(
-    tmp_path: Path, config: Config, parts: dict[str, Any], names: dict[str, str], words: str
-) -> None:
+    tmp_path, config, parts, names, words
+):
     objective = functools.partial(Renamed, **names)
     with pytest.raises(UserError, match=f"the method Renamed has a {words}"):
         pretrain(config, run=tmp_path / "run", **{**parts, "objective": objective})
     assert not (tmp_path / "run").exists()
 
 
-def test_every_name_of_a_record_is_reserved(trained: Run) -> None:
+def test_every_name_of_a_record_is_reserved(trained):
     terms = {"distance", "variance", "divergence", "first_weight"}
     for record in trained.metrics():
         assert set(record) <= RECORDED | terms
@@ -404,9 +387,7 @@ class Headless(Objective):
         return Outputs({"zero": z.square().mean()}, gather(z), None, h.detach())
 
 
-def test_a_method_with_another_head_that_needs_labels(
-    tmp_path: Path, config: Config, digits: tuple[Tensor, Tensor], few_digits: str
-) -> None:
+def test_a_method_with_another_head_that_needs_labels(tmp_path, config, digits, few_digits):
     once = override(config, {"training.epochs": 1, "divergence.weight": 0.0})
     run = pretrain(
         once,
@@ -434,9 +415,7 @@ def test_a_method_with_another_head_that_needs_labels(
         ),
     ],
 )
-def test_what_is_no_method_is_refused_before_the_images_are_read(
-    tmp_path: Path, config: Config, make: Any, words: str
-) -> None:
+def test_what_is_no_method_is_refused_before_the_images_are_read(tmp_path, config, make, words):
     class Unreadable:
         def __len__(self) -> int:
             raise AssertionError("read too early")
@@ -459,7 +438,7 @@ def test_what_is_no_method_is_refused_before_the_images_are_read(
         (lambda made: made._replace(student=made.student[..., :3]), "of width 3, .*takes 8"),
     ],
 )
-def test_what_a_method_must_not_return(config: Config, change: Any, words: str) -> None:
+def test_what_a_method_must_not_return(config, change, words):
     class Changed(Agreement):
         def forward(self, views: ViewGroups[Tensor], gather: Any, samples: Samples) -> Outputs:
             outputs: Outputs = change(super().forward(views, gather, samples))
@@ -473,7 +452,7 @@ def test_what_a_method_must_not_return(config: Config, change: Any, words: str) 
         step(images, None, uniforms)
 
 
-def test_a_method_that_trains_nothing(config: Config) -> None:
+def test_a_method_that_trains_nothing(config):
     class Detached(Agreement):
         def forward(self, views: ViewGroups[Tensor], gather: Any, samples: Samples) -> Outputs:
             with torch.no_grad():
@@ -491,14 +470,12 @@ def test_a_method_that_trains_nothing(config: Config) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["resnet18", nn.Linear])
-def test_an_encoder_that_is_no_module(tmp_path: Path, config: Config, wrong: Any) -> None:
+def test_an_encoder_that_is_no_module(tmp_path, config, wrong):
     with pytest.raises(UserError, match=r"encoder is .*: give a torch.nn.Module, or name"):
         pretrain(config, run=tmp_path / "run", encoder=wrong)
 
 
-def test_a_metric_that_is_there_already_is_refused(
-    tmp_path: Path, config: Config, few_digits: str
-) -> None:
+def test_a_metric_that_is_there_already_is_refused(tmp_path, config, few_digits):
     class Wrong(Callback):
         def on_epoch(self, record: Mapping[str, Any], model: Model) -> Mapping[str, float]:
             return {"total": 1.0}
@@ -508,7 +485,7 @@ def test_a_metric_that_is_there_already_is_refused(
 
 
 @pytest.mark.parametrize("wrong", [3.0, {"note": "words"}, {"norms": torch.rand(2)}])
-def test_metrics_that_are_no_numbers_are_refused(config: Config, wrong: Any) -> None:
+def test_metrics_that_are_no_numbers_are_refused(config, wrong):
     class Wrong(Callback):
         def on_epoch(self, record: Mapping[str, Any], model: Model) -> Any:
             return wrong
@@ -517,7 +494,7 @@ def test_metrics_that_are_no_numbers_are_refused(config: Config, wrong: Any) -> 
         collect_metrics([Wrong()], {"epoch": 1}, build_step(config).model)
 
 
-def test_a_callback_may_end_the_run(tmp_path: Path, config: Config, few_digits: str) -> None:
+def test_a_callback_may_end_the_run(tmp_path, config, few_digits):
     class Enough(Callback):
         def on_epoch(self, record: Mapping[str, Any], model: Model) -> None:
             if record["epoch"] == 2:
@@ -538,7 +515,7 @@ def test_a_callback_may_end_the_run(tmp_path: Path, config: Config, few_digits: 
     assert run.result()["pretrain"]["stopped"] == "after epoch 2: two are enough"
 
 
-def test_an_event_that_nothing_calls_is_refused(tmp_path: Path, config: Config) -> None:
+def test_an_event_that_nothing_calls_is_refused(tmp_path, config):
     class Lightning(Callback):
         def on_train_epoch_end(self) -> None: ...
 
@@ -555,9 +532,7 @@ def test_an_event_that_nothing_calls_is_refused(tmp_path: Path, config: Config) 
 
 
 @pytest.mark.parametrize("wrong", [print, [print], "wandb", [Callback]])
-def test_what_is_no_callback_is_refused_before_anything_is_read(
-    tmp_path: Path, config: Config, wrong: Any
-) -> None:
+def test_what_is_no_callback_is_refused_before_anything_is_read(tmp_path, config, wrong):
     with pytest.raises(UserError, match=r"callbacks has .*: give a list of deepbregman.Callback"):
         pretrain(config, run=tmp_path / "run", callbacks=wrong)
     with pytest.raises(UserError, match=r"callbacks has"):
@@ -565,9 +540,7 @@ def test_what_is_no_callback_is_refused_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
-def test_auto_looks_at_images_of_the_program(
-    tmp_path: Path, digits: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_looks_at_images_of_the_program(tmp_path, digits, monkeypatch):
     monkeypatch.setattr(planning, "_MEASURED_SECONDS", 0.0)
     run = pretrain(
         "auto",
@@ -583,7 +556,7 @@ def test_auto_looks_at_images_of_the_program(
 
 
 @pytest.mark.slow
-def test_views_of_ones_own_go_with_a_compiled_step(tmp_path: Path, config: Config) -> None:
+def test_views_of_ones_own_go_with_a_compiled_step(tmp_path, config):
     known = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (100, 3, 8, 8), dtype=torch.uint8, generator=known)
     # At the usual rate, steps make a thousandth of a difference of 1e-6 in the weights.

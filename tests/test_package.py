@@ -16,7 +16,7 @@ SOURCE = ROOT / "src" / "deepbregman"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def test_every_file_of_the_package_goes_into_the_wheel() -> None:
+def test_every_file_of_the_package_goes_into_the_wheel():
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["deepbregman"]
     files = [
         path for path in SOURCE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
@@ -26,13 +26,13 @@ def test_every_file_of_the_package_goes_into_the_wheel() -> None:
     assert [name for name in data if not any(fnmatch.fnmatch(name, p) for p in patterns)] == []
 
 
-def test_every_folder_of_modules_is_a_package() -> None:
+def test_every_folder_of_modules_is_a_package():
     """setuptools finds packages by their ``__init__.py`` and leaves other folders out."""
     folders = {path.parent for path in SOURCE.rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
-def test_the_image_has_all_that_the_build_reads() -> None:
+def test_the_image_has_all_that_the_build_reads():
     """What the build reads is copied, and what is copied is sent to Docker."""
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
@@ -42,13 +42,13 @@ def test_the_image_has_all_that_the_build_reads() -> None:
     assert sorted(line[1:] for line in sent if line.startswith("!")) == sorted(copied)
 
 
-def test_the_extras_of_the_image_exist() -> None:
+def test_the_extras_of_the_image_exist():
     (extras,) = re.findall(r"/source\[([\w,]+)\]", (ROOT / "Dockerfile").read_text())
     assert set(extras.split(",")) <= PROJECT["project"]["optional-dependencies"].keys()
 
 
 @pytest.mark.slow
-def test_a_wheel_made_from_the_source_archive_runs_without_the_checkout(tmp_path: Path) -> None:
+def test_a_wheel_made_from_the_source_archive_runs_without_the_checkout(tmp_path):
     pytest.importorskip("setuptools", "77")  # as the build needs it; this one takes no other
     copy, dist, site = tmp_path / "copy", tmp_path / "dist", tmp_path / "site"
     shutil.copytree(SOURCE, copy / "src" / "deepbregman")

@@ -1,7 +1,6 @@
 """The newcomer's command, shortened: its table, its figure, its claim."""
 
 import functools
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from deepbregman.runs import Record, Run
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurried(monkeypatch) -> None:
     """Fewer draws of labels, one penalty, and maps that are not finished."""
     choose = linear.choose_l2
     monkeypatch.setattr(commands, "DRAWS", 3)
@@ -44,17 +43,17 @@ def check(run: Run, capsys: pytest.CaptureFixture[str], tolerance: float) -> dic
 
 
 @pytest.mark.usefixtures("hurried")
-def test_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_figure(tmp_path, capsys):
     check(quickstart(run=tmp_path / "run", epochs=1), capsys, tolerance=3.0)
 
 
 @pytest.mark.slow
-def test_few_labels_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_labels_gain(tmp_path, capsys):
     rows = check(quickstart(run=tmp_path / "run", epochs=12), capsys, tolerance=0.5)
     assert rows["pretrained encoder"]["few_labels"] - rows["raw pixels"]["few_labels"] > 2.0
 
 
-def test_measure_judges_separable_features_as_perfect() -> None:
+def test_measure_judges_separable_features_as_perfect():
     labels = torch.arange(400) % 4
     features = torch.nn.functional.one_hot(labels, 4).float() + 0.01 * torch.randn(
         400, 4, generator=torch.Generator().manual_seed(0)

@@ -34,7 +34,7 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workplace(tmp_path, monkeypatch) -> Path:
     """A folder with the photographs that the README's user has."""
     save_photos(tmp_path / "my_photos", 10, (20, 25), ".jpg")
     digits = load_digits()
@@ -72,7 +72,7 @@ def shortened(words: list[str]) -> list[str]:
 
 
 @pytest.mark.usefixtures("without_umap")
-def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_and_python_blocks(workplace, monkeypatch):
     # Empty: no browser opens the page here.
     monkeypatch.setattr("deepbregman.reporting.page.load_vega", str)
     choose = linear.choose_l2  # among one penalty: on such data the choice takes longest
@@ -97,11 +97,11 @@ def test_commands_and_python_blocks(workplace: Path, monkeypatch: pytest.MonkeyP
             assert scope["features"].shape == (4, width)
 
 
-def test_it_is_short() -> None:
+def test_it_is_short():
     assert len(README.splitlines()) <= 150
 
 
-def test_make_targets_exist() -> None:
+def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     for command in "".join(blocks("console")).splitlines():
         _, program, target = command.split()
@@ -109,7 +109,7 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 
 
-def test_the_tree_names_files_that_exist() -> None:
+def test_the_tree_names_files_that_exist():
     page = (ROOT / "docs" / "code.md").read_text()
     (tree,) = [block for block in blocks("text", page) if "src/deepbregman/" in block]
     source = Path(deepbregman.__file__).parent
@@ -117,14 +117,14 @@ def test_the_tree_names_files_that_exist() -> None:
     assert named <= {path.name for path in source.rglob("*.py")}
 
 
-def test_linked_files_exist_and_recipes_are_real() -> None:
+def test_linked_files_exist_and_recipes_are_real():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("https://") or (ROOT / target).exists(), target
     for name in ("paper", "authors", "simclr", "best", "cifar10-fast", "digits"):
         assert name in recipes()
 
 
-def test_the_quickstart_table_is_the_committed_record() -> None:
+def test_the_quickstart_table_is_the_committed_record():
     rows = json.loads((ROOT / "results" / "quickstart" / "result.json").read_text())["quickstart"]
     for row in rows:
         cells = [f"{row['linear']:.1f}", f"{row['few_labels']:.1f}", f"{row['knn']:.1f}"]
@@ -133,7 +133,7 @@ def test_the_quickstart_table_is_the_committed_record() -> None:
 
 
 @pytest.mark.parametrize(("side", "larger"), [(32, "1.43"), (28, "1.25"), (24, "1.08")])
-def test_how_much_larger_things_are_in_views(side: int, larger: str) -> None:
+def test_how_much_larger_things_are_in_views(side, larger):
     """By the boxes that are drawn, which the page says how to turn into a number."""
     views = build_views(override(load_recipe("best"), {"views.relative_size": side / 32}).views, 32)
     drawn = views.draw(40_000, device="cpu", generator=torch.Generator().manual_seed(0))
@@ -144,7 +144,7 @@ def test_how_much_larger_things_are_in_views(side: int, larger: str) -> None:
     assert f"| {larger} |" in log
 
 
-def test_the_row_of_four_views_is_the_committed_record() -> None:
+def test_the_row_of_four_views_is_the_committed_record():
     record = json.loads((ROOT / "results/studies/four-views-cpu/results.json").read_text())
     page = (ROOT / "docs/results.md").read_text().split("results/studies/four-views-cpu")[1]
     found = [arm["metrics"]["linear, cached features"] for arm in record["arms"]]
@@ -155,7 +155,7 @@ def test_the_row_of_four_views_is_the_committed_record() -> None:
 METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
 
 
-def test_the_search_of_equal_size_is_the_committed_record() -> None:
+def test_the_search_of_equal_size_is_the_committed_record():
     folder = ROOT / "results/studies/equal-search-cpu"
     page = " ".join((ROOT / "docs/results.md").read_text().split()).split(
         "were not of equal size in both arms"
@@ -181,7 +181,7 @@ def test_the_search_of_equal_size_is_the_committed_record() -> None:
     ("page", "study"),
     [("docs/results.md", "comparison-cifar10"), ("docs/results.md", "comparison-cifar10-32px")],
 )
-def test_the_cifar_table_is_the_committed_record(page: str, study: str) -> None:
+def test_the_cifar_table_is_the_committed_record(page, study):
     record = json.loads((ROOT / "results/studies" / study / "results.json").read_text())
     text = (ROOT / page).read_text()
     for arm in record["arms"]:
@@ -195,7 +195,7 @@ def test_the_cifar_table_is_the_committed_record(page: str, study: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
-def test_the_table_of_the_teacher_is_the_committed_record(page: str) -> None:
+def test_the_table_of_the_teacher_is_the_committed_record(page):
     folder = ROOT / "results/studies/comparison-teacher"
     record = json.loads((folder / "results.json").read_text())
     lines = [line.replace("*", "") for line in (ROOT / page).read_text().splitlines()]
@@ -216,7 +216,7 @@ def test_the_table_of_the_teacher_is_the_committed_record(page: str) -> None:
         assert f"| `best` - {name} | {' | '.join(cells)} |" in lines
 
 
-def test_the_table_by_the_divergence_is_the_committed_record() -> None:
+def test_the_table_by_the_divergence_is_the_committed_record():
     with (ROOT / "results/studies/tables-digits/quantities.csv").open() as file:
         found = {(r["variant"], r["metric"], r["arm"]): r for r in csv.DictReader(file)}
     lines = (ROOT / "docs/results.md").read_text().splitlines()
@@ -240,7 +240,7 @@ def test_the_table_by_the_divergence_is_the_committed_record() -> None:
         assert any(line.endswith(f"| {words} | {' | '.join(cells)} |") for line in lines), words
 
 
-def test_the_study_of_tables_is_its_record() -> None:
+def test_the_study_of_tables_is_its_record():
     """The numbers in sentences; docs/tables.py writes those in tables."""
     quantities = collect_results(ROOT / "results/studies/tables")["quantities"]
     cifar10 = {(q["variant"], q["metric"]): q for q in quantities if q["data"] == "cifar10"}
@@ -280,7 +280,7 @@ def test_the_study_of_tables_is_its_record() -> None:
     assert all(summary["n"] == 1 for q in cifar10.values() for summary in q["arms"].values())
 
 
-def test_both_comparisons_together_are_their_records() -> None:
+def test_both_comparisons_together_are_their_records():
     page, readme = (
         " ".join(text.split()) for text in ((ROOT / "docs/results.md").read_text(), README)
     )
@@ -304,7 +304,7 @@ def test_both_comparisons_together_are_their_records() -> None:
     ("page", "folder"),
     [("docs/results.md", "cifar10-race"), ("docs/results.md", "cifar10-race-105")],
 )
-def test_the_race_is_the_committed_record(page: str, folder: str) -> None:
+def test_the_race_is_the_committed_record(page, folder):
     record = json.loads((ROOT / "results" / folder / "result.json").read_text())
     text = (ROOT / page).read_text()
     rows = {r["variant"]: r["value"] for r in record["evaluations"] if r["metric"] == "top1"}
@@ -324,7 +324,7 @@ def test_the_race_is_the_committed_record(page: str, folder: str) -> None:
         assert f"| {what} | {epochs} |{cost}| {linear} | {few} | {many} |" in lines
 
 
-def test_the_race_of_three_seeds_is_the_committed_record() -> None:
+def test_the_race_of_three_seeds_is_the_committed_record():
     folder = ROOT / "results/cifar10-race-50"
     walls = [line.split(",")[1] for line in (folder / "wall.csv").read_text().splitlines()[1:]]
     lines = [line.replace("*", "") for line in (ROOT / "docs/results.md").read_text().splitlines()]
@@ -363,7 +363,7 @@ CHANGED = {
 }
 
 
-def test_the_table_of_the_search_is_the_committed_record() -> None:
+def test_the_table_of_the_search_is_the_committed_record():
     lines = (ROOT / "docs/results.md").read_text().splitlines()
     records = ROOT / "results/cifar10-search/fourth-trials.jsonl"
     trials = {line["name"]: line for line in map(json.loads, records.read_text().splitlines())}
@@ -383,7 +383,7 @@ def test_the_table_of_the_search_is_the_committed_record() -> None:
     assert {name.split("px-")[1] for name in trials} == {*CHANGED, *twice}
 
 
-def test_the_table_of_subnetworks_is_the_committed_record() -> None:
+def test_the_table_of_subnetworks_is_the_committed_record():
     page = (ROOT / "docs" / "studies.md").read_text()
     results = json.loads((ROOT / "results/studies/kappa-cifar10/results.json").read_text())
     linear = "linear, cached features"
@@ -398,7 +398,7 @@ def test_the_table_of_subnetworks_is_the_committed_record() -> None:
     assert checked == 8
 
 
-def test_the_map_of_the_paper_names_studies_and_records_that_exist() -> None:
+def test_the_map_of_the_paper_names_studies_and_records_that_exist():
     page = (ROOT / "docs" / "paper.md").read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", page):
         assert target.startswith("https") or (ROOT / "docs" / target).resolve().exists(), target
@@ -408,12 +408,12 @@ def test_the_map_of_the_paper_names_studies_and_records_that_exist() -> None:
         assert name in SUBCOMMANDS or find_study(name).name == name
 
 
-def test_the_citation_has_the_version_of_the_package() -> None:
+def test_the_citation_has_the_version_of_the_package():
     text = (ROOT / "CITATION.cff").read_text()
     assert f"\nversion: {deepbregman.__version__}\n" in text
 
 
-def test_the_paper_is_cited_by_one_address() -> None:
+def test_the_paper_is_cited_by_one_address():
     address = "https://arxiv.org/abs/2109.07455"
     for name in ("README.md", "CITATION.cff", "docs/paper.md"):
         found = re.findall(r"https://arxiv\.org/abs/[\w.]+", (ROOT / name).read_text())

@@ -1,7 +1,5 @@
 """Every recipe trains: its own views, losses and optimiser, on a few digits."""
 
-from pathlib import Path
-
 import pytest
 from rich.console import Console
 
@@ -13,7 +11,7 @@ from .objectives import methods
 
 # Those of the methods are trained by objectives/test_methods.py.
 @pytest.mark.parametrize("name", [name for name in recipes() if name not in methods.METHODS])
-def test_recipe_trains(name: str, few_digits: str, tmp_path: Path) -> None:
+def test_recipe_trains(name, few_digits, tmp_path):
     small = {
         "data.source": few_digits,
         "data.image_size": 8,

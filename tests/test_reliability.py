@@ -33,14 +33,14 @@ def find_tests(path: str) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_test_that_is_named_exists(page: str) -> None:
+def test_every_test_that_is_named_exists(page):
     named = re.findall(TEST, PAGES[page])
     assert len(named) > 20
     assert [f"{path}::{name}" for path, name, _ in named if name not in find_tests(path)] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_promise_names_a_test(page: str) -> None:
+def test_every_promise_names_a_test(page):
     lines = PAGES[page].split("## Figures")[0].splitlines()
     rows = [line for line in lines if line.startswith("| ") and not line.endswith("| Test |")]
     assert len(rows) > 15
@@ -48,6 +48,6 @@ def test_every_promise_names_a_test(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_star_is_where_the_test_is_slow(page: str) -> None:
+def test_a_star_is_where_the_test_is_slow(page):
     for path, name, star in re.findall(TEST, PAGES[page]):
         assert find_tests(path)[name] == bool(star), name

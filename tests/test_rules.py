@@ -1,6 +1,6 @@
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
@@ -35,15 +35,13 @@ class Palette(Section):
     st.floats(-1e6, 1e6) | st.just(math.inf),
     st.floats(-1e6, 1e6) | st.just(-math.inf),
 )
-def test_range_accepts_exactly_what_lies_in_it(
-    value: float, low: float, high: float, above: float
-) -> None:
+def test_range_accepts_exactly_what_lies_in_it(value, low, high, above):
     inside = low <= value and value <= high and value > above
     assert (Range(low, high, above).broken_by(value) is None) == inside
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, (0.1, math.nan), (math.inf, 1.0)])
-def test_range_accepts_finite_numbers_only(value: float | tuple[float, ...]) -> None:
+def test_range_accepts_finite_numbers_only(value):
     assert Range().broken_by(value) == "it must be finite"
 
 
@@ -63,15 +61,13 @@ def test_range_accepts_finite_numbers_only(value: float | tuple[float, ...]) -> 
         (Range(low=0.0), (), None),
     ],
 )
-def test_range_says_which_part_is_broken(rule: Range, value: Any, words: str | None) -> None:
+def test_range_says_which_part_is_broken(rule, value, words):
     assert rule.broken_by(value) == words
 
 
 @pytest.mark.parametrize("bounds", [{"low": 3.0}, {"high": 5.0}, {"above": 2.0}])
 @pytest.mark.parametrize("more", [{}, {"high": 5.0}])
-def test_range_speaks_of_the_bounds_it_has(
-    bounds: dict[str, float], more: dict[str, float]
-) -> None:
+def test_range_speaks_of_the_bounds_it_has(bounds, more):
     rule = Range(**{**bounds, **more})
     words = {rule.broken_by(value) for value in (-1e6, 1e6)} - {None}
     assert len(words) == 1  # the same whichever bound is broken
@@ -81,7 +77,7 @@ def test_range_speaks_of_the_bounds_it_has(
 
 @pytest.mark.parametrize("rule", [Range(low=1), Range(0.0, 1.0), Range()])
 @pytest.mark.parametrize("value", [10**400, -(10**400), (1, 10**400)])
-def test_range_refuses_whole_numbers_beyond_floats(rule: Range, value: Any) -> None:
+def test_range_refuses_whole_numbers_beyond_floats(rule, value):
     assert rule.broken_by(value) == "it must be finite"
 
 
@@ -116,7 +112,7 @@ def test_range_refuses_whole_numbers_beyond_floats(rule: Range, value: Any) -> N
         (3, Annotated[int, Range(low=5)], True),  # the type alone; the range is the rule's
     ],
 )
-def test_matches_is_about_types(value: Any, hint: Any, expected: bool) -> None:
+def test_matches_is_about_types(value, hint, expected):
     assert has_type(value, hint) is expected
 
 
@@ -132,7 +128,7 @@ def test_matches_is_about_types(value: Any, hint: Any, expected: bool) -> None:
         (tuple[Colour, ...], "a list, each item one of red, green"),
     ],
 )
-def test_described_is_for_people(hint: Any, words: str) -> None:
+def test_described_is_for_people(hint, words):
     assert describe(hint) == words
 
 
@@ -151,24 +147,24 @@ def test_described_is_for_people(hint: Any, words: str) -> None:
         ({"title": None}, "palette.title is None: it must be text"),
     ],
 )
-def test_section_names_the_field_and_the_value(values: dict[str, Any], words: str) -> None:
+def test_section_names_the_field_and_the_value(values, words):
     with pytest.raises(UserError) as caught:
         Palette(**values)
     assert str(caught.value).startswith(words)
 
 
-def test_section_accepts_its_defaults_and_whole_numbers_for_floats() -> None:
+def test_section_accepts_its_defaults_and_whole_numbers_for_floats():
     assert Palette(share=1, span=(1, 2), names=("red", "red")).share == 1
 
 
 @pytest.mark.parametrize("values", [{"count": "class int"}, {"names": "ellipsis"}])
-def test_section_suggests_choices_only(values: dict[str, Any]) -> None:
+def test_section_suggests_choices_only(values):
     with pytest.raises(UserError) as caught:
         Palette(**values)
     assert "did you mean" not in str(caught.value)
 
 
-def test_section_takes_lists_as_tuples() -> None:
+def test_section_takes_lists_as_tuples():
     palette = Palette(span=[1.0, 2.0], names=["red"], years=[])
     assert (palette.span, palette.names, palette.years) == ((1.0, 2.0), ("red",), ())
     assert palette == Palette(span=(1.0, 2.0), names=("red",))
@@ -184,19 +180,19 @@ def test_section_takes_lists_as_tuples() -> None:
         ({"pair": (2, math.nan)}, "palette.pair is (2, nan): it must be finite"),
     ],
 )
-def test_section_checks_the_rule_of_each_item(values: dict[str, Any], words: str) -> None:
+def test_section_checks_the_rule_of_each_item(values, words):
     with pytest.raises(UserError) as caught:
         Palette(**values)
     assert str(caught.value) == words
 
 
-def test_section_accepts_items_within_their_rules() -> None:
+def test_section_accepts_items_within_their_rules():
     palette = Palette(years=(1, 2024), pair=(3, 0.5))
     assert (palette.years, palette.pair) == ((1, 2024), (3, 0.5))
 
 
 @pytest.mark.parametrize("values", [{"title": "caf\udce9"}, {"titles": ("fine", "\ud800")}])
-def test_section_refuses_text_that_cannot_be_written(values: dict[str, Any]) -> None:
+def test_section_refuses_text_that_cannot_be_written(values):
     """What a shell passes for a name in another encoding is text that no file can hold."""
     with pytest.raises(UserError, match=r"palette\.titles? is .*valid Unicode"):
         Palette(**values)

@@ -30,7 +30,7 @@ CONFIG = override(Config(), {"seed": 5, "data.source": 'été/\n"quoted"', "view
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path) -> Run:
     return Run.create(tmp_path / "run", CONFIG, {"device": "cpu"})
 
 
@@ -41,7 +41,7 @@ def refuse(*arguments: Any, **options: Any) -> Any:
 # One file
 
 
-def test_replacing_shows_the_new_file_at_the_end_only(tmp_path: Path) -> None:
+def test_replacing_shows_the_new_file_at_the_end_only(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     with replace_file(path) as file:
@@ -53,9 +53,7 @@ def test_replacing_shows_the_new_file_at_the_end_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt, SystemExit])
-def test_replacing_keeps_the_old_file_when_the_block_fails(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_replacing_keeps_the_old_file_when_the_block_fails(tmp_path, error):
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
@@ -71,9 +69,7 @@ def test_replacing_keeps_the_old_file_when_the_block_fails(
 
 
 @pytest.mark.parametrize("target", ["os.fsync", "pathlib.Path.replace"])
-def test_replacing_keeps_the_old_file_when_the_disk_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
+def test_replacing_keeps_the_old_file_when_the_disk_fails(tmp_path, monkeypatch, target):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     monkeypatch.setattr(target, refuse)
@@ -83,9 +79,7 @@ def test_replacing_keeps_the_old_file_when_the_disk_fails(
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_replacing_is_on_disk_before_it_takes_the_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replacing_is_on_disk_before_it_takes_the_name(tmp_path, monkeypatch):
     events: list[tuple[str, int]] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -106,7 +100,7 @@ def test_replacing_is_on_disk_before_it_takes_the_name(
     assert events == [("fsync", 5), ("replace", 5), ("fsync", -1)]  # and then the folder
 
 
-def test_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
+def test_killed_writer_leaves_the_old_file(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
     program = (
@@ -119,7 +113,7 @@ def test_killed_writer_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
-def test_files_and_folders_have_the_mode_that_the_umask_leaves(tmp_path: Path, mask: int) -> None:
+def test_files_and_folders_have_the_mode_that_the_umask_leaves(tmp_path, mask):
     before = os.umask(mask)
     try:
         run = Run.create(tmp_path / "run", CONFIG, {})
@@ -132,7 +126,7 @@ def test_files_and_folders_have_the_mode_that_the_umask_leaves(tmp_path: Path, m
         assert stat.S_IMODE(path.stat().st_mode) == expected, path
 
 
-def test_replacing_at_the_same_time_in_two_places(tmp_path: Path) -> None:
+def test_replacing_at_the_same_time_in_two_places(tmp_path):
     """Each writes a file of its own; the last to end wins, whole."""
     path = tmp_path / "file"
     with replace_file(path) as first:
@@ -144,7 +138,7 @@ def test_replacing_at_the_same_time_in_two_places(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_record_that_is_not_json_leaves_the_old_one(tmp_path: Path) -> None:
+def test_record_that_is_not_json_leaves_the_old_one(tmp_path):
     path = tmp_path / "record.json"
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):
@@ -156,7 +150,7 @@ def test_record_that_is_not_json_leaves_the_old_one(tmp_path: Path) -> None:
 # The folder
 
 
-def test_create_then_open(run: Run) -> None:
+def test_create_then_open(run):
     assert sorted(os.listdir(run.path)) == [
         "checkpoints",
         "config.toml",
@@ -174,7 +168,7 @@ def test_create_then_open(run: Run) -> None:
     assert os.listdir(run.path.parent) == ["run"]
 
 
-def test_older_records_called_views_images(run: Run) -> None:
+def test_older_records_called_views_images(run):
     run.append_metrics({"epoch": 1, "images_per_second": 200.0, "total": 1.0})
     run.append_metrics({"epoch": 2, "images_per_second": 100.0, "views_per_second": 200.0})
     old, new = run.metrics()
@@ -182,14 +176,14 @@ def test_older_records_called_views_images(run: Run) -> None:
     assert new == {"epoch": 2, "images_per_second": 100.0, "views_per_second": 200.0}
 
 
-def test_create_in_an_empty_folder(tmp_path: Path) -> None:
+def test_create_in_an_empty_folder(tmp_path):
     path = tmp_path / "run"
     path.mkdir()
     assert Run.create(path, CONFIG, {}).config == CONFIG
     assert os.listdir(tmp_path) == ["run"]
 
 
-def test_create_never_overwrites_a_run(run: Run) -> None:
+def test_create_never_overwrites_a_run(run):
     run.append_metrics({"epoch": 1})
     with pytest.raises(UserError) as caught:
         Run.create(run.path, Config(), {})
@@ -200,7 +194,7 @@ def test_create_never_overwrites_a_run(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a file", "a folder with a hidden file"])
-def test_create_never_overwrites_what_is_there(tmp_path: Path, kind: str) -> None:
+def test_create_never_overwrites_what_is_there(tmp_path, kind):
     path = tmp_path / "run"
     kept = path
     if kind != "a file":
@@ -215,9 +209,7 @@ def test_create_never_overwrites_what_is_there(tmp_path: Path, kind: str) -> Non
 
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("target", ["os.fsync", "pathlib.Path.replace", "pathlib.Path.touch"])
-def test_create_leaves_nothing_when_the_disk_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, exists: bool
-) -> None:
+def test_create_leaves_nothing_when_the_disk_fails(tmp_path, monkeypatch, target, exists):
     path = tmp_path / "run"
     if exists:
         path.mkdir()
@@ -229,13 +221,13 @@ def test_create_leaves_nothing_when_the_disk_fails(
     assert Run.create(path, CONFIG, {}).config == CONFIG
 
 
-def test_create_leaves_nothing_when_a_record_is_not_json(tmp_path: Path) -> None:
+def test_create_leaves_nothing_when_a_record_is_not_json(tmp_path):
     with pytest.raises(TypeError):
         Run.create(tmp_path / "run", CONFIG, {"device": object()})
     assert os.listdir(tmp_path) == []
 
 
-def test_create_loses_a_race_without_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_loses_a_race_without_harm(tmp_path, monkeypatch):
     path = tmp_path / "run"
     write = runs.write_json
 
@@ -252,7 +244,7 @@ def test_create_loses_a_race_without_harm(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_create_behind_a_link(tmp_path: Path, exists: bool) -> None:
+def test_create_behind_a_link(tmp_path, exists):
     target, link = tmp_path / "there" / "elsewhere", tmp_path / "run"
     if exists:
         target.mkdir(parents=True)
@@ -264,7 +256,7 @@ def test_create_behind_a_link(tmp_path: Path, exists: bool) -> None:
     assert os.listdir(target.parent) == ["elsewhere"]
 
 
-def test_create_never_overwrites_a_run_behind_a_link(run: Run, tmp_path: Path) -> None:
+def test_create_never_overwrites_a_run_behind_a_link(run, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(run.path)
     with pytest.raises(UserError, match="exists"):
@@ -273,7 +265,7 @@ def test_create_never_overwrites_a_run_behind_a_link(run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", ["missing", "empty", "a file", "config.toml is a folder"])
-def test_open_what_is_not_a_run(tmp_path: Path, kind: str) -> None:
+def test_open_what_is_not_a_run(tmp_path, kind):
     path = tmp_path / "run"
     if kind == "a file":
         path.touch()
@@ -289,7 +281,7 @@ def test_open_what_is_not_a_run(tmp_path: Path, kind: str) -> None:
 # What is written in it
 
 
-def test_metrics_append(run: Run) -> None:
+def test_metrics_append(run):
     records = [{"epoch": e, "loss": 1 / e, "é\u2028": 1} for e in (1, 2, 3)]
     for record in records:
         run.append_metrics(record)
@@ -299,7 +291,7 @@ def test_metrics_append(run: Run) -> None:
 
 @pytest.mark.parametrize("epochs", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("tail", ["", '{"epoch": 4, "lo', "{", "\0\0\0", "\n"])
-def test_metrics_truncate(run: Run, epochs: int, tail: str) -> None:
+def test_metrics_truncate(run, epochs, tail):
     records = [{"epoch": e, "loss": 1 / e} for e in (1, 2, 3)]
     for record in records:
         run.append_metrics(record)
@@ -311,14 +303,14 @@ def test_metrics_truncate(run: Run, epochs: int, tail: str) -> None:
     assert run.metrics() == [*records[:epochs], {"epoch": 9}]
 
 
-def test_metrics_truncate_completes_a_line_that_only_lacks_its_end(run: Run) -> None:
+def test_metrics_truncate_completes_a_line_that_only_lacks_its_end(run):
     (run.path / "metrics.jsonl").write_text('{"epoch": 1}\n{"epoch": 2}')
     run.truncate_metrics(2)
     run.append_metrics({"epoch": 3})
     assert run.metrics() == [{"epoch": 1}, {"epoch": 2}, {"epoch": 3}]
 
 
-def test_metrics_truncate_is_atomic(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_truncate_is_atomic(run, monkeypatch):
     run.append_metrics({"epoch": 1})
     monkeypatch.setattr(os, "fsync", refuse)
     with pytest.raises(OSError, match="No space"):
@@ -326,7 +318,7 @@ def test_metrics_truncate_is_atomic(run: Run, monkeypatch: pytest.MonkeyPatch) -
     assert run.metrics() == [{"epoch": 1}]
 
 
-def test_metrics_of_a_run_that_crashed_can_be_read(run: Run) -> None:
+def test_metrics_of_a_run_that_crashed_can_be_read(run):
     """Wherever the crash cut the last line."""
     run.append_metrics({"epoch": 1})
     path = run.path / "metrics.jsonl"
@@ -339,9 +331,7 @@ def test_metrics_of_a_run_that_crashed_can_be_read(run: Run) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_metrics_are_on_disk_when_they_are_appended(
-    run: Run, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_metrics_are_on_disk_when_they_are_appended(run, monkeypatch, count):
     """Else a crash of the machine could leave a checkpoint of an epoch that has no metrics."""
     sizes: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda handle: sizes.append(os.fstat(handle).st_size))
@@ -350,7 +340,7 @@ def test_metrics_are_on_disk_when_they_are_appended(
     assert sizes == [len('{"epoch": 0}\n') * (epoch + 1) for epoch in range(count)]
 
 
-def test_a_run_of_an_older_version_takes_defaults_for_fields_it_does_not_know(run: Run) -> None:
+def test_a_run_of_an_older_version_takes_defaults_for_fields_it_does_not_know(run):
     path = run.path / "config.toml"
     lines = path.read_text().splitlines()
     old = [line for line in lines if not line.startswith("health_every")]
@@ -359,7 +349,7 @@ def test_a_run_of_an_older_version_takes_defaults_for_fields_it_does_not_know(ru
     assert run.config == CONFIG
 
 
-def test_a_run_may_have_a_field_that_is_no_longer_there_if_it_had_no_effect(run: Run) -> None:
+def test_a_run_may_have_a_field_that_is_no_longer_there_if_it_had_no_effect(run):
     path, text = run.path / "config.toml", (run.path / "config.toml").read_text()
     path.write_text(text.replace("[training]", "[training]\nskip_nonfinite = 0"))
     assert run.config == CONFIG
@@ -369,7 +359,7 @@ def test_a_run_may_have_a_field_that_is_no_longer_there_if_it_had_no_effect(run:
 
 
 @pytest.mark.parametrize("wrote", ["0.9.3", deepbregman.__version__, None])
-def test_a_field_of_another_version_is_named_with_that_version(run: Run, wrote: str | None) -> None:
+def test_a_field_of_another_version_is_named_with_that_version(run, wrote):
     path = run.path / "config.toml"
     path.write_text(path.read_text().replace("[training]", "[training]\nwarp = 9"))
     write_json(run.path / "provenance.json", {"versions": {"deepbregman": wrote}})
@@ -380,7 +370,7 @@ def test_a_field_of_another_version_is_named_with_that_version(run: Run, wrote: 
     assert (said in str(caught.value)) == (wrote == "0.9.3")
 
 
-def test_add_result_merges(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_result_merges(run, monkeypatch):
     run.add_result(pretrain={"epoch": 2})
     run.add_result(knn=[1, 2], linear=None)
     run.add_result(knn=[3])
@@ -395,9 +385,7 @@ def test_add_result_merges(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 # Where it came from
 
 
-def test_what_a_killed_writer_of_the_result_left_goes_with_the_next(
-    short_run: Run, tmp_path: Path
-) -> None:
+def test_what_a_killed_writer_of_the_result_left_goes_with_the_next(short_run, tmp_path):
     run = Run.create(tmp_path / "run", short_run.config, {})
     left, other = run.path / ".result.json.0123abcd", run.path / ".other.json.0123abcd"
     left.touch()
@@ -407,7 +395,7 @@ def test_what_a_killed_writer_of_the_result_left_goes_with_the_next(
     assert other.exists()
 
 
-def test_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/usr/bin/deepbregman", "pretrain", "--seed", "1"])
     known = importlib.metadata.version
 
@@ -429,12 +417,12 @@ def test_provenance(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(json.dumps(record)) == record
 
 
-def test_provenance_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_provenance_without_git(monkeypatch):
     monkeypatch.setattr(subprocess, "run", refuse)
     assert collect_provenance("cpu")["commit"] is None
 
 
-def test_the_source_is_named_as_git_names_it(tmp_path: Path) -> None:
+def test_the_source_is_named_as_git_names_it(tmp_path):
     """So that a record of a machine without a repository can be traced to its commit."""
     (tmp_path / "b" / "__pycache__").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
@@ -454,7 +442,7 @@ def test_the_source_is_named_as_git_names_it(tmp_path: Path) -> None:
     assert hash_source_tree(tmp_path) != named
 
 
-def test_default_folder_says_what_and_when() -> None:
+def test_default_folder_says_what_and_when():
     folder = name_run_folder("digits")
     assert folder.parent == Path("runs")
     name, when = folder.name.split("-", 1)
@@ -480,9 +468,7 @@ SECRET = "s3cr"
         ("sqlite:///search.db", "/search.db"),
     ],
 )
-def test_passwords_are_not_written_down(
-    monkeypatch: pytest.MonkeyPatch, address: str, shown: str
-) -> None:
+def test_passwords_are_not_written_down(monkeypatch, address, shown):
     monkeypatch.setattr(sys, "argv", ["deepbregman", "--storage", address, f"--storage={address}"])
     masked = f"{address.partition('://')[0]}://{shown}"
     words = ["deepbregman", "--storage", masked, f"--storage={masked}"]
@@ -491,7 +477,7 @@ def test_passwords_are_not_written_down(
     assert mask_secrets(f"cannot open {address} now") == f"cannot open {masked} now"
 
 
-def test_text_is_written_in_utf_8_whatever_the_locale(tmp_path: Path) -> None:
+def test_text_is_written_in_utf_8_whatever_the_locale(tmp_path):
     """``data.source = "Bücher"`` under ISO-8859-1 could not be read again."""
     program = (
         "import sys, pathlib; from deepbregman.config import Config, override\n"
@@ -505,7 +491,7 @@ def test_text_is_written_in_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     subprocess.run(command, check=True, env=os.environ | ascii_only)
 
 
-def test_a_provenance_that_is_gone_or_wrong(tmp_path: Path) -> None:
+def test_a_provenance_that_is_gone_or_wrong(tmp_path):
     run = Run.create(tmp_path / "run", Config(), {"device": "cpu"})
     write_json(run.path / "provenance.json", {"resumed": {"a": 1}})
     with pytest.raises(UserError, match=r"resumed is {'a': 1}, not a list\): restore it or remove"):
@@ -515,7 +501,7 @@ def test_a_provenance_that_is_gone_or_wrong(tmp_path: Path) -> None:
     assert run.provenance() == {"resumed": [{"device": "cpu"}]}
 
 
-def test_systems_without_posix_modules_import_and_load(short_run: Run) -> None:
+def test_systems_without_posix_modules_import_and_load(short_run):
     """As Windows and macOS do; torch's own needs are its own affair."""
     program = (
         "import os, sys, torch, torchvision\n"
@@ -532,9 +518,7 @@ def test_systems_without_posix_modules_import_and_load(short_run: Run) -> None:
     subprocess.run([sys.executable, "-c", program, str(short_run.path)], check=True)
 
 
-def test_a_folder_that_is_read_only_is_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_read_only_is_refused_before_any_work(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: not (path == tmp_path and mode == os.W_OK))
     words = rf"the folder {re.escape(str(tmp_path))} cannot be written to; make it writable"
     with pytest.raises(UserError, match=rf"^--sheet .*a\.png: {words}"):

@@ -22,7 +22,7 @@ accuracies = st.lists(
 )
 
 
-def test_mean_and_deviation_are_those_of_numpy() -> None:
+def test_mean_and_deviation_are_those_of_numpy():
     values = [90.1, 91.7, 88.8]
     summary = summarise(values)
     assert summary["mean"] == pytest.approx(np.mean(values), rel=1e-12)
@@ -31,7 +31,7 @@ def test_mean_and_deviation_are_those_of_numpy() -> None:
 
 
 @given(accuracies)
-def test_paired_differences_are_those_of_scipy(values: list[tuple[float, float]]) -> None:
+def test_paired_differences_are_those_of_scipy(values):
     mine, base = (dict(enumerate(column)) for column in zip(*values, strict=True))
     summary = summarise_pairs(mine, base)
     changes = [a - b for a, b in values]
@@ -47,7 +47,7 @@ def test_paired_differences_are_those_of_scipy(values: list[tuple[float, float]]
     assert low <= summary["mean"] <= high
 
 
-def test_only_common_seeds_are_paired() -> None:
+def test_only_common_seeds_are_paired():
     summary = summarise_pairs({2: 90.0, 0: 80.0, 5: 1.0}, {0: 79.0, 2: 91.0, 9: 3.0})
     assert (summary["mean"], summary["n"]) == (0.0, 2)
     one = summarise_pairs({0: 80.0}, {0: 79.5})
@@ -55,7 +55,7 @@ def test_only_common_seeds_are_paired() -> None:
     assert summarise_pairs({0: 1.0}, {1: 1.0}) is None
 
 
-def test_how_summaries_are_written() -> None:
+def test_how_summaries_are_written():
     assert format_spread(91.25, None, digits=1) == "91.2"
     assert format_summary({"mean": 1.0, "deviation": 0.5, "n": 2}) == "1.00 ± 0.50 (n=2)"
     assert format_summary(None) == format_difference(None) == ""
@@ -63,13 +63,13 @@ def test_how_summaries_are_written() -> None:
     assert format_difference(change) == "+0.00 ± 1.00 [-2.00, +2.00] (n=3)"
 
 
-def test_one_seed_leaves_the_interval_over_images() -> None:
+def test_one_seed_leaves_the_interval_over_images():
     changes = np.random.default_rng(0).integers(-1, 2, 50).astype(float)
     expected = stats.t.interval(0.95, 49, changes.mean(), stats.sem(changes))
     assert interval_over_images([changes.tolist()]) == pytest.approx(list(expected))
 
 
-def test_images_that_all_change_alike_leave_the_interval_over_seeds() -> None:
+def test_images_that_all_change_alike_leave_the_interval_over_seeds():
     per_seed = [0.1, 0.3, 0.35]
     found = interval_over_images([[value] * 20 for value in per_seed])
     paired = summarise_pairs(dict(enumerate(per_seed)), dict.fromkeys(range(3), 0.0))
@@ -77,7 +77,7 @@ def test_images_that_all_change_alike_leave_the_interval_over_seeds() -> None:
     assert interval_over_images([[0.5, 0.5], [0.5, 0.5]]) == [0.5, 0.5]
 
 
-def test_classes_count_alike_whatever_their_size() -> None:
+def test_classes_count_alike_whatever_their_size():
     """Of two classes, the variance of the mean is a quarter of the sum of the variances."""
     first, second = np.array([1.0, 0, 0, 1, 0, 1]), np.array([0.0, -1, 1])
     low, high = interval_over_images([[*first, *second]], [0] * 6 + [1] * 3)
@@ -87,7 +87,7 @@ def test_classes_count_alike_whatever_their_size() -> None:
     assert high - low == pytest.approx(2 * stats.t.ppf(0.975, freedom) * math.sqrt(sum(parts)))
 
 
-def test_the_interval_holds_the_truth_for_other_seeds_and_images() -> None:
+def test_the_interval_holds_the_truth_for_other_seeds_and_images():
     """Drawn anew 400 times: that over seeds alone does not, where images differ much."""
     random, held, held_by_seeds = np.random.default_rng(1), 0, 0
     for _ in range(400):

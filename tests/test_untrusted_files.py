@@ -24,15 +24,13 @@ from deepbregman.cli import main
 from deepbregman.commands.data import check
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.export import export
-from deepbregman.config import Config, override, to_toml
+from deepbregman.config import override, to_toml
 from deepbregman.data import open_source
 from deepbregman.errors import UserError
 from deepbregman.exporting.loading import load_encoder
 from deepbregman.objectives import build_run_encoder, build_step
 from deepbregman.runs import Run
 from deepbregman.training.checkpoints import collect_networks, save
-
-from .conftest import Command
 
 DEEP = {
     "lists": "[" * 100_000 + "]" * 100_000,
@@ -56,27 +54,27 @@ class Bomb:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, short_config: Config) -> Run:
+def made(tmp_path_factory, short_config) -> Run:
     run = Run.create(tmp_path_factory.mktemp("made") / "run", short_config, {"versions": {}})
     save(run.last_checkpoint, {**collect_networks(build_step(short_config)), "epoch": 1})
     return run
 
 
 @pytest.fixture
-def run(made: Run, tmp_path: Path) -> Run:
+def run(made, tmp_path) -> Run:
     shutil.copytree(made.path, tmp_path / "run")
     return Run.open(tmp_path / "run")
 
 
 @pytest.fixture
-def tensors(made: Run, tmp_path: Path) -> Path:
+def tensors(made, tmp_path) -> Path:
     path = tmp_path / "e.safetensors"
     export(made, path, format="safetensors")
     return path
 
 
 @pytest.fixture
-def weights(made: Run, tmp_path: Path) -> Path:
+def weights(made, tmp_path) -> Path:
     """An export as a .pth with its sidecar, by hand: the encoder is no ResNet."""
     encoder, config = build_run_encoder(made.config), made.config
     path = tmp_path / "e.pth"
@@ -115,7 +113,7 @@ class TestPickles:
 
     @pytest.mark.parametrize("how", HOW)
     @pytest.mark.parametrize("place", ["whole", "value", "nested", "key's neighbour"])
-    def test_checkpoint(self, run: Run, tmp_path: Path, how: str, place: str) -> None:
+    def test_checkpoint(self, run, tmp_path, how, place):
         bomb = Bomb(tmp_path / "ran")
         content: Any = {
             "whole": bomb,
@@ -127,25 +125,25 @@ class TestPickles:
         refusal(lambda: load_encoder(run.path), run.last_checkpoint)
         assert not (tmp_path / "ran").exists()
 
-    def test_checkpoint_with_a_true_checksum(self, run: Run, tmp_path: Path) -> None:
+    def test_checkpoint_with_a_true_checksum(self, run, tmp_path):
         save(run.last_checkpoint, {"objective": Bomb(tmp_path / "ran"), "epoch": 1})
         refusal(lambda: load_encoder(run.path), run.last_checkpoint)
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize("how", HOW)
-    def test_exported_weights(self, weights: Path, tmp_path: Path, how: str) -> None:
+    def test_exported_weights(self, weights, tmp_path, how):
         content = pickled({"conv1.weight": Bomb(tmp_path / "ran")}, how)
         weights.write_bytes(content)
         refusal(lambda: load_encoder(weights), weights)
         assert not (tmp_path / "ran").exists()
 
-    def test_pickle_under_the_name_of_safetensors(self, tensors: Path, tmp_path: Path) -> None:
+    def test_pickle_under_the_name_of_safetensors(self, tensors, tmp_path):
         tensors.write_bytes(pickled({"x": Bomb(tmp_path / "ran")}, "torch"))
         refusal(lambda: load_encoder(tensors), tensors)
         assert not (tmp_path / "ran").exists()
 
     @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
-    def test_published_data_sets_whose_files_are_pickles(self, tmp_path: Path, name: str) -> None:
+    def test_published_data_sets_whose_files_are_pickles(self, tmp_path, name):
         """They are unpickled, by torchvision, only where their checksum is the published one."""
         bomb = pickle.dumps(Bomb(tmp_path / "ran"))
         places = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
@@ -160,7 +158,7 @@ class TestPickles:
         check(name, root=tmp_path)
         assert not (tmp_path / "ran").exists()
 
-    def test_the_bomb_is_a_live_one(self, tmp_path: Path) -> None:
+    def test_the_bomb_is_a_live_one(self, tmp_path):
         for index, how in enumerate(HOW):
             target = tmp_path / str(index)
             content = io.BytesIO(pickled(Bomb(target), how))
@@ -180,14 +178,14 @@ class TestExportedWeights:
         [5, None, [], {"conv1.weight": 5}, {1: torch.zeros(1)}, {"a": {"b": torch.zeros(1)}}],
         ids=str,
     )
-    def test_no_state(self, weights: Path, content: Any) -> None:
+    def test_no_state(self, weights, content):
         known = torch.load(weights, weights_only=True)
         if isinstance(content, dict):
             content = {**known, **{next(iter(known)): next(iter(content.values()))}, **content}
         torch.save(content, weights)
         refusal(lambda: load_encoder(weights), weights)
 
-    def test_parts_that_unpack_to_far_more(self, weights: Path) -> None:
+    def test_parts_that_unpack_to_far_more(self, weights):
         """400 MB of zeros in 2 MB, in the parts of a file that torch would unpack."""
         known = io.BytesIO(weights.read_bytes())
         with (
@@ -202,7 +200,7 @@ class TestExportedWeights:
         assert weights.stat().st_size < 4_000_000
         refusal(lambda: load_encoder(weights), weights, "larger than the file")
 
-    def test_any_bytes_changed(self, weights: Path) -> None:
+    def test_any_bytes_changed(self, weights):
         whole, chance, refused = weights.read_bytes(), random.Random(0), 0
         pickle_at = whole.index(b"data.pkl") + 8
         for turn in range(80):
@@ -218,7 +216,7 @@ class TestExportedWeights:
         assert 0 < refused < 80
 
     @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
-    def test_sidecar(self, weights: Path, text: str) -> None:
+    def test_sidecar(self, weights, text):
         sidecar = Path(f"{weights}.json")
         sidecar.write_bytes(text.encode(errors="surrogateescape"))
         refusal(lambda: load_encoder(weights), weights.name)
@@ -248,7 +246,7 @@ class TestExportedWeights:
         ],
         ids=lambda change: str(change)[:50],
     )
-    def test_fields_of_the_sidecar_are_data(self, weights: Path, change: dict[str, Any]) -> None:
+    def test_fields_of_the_sidecar_are_data(self, weights, change):
         sidecar = Path(f"{weights}.json")
         record = json.loads(sidecar.read_text())
         sidecar.write_text(json.dumps({**record, **change}))
@@ -256,7 +254,7 @@ class TestExportedWeights:
         refusal(lambda: load_encoder(weights))
         assert sorted(weights.parent.rglob("*")) == before
 
-    def test_sidecar_takes_no_path_from_its_names(self, weights: Path) -> None:
+    def test_sidecar_takes_no_path_from_its_names(self, weights):
         """What it says about files is never opened: a name beyond the fields changes nothing."""
         sidecar = Path(f"{weights}.json")
         record = json.loads(sidecar.read_text())
@@ -291,20 +289,18 @@ class TestSafetensors:
         ],
         ids=["length", "offsets", "type", "no table", "cut short", "empty"],
     )
-    def test_what_the_library_refuses_is_said_in_words(
-        self, tensors: Path, damage: Callable[[dict[str, Any], bytes], bytes]
-    ) -> None:
+    def test_what_the_library_refuses_is_said_in_words(self, tensors, damage):
         tensors.write_bytes(damage(*header(tensors.read_bytes())))
         refusal(lambda: load_encoder(tensors), tensors)
 
     @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
-    def test_metadata(self, tensors: Path, text: str) -> None:
+    def test_metadata(self, tensors, text):
         table, data = header(tensors.read_bytes())
         table["__metadata__"]["deepbregman"] = text.replace("\udcff\udcfe", "\ufffd")
         tensors.write_bytes(with_header(table, data))
         refusal(lambda: load_encoder(tensors), tensors)
 
-    def test_any_bytes_changed(self, tensors: Path) -> None:
+    def test_any_bytes_changed(self, tensors):
         whole, chance, refused = tensors.read_bytes(), random.Random(0), 0
         (length,) = struct.unpack("<Q", whole[:8])
         for _ in range(80):
@@ -322,7 +318,7 @@ class TestSafetensors:
 class TestRunFolder:
     @pytest.mark.parametrize("name", ["result.json", "provenance.json"])
     @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
-    def test_records(self, run: Run, name: str, text: str) -> None:
+    def test_records(self, run, name, text):
         path = run.path / name
         path.write_bytes(text.encode(errors="surrogateescape"))
         read = run.result if name == "result.json" else run.provenance
@@ -333,7 +329,7 @@ class TestRunFolder:
 
     @pytest.mark.parametrize("text", DEEP.values(), ids=DEEP)
     @pytest.mark.parametrize("before", ["", '{"epoch": 1}\n'])
-    def test_metrics(self, run: Run, text: str, before: str) -> None:
+    def test_metrics(self, run, text, before):
         path = run.path / "metrics.jsonl"
         path.write_bytes((before + text).encode(errors="surrogateescape"))
         try:
@@ -345,22 +341,20 @@ class TestRunFolder:
             assert kept[:1] == ([{"epoch": 1}] if before else [])
 
     @pytest.mark.parametrize("epoch", ['"1"', "null", "[1]", "{}", "true"])
-    def test_epoch_that_is_no_number(self, run: Run, epoch: str) -> None:
+    def test_epoch_that_is_no_number(self, run, epoch):
         (run.path / "metrics.jsonl").write_text(f'{{"epoch": {epoch}}}\n')
         refusal(lambda: run.truncate_metrics(3), run.path / "metrics.jsonl")
 
     @pytest.mark.parametrize(
         "rows", [5, {"a": 1}, [5], [None], [[]], [{}], [{"protocol": ["knn"], "epoch": 1}], "text"]
     )
-    def test_evaluations_that_are_no_rows(self, run: Run, rows: Any) -> None:
+    def test_evaluations_that_are_no_rows(self, run, rows):
         (run.path / "result.json").write_text(json.dumps({"evaluations": rows}))
         refusal(run.evaluations, run.path / "result.json")
 
     @pytest.mark.parametrize("name", [".lock", ".records.lock", "metrics.jsonl"])
     @pytest.mark.parametrize("target", ["precious", "absent"])
-    def test_nothing_is_written_through_links(
-        self, command: Command, run: Run, tmp_path: Path, name: str, target: str
-    ) -> None:
+    def test_nothing_is_written_through_links(self, command, run, tmp_path, name, target):
         (tmp_path / "precious").write_text("x")
         (run.path / name).unlink(missing_ok=True)
         (run.path / name).symlink_to(tmp_path / target)
@@ -374,9 +368,7 @@ class TestRunFolder:
             assert not (tmp_path / "absent").exists()
 
     @pytest.mark.parametrize("name", ["checkpoints", "tensorboard"])
-    def test_nothing_is_written_into_linked_folders(
-        self, command: Command, run: Run, tmp_path: Path, name: str
-    ) -> None:
+    def test_nothing_is_written_into_linked_folders(self, command, run, tmp_path, name):
         (tmp_path / "theirs").mkdir()
         shutil.rmtree(run.path / name, ignore_errors=True)
         (run.path / name).symlink_to(tmp_path / "theirs")
@@ -386,9 +378,7 @@ class TestRunFolder:
         assert list((tmp_path / "theirs").iterdir()) == []
 
     @pytest.mark.parametrize("name", [".records.lock", "detection", "detection/fpn-run-seed0"])
-    def test_links_are_refused_before_an_evaluation_computes(
-        self, command: Command, run: Run, tmp_path: Path, name: str
-    ) -> None:
+    def test_links_are_refused_before_an_evaluation_computes(self, command, run, tmp_path, name):
         (tmp_path / "theirs").mkdir()
         (run.path / name).parent.mkdir(exist_ok=True)
         (run.path / name).unlink(missing_ok=True)
@@ -400,9 +390,7 @@ class TestRunFolder:
         assert f"{run.path / name} is a symbolic link" in err
         assert list((tmp_path / "theirs").iterdir()) == []
 
-    def test_words_in_the_configuration_stay_words(
-        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_words_in_the_configuration_stay_words(self, run, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         code = "__import__('os').mkdir('ran')"
         for field in ("data.source", "data.root"):
@@ -417,15 +405,13 @@ class TestRunFolder:
             refusal(lambda: load_encoder(run.path))
         assert not (tmp_path / "ran").exists()
 
-    def test_transfer_to_the_home_of_nobody(self, run: Run) -> None:
+    def test_transfer_to_the_home_of_nobody(self, run):
         """It compares places before it opens any."""
         data = "~nobody-by-this-name"
         refusal(lambda: evaluate(run, protocols=("transfer",), data=data), data, "no user")
 
     @pytest.mark.parametrize("place", ["~nobody-by-this-name/x", "a\0b", "x" * 5000, "\udce9"])
-    def test_places_that_cannot_be(
-        self, place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_places_that_cannot_be(self, place, capsys, tmp_path):
         commands = [
             ["pretrain", "digits", "--data", place, "--run", str(tmp_path / "r")],
             ["pretrain", "digits", "--data", "cifar10", "--data.root", place],
@@ -451,7 +437,7 @@ class TestNames:
     """Files and classes whose names are no text, or would move the cursor of a terminal."""
 
     @pytest.fixture
-    def photos(self, tmp_path: Path) -> Path:
+    def photos(self, tmp_path) -> Path:
         chance = np.random.default_rng(0)
         for label in NAMES[:2]:
             folder = tmp_path / "photos" / os.fsdecode(label)
@@ -461,9 +447,7 @@ class TestNames:
                 Image.fromarray(pixels).save(folder / f"{os.fsdecode(name)}.png")
         return tmp_path / "photos"
 
-    def test_every_verb_that_names_files(
-        self, run: Run, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_every_verb_that_names_files(self, run, photos, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         for words in (
             ["evaluate", "run", "--protocol", "knn", "--data", "photos"],

@@ -1,7 +1,6 @@
 """What the tests of the verbs share."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +11,13 @@ Refused = Callable[[str, Run, list[object], str, str], None]
 
 
 @pytest.fixture(autouse=True)
-def strong_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+def strong_penalties(monkeypatch) -> None:
     """Let the protocols try strong penalties only: fits with weak ones take most of the time."""
     monkeypatch.setattr(linear, "L2_GRID", (1e-2, 1e-1))
 
 
 @pytest.fixture
-def refused(
-    command: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Refused:
+def refused(command, tmp_path, monkeypatch) -> Refused:
     """Check that a verb refuses its words, and writes nothing beside a file that is there."""
 
     def check(verb: str, run: Run, words: list[object], expected: str, there: str) -> None:

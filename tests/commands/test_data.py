@@ -22,7 +22,7 @@ from ..conftest import Command
 
 
 @pytest.fixture
-def command(command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Command:
+def command(command, monkeypatch, tmp_path) -> Command:
     """``deepbregman data ...`` in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *words: command("data", *words)
@@ -40,7 +40,7 @@ def _expect(monkeypatch: pytest.MonkeyPatch, name: str, **changes: object) -> No
 
 
 @pytest.fixture
-def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def imagenet(tmp_path, monkeypatch) -> Path:
     """A root with three classes of ImageNet, as many as are expected of it."""
     for number, wnid in enumerate(("n01440764", "n01443537", "n01484850")):
         for i in range(4):
@@ -53,7 +53,7 @@ def imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cifar10(tmp_path, monkeypatch) -> Path:
     """A root with CIFAR-10 in its real layout, of four and two images."""
     from torchvision.datasets import CIFAR10
 
@@ -78,7 +78,7 @@ def cifar10(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class TestList:
-    def test_every_dataset_with_its_published_counts(self, command: Command) -> None:
+    def test_every_dataset_with_its_published_counts(self, command):
         code, out, err = command("list")
         assert (code, err) == (0, "")
         lines = {line.split()[0]: line.split()[1:] for line in out.splitlines() if line.strip()}
@@ -96,7 +96,7 @@ class TestList:
             "isic2018",
         ]
 
-    def test_the_overview_and_wrong_words(self, command: Command) -> None:
+    def test_the_overview_and_wrong_words(self, command):
         code, out, _ = command()
         assert code == 0
         assert all(verb in out for verb in ("list", "check", "prepare"))
@@ -110,16 +110,14 @@ class TestList:
 
 
 class TestCheck:
-    def test_complete_class_folders(self, command: Command, imagenet: Path) -> None:
+    def test_complete_class_folders(self, command, imagenet):
         code, out, err = command("check", "imagenet", "--root", imagenet)
         assert (code, err) == (0, "")
         assert "imagenet: complete" in out
         code, out, _ = command("check", "imagenet", "--root", imagenet / "imagenet")
         assert code == 0
 
-    def test_wrong_counts_say_how_many_and_where_to_get_it(
-        self, command: Command, imagenet: Path
-    ) -> None:
+    def test_wrong_counts_say_how_many_and_where_to_get_it(self, command, imagenet):
         (imagenet / "imagenet" / "train" / "n01443537" / "2.JPEG").unlink()
         shutil.rmtree(imagenet / "imagenet" / "val")
         code, out, err = command("check", "imagenet", "--root", imagenet)
@@ -130,7 +128,7 @@ class TestCheck:
         assert "download it" not in err  # nobody can
 
     @pytest.mark.parametrize("name", [name for name in DATASETS if name != "digits"])
-    def test_nothing_there(self, command: Command, name: str, tmp_path: Path) -> None:
+    def test_nothing_there(self, command, name, tmp_path):
         code, _, err = command("check", name, "--root", tmp_path / "none")
         assert code == 2
         assert f"{name} is not complete" in err
@@ -138,10 +136,10 @@ class TestCheck:
         assert ("data prepare" in err) == DATASETS[name].downloadable
         assert list(tmp_path.iterdir()) == []
 
-    def test_digits_need_nothing(self, command: Command) -> None:
+    def test_digits_need_nothing(self, command):
         assert command("check", "digits")[0] == 0
 
-    def test_files_of_cifar_by_their_checksums(self, command: Command, cifar10: Path) -> None:
+    def test_files_of_cifar_by_their_checksums(self, command, cifar10):
         code, out, err = command("check", "cifar10", "--root", cifar10)
         assert (code, err) == (0, "")
         assert out.count("checksum right") == 4
@@ -154,9 +152,7 @@ class TestCheck:
         assert "b2' is not there" in err
         assert out.count("checksum right") == 2
 
-    def test_an_archive_beside_it_is_verified(
-        self, command: Command, imagenet: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_archive_beside_it_is_verified(self, command, imagenet, monkeypatch):
         (imagenet / "train.tar").write_bytes(b"all of it")
         md5 = hashlib.md5(b"all of it").hexdigest()
         _expect(monkeypatch, "imagenet", archives={"train.tar": md5, "val.tar": "0"})
@@ -168,9 +164,7 @@ class TestCheck:
         assert code == 2
         assert "train.tar' is damaged" in err
 
-    def test_pascal_voc(
-        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_pascal_voc(self, command, tmp_path, monkeypatch):
         folder = tmp_path / "VOCdevkit" / "VOC2007"
         (folder / "ImageSets" / "Main").mkdir(parents=True)
         (folder / "ImageSets" / "Main" / "trainval.txt").write_text("000005\n000007\n")
@@ -186,7 +180,7 @@ class TestCheck:
         assert code == 2
         assert "'000007.xml'" in err
 
-    def test_a_folder_of_your_own(self, command: Command, tmp_path: Path) -> None:
+    def test_a_folder_of_your_own(self, command, tmp_path):
         for i in range(3):
             _save(tmp_path / "photos" / "cats" / f"{i}.png", 6, 9 + i)
         _save(tmp_path / "photos" / "dogs" / "0.jpg", 12, 5)
@@ -202,7 +196,7 @@ class TestCheck:
         assert "1 image cannot be read" in err
         assert "0.jpg" in err
 
-    def test_an_archive_of_your_own(self, command: Command, tmp_path: Path) -> None:
+    def test_an_archive_of_your_own(self, command, tmp_path):
         pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 6), dtype=np.uint8)
         np.savez(tmp_path / "a.npz", train_images=pixels, train_labels=[0, 1, 0, 0, 1])
         code, out, err = command("check", tmp_path / "a.npz")
@@ -210,9 +204,7 @@ class TestCheck:
         assert "5 in 2 classes" in out
         assert "8 x 6 px" in out
 
-    def test_a_mapped_archive_is_verified_all_the_same(
-        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_mapped_archive_is_verified_all_the_same(self, command, tmp_path, monkeypatch):
         pixels = np.random.default_rng(0).integers(0, 256, (9, 80, 60), dtype=np.uint8)
         np.savez(tmp_path / "a.npz", train_images=pixels)
         content = bytearray((tmp_path / "a.npz").read_bytes())
@@ -233,14 +225,14 @@ class TestCheck:
             ("", "'': no such folder"),
         ],
     )
-    def test_unknown_names(self, command: Command, verb: str, name: str, part: str) -> None:
+    def test_unknown_names(self, command, verb, name, part):
         code, _, err = command(verb, name)
         assert code == 2
         assert part in err
 
 
 class TestPrepare:
-    def test_digits_are_measured_and_cached(self, command: Command, tmp_path: Path) -> None:
+    def test_digits_are_measured_and_cached(self, command, tmp_path):
         code, out, err = command("prepare", "digits", "--root", "r", "--cache", "d.npz")
         assert (code, err) == (0, "")
         from sklearn.datasets import load_digits
@@ -257,7 +249,7 @@ class TestPrepare:
         assert cached.train.images.pixels.equal(original.train.images.pixels)
         assert command("check", "d.npz")[0] == 0
 
-    def test_files_are_cached_for_the_image_size(self, command: Command, imagenet: Path) -> None:
+    def test_files_are_cached_for_the_image_size(self, command, imagenet):
         words = ("prepare", "imagenet", "--root", imagenet, "--cache", "i.npz")
         code, _, err = command(*words)
         assert (code, err) == (0, "")
@@ -271,7 +263,7 @@ class TestPrepare:
         assert command(*words[:-1], "j.npz", "--image-size", 4)[0] == 0
         assert open_source("j.npz", image_size=4).train.images.frame == (9, 9)
 
-    def test_a_folder_of_your_own(self, tmp_path: Path) -> None:
+    def test_a_folder_of_your_own(self, tmp_path):
         for i in range(6):
             _save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", seed=i)
         pixels = [np.asarray(Image.open(path)) for path in (tmp_path / "photos").rglob("*.png")]
@@ -279,9 +271,7 @@ class TestPrepare:
         assert record["images"] == {"train": 4, "test": 2}
         assert np.isclose(record["mean"], np.mean(pixels, axis=(0, 1, 2)) / 255, atol=0.1).all()
 
-    def test_the_current_folder_and_no_size(
-        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_current_folder_and_no_size(self, command, tmp_path, monkeypatch):
         _save(tmp_path / "photos" / "0.png")
         monkeypatch.chdir(tmp_path / "photos")
         assert command("prepare", ".")[0] == 0
@@ -292,14 +282,7 @@ class TestPrepare:
     @pytest.mark.parametrize(
         ("name", "module"), [("cifar10", "cifar"), ("stl10", "stl10"), ("voc", "voc")]
     )
-    def test_offline(
-        self,
-        command: Command,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        name: str,
-        module: str,
-    ) -> None:
+    def test_offline(self, command, tmp_path, monkeypatch, name, module):
         def fail(*args: object, **kwargs: object) -> None:
             raise URLError("no route to host")
 
@@ -314,9 +297,7 @@ class TestPrepare:
             assert part in err
         assert list(tmp_path.iterdir()) == []
 
-    def test_downloads_can_be_forbidden(
-        self, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_downloads_can_be_forbidden(self, command, tmp_path, monkeypatch):
         def fail(*args: object, **kwargs: object) -> None:
             raise AssertionError("reached for the network")
 
@@ -331,8 +312,8 @@ class TestPrepare:
         ("cache", "part"), [("c.zip", "is .npz"), ("no/c.npz", "not exist"), ("c.npz", "exists")]
     )
     def test_a_cache_that_cannot_be_written_is_refused_before_the_work(
-        self, command: Command, tmp_path: Path, cache: str, part: str
-    ) -> None:
+        self, command, tmp_path, cache, part
+    ):
         (tmp_path / "c.npz").write_text("precious")
         code, _, err = command("prepare", "digits", "--cache", cache)
         assert code == 2
@@ -340,9 +321,7 @@ class TestPrepare:
         assert [path.name for path in tmp_path.iterdir()] == ["c.npz"]
         assert (tmp_path / "c.npz").read_text() == "precious"
 
-    def test_too_little_room_says_how_much_it_takes(
-        self, command: Command, imagenet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_too_little_room_says_how_much_it_takes(self, command, imagenet, tmp_path, monkeypatch):
         usage = shutil.disk_usage(tmp_path)._replace(free=900_000)
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
         code, _, err = command("prepare", "imagenet", "--root", imagenet, "--cache", "c.npz")
@@ -352,12 +331,8 @@ class TestPrepare:
 
     @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError(28, "No space left")])
     def test_interrupted_it_leaves_nothing_and_can_be_run_again(
-        self,
-        command: Command,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        failure: BaseException,
-    ) -> None:
+        self, command, tmp_path, monkeypatch, failure
+    ):
         def fail(file: int) -> None:
             raise failure
 
@@ -368,7 +343,7 @@ class TestPrepare:
         assert list(tmp_path.iterdir()) == []
         assert command("prepare", "digits", "--root", "r", "--cache", "c.npz")[0] == 0
 
-    def test_unreadable_images(self, command: Command, imagenet: Path) -> None:
+    def test_unreadable_images(self, command, imagenet):
         broken = imagenet / "imagenet" / "train" / "n01440764" / "1.JPEG"
         broken.write_bytes(b"")
         code, _, err = command("prepare", "imagenet", "--root", imagenet)
@@ -389,7 +364,7 @@ SHARED = Path(os.environ.get("DEEPBREGMAN_SHARED", Path(__file__).parents[3] / "
     not (SHARED / "cifar10" / "unpack.py").is_file(),
     reason="the compact copy of CIFAR-10 is not beside this repository",
 )
-def test_cifar10_itself(command: Command, tmp_path: Path) -> None:
+def test_cifar10_itself(command, tmp_path):
     """Mean and deviation are those published; the cache holds the same arrays."""
     script = str(SHARED / "cifar10" / "unpack.py")
     subprocess.run([sys.executable, script, str(tmp_path / "cifar.npz")], check=True)

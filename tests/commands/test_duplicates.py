@@ -3,7 +3,6 @@
 import csv
 import shutil
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +10,10 @@ import pytest
 from PIL import Image
 
 import deepbregman
-from deepbregman.runs import Run
-
-from ..conftest import Command
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory) -> Path:
     """Photographs in two classes: two exact copies of one, a compressed copy of another."""
     folder = tmp_path_factory.mktemp("data") / "photos"
     random = np.random.default_rng(0)
@@ -34,9 +30,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_copies_of_photographs(
-    command: Command, short_run: Run, photos: Path, tmp_path: Path
-) -> None:
+def test_copies_of_photographs(command, short_run, photos, tmp_path):
     out, sheet = tmp_path / "copies.csv", tmp_path / "copies.png"
     code, said, err = command(
         *("duplicates", short_run.path, "--data", photos, "--threshold", 0.999),
@@ -66,7 +60,7 @@ def test_copies_of_photographs(
         assert image.height > 2 * 112
 
 
-def test_the_threshold_is_measured(short_run: Run, photos: Path) -> None:
+def test_the_threshold_is_measured(short_run, photos):
     found = deepbregman.duplicates(short_run, data=str(photos))
     assert 0.5 < found.threshold < 1.0
     names = [{copy.name for copy in group} for group in found.groups]
@@ -75,7 +69,7 @@ def test_the_threshold_is_measured(short_run: Run, photos: Path) -> None:
     assert again.threshold == found.threshold
 
 
-def test_copies_in_both_splits_of_shards(short_run: Run, photos: Path, tmp_path: Path) -> None:
+def test_copies_in_both_splits_of_shards(short_run, photos, tmp_path):
     """Each split lies in files of its own, so that no one sequence has the images of both."""
     shards = tmp_path / "shards"
     shards.mkdir()
@@ -91,9 +85,7 @@ def test_copies_in_both_splits_of_shards(short_run: Run, photos: Path, tmp_path:
     }
 
 
-def test_no_duplicates_at_all(
-    command: Command, short_run: Run, photos: Path, tmp_path: Path
-) -> None:
+def test_no_duplicates_at_all(command, short_run, photos, tmp_path):
     some = tmp_path / "some"
     some.mkdir()
     for index in range(6):
@@ -122,7 +114,5 @@ def test_no_duplicates_at_all(
         (["--data", "nowhere"], "no such folder"),
     ],
 )
-def test_errors(
-    refused: Callable[..., None], short_run: Run, words: list[object], expected: str
-) -> None:
+def test_errors(refused, short_run, words, expected):
     refused("duplicates", short_run, words, expected, "old.csv")

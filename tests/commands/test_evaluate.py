@@ -26,20 +26,20 @@ from ..conftest import Command
 
 
 @pytest.fixture
-def run(short_run: Run, tmp_path: Path) -> Path:
+def run(short_run, tmp_path) -> Path:
     shutil.copytree(short_run.path, tmp_path / "run")
     (tmp_path / "run" / "result.json").write_text('{"pretrain": {"epoch": 2}}\n')
     return tmp_path / "run"
 
 
 @pytest.fixture
-def evaluate(command: Command, run: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def evaluate(command, run, monkeypatch) -> Command:
     monkeypatch.setenv("COLUMNS", "120")
     return lambda *words: command("evaluate", run, *words)
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path) -> Path:
     """Bright cats and dark dogs of several sizes, one of them grey."""
     random = np.random.default_rng(0)
     for label, name in enumerate(("cats", "dogs")):
@@ -61,7 +61,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 
 
 class TestUse:
-    def test_transfer_to_a_folder(self, evaluate: Command, run: Path, photos: Path) -> None:
+    def test_transfer_to_a_folder(self, evaluate, run, photos):
         words = ("--protocol", "transfer", "--data", photos, "--epochs", 6, "--batch-size", 8)
         code, out, err = evaluate(*words, "--seeds", 2, "--balanced")
         assert (code, err) == (0, "")
@@ -78,9 +78,7 @@ class TestUse:
             assert f"{row['value']:.2f} ± {row['deviation']:.2f}" in out
         assert rows[2]["value"] == 100.0  # bright or dark
 
-    def test_semi_with_a_list(
-        self, evaluate: Command, run: Path, photos: Path, tmp_path: Path
-    ) -> None:
+    def test_semi_with_a_list(self, evaluate, run, photos, tmp_path):
         names = ("cats_0.png", "dogs_1.png", "train/cats/cats_4.png", "dogs/dogs_5.png")
         (tmp_path / "few.txt").write_bytes("\r\n".join(names).encode())
         words = ("--protocol", "semi", "--data", photos, "--epochs", 2)
@@ -92,9 +90,7 @@ class TestUse:
         ]
         assert "4 / 10" in out
 
-    def test_semi_with_less_than_an_image_of_a_class(
-        self, evaluate: Command, run: Path, photos: Path
-    ) -> None:
+    def test_semi_with_less_than_an_image_of_a_class(self, evaluate, run, photos):
         words = ("--protocol", "semi", "--data", photos, "--epochs", 1)
         code, _, err = evaluate(*words, "--labels", 0.05, "--starts", "encoder")
         assert code == 0
@@ -102,14 +98,14 @@ class TestUse:
         (row,) = rows_of(run)
         assert (row["num_train"], row["details"]["classes_rounded_up"]) == (2, ["cats", "dogs"])
 
-    def test_the_help_groups_what_belongs_together(self, evaluate: Command) -> None:
+    def test_the_help_groups_what_belongs_together(self, evaluate):
         code, out, _ = evaluate("--help")
         assert code == 0
         labels, rate = out.index("semi options"), out.index("tuning options")
         assert labels < out.index("--labels ") < rate < out.index("--learning-rate ")
         assert out.index("--seeds") < labels
 
-    def test_an_unreadable_image(self, evaluate: Command, run: Path, photos: Path) -> None:
+    def test_an_unreadable_image(self, evaluate, run, photos):
         (photos / "train" / "cats" / "broken.png").write_bytes(b"no image")
         words = ("--protocol", "semi", "--data", photos, "--labels", 0.5, "--epochs", 1)
         code, _, err = evaluate(*words)
@@ -145,7 +141,7 @@ class TestUse:
         ("--protocol supervised --epochs 1 --learning-rate 1e30", ["diverged", "1e+30", "lower"]),
     ],
 )
-def test_refusals(evaluate: Command, run: Path, words: str, expected: list[str]) -> None:
+def test_refusals(evaluate, run, words, expected):
     before = (run / "result.json").read_text()
     code, _, err = evaluate(*words.split())
     assert code == 2
@@ -155,9 +151,7 @@ def test_refusals(evaluate: Command, run: Path, words: str, expected: list[str])
     assert (run / "result.json").read_text() == before
 
 
-def test_the_table_has_a_line_for_a_variant_and_a_column_for_a_metric(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_table_has_a_line_for_a_variant_and_a_column_for_a_metric(capsys):
     common = {"protocol": "linear", "data": "d", "num_train": 1297, "num_test": 500}
     rows = [
         {"variant": "a [b]", "metric": "top5", "value": 99.0, "deviation": 0.126, "n": 3},
@@ -173,9 +167,7 @@ def test_the_table_has_a_line_for_a_variant_and_a_column_for_a_metric(
     ]
 
 
-def test_protocols_with_other_metrics_have_tables_of_their_own(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_protocols_with_other_metrics_have_tables_of_their_own(capsys):
     found = {"knn": ["top1"], "retrieval": ["mAP", "precision@10"], "linear": ["top1", "top5"]}
     common = {"data": "d", "num_train": 1297, "num_test": 500, "deviation": None, "n": 1}
     rows = [
@@ -190,7 +182,7 @@ def test_protocols_with_other_metrics_have_tables_of_their_own(
     assert sum(line.startswith("on d") for line in lines) == 3
 
 
-def test_accuracies_come_with_what_to_compare_them_with() -> None:
+def test_accuracies_come_with_what_to_compare_them_with():
     rows = [
         {"protocol": "knn", "metric": "top1", "details": {"k": 20}, "raw_pixels": 33.59},
         {"protocol": "knn", "metric": "top1", "details": {"k": 20}, "raw_pixels": 33.59},
@@ -205,14 +197,12 @@ def test_accuracies_come_with_what_to_compare_them_with() -> None:
 
 
 @pytest.mark.parametrize("name", ["cat/1.jpg", "1.jpg"])
-def test_a_class_that_the_name_tells_has_no_column(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_that_the_name_tells_has_no_column(name, capsys):
     Console(width=80).print(draw_hits("query", {"cosine": [(name, "cat", 0.9)]}))
     assert ("class" in capsys.readouterr().out) == (name == "1.jpg")
 
 
-def test_nothing_is_cut_off_on_a_narrow_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_cut_off_on_a_narrow_screen(capsys):
     common = {"protocol": "semi", "data": "d", "num_train": 12_811, "num_test": 50_000, "n": 3}
     rows = [
         {**common, "variant": variant, "metric": metric, "value": 66.25, "deviation": 10.5}
@@ -229,9 +219,7 @@ def test_nothing_is_cut_off_on_a_narrow_screen(capsys: pytest.CaptureFixture[str
     assert "…" not in capsys.readouterr().out
 
 
-def test_no_two_training_images_of_a_class(
-    evaluate: Command, run: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_no_two_training_images_of_a_class(evaluate, run, photos, tmp_path):
     for name in ("cats", "dogs"):
         (tmp_path / "two" / name).mkdir(parents=True)
         for index in range(2):  # of which one is set aside to test on
@@ -244,9 +232,7 @@ def test_no_two_training_images_of_a_class(
     assert "evaluations" not in (run / "result.json").read_text()
 
 
-def test_images_that_stood_in_for_others_are_said(
-    evaluate: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_stood_in_for_others_are_said(evaluate, monkeypatch):
     monkeypatch.setattr(SplitFeatures, "num_replaced", 2)
     code, out, _ = evaluate("--protocol", "knn")
     assert code == 0
@@ -254,8 +240,8 @@ def test_images_that_stood_in_for_others_are_said(
 
 
 def test_a_folder_that_cannot_be_written_to_is_judged_and_not_recorded(
-    evaluate: Command, run: Path, few_digits: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    evaluate, run, few_digits, monkeypatch
+):
     """It is said before the work; the numbers are printed; nothing in the folder changes."""
     refuse_writing(monkeypatch, run)
     before = contents(run)
@@ -269,9 +255,7 @@ def test_a_folder_that_cannot_be_written_to_is_judged_and_not_recorded(
     assert contents(run) == before
 
 
-def test_detection_needs_a_folder_to_write_to(
-    evaluate: Command, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_detection_needs_a_folder_to_write_to(evaluate, run, monkeypatch):
     refuse_writing(monkeypatch, run)
     code, _, err = evaluate("--protocol", "detect", "--data", "voc")
     assert code == 2
@@ -298,7 +282,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_test_split_of_one_class_is_said(evaluate: Command, photos: Path) -> None:
+def test_a_test_split_of_one_class_is_said(evaluate, photos):
     shutil.rmtree(photos / "test" / "dogs")
     code, _, err = evaluate("--protocol", "knn", "--data", photos)
     assert code == 0
@@ -306,9 +290,7 @@ def test_a_test_split_of_one_class_is_said(evaluate: Command, photos: Path) -> N
     assert err.count("note:") == 1
 
 
-def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(
-    command: Command, run: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(command, run, tmp_path):
     kept = tmp_path / "kept"
     words = ("pretrain", run / "config.toml", "--encoder.weights", run, "--training.epochs", 0)
     code, out, _ = command(*words, "--run", kept)
@@ -333,9 +315,7 @@ def test_a_run_without_epochs_is_the_encoder_that_it_starts_from(
     assert Run(kept).result()["pretrain"] == result
 
 
-def test_a_run_without_epochs_and_weights_says_that_it_is_untrained(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_run_without_epochs_and_weights_says_that_it_is_untrained(command, tmp_path):
     words = ("pretrain", "digits", "--data", "digits", "--training.epochs", 0)
     code, out, _ = command(*words, "--run", tmp_path / "untrained")
     assert code == 0

@@ -3,15 +3,11 @@
 import base64
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import deepbregman
-from deepbregman.runs import Run
-
-from ..conftest import Command
 
 pytestmark = pytest.mark.usefixtures("without_umap")
 
@@ -21,9 +17,7 @@ def read(text: str, name: str, kind: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(match[1]), kind)
 
 
-def test_digits_with_labels_for_a_few(
-    command: Command, short_run: Run, few_digits: str, tmp_path: Path
-) -> None:
+def test_digits_with_labels_for_a_few(command, short_run, few_digits, tmp_path):
     with np.load(few_digits) as arrays:
         truth = arrays["train_labels"]
     few = tmp_path / "few.csv"
@@ -61,7 +55,7 @@ def test_digits_with_labels_for_a_few(
         assert values.tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_table_for_embedding_atlas(short_run: Run, few_digits: str, tmp_path: Path) -> None:
+def test_the_table_for_embedding_atlas(short_run, few_digits, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     out = tmp_path / "map.parquet"
     found = deepbregman.explore(short_run, out, data=few_digits, split="test", format="parquet")
@@ -85,14 +79,7 @@ def test_the_table_for_embedding_atlas(short_run: Run, few_digits: str, tmp_path
         (["--out", "map.html", "--data", "nowhere"], "no such folder"),
     ],
 )
-def test_errors(
-    command: Command,
-    short_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: list[object],
-    expected: str,
-) -> None:
+def test_errors(command, short_run, tmp_path, monkeypatch, words, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.html").write_text("precious")
     code, _, err = command("explore", short_run.path, *words)

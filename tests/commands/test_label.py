@@ -12,17 +12,15 @@ from PIL import Image
 import deepbregman
 from deepbregman.commands.label import _find_surprises
 from deepbregman.commands.pretrain import pretrain
-from deepbregman.config import Config, override
+from deepbregman.config import override
 from deepbregman.errors import UserError
 from deepbregman.evaluation.gallery import open_gallery, open_run
 from deepbregman.evaluation.labelling import draw_images
 from deepbregman.runs import Run
 
-from ..conftest import Command
-
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory) -> Path:
     """Reddish and bluish photographs, without classes."""
     folder = tmp_path_factory.mktemp("data") / "photos"
     folder.mkdir()
@@ -36,7 +34,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(short_config: Config, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(short_config, photos, tmp_path_factory) -> Run:
     changes = {"training.epochs": 1, "training.batch_size": 8, "data.image_size": 8}
     config = override(short_config, {**changes, "data.source": str(photos)})
     return pretrain(config, run=tmp_path_factory.mktemp("runs") / "run")
@@ -51,7 +49,7 @@ def write_table(path: Path, *names: str) -> Path:
 FEW = [f"{name}-{index}.png" for name in ("red", "blue") for index in range(4)]
 
 
-def test_photographs_from_a_table(command: Command, run: Run, tmp_path: Path) -> None:
+def test_photographs_from_a_table(command, run, tmp_path):
     few, out, sheet = write_table(tmp_path / "few.csv", *FEW), tmp_path / "all.csv", "next.png"
     code, said, err = command(
         *("label", run.path, "--labels", few, "--out", out, "--sheet", tmp_path / sheet),
@@ -85,9 +83,7 @@ def test_photographs_from_a_table(command: Command, run: Run, tmp_path: Path) ->
     assert again.labels == [rows[name]["label"] for name in again.names]
 
 
-def test_what_was_suggested_stays_so_in_the_next_rounds(
-    command: Command, run: Run, tmp_path: Path
-) -> None:
+def test_what_was_suggested_stays_so_in_the_next_rounds(command, run, tmp_path):
     table = write_table(tmp_path / "few.csv", *FEW)
     marked: set[str] = set()
     for turn in range(3):
@@ -113,9 +109,7 @@ def test_what_was_suggested_stays_so_in_the_next_rounds(
     assert len(marked) == 6
 
 
-def test_a_sheet_that_exists_is_named_by_its_option(
-    command: Command, run: Run, tmp_path: Path
-) -> None:
+def test_a_sheet_that_exists_is_named_by_its_option(command, run, tmp_path):
     (tmp_path / "a.png").touch()
     for verb in ("label", "duplicates"):
         words = (verb, run.path, "--out", tmp_path / "a.csv", "--sheet", tmp_path / "a.png")
@@ -124,7 +118,7 @@ def test_a_sheet_that_exists_is_named_by_its_option(
         assert f"--sheet {tmp_path / 'a.png'} exists" in error
 
 
-def test_the_first_images_to_label_are_drawn(command: Command, run: Run, tmp_path: Path) -> None:
+def test_the_first_images_to_label_are_drawn(command, run, tmp_path):
     few, sheet = tmp_path / "few.csv", tmp_path / "few.png"
     code, said, err = command(
         "label", run.path, "--out", few, "--sheet", sheet, "--suggest", 8, "--seed", 3
@@ -153,7 +147,7 @@ def test_the_first_images_to_label_are_drawn(command: Command, run: Run, tmp_pat
         assert "draws images at random" in err
 
 
-def test_pictures_show_more_than_the_encoder_sees(run: Run, tmp_path: Path) -> None:
+def test_pictures_show_more_than_the_encoder_sees(run, tmp_path):
     """Its images have 8 px, in frames of 12 at most; people would not know what to label."""
     large = tmp_path / "large"
     large.mkdir()
@@ -166,7 +160,7 @@ def test_pictures_show_more_than_the_encoder_sees(run: Run, tmp_path: Path) -> N
     assert max(seen[0].shape) < 20
 
 
-def test_unequal_classes_are_told_both_ways(command: Command, run: Run, tmp_path: Path) -> None:
+def test_unequal_classes_are_told_both_ways(command, run, tmp_path):
     few = write_table(tmp_path / "few.csv", *FEW, *(f"red-{i}.png" for i in range(4, 10)))
     out = tmp_path / "all.csv"
     words = ("label", run.path, "--labels", few, "--suggest", 1, "--by", "linear")
@@ -183,7 +177,7 @@ def test_unequal_classes_are_told_both_ways(command: Command, run: Run, tmp_path
     assert "next:" not in said  # nothing was written
 
 
-def test_a_class_with_one_label_is_pointed_out(command: Command, run: Run, tmp_path: Path) -> None:
+def test_a_class_with_one_label_is_pointed_out(command, run, tmp_path):
     few, out = write_table(tmp_path / "few.csv", *FEW), tmp_path / "all.csv"
     few.write_text(few.read_text() + "red-9.png,violet\n")
     code, said, _ = command("label", run.path, "--labels", few, "--out", out, "--suggest", 3)
@@ -200,7 +194,7 @@ def test_a_class_with_one_label_is_pointed_out(command: Command, run: Run, tmp_p
     assert {row["label"] for name, row in rows.items() if name.startswith("blue")} == {"blue"}
 
 
-def test_one_label_for_all_is_no_success(command: Command, run: Run, tmp_path: Path) -> None:
+def test_one_label_for_all_is_no_success(command, run, tmp_path):
     """Two labels among fourteen have no reason, so only the frequent class can be learned."""
     table = tmp_path / "few.csv"
     names = [f"{name}-{index}.png" for name in ("red", "blue") for index in range(7)]
@@ -216,7 +210,7 @@ def test_one_label_for_all_is_no_success(command: Command, run: Run, tmp_path: P
     assert "add --balanced" in said
 
 
-def test_a_classifier_that_guesses_is_no_success(run: Run, tmp_path: Path) -> None:
+def test_a_classifier_that_guesses_is_no_success(run, tmp_path):
     found = deepbregman.label(run, write_table(tmp_path / "few.csv", *FEW))
     assert not list(_find_surprises(found))
     chosen = found.judged[0]
@@ -234,16 +228,14 @@ def test_a_classifier_that_guesses_is_no_success(run: Run, tmp_path: Path) -> No
     assert "--balanced" not in words
 
 
-def test_labels_that_differ_in_case_are_pointed_out(run: Run, tmp_path: Path) -> None:
+def test_labels_that_differ_in_case_are_pointed_out(run, tmp_path):
     table = write_table(tmp_path / "few.csv", *FEW)
     table.write_text(table.read_text().replace("red-0.png,red", "red-0.png,Red"))
     found = deepbregman.label(run, table, by=["knn"], suggest=0)
     assert any("'Red' and 'red' differ in case alone" in words for words in _find_surprises(found))
 
 
-def test_class_folders_with_copies_and_strangers(
-    command: Command, run: Run, photos: Path, tmp_path: Path
-) -> None:
+def test_class_folders_with_copies_and_strangers(command, run, photos, tmp_path):
     for name in FEW:
         folder = tmp_path / "few" / name.partition("-")[0]
         folder.mkdir(parents=True, exist_ok=True)
@@ -257,7 +249,7 @@ def test_class_folders_with_copies_and_strangers(
     assert found.measured is None
 
 
-def test_digits_have_the_accuracy_that_is_expected(short_run: Run) -> None:
+def test_digits_have_the_accuracy_that_is_expected(short_run):
     random = np.random.default_rng(0)
     from deepbregman.data.opening import open_data
 
@@ -292,15 +284,7 @@ def test_digits_have_the_accuracy_that_is_expected(short_run: Run) -> None:
         (FEW, ["--data", "nowhere"], "no such folder"),
     ],
 )
-def test_errors(
-    command: Command,
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    lines: list[str],
-    words: list[object],
-    expected: str,
-) -> None:
+def test_errors(command, run, tmp_path, monkeypatch, lines, words, expected):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.csv").write_text("precious")
     write_table(tmp_path / "few.csv", *lines)
@@ -312,7 +296,7 @@ def test_errors(
     assert (tmp_path / "old.csv").read_text() == "precious"
 
 
-def test_more_errors(run: Run, photos: Path) -> None:
+def test_more_errors(run, photos):
     few = {name: name.partition("-")[0] for name in FEW}
     with pytest.raises(UserError, match=r"'red-1.png' is 'red' and 'blue'"):
         deepbregman.label(run, {**few, str(photos / "red-1.png"): "blue"})

@@ -1,23 +1,18 @@
 """What verbs say about the next step, and about runs that are not finished."""
 
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from deepbregman.commands.pretrain import suggest_next
-from deepbregman.config import Config, override
+from deepbregman.config import override
 from deepbregman.runs import Run, collect_provenance
 from deepbregman.training import checkpoints
 
-from ..conftest import Command
 
-
-def test_an_unfinished_run_is_exported_with_a_warning(
-    command: Command, short_run: Run, tmp_path: Path
-) -> None:
+def test_an_unfinished_run_is_exported_with_a_warning(command, short_run, tmp_path):
     shutil.copytree(short_run.path, tmp_path / "run")
     words = ("export", tmp_path / "run", "--format", "safetensors", "--out")
     code, out, _ = command(*words, tmp_path / "whole.safetensors")
@@ -42,9 +37,7 @@ def test_an_unfinished_run_is_exported_with_a_warning(
         ("gone", "evaluate"),
     ],
 )
-def test_only_data_with_labels_are_to_be_evaluated(
-    short_config: Config, tmp_path: Path, kind: str, next_verb: str
-) -> None:
+def test_only_data_with_labels_are_to_be_evaluated(short_config, tmp_path, kind, next_verb):
     images = np.zeros((4, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "plain.npz", train_images=images)
     labels = np.array([0, 0, 1, 1])

@@ -3,7 +3,6 @@
 import csv
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +13,15 @@ from sklearn.metrics import normalized_mutual_info_score
 
 from deepbregman import cluster, embed, search
 from deepbregman.commands.pretrain import pretrain
-from deepbregman.config import Config, override
+from deepbregman.config import override
 from deepbregman.errors import Notice, UserError
 from deepbregman.method.bregman import soft_divergence
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 
-from ..conftest import Command
-
 
 @pytest.fixture
-def run(short_run: Run, tmp_path: Path) -> Run:
+def run(short_run, tmp_path) -> Run:
     """A copy of the short run on digits, to write results into."""
     shutil.copytree(short_run.path, tmp_path / "run")
     record = json.loads((tmp_path / "run" / "result.json").read_text())
@@ -34,7 +31,7 @@ def run(short_run: Run, tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory) -> Path:
     """Reddish and bluish photographs in two folders, of several shapes."""
     folder = tmp_path_factory.mktemp("data") / "photos"
     random = np.random.default_rng(0)
@@ -48,7 +45,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def flat(photos: Path) -> Path:
+def flat(photos) -> Path:
     """The same photographs without classes."""
     folder = photos.parent / "flat"
     folder.mkdir()
@@ -58,7 +55,7 @@ def flat(photos: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(short_config: Config, flat: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+def plain(short_config, flat, tmp_path_factory) -> Run:
     """A run without a divergence network, on photographs without classes."""
     changes = {"divergence.weight": 0.0, "training.epochs": 1, "training.batch_size": 8}
     config = override(short_config, {**changes, "data.source": str(flat), "data.image_size": 8})
@@ -66,7 +63,7 @@ def plain(short_config: Config, flat: Path, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture
-def arrays(run: Run, tmp_path: Path) -> dict[str, torch.Tensor]:
+def arrays(run, tmp_path) -> dict[str, torch.Tensor]:
     """The run's features of digits, as `deepbregman embed` writes them."""
     embed(run.path, tmp_path / "features.npz")
     return load_arrays(tmp_path / "features.npz")
@@ -78,9 +75,7 @@ def load_arrays(path: Path) -> dict[str, torch.Tensor]:
 
 
 class TestSearch:
-    def test_two_queries_by_both_measures(
-        self, command: Command, run: Run, tmp_path: Path, arrays: dict[str, torch.Tensor]
-    ) -> None:
+    def test_two_queries_by_both_measures(self, command, run, tmp_path, arrays):
         sheet = tmp_path / "sheet.png"
         words = ("--query", "test:17", "test:3", "--split", "train")
         code, out, err = command("search", run.path, *words, "--out", sheet)
@@ -110,7 +105,7 @@ class TestSearch:
             assert image.height > 4 * 112  # two queries by two measures
         assert "evaluations" not in run.result()
 
-    def test_all_images_are_searched(self, run: Run, arrays: dict[str, torch.Tensor]) -> None:
+    def test_all_images_are_searched(self, run, arrays):
         """Nobody who looks for a photo thinks of splits."""
         found = search(run, ["test:17"], k=20, by=["cosine"]).answers[0]
         query = torch.nn.functional.normalize(arrays["test_features"][17].double(), dim=0)
@@ -124,7 +119,7 @@ class TestSearch:
         assert shown == names[:20]
         assert {name.partition(":")[0] for name in shown} == {"train", "test"}
 
-    def test_an_image_is_not_found_for_itself(self, plain: Run, flat: Path) -> None:
+    def test_an_image_is_not_found_for_itself(self, plain, flat):
         place = sorted(path.name for path in flat.iterdir()).index("red-3.png")
         for query in ("red-3.png", flat / "red-3.png", f"train:{place}"):
             (answer,) = search(plain, [query], k=29).answers
@@ -134,9 +129,7 @@ class TestSearch:
             assert answer.query.class_name is None
         assert names[0].startswith("red")
 
-    def test_a_file_from_elsewhere_looks_as_it_would_in_the_data(
-        self, plain: Run, flat: Path, tmp_path: Path
-    ) -> None:
+    def test_a_file_from_elsewhere_looks_as_it_would_in_the_data(self, plain, flat, tmp_path):
         shutil.copy(flat / "blue-7.png", tmp_path / "mine.png")
         (answer,) = search(plain, [tmp_path / "mine.png"], k=2).answers
         best = answer.hits["cosine"][0]
@@ -145,7 +138,7 @@ class TestSearch:
         assert np.array_equal(best.image.pixels, answer.query.pixels)
         assert answer.query.pixels.shape == (15, 10, 3)
 
-    def test_splits_names_and_classes_of_a_folder(self, run: Run, photos: Path) -> None:
+    def test_splits_names_and_classes_of_a_folder(self, run, photos):
         source = str(photos)
         (everything,) = search(run, ["test:0"], data=source, k=29, split="all").answers
         names = {hit.image.name for hit in everything.hits["divergence"]}
@@ -158,9 +151,7 @@ class TestSearch:
         for hit in everything.hits["cosine"]:
             assert hit.image.name.startswith(f"{hit.image.class_name}/")
 
-    def test_unreadable_images_can_be_skipped(
-        self, command: Command, plain: Run, flat: Path, tmp_path: Path
-    ) -> None:
+    def test_unreadable_images_can_be_skipped(self, command, plain, flat, tmp_path):
         shutil.copytree(flat, tmp_path / "some")
         (tmp_path / "some" / "broken.png").write_bytes(b"no image")
         words = ("search", plain.path, "--data", tmp_path / "some", "--query", "red-1.png")
@@ -173,13 +164,8 @@ class TestSearch:
         assert "broken.png" not in out
 
     def test_nothing_stands_in_for_an_image_that_cannot_be_decoded(
-        self,
-        command: Command,
-        plain: Run,
-        flat: Path,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+        self, command, plain, flat, tmp_path, monkeypatch
+    ):
         """In a set too large to decode on opening, where a header passes for an image."""
         monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 0)
         some = tmp_path / "some"
@@ -221,12 +207,10 @@ class TestSearch:
             ([], "give --query FILE"),
         ],
     )
-    def test_errors(
-        self, refused: Callable[..., None], plain: Run, words: list[object], expected: str
-    ) -> None:
+    def test_errors(self, refused, plain, words, expected):
         refused("search", plain, words, expected, "old.png")
 
-    def test_networks_that_diverged_are_named(self, command: Command, run: Run) -> None:
+    def test_networks_that_diverged_are_named(self, command, run):
         state = checkpoints.load(run.last_checkpoint)
         name = next(name for name in state["objective"] if name.startswith("encoder"))
         state["objective"][name] = torch.full_like(state["objective"][name], torch.nan)
@@ -237,7 +221,7 @@ class TestSearch:
 
 
 class TestCluster:
-    def test_digits_by_both_methods(self, command: Command, run: Run, tmp_path: Path) -> None:
+    def test_digits_by_both_methods(self, command, run, tmp_path):
         table = tmp_path / "clusters.csv"
         code, out, err = command(
             "cluster", run.path, "--split", "test", "--seeds", 2, "--out", table
@@ -274,14 +258,14 @@ class TestCluster:
                 assert min(abs(value - agreement) for value in row["values"]) < 1e-9
                 assert row["value"] > 25.0  # far from chance, which is about 4
 
-    def test_without_labels_there_are_twelve(self, plain: Run) -> None:
+    def test_without_labels_there_are_twelve(self, plain):
         found = cluster(plain, seeds=1, by=["features"])
         part = found.partitions["features"]
         assert len(part.sizes) == 12
         assert list(part.sizes) == sorted(part.sizes, reverse=True)  # cluster 0 is the largest
         assert torch.bincount(part.assignment, minlength=12).tolist() == list(part.sizes)
 
-    def test_without_labels(self, command: Command, plain: Run, tmp_path: Path) -> None:
+    def test_without_labels(self, command, plain, tmp_path):
         before = (plain.path / "result.json").read_bytes()
         table = tmp_path / "c.csv"
         code, out, err = command("cluster", plain.path, "--clusters", 2, "--out", table)
@@ -297,9 +281,7 @@ class TestCluster:
         assert len(groups) == 2  # red and blue
         assert table.read_text().splitlines()[0] == "image,features"
 
-    def test_the_seed_of_the_lowest_objective_is_kept(
-        self, run: Run, arrays: dict[str, torch.Tensor]
-    ) -> None:
+    def test_the_seed_of_the_lowest_objective_is_kept(self, run, arrays):
         """Each image's cost, measured here from its cluster's own mean."""
         found = cluster(run, 7, split="test", seeds=4)
         features = torch.nn.functional.normalize(arrays["test_features"].double(), dim=1)
@@ -318,7 +300,7 @@ class TestCluster:
             assert cost / 500 == pytest.approx(min(part.objectives), rel=1e-4)
         assert len(set(found.partitions["features"].objectives)) > 1  # so there was a choice
 
-    def test_more_clusters_than_winners_is_said(self, command: Command, run: Run) -> None:
+    def test_more_clusters_than_winners_is_said(self, command, run):
         path = run.path / "config.toml"
         smoothing = f"smoothing = {run.config.divergence.smoothing}"
         assert smoothing in path.read_text()
@@ -346,12 +328,10 @@ class TestCluster:
             (["--clusters", 2, "--out", "c.txt"], "with that ending"),
         ],
     )
-    def test_errors(
-        self, refused: Callable[..., None], plain: Run, words: list[object], expected: str
-    ) -> None:
+    def test_errors(self, refused, plain, words, expected):
         refused("cluster", plain, words, expected, "old.csv")
 
-    def test_names_from_python_are_checked(self, plain: Run) -> None:
+    def test_names_from_python_are_checked(self, plain):
         with pytest.raises(UserError, match="did you mean 'features'"):
             cluster(plain, 2, by=["feature"])
         with pytest.raises(UserError, match="'valid' is not one of"):

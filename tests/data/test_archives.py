@@ -19,7 +19,7 @@ def _open(path: Path, compressed: bool = False, **arrays: Any) -> Source:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_colour_images_and_column_labels(tmp_path: Path, compressed: bool) -> None:
+def test_colour_images_and_column_labels(tmp_path, compressed):
     source = _open(
         tmp_path / "blood.npz",
         compressed,
@@ -38,19 +38,19 @@ def test_colour_images_and_column_labels(tmp_path: Path, compressed: bool) -> No
 
 
 @pytest.mark.parametrize("images", [GREY, GREY[..., None]])
-def test_grey_is_repeated_and_labels_are_optional(tmp_path: Path, images: np.ndarray) -> None:
+def test_grey_is_repeated_and_labels_are_optional(tmp_path, images):
     source = _open(tmp_path / "grey.npz", train_images=images)
     expected = np.stack([GREY] * 3, axis=1)
     assert np.array_equal(source.train.images.pixels.numpy(), expected)
     assert (source.train.labels, source.test, source.classes) == (None, None, None)
 
 
-def test_validation_split_stands_in_for_a_missing_test_split(tmp_path: Path) -> None:
+def test_validation_split_stands_in_for_a_missing_test_split(tmp_path):
     source = _open(tmp_path / "a.npz", train_images=GREY, val_images=GREY[3:])
     assert np.array_equal(source.test.images.pixels[:, 0].numpy(), GREY[3:])
 
 
-def test_reading_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_in_pieces_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(archives_module, "_READ_BYTES", 2 * 4 * 6 * 3)  # two images and a rest
     source = _open(tmp_path / "a.npz", train_images=COLOUR)
     assert np.array_equal(source.train.images.pixels.numpy(), COLOUR.transpose(0, 3, 1, 2))
@@ -97,14 +97,14 @@ def test_reading_in_pieces_changes_nothing(tmp_path: Path, monkeypatch: pytest.M
         ({"train_images": GREY, "test_images": GREY.astype(int)}, ["test_images", "int64"]),
     ],
 )
-def test_bad_arrays_are_named(tmp_path: Path, arrays: dict[str, Any], parts: list[str]) -> None:
+def test_bad_arrays_are_named(tmp_path, arrays, parts):
     with pytest.raises(UserError) as caught:
         _open(tmp_path / "bad.npz", **arrays)
     for part in ["data.source", "bad.npz", *parts]:
         assert part in str(caught.value)
 
 
-def test_true_sizes_are_kept_only_where_images_do_not_fill_their_frame(tmp_path: Path) -> None:
+def test_true_sizes_are_kept_only_where_images_do_not_fill_their_frame(tmp_path):
     full, some = np.tile([[4, 6]], (5, 1)), np.array([[4, 6], [1, 2], [3, 3], [4, 1], [4, 6]])
     source = _open(
         tmp_path / "a.npz",
@@ -117,7 +117,7 @@ def test_true_sizes_are_kept_only_where_images_do_not_fill_their_frame(tmp_path:
     assert source.test.images.sizes.tolist() == some.tolist()
 
 
-def test_not_a_zip(tmp_path: Path) -> None:
+def test_not_a_zip(tmp_path):
     path = tmp_path / "text.npz"
     path.write_text("not a zip")
     with pytest.raises(UserError, match=r"text\.npz.*not a readable \.npz"):

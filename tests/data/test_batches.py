@@ -6,9 +6,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Iterator
 from typing import NoReturn
 
 import numpy as np
@@ -35,7 +33,7 @@ ORDER = torch.tensor([6, 0, 3, 3, 5, 1, 2])
 
 
 @pytest.fixture
-def files(tmp_path: Path, save_picture: Callable[..., np.ndarray]) -> FileImages:
+def files(tmp_path, save_picture) -> FileImages:
     """Seven pictures of different shapes in frames of 12."""
     for i in range(7):
         suffix = ".jpg" if i % 2 else ".png"
@@ -61,9 +59,7 @@ def _same(first: Iterator[Batch], second: Iterator[Batch]) -> bool:
 
 @pytest.mark.parametrize("kind", [ResidentBatches, StreamingBatches])
 @pytest.mark.parametrize("padded", [False, True])
-def test_arrays_come_in_the_order_asked_for(
-    kind: type[ResidentBatches] | type[StreamingBatches], padded: bool
-) -> None:
+def test_arrays_come_in_the_order_asked_for(kind, padded):
     batches = kind(_marked(8, padded), CPU)
     got = list(batches.iterate(ORDER, 3))
     assert [batch.images[:, 2, 1, 3].tolist() for batch in got] == [[6, 0, 3], [3, 5, 1], [2]]
@@ -78,7 +74,7 @@ def test_arrays_come_in_the_order_asked_for(
     assert list(batches.iterate(torch.empty(0, dtype=torch.int64), 3)) == []
 
 
-def test_resident_and_streaming_agree_bit_for_bit(files: FileImages) -> None:
+def test_resident_and_streaming_agree_bit_for_bit(files):
     resident = ResidentBatches(files, CPU)
     for num_workers in (0, 2):
         streaming = StreamingBatches(files, CPU, num_workers=num_workers)
@@ -86,9 +82,7 @@ def test_resident_and_streaming_agree_bit_for_bit(files: FileImages) -> None:
             assert _same(resident.iterate(order, 3), streaming.iterate(order, 3))
 
 
-def test_frames_hold_what_pillow_reads(
-    tmp_path: Path, save_picture: Callable[..., np.ndarray]
-) -> None:
+def test_frames_hold_what_pillow_reads(tmp_path, save_picture):
     tall = save_picture(tmp_path / "0.png", height=7, width=3, seed=1)
     wide = save_picture(tmp_path / "1.png", height=2, width=5, seed=2)
     images = open_source(str(tmp_path), image_size=32).train.images
@@ -100,9 +94,7 @@ def test_frames_hold_what_pillow_reads(
     assert int(batch.images[0].sum()) == int(wide.sum())  # so the rest is zero
 
 
-def test_sizes_are_left_out_when_every_image_fills_its_frame(
-    tmp_path: Path, save_picture: Callable[..., np.ndarray]
-) -> None:
+def test_sizes_are_left_out_when_every_image_fills_its_frame(tmp_path, save_picture):
     for i in range(3):
         save_picture(tmp_path / f"{i}.png", 6, 6, seed=i)
     images = open_source(str(tmp_path), image_size=32).train.images
@@ -110,7 +102,7 @@ def test_sizes_are_left_out_when_every_image_fills_its_frame(
         assert all(batch.sizes is None for batch in batches.iterate(torch.arange(3), 2))
 
 
-def test_a_pass_can_be_left_early_and_the_next_is_whole(files: FileImages) -> None:
+def test_a_pass_can_be_left_early_and_the_next_is_whole(files):
     streaming = StreamingBatches(files, CPU, num_workers=2)
     expected = list(StreamingBatches(files, CPU, num_workers=0).iterate(ORDER, 2))
     abandoned = streaming.iterate(ORDER.flip(0), 1)
@@ -120,9 +112,7 @@ def test_a_pass_can_be_left_early_and_the_next_is_whole(files: FileImages) -> No
         next(abandoned)
 
 
-def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(
-    files: FileImages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(files, monkeypatch):
     # For so long torch waits for one that hangs: longer than a busy machine takes.
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 120.0)
     streaming = StreamingBatches(files, CPU, num_workers=2)
@@ -134,7 +124,7 @@ def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(
     assert time.monotonic() - before < 100
 
 
-def test_a_pass_left_early_does_not_keep_its_owner_and_workers(files: FileImages) -> None:
+def test_a_pass_left_early_does_not_keep_its_owner_and_workers(files):
     # Torch waits 5 seconds at the program's end for each worker that is still there.
     class Owner:
         def __init__(self) -> None:
@@ -152,16 +142,14 @@ def test_a_pass_left_early_does_not_keep_its_owner_and_workers(files: FileImages
     assert kept() is None
 
 
-def test_global_random_state_is_left_alone(files: FileImages) -> None:
+def test_global_random_state_is_left_alone(files):
     before = torch.get_rng_state()
     list(StreamingBatches(files, CPU, num_workers=0).iterate(ORDER, 2))
     assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_broken_image_while_streaming(
-    files: FileImages, truncate: Callable[[Path], None], num_workers: int
-) -> None:
+def test_broken_image_while_streaming(files, truncate, num_workers):
     good = next(StreamingBatches(files, CPU, num_workers=0).iterate(torch.arange(7), 7))
     truncate(files.paths[3])
     files.paths[4].write_bytes(b"")
@@ -184,7 +172,7 @@ def test_broken_image_while_streaming(
         list(lenient.iterate(torch.tensor([3, 4]), 2))
 
 
-def test_broken_image_when_resident(files: FileImages, truncate: Callable[[Path], None]) -> None:
+def test_broken_image_when_resident(files, truncate):
     good = ResidentBatches(files, CPU)
     truncate(files.paths[3])
     with pytest.raises(UserError, match=files.paths[3].name):
@@ -195,14 +183,14 @@ def test_broken_image_when_resident(files: FileImages, truncate: Callable[[Path]
     assert _same(lenient.iterate(torch.arange(7), 7), good.iterate(replaced, 7))
 
 
-def test_decoding_in_pieces(files: FileImages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_in_pieces(files, monkeypatch):
     whole = ResidentBatches(files, CPU)
     monkeypatch.setattr(batches_module, "_CHUNK", 3)
     pieces = ResidentBatches(files, CPU)
     assert _same(whole.iterate(ORDER, 7), pieces.iterate(ORDER, 7))
 
 
-def test_residence_follows_free_memory(files: FileImages, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residence_follows_free_memory(files, monkeypatch):
     free = {"bytes": files.nbytes * 10 // 4}
     monkeypatch.setattr(batches_module, "_find_free_memory", lambda device: free["bytes"])
     assert open_batches(files, CPU).resident
@@ -216,15 +204,13 @@ def test_residence_follows_free_memory(files: FileImages, monkeypatch: pytest.Mo
         open_batches(files, CPU, resident="yes")
 
 
-def test_free_memory_of_this_machine_is_sane() -> None:
+def test_free_memory_of_this_machine_is_sane():
     assert 1 << 20 < batches_module._find_free_memory(CPU) < 1 << 50
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_the_same_bits_arrive_without_a_wait(
-    files: FileImages, no_host_sync: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_on_a_gpu_the_same_bits_arrive_without_a_wait(files, no_host_sync):
     device = torch.device("cuda")
     expected = list(ResidentBatches(files, CPU).iterate(ORDER, 3))
     whole = next(ResidentBatches(files, CPU).iterate(torch.arange(7), 7))
@@ -248,9 +234,7 @@ def test_on_a_gpu_the_same_bits_arrive_without_a_wait(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_orders_in_a_chain_are_passes_one_after_the_other(
-    files: FileImages, num_workers: int
-) -> None:
+def test_orders_in_a_chain_are_passes_one_after_the_other(files, num_workers):
     orders = [ORDER, ORDER.flip(0), ORDER[:4]]
     one_by_one = ResidentBatches(files, CPU)
     expected = [batch for order in orders for batch in one_by_one.iterate(order, 3)]
@@ -258,7 +242,7 @@ def test_orders_in_a_chain_are_passes_one_after_the_other(
         assert _same(batches.chain(iter(orders), 3), iter(expected))
 
 
-def test_a_chain_draws_its_orders_only_as_it_gets_there(files: FileImages) -> None:
+def test_a_chain_draws_its_orders_only_as_it_gets_there(files):
     """An endless run has endless orders: none may be drawn far ahead of its use."""
     drawn = []
 
@@ -284,13 +268,8 @@ def test_a_chain_draws_its_orders_only_as_it_gets_there(files: FileImages) -> No
     ],
 )
 def test_each_process_decodes_with_its_share_of_the_cpus(
-    files: FileImages,
-    monkeypatch: pytest.MonkeyPatch,
-    machine: int,
-    allowed: int,
-    processes: int,
-    expected: int,
-) -> None:
+    files, monkeypatch, machine, allowed, processes, expected
+):
     monkeypatch.setattr(batches_module.os, "cpu_count", lambda: machine)
     monkeypatch.setattr(
         batches_module.os, "sched_getaffinity", lambda pid: set(range(allowed)), raising=False
@@ -303,9 +282,7 @@ def test_each_process_decodes_with_its_share_of_the_cpus(
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_to_every_process_of_a_job_ends_no_worker(
-    files: FileImages, number: signal.Signals
-) -> None:
+def test_a_signal_to_every_process_of_a_job_ends_no_worker(files, number):
     """SLURM sends it to all. The training process saves, and needs its workers until then."""
     if sys.platform != "linux":
         pytest.skip("only Linux tells who sent a signal")
@@ -329,9 +306,7 @@ def test_a_signal_to_every_process_of_a_job_ends_no_worker(
         (errno.EAGAIN, r"cannot be started .*unavailable.*use fewer"),
     ],
 )
-def test_workers_that_cannot_start_are_explained(
-    files: FileImages, monkeypatch: pytest.MonkeyPatch, error: int, words: str
-) -> None:
+def test_workers_that_cannot_start_are_explained(files, monkeypatch, error, words):
     def start(loader: object) -> NoReturn:
         raise OSError(error, os.strerror(error))
 
@@ -340,9 +315,7 @@ def test_workers_that_cannot_start_are_explained(
         StreamingBatches(files, CPU, num_workers=1).iterate(ORDER, 2)
 
 
-def test_workers_without_shared_memory_are_explained(
-    files: FileImages, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_without_shared_memory_are_explained(files, monkeypatch):
     """As in a container with a small /dev/shm."""
 
     def refuse(*arguments: object) -> NoReturn:
@@ -372,7 +345,7 @@ def test_workers_without_shared_memory_are_explained(
         ),
     ],
 )
-def test_shared_memory_of_a_gpu_is_another(said: str, is_explained: bool) -> None:
+def test_shared_memory_of_a_gpu_is_another(said, is_explained):
     found = explain_error(RuntimeError(said)) or ("", 0)
     assert ("no room in /dev/shm" in found[0]) == is_explained
 
@@ -384,7 +357,7 @@ def test_shared_memory_of_a_gpu_is_another(said: str, is_explained: bool) -> Non
         "DataLoader worker (pid(s) 7, 8) exited unexpectedly",
     ],
 )
-def test_a_worker_that_is_killed_is_explained(said: str, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_is_explained(said, tmp_path):
     """As the system does where memory ran out; torch says so at any place of the program."""
     with (
         pytest.raises(UserError, match=r"has died .*--data.workers, .*then continue with"),

@@ -17,7 +17,7 @@ def _npz(path: Path, name: str = "train_images") -> Path:
     return path
 
 
-def test_what_can_be_opened_passes(tmp_path: Path, save_picture: Save) -> None:
+def test_what_can_be_opened_passes(tmp_path, save_picture):
     save_picture(tmp_path / "photos" / "deep" / "below" / "a.png")
     save_picture(tmp_path / "imagenet" / "train" / "n01440764" / "a.JPEG")
     for spec in ("digits", "cifar10", str(tmp_path / "photos"), "imagenet"):
@@ -29,9 +29,7 @@ def test_what_can_be_opened_passes(tmp_path: Path, save_picture: Save) -> None:
     "spec",
     ["", "digit", "voc", "gone/folder", "gone.npz", "a.txt", "b.npz", "c.npz", "empty", "imagenet"],
 )
-def test_what_cannot_be_opened_is_refused_in_the_same_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: str
-) -> None:
+def test_what_cannot_be_opened_is_refused_in_the_same_words(tmp_path, monkeypatch, spec):
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text("")
     _npz(Path("b.npz"), "pictures")

@@ -1,5 +1,3 @@
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,19 +28,13 @@ def _check(
         *((100, 1, (12, 1)), (100, 5, (12, 1)), (1, 100, (1, 12)), (9, 110, (1, 12))),
     ],
 )
-def test_large_image_is_shrunk_as_pillow_does(
-    tmp_path: Path,
-    save_picture: Callable[..., np.ndarray],
-    height: int,
-    width: int,
-    target: tuple[int, int],
-) -> None:
+def test_large_image_is_shrunk_as_pillow_does(tmp_path, save_picture, height, width, target):
     pixels = save_picture(tmp_path / "a.png", height=height, width=width)
     shrunk = Image.fromarray(pixels).resize(target[::-1], Image.Resampling.BILINEAR)
     _check(decode_frame(tmp_path / "a.png", 12), np.asarray(shrunk), 12, levels=1)
 
 
-def test_jpeg_decoded_small_is_close_to_jpeg_decoded_in_full(tmp_path: Path) -> None:
+def test_jpeg_decoded_small_is_close_to_jpeg_decoded_in_full(tmp_path):
     # 65 pixels at a quarter are 17, of which the last is mostly beyond the edge.
     ramp = np.linspace(0, 255, 65).astype(np.uint8)[None].repeat(65, axis=0)
     Image.fromarray(np.stack([ramp, ramp.T, 255 - ramp], axis=2)).save(
@@ -68,9 +60,7 @@ JPEG_KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", JPEG_KINDS)
 @pytest.mark.parametrize("side", [48, 33])  # as it is, and shrunk a little
 @pytest.mark.parametrize("fast", [True, False])
-def test_jpeg_has_the_pixels_that_pillow_decodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, side: int, fast: bool
-) -> None:
+def test_jpeg_has_the_pixels_that_pillow_decodes(tmp_path, monkeypatch, kind, side, fast):
     monkeypatch.setattr("deepbregman.data.decoding._has_fast_kernel", lambda: fast)
     picture = np.random.default_rng(1).integers(0, 256, (31, 47, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "a.jpg", quality=85, **JPEG_KINDS[kind])
@@ -81,7 +71,7 @@ def test_jpeg_has_the_pixels_that_pillow_decodes(
     _check(decode_frame(tmp_path / "a.jpg", side), expected, side, levels=int(side < 47 and fast))
 
 
-def test_jpeg_that_only_pillow_reads(tmp_path: Path) -> None:
+def test_jpeg_that_only_pillow_reads(tmp_path):
     """Bytes too many are a warning of libjpeg, and no reason to refuse the image."""
     Image.new("RGB", (20, 10), "red").save(tmp_path / "a.jpg")
     content = (tmp_path / "a.jpg").read_bytes()
@@ -94,7 +84,7 @@ def test_jpeg_that_only_pillow_reads(tmp_path: Path) -> None:
     _check(decode_frame(tmp_path / "a.jpg", 20), expected, 20)
 
 
-def test_shrinking_and_turning_together(tmp_path: Path) -> None:
+def test_shrinking_and_turning_together(tmp_path):
     picture = np.zeros((40, 80, 3), dtype=np.uint8)
     picture[:, :40] = 255
     exif = Image.Exif()
@@ -106,9 +96,7 @@ def test_shrinking_and_turning_together(tmp_path: Path) -> None:
     assert pixels[:, 10:, :8].max() < 15
 
 
-def test_both_ways_to_shrink_find_the_same_pixels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_ways_to_shrink_find_the_same_pixels(tmp_path, monkeypatch):
     picture = np.random.default_rng(0).integers(0, 256, (53, 80, 3), dtype=np.uint8)
     Image.fromarray(picture).save(tmp_path / "a.png")
     found = []
@@ -121,7 +109,7 @@ def test_both_ways_to_shrink_find_the_same_pixels(
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif"])
-def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path, suffix: str) -> None:
+def test_sixteen_bits_are_scaled_to_eight(tmp_path, suffix):
     values = np.array([[0, 128, 129, 257], [32896, 65278, 65406, 65535]], dtype=np.uint16)
     Image.fromarray(values).save(tmp_path / f"a{suffix}")
     grey = np.array([[0, 0, 1, 1], [128, 254, 254, 255]], dtype=np.uint8)
@@ -132,6 +120,6 @@ def test_sixteen_bits_are_scaled_to_eight(tmp_path: Path, suffix: str) -> None:
     ("size", "fitted"),
     [((10, 10), (10, 10)), ((20, 10), (20, 10)), ((40, 10), (20, 5)), ((1000, 3), (20, 1))],
 )
-def test_fitted_size(size: tuple[int, int], fitted: tuple[int, int]) -> None:
+def test_fitted_size(size, fitted):
     assert fit_size(*size, 20) == fitted
     assert fit_size(*size[::-1], 20) == fitted[::-1]

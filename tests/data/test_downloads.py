@@ -13,7 +13,7 @@ from deepbregman.data.opening import select_images
 from deepbregman.errors import UserError
 
 
-def test_digits_are_scaled_repeated_and_split_as_documented() -> None:
+def test_digits_are_scaled_repeated_and_split_as_documented():
     from sklearn.datasets import load_digits
 
     source = open_source("digits", image_size=8)
@@ -49,7 +49,7 @@ def _write(folder: Path, name: str, content: bytes) -> list[str]:
     return [name, hashlib.md5(content).hexdigest()]
 
 
-def test_cifar10_in_its_real_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar10_in_its_real_layout(tmp_path, monkeypatch):
     from torchvision.datasets import CIFAR10
 
     random, folder = np.random.default_rng(0), tmp_path / "cifar-10-batches-py"
@@ -75,9 +75,7 @@ def test_cifar10_in_its_real_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert source.unlabelled is None
 
 
-def test_stl10_is_transposed_and_counted_from_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stl10_is_transposed_and_counted_from_zero(tmp_path, monkeypatch):
     from torchvision.datasets import STL10
 
     random, folder = np.random.default_rng(0), tmp_path / "stl10_binary"
@@ -127,13 +125,8 @@ def test_stl10_is_transposed_and_counted_from_zero(
     "failure", [URLError("no network"), RuntimeError("checksum"), OSError("disk full")]
 )
 def test_failed_download_says_where_the_files_belong(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    folder: str,
-    module: str,
-    failure: Exception,
-) -> None:
+    tmp_path, monkeypatch, name, folder, module, failure
+):
     def fail(*args: object, **kwargs: object) -> None:
         (tmp_path / "root").mkdir()  # as torchvision does before it reaches for the network
         raise failure
@@ -148,7 +141,7 @@ def test_failed_download_says_where_the_files_belong(
     assert socket.getdefaulttimeout() is None
 
 
-def test_download_can_be_forbidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_download_can_be_forbidden(tmp_path, monkeypatch):
     def fail(*args: object, **kwargs: object) -> None:
         raise AssertionError("reached for the network")
 

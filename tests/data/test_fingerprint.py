@@ -1,10 +1,8 @@
 """A fingerprint tells whether the images are still those of a run."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,27 +14,25 @@ def _of(folder: Path) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, save_picture: Callable[..., np.ndarray]) -> Path:
+def folder(tmp_path, save_picture) -> Path:
     for i in range(10):
         save_picture(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", seed=i)
     return tmp_path / "photos"
 
 
-def test_moved_folder_has_the_same(folder: Path) -> None:
+def test_moved_folder_has_the_same(folder):
     before = _of(folder)
     assert len(before) == 32
     (folder.parent / "deep" / "below").mkdir(parents=True)
     assert _of(Path(shutil.move(folder, folder.parent / "deep" / "below" / "x"))) == before
 
 
-def test_does_not_depend_on_the_frame(folder: Path) -> None:
+def test_does_not_depend_on_the_frame(folder):
     paths = tuple(sorted(folder.rglob("*.png")))
     assert fingerprint(FileImages(paths, 8)) == fingerprint(FileImages(paths, 16, True))
 
 
-def test_other_pixels_under_the_same_names(
-    folder: Path, save_picture: Callable[..., np.ndarray]
-) -> None:
+def test_other_pixels_under_the_same_names(folder, save_picture):
     before = _of(folder)
     for path in folder.rglob("*.png"):
         save_picture(path, seed=100)  # noise of the same size
@@ -44,7 +40,7 @@ def test_other_pixels_under_the_same_names(
 
 
 @pytest.mark.parametrize("change", ["renamed", "removed", "added", "one byte"])
-def test_small_changes(folder: Path, save_picture: Callable[..., np.ndarray], change: str) -> None:
+def test_small_changes(folder, save_picture, change):
     paths = tuple(sorted(folder.rglob("*.png")))
     before, last = fingerprint(FileImages(paths, 8)), paths[-1]
     if change == "renamed":
@@ -59,14 +55,14 @@ def test_small_changes(folder: Path, save_picture: Callable[..., np.ndarray], ch
     assert fingerprint(FileImages(paths, 8)) != before
 
 
-def test_file_that_is_gone_is_a_change(folder: Path) -> None:
+def test_file_that_is_gone_is_a_change(folder):
     paths = tuple(sorted(folder.rglob("*.png")))
     before = fingerprint(FileImages(paths, 8))
     paths[3].unlink()
     assert fingerprint(FileImages(paths, 8)) != before
 
 
-def test_arrays() -> None:
+def test_arrays():
     pixels = torch.arange(5 * 3 * 4 * 4, dtype=torch.uint8).reshape(5, 3, 4, 4)
     before = fingerprint(ArrayImages(pixels))
     last = pixels.contiguous(memory_format=torch.channels_last)
@@ -78,9 +74,7 @@ def test_arrays() -> None:
     assert fingerprint(ArrayImages(pixels[:0])) != before
 
 
-def test_reads_few_files_of_many(
-    folder: Path, save_picture: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reads_few_files_of_many(folder, save_picture, monkeypatch):
     opened: list[Path] = []
     reading = Path.open
 

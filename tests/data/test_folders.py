@@ -30,7 +30,7 @@ def _label_of(source: Source) -> dict[str, str]:
     return found
 
 
-def test_flat_folder_with_odd_names(tmp_path: Path, save_picture: Save) -> None:
+def test_flat_folder_with_odd_names(tmp_path, save_picture):
     names = ["a b.JPG", "été.png", "日本 語.jpeg", "x.y.TIFF", "p.ppm", "b.bmp", "w.webp"]
     for name in names:
         save_picture(tmp_path / name)
@@ -45,7 +45,7 @@ def test_flat_folder_with_odd_names(tmp_path: Path, save_picture: Save) -> None:
     assert [path.name for path in source.train.images.paths] == sorted(names)
 
 
-def test_class_folders_set_a_stratified_fifth_aside(tmp_path: Path, save_picture: Save) -> None:
+def test_class_folders_set_a_stratified_fifth_aside(tmp_path, save_picture):
     for i in range(10):
         save_picture(tmp_path / "cats" / f"{i}.png")
         save_picture(tmp_path / "dogs" / "deep" / f"{i}.png")
@@ -62,7 +62,7 @@ def test_class_folders_set_a_stratified_fifth_aside(tmp_path: Path, save_picture
 
 
 @pytest.mark.parametrize("test_name", ["test", "val"])
-def test_train_and_test_folders(tmp_path: Path, save_picture: Save, test_name: str) -> None:
+def test_train_and_test_folders(tmp_path, save_picture, test_name):
     save_picture(tmp_path / "train" / "a" / "1.png")
     save_picture(tmp_path / "train" / "b" / "2.png")
     save_picture(tmp_path / test_name / "b" / "3.png", height=9)
@@ -76,16 +76,14 @@ def test_train_and_test_folders(tmp_path: Path, save_picture: Save, test_name: s
     assert source.train.images.side == source.test.images.side == 9
 
 
-def test_test_wins_over_val(tmp_path: Path, save_picture: Save) -> None:
+def test_test_wins_over_val(tmp_path, save_picture):
     for split in ("train", "test", "val"):
         for label in ("a", "b"):
             save_picture(tmp_path / split / label / "1.png")
     assert _names(open_source(str(tmp_path), image_size=32))[1] == {"test/a/1.png", "test/b/1.png"}
 
 
-def test_unlabelled_training_folder_with_a_labelled_test_folder(
-    tmp_path: Path, save_picture: Save
-) -> None:
+def test_unlabelled_training_folder_with_a_labelled_test_folder(tmp_path, save_picture):
     save_picture(tmp_path / "train" / "1.png")
     save_picture(tmp_path / "test" / "a" / "2.png")
     save_picture(tmp_path / "test" / "b" / "3.png")
@@ -94,23 +92,21 @@ def test_unlabelled_training_folder_with_a_labelled_test_folder(
     assert _label_of(source) == {"test/a/2.png": "a", "test/b/3.png": "b"}
 
 
-def test_a_class_may_be_called_train(tmp_path: Path, save_picture: Save) -> None:
+def test_a_class_may_be_called_train(tmp_path, save_picture):
     for name in ("bus", "car", "train"):
         save_picture(tmp_path / name / "1.png")
         save_picture(tmp_path / name / "2.png")
     assert open_source(str(tmp_path), image_size=32).classes == ("bus", "car", "train")
 
 
-def test_single_sub_folder_has_no_labels(tmp_path: Path, save_picture: Save) -> None:
+def test_single_sub_folder_has_no_labels(tmp_path, save_picture):
     save_picture(tmp_path / "images" / "1.png")
     source = open_source(str(tmp_path), image_size=32)
     assert source.train.names == ("images/1.png",)
     assert (source.train.labels, source.test) == (None, None)
 
 
-def test_photos_beside_sub_folders_are_used_without_labels(
-    tmp_path: Path, save_picture: Save
-) -> None:
+def test_photos_beside_sub_folders_are_used_without_labels(tmp_path, save_picture):
     for name in ("z.png", "2019/1.png", "2020/trip/2.png"):
         save_picture(tmp_path / name)
     with pytest.warns(
@@ -122,7 +118,7 @@ def test_photos_beside_sub_folders_are_used_without_labels(
     assert source.test is None
 
 
-def test_links_are_followed_and_loops_are_not(tmp_path: Path, save_picture: Save) -> None:
+def test_links_are_followed_and_loops_are_not(tmp_path, save_picture):
     save_picture(tmp_path / "elsewhere" / "1.png")
     (tmp_path / "data").mkdir()
     save_picture(tmp_path / "data" / "b" / "2.png")
@@ -146,9 +142,7 @@ def test_links_are_followed_and_loops_are_not(tmp_path: Path, save_picture: Save
         (["train/a/1.png", "train/1.png"], ["beside sub-folders", "'a'"]),
     ],
 )
-def test_layouts_that_are_refused(
-    tmp_path: Path, save_picture: Save, files: list[str], parts: list[str]
-) -> None:
+def test_layouts_that_are_refused(tmp_path, save_picture, files, parts):
     for name in files:
         if name.endswith(".txt"):
             (tmp_path / name).write_text("text")
@@ -161,7 +155,7 @@ def test_layouts_that_are_refused(
 
 
 @pytest.fixture
-def damaged(tmp_path: Path, save_picture: Save, truncate: Callable[[Path], None]) -> Path:
+def damaged(tmp_path, save_picture, truncate) -> Path:
     """Two classes of four good images and one that is truncated; one empty file; one text."""
     for label in ("a", "b"):
         for i in range(5):
@@ -172,7 +166,7 @@ def damaged(tmp_path: Path, save_picture: Save, truncate: Callable[[Path], None]
     return tmp_path
 
 
-def test_first_unreadable_image_stops_with_its_name(damaged: Path) -> None:
+def test_first_unreadable_image_stops_with_its_name(damaged):
     for expected in ("a/empty.png", "b/text.jpg", "a/2.jpg", "b/2.jpg"):  # headers come first
         with pytest.raises(UserError) as caught:
             open_source(str(damaged), image_size=32)
@@ -182,7 +176,7 @@ def test_first_unreadable_image_stops_with_its_name(damaged: Path) -> None:
     open_source(str(damaged), image_size=32)
 
 
-def test_unreadable_images_are_left_out_and_counted(damaged: Path) -> None:
+def test_unreadable_images_are_left_out_and_counted(damaged):
     source = open_source(str(damaged), image_size=32, skip_unreadable=True)
     train, test = _names(source)
     assert test is not None
@@ -195,9 +189,7 @@ def test_unreadable_images_are_left_out_and_counted(damaged: Path) -> None:
     assert all(name.startswith(label) for name, label in _label_of(source).items())
 
 
-def test_large_folders_are_checked_by_their_headers(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_folders_are_checked_by_their_headers(damaged, monkeypatch):
     monkeypatch.setattr(listings_module, "FULL_DECODE_LIMIT", 11)  # there are twelve
     calls = []
     source = open_source(
@@ -210,9 +202,7 @@ def test_large_folders_are_checked_by_their_headers(
     assert calls[-1] == (12, 12)
 
 
-def test_files_of_a_large_folder_that_cannot_be_decoded_leave_their_split(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_of_a_large_folder_that_cannot_be_decoded_leave_their_split(damaged, monkeypatch):
     small = open_source(str(damaged), image_size=32, skip_unreadable=True)
     assert listings_module.without_unreadable(small) is small  # all were decoded on opening
     monkeypatch.setattr(listings_module, "FULL_DECODE_LIMIT", 11)  # there are twelve
@@ -227,7 +217,7 @@ def test_files_of_a_large_folder_that_cannot_be_decoded_leave_their_split(
     assert listings_module.without_unreadable(source) is source
 
 
-def test_nothing_readable(tmp_path: Path) -> None:
+def test_nothing_readable(tmp_path):
     (tmp_path / "a.png").write_bytes(b"")
     with pytest.raises(UserError, match="none of its 1 images can be read"):
         open_source(str(tmp_path), image_size=32, skip_unreadable=True)
@@ -248,16 +238,7 @@ def test_nothing_readable(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("limit", [20_000, 0])
-def test_frame_side(
-    tmp_path: Path,
-    save_picture: Save,
-    monkeypatch: pytest.MonkeyPatch,
-    sizes: list[tuple[int, int]],
-    image_size: int,
-    side: int,
-    fills: bool,
-    limit: int,
-) -> None:
+def test_frame_side(tmp_path, save_picture, monkeypatch, sizes, image_size, side, fills, limit):
     monkeypatch.setattr(listings_module, "FULL_DECODE_LIMIT", limit)
     for i, (height, width) in enumerate(sizes):
         save_picture(tmp_path / f"{i}.png", height, width)
@@ -265,7 +246,7 @@ def test_frame_side(
     assert (images.side, images.fills_frame) == (side, fills)
 
 
-def test_bomb_in_a_folder_is_named_without_a_warning(tmp_path: Path, save_picture: Save) -> None:
+def test_bomb_in_a_folder_is_named_without_a_warning(tmp_path, save_picture):
     save_picture(tmp_path / "good.png")
     Image.new("1", (10_000, 10_000)).save(tmp_path / "bomb.png")
     with pytest.raises(UserError, match=r"bomb\.png.*10000 x 10000 pixels"):

@@ -20,13 +20,13 @@ RIGHT = [GivenLabel(f"{name}.png", name[0]) for name in ("a1", "a2", "b1", "b2")
         "image,label,given\na1.png,a,yes\na2.png,a,yes\nc.png,c,no\nb1.png,b,yes\nb2.png,b,Yes\n",
     ],
 )
-def test_tables_of_people_and_spreadsheets(tmp_path: Path, text: str) -> None:
+def test_tables_of_people_and_spreadsheets(tmp_path, text):
     path = tmp_path / "few.csv"
     path.write_text(text, encoding="utf-8", newline="")
     assert read_labels(path) == RIGHT
 
 
-def test_unicode_text_of_a_spreadsheet(tmp_path: Path) -> None:
+def test_unicode_text_of_a_spreadsheet(tmp_path):
     path = tmp_path / "few.txt"
     lines = [f"{image}\t{label}" for image, label, *_ in RIGHT]
     path.write_text("\r\n".join(["image\tlabel", *lines]), encoding="utf-16", newline="")
@@ -36,7 +36,7 @@ def test_unicode_text_of_a_spreadsheet(tmp_path: Path) -> None:
         read_labels(path)
 
 
-def test_folders_and_mappings(tmp_path: Path) -> None:
+def test_folders_and_mappings(tmp_path):
     for image, label, *_ in RIGHT:
         (tmp_path / label).mkdir(exist_ok=True)
         (tmp_path / label / image).touch()
@@ -59,7 +59,7 @@ def test_folders_and_mappings(tmp_path: Path) -> None:
         ('image,label\n"a1.png,a\n', "cannot be read as CSV"),
     ],
 )
-def test_what_teaches_nothing_is_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_what_teaches_nothing_is_refused(tmp_path, text, words):
     path = tmp_path / "few.csv"
     path.write_text(text)
     with pytest.raises(UserError, match=words) as error:
@@ -67,20 +67,20 @@ def test_what_teaches_nothing_is_refused(tmp_path: Path, text: str, words: str) 
     assert str(path) in str(error.value)
 
 
-def test_a_name_need_not_be_text(tmp_path: Path) -> None:
+def test_a_name_need_not_be_text(tmp_path):
     """`label` writes such names of files as they are."""
     (tmp_path / "few.csv").write_bytes(b"image,label\n\xff1,a\n\xff2,a\n3,b\n4,b\n")
     assert read_labels(tmp_path / "few.csv")[0].image == "\udcff1"
 
 
-def test_a_label_is_text(tmp_path: Path) -> None:
+def test_a_label_is_text(tmp_path):
     """Spreadsheets save in another encoding; such labels would be written and shown as rubbish."""
     (tmp_path / "few.csv").write_bytes("image;label\n1;Blüte\n".encode("cp1252"))
     with pytest.raises(UserError, match="is not UTF-8; save the table in UTF-8"):
         read_labels(tmp_path / "few.csv")
 
 
-def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_table_is_refused(tmp_path):
     with pytest.raises(UserError, match="no such file or folder"):
         read_labels(tmp_path / "nowhere.csv")
     (tmp_path / "empty").mkdir()

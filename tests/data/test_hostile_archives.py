@@ -80,7 +80,7 @@ def refusal(path: Path) -> str:
     return words
 
 
-def test_the_table_is_sound(tmp_path: Path) -> None:
+def test_the_table_is_sound(tmp_path):
     source = opened(write(tmp_path / "a.npz", members()))
     assert source.train.names == ("a", "b", "c", "d", "e")
     assert source.classes == ("x", "y", "z")
@@ -89,7 +89,7 @@ def test_the_table_is_sound(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ARRAYS)
-def test_pickled_objects_do_not_run(tmp_path: Path, key: str) -> None:
+def test_pickled_objects_do_not_run(tmp_path, key):
     target = tmp_path / "ran"
     live = npy(np.array([Bomb(target)] * 5, dtype=object))
     assert "pickled" in refusal(write(tmp_path / "a.npz", members(**{key: live})))
@@ -107,9 +107,7 @@ def test_pickled_objects_do_not_run(tmp_path: Path, key: str) -> None:
     [(10**12,), (10**6, 10**6, 3), (2**62, 4), (2**63, 2**63, 2), (-5, -4, 6), (-1,)],
     ids=str,
 )
-def test_shape_that_the_bytes_do_not_bear_out(
-    tmp_path: Path, key: str, shape: tuple[int, ...], method: int
-) -> None:
+def test_shape_that_the_bytes_do_not_bear_out(tmp_path, key, shape, method):
     kind = "<U9" if "names" in key else "|u1" if "images" in key else "<i8"
     path = write(tmp_path / "a.npz", members(**{key: claimed(shape, kind, bytes(72))}), method)
     assert key in refusal(path)
@@ -117,12 +115,12 @@ def test_shape_that_the_bytes_do_not_bear_out(
 
 @pytest.mark.parametrize("key", SMALL)
 @pytest.mark.parametrize("kind", ["<U0", "|V0", "|S0"])
-def test_items_without_bytes(tmp_path: Path, key: str, kind: str) -> None:
+def test_items_without_bytes(tmp_path, key, kind):
     refusal(write(tmp_path / "a.npz", members(**{key: claimed((10**15,), kind)})))
 
 
 @pytest.mark.parametrize("key", ["train_images", "class_names"])
-def test_bomb_that_really_unpacks(tmp_path: Path, key: str) -> None:
+def test_bomb_that_really_unpacks(tmp_path, key):
     """400 MB of zeros in 2 MB: true to its header, and refused for the memory it would take."""
     kind = "<U1" if "names" in key else "|u1" if "images" in key else "<i8"
     count = 400_000_000 // np.dtype(kind).itemsize
@@ -156,13 +154,7 @@ def entry_of(content: bytes, name: str) -> int:
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 @pytest.mark.parametrize("lies", [(None, 2**31), (2**31, 2**31), (2**31, None)])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_directory_that_lies_about_sizes(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    method: int,
-    lies: tuple[int | None, int | None],
-    mapped: bool,
-) -> None:
+def test_directory_that_lies_about_sizes(tmp_path, monkeypatch, method, lies, mapped):
     shape = (2**31 // 24, 4, 6) if lies[1] else (5, 4, 6)
     monkeypatch.setattr(archives_module, "MAP_FROM_BYTES", 1 if mapped else 1 << 40)
     path = write(tmp_path / "a.npz", {"train_images": claimed(shape, "|u1", bytes(120))}, method)
@@ -180,7 +172,7 @@ def test_directory_that_lies_about_sizes(
     refusal(rewritten(path, lie))
 
 
-def test_entry_that_is_cut_short_but_has_the_right_checksum(tmp_path: Path) -> None:
+def test_entry_that_is_cut_short_but_has_the_right_checksum(tmp_path):
     path = write(tmp_path / "a.npz", {"train_images": npy(IMAGES)[:-50]}, zipfile.ZIP_DEFLATED)
 
     def lie(content: bytearray) -> None:
@@ -191,11 +183,11 @@ def test_entry_that_is_cut_short_but_has_the_right_checksum(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_compression_that_numpy_does_not_write(tmp_path: Path, method: int) -> None:
+def test_compression_that_numpy_does_not_write(tmp_path, method):
     assert "numpy.savez" in refusal(write(tmp_path / "a.npz", members(), method))
 
 
-def test_encrypted(tmp_path: Path) -> None:
+def test_encrypted(tmp_path):
     path = write(tmp_path / "a.npz", members())
 
     def encrypt(content: bytearray) -> None:
@@ -209,14 +201,14 @@ def test_encrypted(tmp_path: Path) -> None:
     assert "encrypted" in refusal(rewritten(path, encrypt))
 
 
-def test_array_that_lacks_its_ending(tmp_path: Path) -> None:
+def test_array_that_lacks_its_ending(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("train_images", npy(IMAGES))
     assert "train_images" in refusal(tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("name", ["../../outside", "/tmp/outside", "..\\outside", "a/../../b"])
-def test_names_of_entries_are_never_paths(tmp_path: Path, name: str) -> None:
+def test_names_of_entries_are_never_paths(tmp_path, name):
     folder = tmp_path / "deep" / "deeper"
     folder.mkdir(parents=True)
     path = write(folder / "a.npz", members(**{name: npy(IMAGES)}))
@@ -226,7 +218,7 @@ def test_names_of_entries_are_never_paths(tmp_path: Path, name: str) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_million_names_make_no_endless_error(tmp_path: Path) -> None:
+def test_a_million_names_make_no_endless_error(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         for index in range(2000):
             archive.writestr(f"{index}{'x' * 50}.npy", b"")
@@ -253,9 +245,7 @@ def test_a_million_names_make_no_endless_error(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("key", ["train_images", "train_labels"])
 @pytest.mark.parametrize("version", [1, 2, 3, 9])
-def test_headers_are_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, version: int, header: bytes
-) -> None:
+def test_headers_are_data(tmp_path, monkeypatch, key, version, header):
     monkeypatch.chdir(tmp_path)
     length = struct.pack("<H" if version == 1 else "<I", len(header))
     content = b"\x93NUMPY" + bytes([version, 0]) + length + header + IMAGES.tobytes()
@@ -264,7 +254,7 @@ def test_headers_are_data(
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_any_bytes_changed(tmp_path: Path, method: int) -> None:
+def test_any_bytes_changed(tmp_path, method):
     """A changed file is refused by name, or what it holds is what it held."""
     whole = write(tmp_path / "whole.npz", members(), method).read_bytes()
     expected, chance, refused = opened(tmp_path / "whole.npz"), random.Random(method), 0

@@ -31,7 +31,7 @@ def make(datasets: Any, part: range) -> Any:
 
 
 @pytest.fixture(scope="module")
-def saved(datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(datasets, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("hub") / "saved"
     splits = {"train": make(datasets, range(6)), "validation": make(datasets, range(6, 8))}
     datasets.DatasetDict(splits).save_to_disk(str(folder))
@@ -45,7 +45,7 @@ def read(path: str) -> Any:
     return source, batch.images.permute(0, 2, 3, 1).numpy()
 
 
-def test_a_saved_dataset_is_recognised_by_its_folder(saved: Path) -> None:
+def test_a_saved_dataset_is_recognised_by_its_folder(saved):
     source, pixels = read(str(saved))
     assert (pixels == PIXELS[[4, 0, 5]]).all()
     assert source.classes == ("cat", "dog")
@@ -56,9 +56,7 @@ def test_a_saved_dataset_is_recognised_by_its_folder(saved: Path) -> None:
     assert fingerprint(again.train.images) == fingerprint(source.train.images)
 
 
-def test_a_folder_of_tables_by_the_library(
-    datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_tables_by_the_library(datasets, tmp_path, monkeypatch):
     (tmp_path / "tables").mkdir()
     make(datasets, range(6)).to_parquet(str(tmp_path / "tables" / "train-0.parquet"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -68,7 +66,7 @@ def test_a_folder_of_tables_by_the_library(
         assert sum(map(len, source.splits.values())) == 6
 
 
-def test_a_name_that_cannot_be_reached(datasets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_cannot_be_reached(datasets, monkeypatch):
     def offline(name: str, configuration: str | None) -> None:
         assert (name, configuration) == ("user/birds", "small")
         raise ConnectionError("no network")
@@ -79,7 +77,7 @@ def test_a_name_that_cannot_be_reached(datasets: Any, monkeypatch: pytest.Monkey
         open_source("hf:user/birds@small", image_size=8)
 
 
-def test_a_dataset_without_images(datasets: Any, tmp_path: Path) -> None:
+def test_a_dataset_without_images(datasets, tmp_path):
     datasets.Dataset.from_dict({"text": ["a"]}).save_to_disk(str(tmp_path / "words"))
     with pytest.raises(UserError, match="0 columns hold images"):
         open_source(str(tmp_path / "words"), image_size=8)

@@ -36,7 +36,7 @@ def _found(source: Source) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("inside", ["imagenet", "."])
-def test_classes_by_wordnet_number(tmp_path: Path, save_picture: Save, inside: str) -> None:
+def test_classes_by_wordnet_number(tmp_path, save_picture, inside):
     made = _make(tmp_path / inside, save_picture)
     source = open_source("imagenet", root=tmp_path, image_size=32)
     assert (source.name, source.classes) == ("imagenet", tuple(sorted(WNIDS)))
@@ -47,9 +47,7 @@ def test_classes_by_wordnet_number(tmp_path: Path, save_picture: Save, inside: s
     assert source.train.images.paths[0] == folder / source.train.names[0]
 
 
-def test_a_large_set_is_opened_without_reading_a_file(
-    tmp_path: Path, save_picture: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_set_is_opened_without_reading_a_file(tmp_path, save_picture, monkeypatch):
     made = _make(tmp_path, save_picture)
     for name in made:
         (tmp_path / name).write_bytes(b"")
@@ -59,7 +57,7 @@ def test_a_large_set_is_opened_without_reading_a_file(
     assert (source.train.images.side, source.train.images.fills_frame) == (504, False)
 
 
-def test_a_small_one_is_looked_at_file_by_file(tmp_path: Path, save_picture: Save) -> None:
+def test_a_small_one_is_looked_at_file_by_file(tmp_path, save_picture):
     made = _make(tmp_path, save_picture)
     broken = next(iter(made))
     (tmp_path / broken).write_bytes(b"")
@@ -69,7 +67,7 @@ def test_a_small_one_is_looked_at_file_by_file(tmp_path: Path, save_picture: Sav
     assert [Path(name).name for name in source.skipped] == [Path(broken).name]
 
 
-def test_without_val_there_is_no_invented_test_split(tmp_path: Path, save_picture: Save) -> None:
+def test_without_val_there_is_no_invented_test_split(tmp_path, save_picture):
     """Setting a fifth aside would be taken for the official validation split."""
     for wnid in WNIDS:
         for i in range(5):
@@ -92,9 +90,7 @@ def test_without_val_there_is_no_invented_test_split(tmp_path: Path, save_pictur
         (["train/notes.txt"], ["no image in it"]),
     ],
 )
-def test_other_layouts_are_refused(
-    tmp_path: Path, save_picture: Save, files: list[str], parts: list[str]
-) -> None:
+def test_other_layouts_are_refused(tmp_path, save_picture, files, parts):
     for name in files:
         if name.endswith(".txt"):
             (tmp_path / name).parent.mkdir(parents=True)

@@ -31,7 +31,7 @@ def _part(folder: Path, part: str, truth: dict[str, str], save_picture: Save) ->
 
 
 @pytest.fixture
-def isic(tmp_path: Path, save_picture: Save) -> Path:
+def isic(tmp_path, save_picture) -> Path:
     folder = tmp_path / "isic2018"
     _part(folder, "Training", TRAINING, save_picture)
     return folder
@@ -52,7 +52,7 @@ def _kinds(source: Source, part: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_official_test_split(isic: Path, save_picture: Save, inside: bool) -> None:
+def test_official_test_split(isic, save_picture, inside):
     _part(isic, "Test", TEST, save_picture)
     source = open_source("isic2018", root=isic if inside else isic.parent, image_size=8)
     assert source.classes == tuple(KINDS)
@@ -60,7 +60,7 @@ def test_official_test_split(isic: Path, save_picture: Save, inside: bool) -> No
     assert _kinds(source, "test") == TEST
 
 
-def test_without_it_a_fifth_is_set_aside(isic: Path) -> None:
+def test_without_it_a_fifth_is_set_aside(isic):
     source = open_source("isic2018", root=isic, image_size=8)
     train, test = _kinds(source, "train"), _kinds(source, "test")
     assert train | test == TRAINING
@@ -69,7 +69,7 @@ def test_without_it_a_fifth_is_set_aside(isic: Path) -> None:
     assert {LESIONS[image] for image in train} & {LESIONS[image] for image in test}  # no table
 
 
-def test_no_lesion_lies_on_both_sides(isic: Path) -> None:
+def test_no_lesion_lies_on_both_sides(isic):
     _group(isic, LESIONS)
     source = open_source("isic2018", root=isic, image_size=8)
     train, test = _kinds(source, "train"), _kinds(source, "test")
@@ -79,7 +79,7 @@ def test_no_lesion_lies_on_both_sides(isic: Path) -> None:
     assert _kinds(open_source("isic2018", root=isic, image_size=8), "test") == test
 
 
-def test_lesions_stay_with_their_images_when_some_are_unreadable(isic: Path) -> None:
+def test_lesions_stay_with_their_images_when_some_are_unreadable(isic):
     _group(isic, LESIONS)
     images = isic / "ISIC2018_Task3_Training_Input"
     for image in list(TRAINING)[:30:3]:
@@ -141,7 +141,7 @@ def _damage(folder: Path, kind: str) -> None:
         ("no lesion", ["LesionGroupings.csv", "no lesion for 1 images", "'ISIC_0024306'"]),
     ],
 )
-def test_damage_is_named(isic: Path, kind: str, parts: list[str]) -> None:
+def test_damage_is_named(isic, kind, parts):
     _damage(isic, kind)
     with pytest.raises(UserError) as caught:
         open_source("isic2018", root=isic, image_size=8)

@@ -16,7 +16,7 @@ Save = Callable[..., np.ndarray]
 
 
 @pytest.fixture
-def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def reads(tmp_path, monkeypatch) -> Counter[str]:
     """Count how often a header is read and a file decoded; every folder counts as large."""
     counted: Counter[str] = Counter()
 
@@ -36,7 +36,7 @@ def reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, save_picture: Save) -> Path:
+def folder(tmp_path, save_picture) -> Path:
     for i in range(6):
         save_picture(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", 6 + i, 9, seed=i)
     return tmp_path / "photos"
@@ -52,9 +52,7 @@ def _facts(source: Source) -> object:
 
 
 @pytest.mark.parametrize("limit", [0, 100])
-def test_second_start_reads_nothing(
-    folder: Path, reads: Counter[str], monkeypatch: pytest.MonkeyPatch, limit: int
-) -> None:
+def test_second_start_reads_nothing(folder, reads, monkeypatch, limit):
     monkeypatch.setattr(listings, "FULL_DECODE_LIMIT", limit)
     first = _open(folder)
     assert reads == ({"header": 6, "decoded": 6} if limit else {"header": 6})
@@ -68,9 +66,7 @@ def test_second_start_reads_nothing(
 
 
 @pytest.mark.parametrize("change", ["content", "time", "added"])
-def test_changed_folder_is_read_again(
-    folder: Path, reads: Counter[str], save_picture: Save, change: str
-) -> None:
+def test_changed_folder_is_read_again(folder, reads, save_picture, change):
     _open(folder)
     reads.clear()
     if change == "content":
@@ -85,7 +81,7 @@ def test_changed_folder_is_read_again(
     assert len(kept) == 1  # what was known of the folder before is gone
 
 
-def test_only_unreadable_files_are_tried_again(folder: Path, reads: Counter[str]) -> None:
+def test_only_unreadable_files_are_tried_again(folder, reads):
     (folder / "b" / "3.png").write_bytes(b"damaged")
     first = _open(folder, skip=True)
     assert len(first.skipped) == 1
@@ -97,7 +93,7 @@ def test_only_unreadable_files_are_tried_again(folder: Path, reads: Counter[str]
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", b"\x93NUMPY\x01\x00"])
-def test_damaged_memory_is_written_anew(folder: Path, reads: Counter[str], damage: bytes) -> None:
+def test_damaged_memory_is_written_anew(folder, reads, damage):
     expected = _facts(_open(folder))
     (kept,) = (folder.parent / "cache" / "deepbregman" / "sizes").iterdir()
     content = kept.read_bytes()
@@ -108,9 +104,7 @@ def test_damaged_memory_is_written_anew(folder: Path, reads: Counter[str], damag
     assert kept.read_bytes() == content
 
 
-def test_without_a_place_for_it_all_goes_on(
-    folder: Path, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_place_for_it_all_goes_on(folder, reads, monkeypatch):
     (folder.parent / "taken").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent / "taken"))
     expected = _facts(_open(folder))
@@ -118,15 +112,13 @@ def test_without_a_place_for_it_all_goes_on(
     assert reads["header"] == 12
 
 
-def test_small_folders_leave_no_trace(
-    folder: Path, tmp_path: Path, reads: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_folders_leave_no_trace(folder, tmp_path, reads, monkeypatch):
     monkeypatch.setattr(listings, "CACHED_FROM", 1000)
     _open(folder)
     assert not (tmp_path / "cache").exists()
 
 
-def test_nothing_readable_is_an_error_each_time(folder: Path, reads: Counter[str]) -> None:
+def test_nothing_readable_is_an_error_each_time(folder, reads):
     for path in folder.rglob("*.png"):
         path.write_bytes(b"")
     for _ in range(2):

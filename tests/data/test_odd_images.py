@@ -422,7 +422,7 @@ def _judge(case: Case, path: Path, found: Frame | UserError) -> None:
 
 @pytest.mark.usefixtures("little_memory")  # the bombs take 1.2 GB or more
 @pytest.mark.parametrize("case", CASES, ids=[repr(case.name)[:40] for case in CASES])
-def test_is_used_rightly_or_refused_by_name(case: Case, tmp_path: Path) -> None:
+def test_is_used_rightly_or_refused_by_name(case, tmp_path):
     path = _put(case, tmp_path)
     with time_limit(20):
         _judge(case, path, _decode(path))
@@ -430,14 +430,14 @@ def test_is_used_rightly_or_refused_by_name(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("name", [case.name for case in CASES if "bomb-" in str(case.name)])
-def test_header_of_a_bomb_is_enough_to_refuse_it(name: str, tmp_path: Path) -> None:
+def test_header_of_a_bomb_is_enough_to_refuse_it(name, tmp_path):
     path = _put(next(case for case in CASES if case.name == name), tmp_path)
     with time_limit(20), silence_pillow(), pytest.raises(UserError):
         read_size(path)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     """All of them in one folder, with a folder that links to its parent."""
     place = tmp_path_factory.mktemp("odd")
     for case in CASES:
@@ -446,7 +446,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_folder_of_all_opens_without_the_bad_ones(folder: Path) -> None:
+def test_folder_of_all_opens_without_the_bad_ones(folder):
     with time_limit(120):
         source = open_source(str(folder), image_size=16, skip_unreadable=True)
     assert source.train.names is not None
@@ -462,7 +462,7 @@ def test_folder_of_all_opens_without_the_bad_ones(folder: Path) -> None:
     assert len(kept) + len(source.skipped) == len(listed) - len(folders)
 
 
-def test_workers_survive_all(folder: Path) -> None:
+def test_workers_survive_all(folder):
     paths = tuple(folder / os.fsdecode(case.name) for case in CASES)
     alone = [_decode(path) for path in paths]
     good = [i for i, found in enumerate(alone) if isinstance(found, Frame)]
@@ -481,7 +481,7 @@ def test_workers_survive_all(folder: Path) -> None:
         assert np.array_equal(images[place[index]].numpy(), found.pixels)
 
 
-def test_permission_denied(tmp_path: Path) -> None:
+def test_permission_denied(tmp_path):
     path = tmp_path / "locked.png"
     path.write_bytes(FORMATS["png"][1])
     path.chmod(0)
@@ -497,7 +497,7 @@ def test_permission_denied(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not HAS_AVIF, reason="this Pillow cannot write AVIF")
-def test_avif_is_read(tmp_path: Path) -> None:
+def test_avif_is_read(tmp_path):
     grey = np.full((16, 12, 3), 128, dtype=np.uint8)
     Image.fromarray(grey).save(tmp_path / "a.avif")
     assert list_folder(tmp_path).train.paths == [tmp_path / "a.avif"]
@@ -506,7 +506,7 @@ def test_avif_is_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(frame.pixels[:, :, :12], 128, atol=3)
 
 
-def test_heic_is_read_as_a_telephone_holds_it(tmp_path: Path) -> None:
+def test_heic_is_read_as_a_telephone_holds_it(tmp_path):
     plugin = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
     plugin.register_heif_opener()
     pixels = np.zeros((32, 64, 3), dtype=np.uint8)
@@ -529,7 +529,7 @@ def test_heic_is_read_as_a_telephone_holds_it(tmp_path: Path) -> None:
         decode_frame(tmp_path / "a.heic", 64)
 
 
-def test_photos_that_need_a_plug_in_name_it() -> None:
+def test_photos_that_need_a_plug_in_name_it():
     words = explain_ignored({".heic": 3, ".txt": 1, ".avif": 2})
     assert "to read .heic: pip install 'deepbregman[heic]'" in words
     assert "to read .avif: pip install 'pillow>=11.3'" in words

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
 from torch.utils.data import ConcatDataset, Subset
 from torchvision.transforms import v2
 
@@ -54,12 +53,12 @@ class Pictures:
         (GREY.permute(0, 2, 3, 1), GREY.expand(-1, 3, -1, -1)),
     ],
 )
-def test_every_layout_becomes_channels_first(values: Any, expected: Tensor) -> None:
+def test_every_layout_becomes_channels_first(values, expected):
     images = own_data(values).train.images
     assert torch.equal(images.pixels, expected)
 
 
-def test_labels_split_off_a_fifth_that_has_every_class() -> None:
+def test_labels_split_off_a_fifth_that_has_every_class():
     labels = np.arange(20) % 2
     source = own_data((PIXELS[:1].expand(20, -1, -1, -1), labels), classes=["cat", "dog"])
     assert (len(source.train), len(source.test)) == (16, 4)
@@ -67,7 +66,7 @@ def test_labels_split_off_a_fifth_that_has_every_class() -> None:
     assert source.classes == ("cat", "dog")
 
 
-def test_a_test_split_of_ones_own() -> None:
+def test_a_test_split_of_ones_own():
     source = own_data(PIXELS, [0] * 6, test=PIXELS[:2], test_labels=torch.tensor([0, 1]))
     assert (len(source.train), len(source.test)) == (6, 2)
     assert source.classes == ("0", "1")
@@ -75,7 +74,7 @@ def test_a_test_split_of_ones_own() -> None:
 
 @pytest.mark.parametrize("form", ["pil", "array", "tensor", "dict"])
 @pytest.mark.parametrize("resident", ["yes", "no"])
-def test_a_dataset_gives_its_pixels_in_order(form: str, resident: Any) -> None:
+def test_a_dataset_gives_its_pixels_in_order(form, resident):
     source = own_data(Pictures(form), test=PIXELS[:1], image_size=32)
     images = source.train.images
     assert images.side == 9
@@ -87,14 +86,14 @@ def test_a_dataset_gives_its_pixels_in_order(form: str, resident: Any) -> None:
     assert all(batch.sizes.eq(torch.tensor([9, 7])).all() for batch in found)
 
 
-def test_worker_processes_decode_a_dataset() -> None:
+def test_worker_processes_decode_a_dataset():
     images = own_data(Pictures(labelled=False)).train.images
     batches = open_batches(images, CPU, resident="no", num_workers=1)
     (batch,) = batches.iterate(torch.arange(6), 6)
     assert torch.equal(batch.images[..., :7], PIXELS)
 
 
-def test_labels_are_read_without_decoding_where_the_dataset_keeps_them() -> None:
+def test_labels_are_read_without_decoding_where_the_dataset_keeps_them():
     class Counted(Pictures):
         targets = (1, 0, 1, 0, 1, 0)
         read = 0
@@ -109,7 +108,7 @@ def test_labels_are_read_without_decoding_where_the_dataset_keeps_them() -> None
     assert dataset.read == 18  # for the sizes, and twice to see that they do not change
 
 
-def test_labels_of_parts_of_a_dataset_are_read_without_decoding() -> None:
+def test_labels_of_parts_of_a_dataset_are_read_without_decoding():
     class Counted(Pictures):
         targets = (5, 4, 3, 2, 1, 0)
         reads = 0
@@ -129,7 +128,7 @@ def test_labels_of_parts_of_a_dataset_are_read_without_decoding() -> None:
     assert Counted.reads > 0
 
 
-def test_labels_that_a_subclass_of_subset_changes_are_read_from_its_items() -> None:
+def test_labels_that_a_subclass_of_subset_changes_are_read_from_its_items():
     class Listed(Pictures):
         targets = (5, 4, 3, 2, 1, 0)
 
@@ -143,7 +142,7 @@ def test_labels_that_a_subclass_of_subset_changes_are_read_from_its_items() -> N
     assert _read_labels(DatasetStore(Ones(Listed(), [0, 3]))) == [1, 1]
 
 
-def test_the_fingerprint_tells_other_images() -> None:
+def test_the_fingerprint_tells_other_images():
     class Dimmed(Pictures):
         def __getitem__(self, index: int) -> Any:
             return v2.functional.to_pil_image(PIXELS[index] // 2)
@@ -153,7 +152,7 @@ def test_the_fingerprint_tells_other_images() -> None:
     assert same[0] == same[1] != fingerprint(own_data(Dimmed(labelled=False)).train.images)
 
 
-def test_copies_are_found_within_and_between_parts() -> None:
+def test_copies_are_found_within_and_between_parts():
     class Twice(Pictures):
         def __getitem__(self, index: int) -> Any:
             return super().__getitem__(index % 3)
@@ -164,7 +163,7 @@ def test_copies_are_found_within_and_between_parts() -> None:
     assert group_identical(images.select(torch.tensor([1, 4])), others) == [[0, 1, 3]]
 
 
-def test_the_typical_side() -> None:
+def test_the_typical_side():
     assert find_own_side(PIXELS) == 7
     assert find_own_side(Pictures()) == 7
 
@@ -191,12 +190,12 @@ def test_the_typical_side() -> None:
         ((PIXELS, [None, 1] * 3), "train labels such as None are not whole numbers"),
     ],
 )
-def test_what_is_refused(values: Any, words: str) -> None:
+def test_what_is_refused(values, words):
     with pytest.raises(UserError, match=words):
         open_batches(own_data(values).train.images, CPU)
 
 
-def test_a_dataset_whose_images_change_is_refused() -> None:
+def test_a_dataset_whose_images_change_is_refused():
     """They would be kept as they were drawn the first time."""
 
     class Flipped(Pictures):
@@ -210,7 +209,7 @@ def test_a_dataset_whose_images_change_is_refused() -> None:
         own_data(Flipped())
 
 
-def test_an_item_that_raises_has_words() -> None:
+def test_an_item_that_raises_has_words():
     class Gone(Pictures):
         def __getitem__(self, index: int) -> Any:
             raise OSError("no such disk")
@@ -219,19 +218,19 @@ def test_an_item_that_raises_has_words() -> None:
         own_data(Gone())
 
 
-def test_labels_may_be_words() -> None:
+def test_labels_may_be_words():
     source = own_data(PIXELS, list("cabcab"), test=PIXELS[:2], test_labels=["d", "a"])
     assert source.classes == ("a", "b", "c", "d")
     assert source.train.labels.tolist() == [2, 0, 1, 2, 0, 1]
     assert source.test.labels.tolist() == [3, 0]
 
 
-def test_a_pair_of_a_dataset_and_labels() -> None:
+def test_a_pair_of_a_dataset_and_labels():
     source = own_data(([*PIXELS], [0, 1] * 3), test=PIXELS)
     assert source.train.labels.tolist() == [0, 1] * 3
 
 
-def test_a_dataset_object_of_hugging_face() -> None:
+def test_a_dataset_object_of_hugging_face():
     """Its columns may be called img and fine_label, and labels are read without decoding."""
     datasets = pytest.importorskip("datasets")
     pictures = [v2.functional.to_pil_image(image) for image in PIXELS]

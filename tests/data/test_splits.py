@@ -14,9 +14,7 @@ percents = st.integers(0, 99)
 
 @settings(max_examples=200, deadline=None)
 @given(labels=label_lists, percent=percents, seed=st.integers(0, 100), labelled=st.booleans())
-def test_split_is_complete_disjoint_sorted_and_repeatable(
-    labels: list[int], percent: int, seed: int, labelled: bool
-) -> None:
+def test_split_is_complete_disjoint_sorted_and_repeatable(labels, percent, seed, labelled):
     given_labels = torch.tensor(labels, dtype=torch.int64) if labelled else None
     kept, held = stratified_split(given_labels, len(labels), percent / 100, seed)
     assert sorted(kept.tolist() + held.tolist()) == list(range(len(labels)))
@@ -31,9 +29,7 @@ def test_split_is_complete_disjoint_sorted_and_repeatable(
 
 @settings(max_examples=200, deadline=None)
 @given(labels=label_lists, percent=st.integers(1, 99))
-def test_every_class_gets_its_share_rounded_one_way_or_the_other(
-    labels: list[int], percent: int
-) -> None:
+def test_every_class_gets_its_share_rounded_one_way_or_the_other(labels, percent):
     _, held = stratified_split(
         torch.tensor(labels, dtype=torch.int64), len(labels), percent / 100, 0
     )
@@ -47,27 +43,27 @@ def test_every_class_gets_its_share_rounded_one_way_or_the_other(
             assert held_counts[label] == 0
 
 
-def test_total_is_exact_and_largest_remainders_come_first() -> None:
+def test_total_is_exact_and_largest_remainders_come_first():
     # Shares of a fifth: 1.4, 2.2, 2.6, so 1 + 2 + 2 and one more for the largest remainder.
     labels = torch.tensor([0] * 7 + [1] * 11 + [2] * 13)
     _, held = stratified_split(labels, 31, 0.2, 3)
     assert torch.bincount(labels[held]).tolist() == [1, 2, 3]
 
 
-def test_decimal_fractions_are_meant_exactly() -> None:
+def test_decimal_fractions_are_meant_exactly():
     assert 0.29 * 100 < 29  # in floating point
     assert len(stratified_split(torch.zeros(100, dtype=torch.int64), 100, 0.29, 0)[1]) == 29
     assert len(stratified_split(None, 100, 0.29, 0)[1]) == 29
 
 
-def test_seeds_differ_and_the_order_of_the_items_does_not_matter_for_shares() -> None:
+def test_seeds_differ_and_the_order_of_the_items_does_not_matter_for_shares():
     labels = torch.arange(1000) % 7
     splits = [stratified_split(labels, 1000, 0.1, seed)[1] for seed in range(5)]
     assert len({tuple(held.tolist()) for held in splits}) == 5
     assert len({tuple(stratified_split(None, 1000, 0.1, s)[1].tolist()) for s in range(5)}) == 5
 
 
-def test_split_is_the_one_it_has_always_been() -> None:
+def test_split_is_the_one_it_has_always_been():
     # Drawn from the frozen generator by hand: numpy.random.RandomState(0).permutation(10)[:3].
     assert stratified_split(None, 10, 0.3, 0)[1].tolist() == [2, 4, 8]
 
@@ -86,9 +82,7 @@ def _expand(groups: list[tuple[int, int]], seed: int) -> tuple[torch.Tensor, tor
 
 @settings(max_examples=200, deadline=None)
 @given(groups=lesions, percent=st.integers(1, 99), seed=st.integers(0, 1000))
-def test_no_group_is_divided_and_every_class_keeps_its_share(
-    groups: list[tuple[int, int]], percent: int, seed: int
-) -> None:
+def test_no_group_is_divided_and_every_class_keeps_its_share(groups, percent, seed):
     labels, members = _expand(groups, seed)
     kept, held = grouped_split(labels, members, percent / 100, seed)
     assert sorted(kept.tolist() + held.tolist()) == list(range(len(labels)))
@@ -112,14 +106,14 @@ def test_no_group_is_divided_and_every_class_keeps_its_share(
     percent=st.integers(1, 99),
     seed=st.integers(0, 100),
 )
-def test_groups_of_one_are_split_like_items(labels: list[int], percent: int, seed: int) -> None:
+def test_groups_of_one_are_split_like_items(labels, percent, seed):
     given_labels = torch.tensor(labels)
     _, held = grouped_split(given_labels, torch.arange(len(labels)), percent / 100, seed)
     _, expected = stratified_split(given_labels, len(labels), percent / 100, seed)
     assert Counter(given_labels[held].tolist()) == Counter(given_labels[expected].tolist())
 
 
-def test_the_share_is_close_on_a_set_like_isic() -> None:
+def test_the_share_is_close_on_a_set_like_isic():
     """Many small groups: within half a group of a fifth for each class."""
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 6, (3000,), generator=generator).tolist()
@@ -131,7 +125,7 @@ def test_the_share_is_close_on_a_set_like_isic() -> None:
     assert all(other.tolist() != held.tolist() for other in others)
 
 
-def test_a_group_of_several_classes_is_not_divided_either() -> None:
+def test_a_group_of_several_classes_is_not_divided_either():
     labels = torch.tensor([0, 1, 1, 0, 0, 1] * 10)
     members = torch.arange(60) // 3
     kept, held = grouped_split(labels, members, 0.3, 0)

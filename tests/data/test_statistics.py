@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ def _expected(pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.mean(axis=0), values.std(axis=0)
 
 
-def test_arrays_against_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_against_numpy(monkeypatch):
     monkeypatch.setattr(frames_module, "_MEASURED_CHUNK", 4)
     pixels = np.random.default_rng(0).integers(0, 200, (10, 3, 5, 7), dtype=np.uint8)
     pixels[:, 1] //= 2
@@ -27,7 +26,7 @@ def test_arrays_against_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_padding_does_not_count() -> None:
+def test_padding_does_not_count():
     random = np.random.default_rng(1)
     pixels, sizes = np.zeros((6, 3, 8, 8), dtype=np.uint8), random.integers(1, 9, (6, 2))
     true = []
@@ -39,7 +38,7 @@ def test_padding_does_not_count() -> None:
     np.testing.assert_allclose(channel_statistics(images), expected, rtol=1e-12)
 
 
-def test_files_against_numpy(tmp_path: Path, save_picture: Callable[..., np.ndarray]) -> None:
+def test_files_against_numpy(tmp_path, save_picture):
     true = [
         save_picture(tmp_path / f"{i}.png", height=3 + i, width=9 - i, seed=i).reshape(-1, 3)
         for i in range(4)
@@ -49,7 +48,7 @@ def test_files_against_numpy(tmp_path: Path, save_picture: Callable[..., np.ndar
     np.testing.assert_allclose(channel_statistics(images), expected, rtol=1e-12)
 
 
-def test_unreadable_files(tmp_path: Path, save_picture: Callable[..., np.ndarray]) -> None:
+def test_unreadable_files(tmp_path, save_picture):
     picture = save_picture(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"")
     images = FileImages((tmp_path / "a.png", tmp_path / "b.png"), 6)
@@ -62,7 +61,7 @@ def test_unreadable_files(tmp_path: Path, save_picture: Callable[..., np.ndarray
     )
 
 
-def test_subset_is_seeded_and_of_the_size_asked_for() -> None:
+def test_subset_is_seeded_and_of_the_size_asked_for():
     # Image i has the value i alone, so the mean of one image tells which it is.
     pixels = torch.arange(200, dtype=torch.uint8)[:, None, None, None].expand(200, 3, 2, 2)
     images = ArrayImages(pixels)
@@ -73,7 +72,7 @@ def test_subset_is_seeded_and_of_the_size_asked_for() -> None:
     assert first != channel_statistics(images, max_images=49)
 
 
-def test_constant_images_can_still_be_divided_by() -> None:
+def test_constant_images_can_still_be_divided_by():
     mean, deviation = channel_statistics(
         ArrayImages(torch.full((2, 3, 4, 4), 51, dtype=torch.uint8))
     )
@@ -81,7 +80,7 @@ def test_constant_images_can_still_be_divided_by() -> None:
     assert deviation == (1 / 255, 1 / 255, 1 / 255)
 
 
-def test_real_cifar10_has_its_published_statistics(tmp_path: Path) -> None:
+def test_real_cifar10_has_its_published_statistics(tmp_path):
     folder = Path(__file__).parents[3] / "shared" / "data" / "cifar10"
     if not folder.is_dir():
         pytest.skip("the compact copy of CIFAR-10 is not beside this repository")

@@ -95,13 +95,13 @@ def write_parquet(folder: Path, struct: bool = True) -> Path:
 
 
 @pytest.fixture(scope="module", params=["tar", "parquet"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request, tmp_path_factory) -> Path:
     place = tmp_path_factory.mktemp("stored") / request.param
     return write_shards(place) if request.param == "tar" else write_parquet(place)
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -112,7 +112,7 @@ def read_pixels(source: Source, order: Sequence[int], split: str = "train", **ho
     return torch.cat(found).permute(0, 2, 3, 1).numpy()
 
 
-def test_images_labels_and_splits(folder: Path) -> None:
+def test_images_labels_and_splits(folder):
     source = open_source(str(folder), image_size=32)
     assert (len(source.train), len(source.test)) == (18, 6)
     assert source.train.labels.tolist() == LABELS[:18]
@@ -125,21 +125,19 @@ def test_images_labels_and_splits(folder: Path) -> None:
     assert (has_labels(str(folder)), typical_side(str(folder))) == (True, 9)
 
 
-def test_worker_processes_read_them(folder: Path) -> None:
+def test_worker_processes_read_them(folder):
     source = open_source(str(folder), image_size=32)
     found = read_pixels(source, range(18), resident="no", num_workers=1)
     assert (found == PIXELS[:18]).all()
 
 
-def test_every_image_is_checked(folder: Path) -> None:
+def test_every_image_is_checked(folder):
     report = check_data(str(folder), Path("data"), ignore_progress)
     assert report.problems == []
     assert dict(report.rows)["unreadable"] == "0"
 
 
-def test_a_run_on_them_resumes_to_the_bit(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_on_them_resumes_to_the_bit(folder, tmp_path, monkeypatch):
     small = {
         "data.source": str(folder),
         "data.image_size": 8,
@@ -170,7 +168,7 @@ def test_a_run_on_them_resumes_to_the_bit(
     assert resumed.metrics()[-1]["total"] == whole.metrics()[-1]["total"]
 
 
-def test_changed_images_have_another_fingerprint(tmp_path: Path) -> None:
+def test_changed_images_have_another_fingerprint(tmp_path):
     one = open_source(str(write_shards(tmp_path / "a")), image_size=8).train.images
     same = open_source(str(write_shards(tmp_path / "b")), image_size=8).train.images
     assert fingerprint(one) == fingerprint(same)
@@ -182,14 +180,14 @@ def test_changed_images_have_another_fingerprint(tmp_path: Path) -> None:
 
 
 class TestTar:
-    def test_one_file_without_labels(self, tmp_path: Path) -> None:
+    def test_one_file_without_labels(self, tmp_path):
         path = write_tar(tmp_path / "all.tar", samples(range(6), labelled=False))
         source = open_source(str(path), image_size=8)
         assert source.train.labels is None
         assert source.test is None
         assert source.train.names[1] == "all.tar/0001.png"
 
-    def test_classes_may_be_words_and_a_fifth_is_the_test_split(self, tmp_path: Path) -> None:
+    def test_classes_may_be_words_and_a_fifth_is_the_test_split(self, tmp_path):
         members = {}
         for index in range(20):
             members |= {
@@ -200,9 +198,7 @@ class TestTar:
         assert source.classes == ("cat", "owl")
         assert (len(source.train), len(source.test)) == (16, 4)
 
-    def test_the_index_is_kept_and_read_again(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_index_is_kept_and_read_again(self, tmp_path, monkeypatch):
         path = write_tar(tmp_path / "all.tar", samples(range(6)))
         first = read_index([path])
         monkeypatch.setattr(tarfile, "open", None)
@@ -214,9 +210,7 @@ class TestTar:
         with pytest.raises(TypeError):  # another time: it is read anew
             read_index([path])
 
-    def test_a_store_survives_pickling_and_many_shards(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_store_survives_pickling_and_many_shards(self, tmp_path, monkeypatch):
         monkeypatch.setattr("deepbregman.data.shards._OPEN_FILES", 1)
         folder = write_shards(tmp_path / "shards")
         images = open_source(str(folder), image_size=8).train.images
@@ -230,7 +224,7 @@ class TestTar:
         chosen = images.select(torch.tensor([7, 1]))
         assert chosen.shards.tolist() == [1, 0]
 
-    def test_an_image_that_cannot_be_decoded(self, tmp_path: Path) -> None:
+    def test_an_image_that_cannot_be_decoded(self, tmp_path):
         members = {**samples(range(4)), "bad.png": b"no image", "bad.cls": b"0"}
         path = str(write_tar(tmp_path / "all.tar", members))
         with pytest.raises(UserError, match=r"image 'all.tar/bad.png': cannot be read .*remove it"):
@@ -248,7 +242,7 @@ class TestTar:
             (b"not a tar file at all" * 100, "cannot be read"),
         ],
     )
-    def test_what_is_no_shard(self, tmp_path: Path, content: bytes, words: str) -> None:
+    def test_what_is_no_shard(self, tmp_path, content, words):
         (tmp_path / "all.tar").write_bytes(content)
         with pytest.raises(UserError, match=words):
             open_source(str(tmp_path / "all.tar"), image_size=8)
@@ -261,14 +255,12 @@ class TestTar:
             ({"a.png": b"x", "a.cls": b"1" * 5000}, "too many for a class"),
         ],
     )
-    def test_what_is_wrong_in_a_shard(
-        self, tmp_path: Path, members: dict[str, bytes], words: str
-    ) -> None:
+    def test_what_is_wrong_in_a_shard(self, tmp_path, members, words):
         path = write_tar(tmp_path / "all.tar", members)
         with pytest.raises(UserError, match=words):
             open_source(str(path), image_size=8)
 
-    def test_a_shard_that_is_cut_anywhere_is_refused(self, tmp_path: Path) -> None:
+    def test_a_shard_that_is_cut_anywhere_is_refused(self, tmp_path):
         """Python's library takes most cuts for the end of the archive."""
         path = write_tar(tmp_path / "all.tar", samples(range(1, 4), labelled=False))
         index, content = read_index([path]), path.read_bytes()
@@ -278,7 +270,7 @@ class TestTar:
             with pytest.raises(UserError, match=r"cannot be read .*copy it again"):
                 read_index([path])
 
-    def test_a_damaged_header_is_not_the_end(self, tmp_path: Path) -> None:
+    def test_a_damaged_header_is_not_the_end(self, tmp_path):
         path = write_tar(tmp_path / "all.tar", samples(range(1, 4), labelled=False))
         content = bytearray(path.read_bytes())
         header = int(read_index([path]).offsets[1]) - 512
@@ -287,7 +279,7 @@ class TestTar:
         with pytest.raises(UserError, match=f"damaged at byte {header:,}, so that images are lost"):
             read_index([path])
 
-    def test_images_behind_the_end_are_not_passed_over(self, tmp_path: Path) -> None:
+    def test_images_behind_the_end_are_not_passed_over(self, tmp_path):
         """As where a block was lost, or two archives were joined."""
         path = write_tar(tmp_path / "all.tar", samples(range(1, 4), labelled=False))
         content, header = path.read_bytes(), int(read_index([path]).offsets[1]) - 512
@@ -296,7 +288,7 @@ class TestTar:
             with pytest.raises(UserError, match=r"something follows its end at byte"):
                 read_index([path])
 
-    def test_a_truncated_shard_is_told_when_it_is_read(self, tmp_path: Path) -> None:
+    def test_a_truncated_shard_is_told_when_it_is_read(self, tmp_path):
         path = write_tar(tmp_path / "all.tar", samples(range(3), labelled=False))
         index = read_index([path])
         os.truncate(path, int(index.offsets[-1]) + 5)
@@ -305,36 +297,32 @@ class TestTar:
 
 
 class TestParquet:
-    def test_a_process_that_has_loaded_no_part_of_pyarrow(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_process_that_has_loaded_no_part_of_pyarrow(self, tmp_path, monkeypatch):
         """As on the command line, where no other library has loaded pyarrow before."""
         folder = write_parquet(tmp_path / "p")
         monkeypatch.delitem(sys.modules, "pyarrow.compute", raising=False)
         monkeypatch.delattr(sys.modules["pyarrow"], "compute", raising=False)
         assert len(open_source(str(folder), image_size=9).train) == 18
 
-    def test_an_empty_folder_of_that_name(self, tmp_path: Path) -> None:
+    def test_an_empty_folder_of_that_name(self, tmp_path):
         (tmp_path / "e.parquet").mkdir()
         with pytest.raises(UserError, match="no image in it"):
             open_source(str(tmp_path / "e.parquet"), image_size=8)
 
-    def test_plain_bytes(self, tmp_path: Path) -> None:
+    def test_plain_bytes(self, tmp_path):
         folder = write_parquet(tmp_path / "p.parquet", struct=False)  # as Spark names it
         source = open_source(str(folder), image_size=8)
         assert (read_pixels(source, range(18)) == PIXELS[:18]).all()
         assert source.classes == ("0", "1", "2")
 
-    def test_tables_that_do_not_fit_into_memory(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_tables_that_do_not_fit_into_memory(self, folder, monkeypatch):
         if folder.name != "parquet":
             pytest.skip("shards stay on the disk")
         monkeypatch.setattr("deepbregman.data.parquet.find_free_memory", lambda: 100)
         with pytest.raises(UserError, match="write tar shards, which stay on the disk"):
             open_source(str(folder), image_size=8)
 
-    def test_what_is_refused(self, tmp_path: Path) -> None:
+    def test_what_is_refused(self, tmp_path):
         arrow = pytest.importorskip("pyarrow")
         import pyarrow.parquet as parquet
 
@@ -353,7 +341,7 @@ class TestParquet:
             open_source(str(tmp_path / "t.parquet"), image_size=8)
 
 
-def test_splits_by_the_words_in_names() -> None:
+def test_splits_by_the_words_in_names():
     folder = Path("/nowhere")
     files = [Path(name) for name in ("imagenet-train-000.tar", "imagenet-val-000.tar")]
     assert group_by_split(folder, files) == {"train": files[:1], "test": files[1:]}
@@ -363,7 +351,7 @@ def test_splits_by_the_words_in_names() -> None:
         group_by_split(folder, [Path("test-0.tar")])
 
 
-def test_labels_by_number_and_by_word() -> None:
+def test_labels_by_number_and_by_word():
     (first, second), classes = number_labels([[2, 0], None])
     assert (first.tolist(), second, classes) == ([2, 0], None, ("0", "1", "2"))
     (first, second), classes = number_labels([["b", "a"], ["b"]])
@@ -371,7 +359,7 @@ def test_labels_by_number_and_by_word() -> None:
     assert (first.tolist(), second.tolist()) == ([1, 0], [1])
 
 
-def test_a_folder_of_images_beside_an_archive_is_a_folder(tmp_path: Path) -> None:
+def test_a_folder_of_images_beside_an_archive_is_a_folder(tmp_path):
     write_tar(tmp_path / "old.tar", samples(range(2)))
     for index in range(3):
         Image.fromarray(PIXELS[index]).save(tmp_path / f"{index}.png")
@@ -381,6 +369,6 @@ def test_a_folder_of_images_beside_an_archive_is_a_folder(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["none.tar", "none.parquet"])
-def test_a_file_that_is_not_there(name: str) -> None:
+def test_a_file_that_is_not_there(name):
     with pytest.raises(UserError, match=r"no such file; .* the folder of all of them"):
         check_source(name)

@@ -19,7 +19,7 @@ VAL = {"val_0.JPEG": "n07749582", "val_1.JPEG": "n02124075", "val_10.JPEG": "n01
 
 
 @pytest.fixture
-def archive(tmp_path: Path, save_picture: Save) -> Path:
+def archive(tmp_path, save_picture) -> Path:
     """The unpacked archive, with boxes, unlabelled test images and words of other classes."""
     folder = tmp_path / "tiny-imagenet-200"
     for wnid in WORDS:
@@ -38,7 +38,7 @@ def archive(tmp_path: Path, save_picture: Save) -> Path:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_labels_come_from_folders_and_annotations(archive: Path, inside: bool) -> None:
+def test_labels_come_from_folders_and_annotations(archive, inside):
     root = archive if inside else archive.parent
     source = open_source("tiny-imagenet", root=root, image_size=64)
     assert source.name == "tiny-imagenet"
@@ -56,7 +56,7 @@ def test_labels_come_from_folders_and_annotations(archive: Path, inside: bool) -
     assert (train.images.side, train.images.fills_frame) == (64, True)
 
 
-def test_words_are_optional(archive: Path) -> None:
+def test_words_are_optional(archive):
     (archive / "words.txt").unlink()
     source = open_source("tiny-imagenet", root=archive, image_size=64)
     assert source.classes == tuple(sorted(WORDS))
@@ -105,7 +105,7 @@ def _damage(archive: Path, kind: str) -> None:
         ("no wnids", ["wnids.txt", "is not there", "tiny-imagenet-200.zip"]),
     ],
 )
-def test_damage_is_named(archive: Path, kind: str, parts: list[str]) -> None:
+def test_damage_is_named(archive, kind, parts):
     _damage(archive, kind)
     with pytest.raises(UserError) as caught:
         open_source("tiny-imagenet", root=archive, image_size=64)

@@ -40,7 +40,7 @@ def put_list(devkit: Path, year: str, split: str, *names: str) -> Path:
 
 
 @pytest.fixture
-def devkit(tmp_path: Path) -> Path:
+def devkit(tmp_path) -> Path:
     """A devkit of two years, with one or two images in each split."""
     kit = tmp_path / "VOCdevkit"
     put(kit, "VOC2007", "000001", box("dog", (1, 1, 40, 30)) + box("cat", (3, 4, 10, 12)))
@@ -54,7 +54,7 @@ def devkit(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("at_devkit", [True, False])
-def test_both_years_are_trained_on_and_2007_is_tested_on(devkit: Path, at_devkit: bool) -> None:
+def test_both_years_are_trained_on_and_2007_is_tested_on(devkit, at_devkit):
     voc = open_voc(devkit if at_devkit else devkit.parent)
     assert voc.train.names == ("VOC2007/000001", "VOC2007/000002", "VOC2012/2008_000001")
     assert voc.test.names == ("VOC2007/000003",)
@@ -63,7 +63,7 @@ def test_both_years_are_trained_on_and_2007_is_tested_on(devkit: Path, at_devkit
     assert (len(voc.train), len(voc.test)) == (3, 1)
 
 
-def test_boxes_count_from_zero_and_exclude_their_end(devkit: Path) -> None:
+def test_boxes_count_from_zero_and_exclude_their_end(devkit):
     train = open_voc(devkit).train
     first, second, third = train.objects
     # 1-based inclusive (1, 1, 40, 30) is the whole of a 40 x 30 image.
@@ -75,14 +75,14 @@ def test_boxes_count_from_zero_and_exclude_their_end(devkit: Path) -> None:
     assert (first.boxes.dtype, first.labels.dtype) == (torch.float32, torch.int64)
 
 
-def test_the_size_is_the_image_s_and_cuts_boxes_off(devkit: Path) -> None:
+def test_the_size_is_the_image_s_and_cuts_boxes_off(devkit):
     put(devkit, "VOC2007", "000003", box("bus", (0, 11, 25, 60)), size=(20, 50))
     test = open_voc(devkit).test
     assert test.sizes.tolist() == [[50, 20]]  # the XML says 1 x 1
     assert test.objects[0].boxes.tolist() == [[0.0, 10.0, 20.0, 50.0]]
 
 
-def test_an_image_without_objects_and_an_object_without_difficult(devkit: Path) -> None:
+def test_an_image_without_objects_and_an_object_without_difficult(devkit):
     put(devkit, "VOC2007", "000001", "")
     put(devkit, "VOC2007", "000002", box("cow", (1, 1, 2, 2), ""))
     empty, cow, _ = open_voc(devkit).train.objects
@@ -91,7 +91,7 @@ def test_an_image_without_objects_and_an_object_without_difficult(devkit: Path) 
     assert cow.difficult.tolist() == [False]
 
 
-def test_parts_of_a_person_are_no_objects(devkit: Path) -> None:
+def test_parts_of_a_person_are_no_objects(devkit):
     part = "<part><name>head</name><bndbox><xmin>9</xmin></bndbox></part></object>"
     put(
         devkit,
@@ -103,14 +103,14 @@ def test_parts_of_a_person_are_no_objects(devkit: Path) -> None:
     assert objects.boxes.tolist() == [[0.0, 1.0, 30.0, 30.0]]
 
 
-def test_2007_alone_is_enough(devkit: Path) -> None:
+def test_2007_alone_is_enough(devkit):
     (devkit / "VOC2012" / "ImageSets" / "Main" / "trainval.txt").unlink()
     voc = open_voc(devkit)
     assert voc.found == ("VOC2007 trainval", "VOC2007 test")
     assert voc.missing == ("VOC2012 trainval",)
 
 
-def test_2012_with_the_test_of_2007_is_enough(devkit: Path) -> None:
+def test_2012_with_the_test_of_2007_is_enough(devkit):
     (devkit / "VOC2007" / "ImageSets" / "Main" / "trainval.txt").unlink()
     assert open_voc(devkit).train.names == ("VOC2012/2008_000001",)
 
@@ -130,9 +130,7 @@ def test_2012_with_the_test_of_2007_is_enough(devkit: Path) -> None:
         ),
     ],
 )
-def test_a_missing_split_says_what_was_found(
-    devkit: Path, gone: list[str], says: list[str]
-) -> None:
+def test_a_missing_split_says_what_was_found(devkit, gone, says):
     for part in gone:
         year, split = part.split("/")
         (devkit / year / "ImageSets" / "Main" / f"{split}.txt").unlink()
@@ -157,7 +155,7 @@ def test_a_missing_split_says_what_was_found(
         ("<annotation><object><name>dog</name></object></annotation>", "not a box"),
     ],
 )
-def test_a_bad_annotation_is_named(devkit: Path, xml: str, says: str) -> None:
+def test_a_bad_annotation_is_named(devkit, xml, says):
     path = devkit / "VOC2007" / "Annotations" / "000002.xml"
     path.write_text(xml)
     with pytest.raises(UserError) as error:
@@ -166,7 +164,7 @@ def test_a_bad_annotation_is_named(devkit: Path, xml: str, says: str) -> None:
     assert says in str(error.value)
 
 
-def test_a_document_type_cannot_hide_in_another_encoding(devkit: Path) -> None:
+def test_a_document_type_cannot_hide_in_another_encoding(devkit):
     path = devkit / "VOC2007" / "Annotations" / "000002.xml"
     hidden = '<?xml version="1.0" encoding="utf-16"?><!DOCTYPE a [<!ENTITY b "c">]><annotation/>'
     path.write_bytes(hidden.encode("utf-16"))
@@ -174,7 +172,7 @@ def test_a_document_type_cannot_hide_in_another_encoding(devkit: Path) -> None:
         open_voc(devkit)
 
 
-def test_missing_files_are_named(devkit: Path) -> None:
+def test_missing_files_are_named(devkit):
     annotation = devkit / "VOC2007" / "Annotations" / "000002.xml"
     annotation.unlink()
     with pytest.raises(UserError, match=r"000002\.xml cannot be used"):
@@ -194,7 +192,7 @@ def test_missing_files_are_named(devkit: Path) -> None:
         (("000001", "000001"), "names no image, or one twice"),
     ],
 )
-def test_a_bad_list_is_named(devkit: Path, names: tuple[str, ...], says: str) -> None:
+def test_a_bad_list_is_named(devkit, names, says):
     path = put_list(devkit, "VOC2007", "trainval", *names)
     with pytest.raises(UserError) as error:
         open_voc(devkit)
@@ -202,13 +200,13 @@ def test_a_bad_list_is_named(devkit: Path, names: tuple[str, ...], says: str) ->
     assert says in str(error.value)
 
 
-def test_an_image_is_not_trained_on_and_tested_on(devkit: Path) -> None:
+def test_an_image_is_not_trained_on_and_tested_on(devkit):
     put_list(devkit, "VOC2007", "test", "000003", "000001")
     with pytest.raises(UserError, match="VOC2007/000001 is also among the training images"):
         open_voc(devkit)
 
 
-def test_pixels_are_read_as_stored(tmp_path: Path) -> None:
+def test_pixels_are_read_as_stored(tmp_path):
     pixels = np.arange(5 * 7 * 3, dtype=np.uint8).reshape(5, 7, 3)
     note = Image.Exif()
     note[0x0112] = 6  # turned by a quarter; boxes refer to the pixels before that
@@ -217,7 +215,7 @@ def test_pixels_are_read_as_stored(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason=f"the sample of Pascal VOC is not in {SAMPLE}")
-def test_the_real_sample_agrees_with_torchvision() -> None:
+def test_the_real_sample_agrees_with_torchvision():
     from torchvision.datasets import VOCDetection
 
     voc = open_voc(SAMPLE)

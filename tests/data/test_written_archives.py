@@ -28,7 +28,7 @@ Save = Callable[..., np.ndarray]
 
 
 @pytest.fixture(params=["read", "mapped"])
-def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def how(request, monkeypatch) -> str:
     """Open archives by reading them into memory, and by mapping them."""
     if request.param == "mapped":
         monkeypatch.setattr(archives_module, "MAP_FROM_BYTES", 1)
@@ -52,9 +52,7 @@ def _pictures(folder: Path, save_picture: Save, sizes: list[tuple[int, int]]) ->
 
 
 @pytest.mark.usefixtures("how")
-def test_images_that_need_no_padding_come_back_to_the_bit(
-    tmp_path: Path, save_picture: Save, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_images_that_need_no_padding_come_back_to_the_bit(tmp_path, save_picture, monkeypatch):
     monkeypatch.setattr(
         archives_module, "_WRITTEN_BYTES", 3 * 6 * 6 * 3
     )  # pieces of three, and a rest
@@ -71,7 +69,7 @@ def test_images_that_need_no_padding_come_back_to_the_bit(
 
 
 @pytest.mark.usefixtures("how")
-def test_unequal_images_keep_their_true_sizes(tmp_path: Path, save_picture: Save) -> None:
+def test_unequal_images_keep_their_true_sizes(tmp_path, save_picture):
     sizes = [(6, 9), (9, 5), (3, 3), (40, 20), (9, 9)]  # the frame is ceil(2.25 * 4) = 9
     made = _pictures(tmp_path / "photos", save_picture, sizes)
     cached = _cached(open_source(str(tmp_path / "photos"), image_size=4), tmp_path / "photos.npz")
@@ -94,7 +92,7 @@ def test_unequal_images_keep_their_true_sizes(tmp_path: Path, save_picture: Save
 
 
 @pytest.mark.usefixtures("how")
-def test_batches_and_statistics_are_those_of_the_files(tmp_path: Path, save_picture: Save) -> None:
+def test_batches_and_statistics_are_those_of_the_files(tmp_path, save_picture):
     _pictures(tmp_path / "photos", save_picture, [(6, 9), (9, 5), (30, 20), (9, 9)])
     source = open_source(str(tmp_path / "photos"), image_size=4)
     cached = _cached(source, tmp_path / "photos.npz")
@@ -114,7 +112,7 @@ def test_batches_and_statistics_are_those_of_the_files(tmp_path: Path, save_pict
 
 
 @pytest.mark.usefixtures("how")
-def test_every_part_of_a_source_of_arrays(tmp_path: Path) -> None:
+def test_every_part_of_a_source_of_arrays(tmp_path):
     pixels = torch.randint(0, 256, (9, 3, 5, 7), dtype=torch.uint8)
     source = Source(
         "any",
@@ -133,7 +131,7 @@ def test_every_part_of_a_source_of_arrays(tmp_path: Path) -> None:
     assert cached.unlabelled.images.sizes.tolist() == [[5, 7], [1, 2], [3, 7]]
 
 
-def test_numpy_reads_it_and_the_bytes_never_change(tmp_path: Path) -> None:
+def test_numpy_reads_it_and_the_bytes_never_change(tmp_path):
     source = open_source("digits", image_size=8)
     copies = [io.BytesIO(), io.BytesIO()]
     for copy in copies:
@@ -147,9 +145,7 @@ def test_numpy_reads_it_and_the_bytes_never_change(tmp_path: Path) -> None:
         assert "train_sizes" not in arrays
 
 
-def test_unreadable_images_stop_or_have_a_neighbour_stand_in(
-    tmp_path: Path, save_picture: Save
-) -> None:
+def test_unreadable_images_stop_or_have_a_neighbour_stand_in(tmp_path, save_picture):
     made = {f"{i}.png": save_picture(tmp_path / "p" / f"{i}.png", seed=i) for i in range(4)}
     source = open_source(str(tmp_path / "p"), image_size=4)
     (tmp_path / "p" / "1.png").write_bytes(b"gone bad since")
@@ -164,7 +160,7 @@ def test_unreadable_images_stop_or_have_a_neighbour_stand_in(
 
 
 @pytest.mark.slow
-def test_a_file_larger_than_a_gib_is_mapped(tmp_path: Path, save_picture: Save) -> None:
+def test_a_file_larger_than_a_gib_is_mapped(tmp_path, save_picture):
     """At its real size: the first and the last image are found where they are."""
     path, count = tmp_path / "big.npz", 420_000  # of 32 x 32: 1.2 GiB
     marked = save_picture(tmp_path / "x.png", 32, 32)
@@ -185,7 +181,7 @@ def test_a_file_larger_than_a_gib_is_mapped(tmp_path: Path, save_picture: Save) 
     shutil.rmtree(tmp_path)
 
 
-def test_grey_archives_are_mapped_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grey_archives_are_mapped_too(tmp_path, monkeypatch):
     grey = np.random.default_rng(0).integers(0, 256, (5, 4, 6), dtype=np.uint8)
     np.savez(tmp_path / "grey.npz", train_images=grey)
     monkeypatch.setattr(archives_module, "MAP_FROM_BYTES", grey.size)
@@ -195,7 +191,7 @@ def test_grey_archives_are_mapped_too(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png"])
-def test_photographs_of_a_camera(tmp_path: Path, suffix: str) -> None:
+def test_photographs_of_a_camera(tmp_path, suffix):
     """Rotation by EXIF and shrinking happen once, before the cache, and not again after it."""
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -8,11 +8,10 @@ import torch
 from deepbregman.evaluation import linear
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.inputs import load_run, open_labelled
-from deepbregman.runs import Run
 
 
 @pytest.fixture(scope="session")
-def labelled(short_run: Run) -> LabelledFeatures:
+def labelled(short_run) -> LabelledFeatures:
     """The run's networks, judged on all digits."""
     loaded = load_run(short_run, "cpu")
     source = open_labelled(loaded.config)
@@ -20,12 +19,12 @@ def labelled(short_run: Run) -> LabelledFeatures:
 
 
 @pytest.fixture(scope="session")
-def few(labelled: LabelledFeatures, few_digits: str) -> LabelledFeatures:
+def few(labelled, few_digits) -> LabelledFeatures:
     """The run's networks, judged on few digits."""
     return replace(labelled, source=open_labelled(labelled.config, few_digits))
 
 
 @pytest.fixture(autouse=True)
-def strong_penalties(monkeypatch: pytest.MonkeyPatch) -> None:
+def strong_penalties(monkeypatch) -> None:
     """Let the protocols try strong penalties only: fits with weak ones take most of the time."""
     monkeypatch.setattr(linear, "L2_GRID", (1e-2, 1e-1))

@@ -54,13 +54,13 @@ def at_50(truth: Sequence[Objects], detections: Sequence[PredictedBoxes]) -> dic
     }
 
 
-def test_all_found_first_is_one() -> None:
+def test_all_found_first_is_one():
     truth = [objects((A, 0, False), (B, 0, False))]
     detections = [found((A, 0, 0.9), (B, 0, 0.8), (FAR, 0, 0.7))]
     assert at_50(truth, detections) == pytest.approx({"coco": 1.0, "area": 1.0, "eleven": 1.0})
 
 
-def test_a_wrong_detection_first() -> None:
+def test_a_wrong_detection_first():
     # Precision 0, 1/2, 2/3 at recall 0, 1/2, 1; the envelope is 2/3 throughout.
     truth = [objects((A, 0, False), (B, 0, False))]
     detections = [found((FAR, 0, 0.9), (A, 0, 0.8), (B, 0, 0.7))]
@@ -69,7 +69,7 @@ def test_a_wrong_detection_first() -> None:
     )
 
 
-def test_one_of_three_is_missed() -> None:
+def test_one_of_three_is_missed():
     # Recall ends at 2/3: area 2/3; 7 of 11 points (0..0.6); 67 of 101 (0..0.66).
     truth = [objects((A, 0, False), (B, 0, False), (C, 0, False))]
     detections = [found((A, 0, 0.9), (B, 0, 0.8))]
@@ -77,7 +77,7 @@ def test_one_of_three_is_missed() -> None:
     assert at_50(truth, detections) == pytest.approx(wanted)
 
 
-def test_the_recall_of_three_tenths_reaches_its_point() -> None:
+def test_the_recall_of_three_tenths_reaches_its_point():
     # 3 of 10 found: points 0, 0.1, 0.2 and 0.3, which 3 * 0.1 in floating point would miss.
     boxes: list[Box] = [(20.0 * i, 0.0, 20.0 * i + 10.0, 10.0) for i in range(10)]
     truth = [objects(*((box, 0, False) for box in boxes))]
@@ -85,7 +85,7 @@ def test_the_recall_of_three_tenths_reaches_its_point() -> None:
     assert voc_precision(truth, detections, points=11)[0, 0] == pytest.approx(4 / 11)
 
 
-def test_a_duplicate_is_wrong() -> None:
+def test_a_duplicate_is_wrong():
     # Right, wrong (A again), right: precision 1, 1/2, 2/3 at recall 1/2, 1/2, 1.
     truth = [objects((A, 0, False), (B, 0, False))]
     detections = [found((A, 0, 0.9), (A, 0, 0.8), (B, 0, 0.7))]
@@ -95,7 +95,7 @@ def test_a_duplicate_is_wrong() -> None:
     assert values["coco"] == pytest.approx((51 * 1 + 50 * 2 / 3) / 101)
 
 
-def test_a_difficult_object_is_neither_found_nor_missed() -> None:
+def test_a_difficult_object_is_neither_found_nor_missed():
     truth = [objects((A, 0, False), (B, 0, True))]
     one = {"coco": 1.0, "area": 1.0, "eleven": 1.0}
     assert at_50(truth, [found((A, 0, 0.5))]) == pytest.approx(one)
@@ -104,7 +104,7 @@ def test_a_difficult_object_is_neither_found_nor_missed() -> None:
     assert at_50(truth, seen) == pytest.approx(one)
 
 
-def test_a_difficult_object_absorbs_only_what_overlaps_it_enough() -> None:
+def test_a_difficult_object_absorbs_only_what_overlaps_it_enough():
     # A small box inside a difficult object: COCO's crowd would absorb it, VOC counts it as wrong.
     truth = [objects((A, 0, False), ((20, 0, 40, 20), 0, True))]
     detections = [found(((20, 0, 25, 5), 0, 0.9), (A, 0, 0.5))]
@@ -112,7 +112,7 @@ def test_a_difficult_object_absorbs_only_what_overlaps_it_enough() -> None:
     assert at_50(truth, detections) == pytest.approx(half)
 
 
-def test_an_overlap_of_exactly_the_threshold_counts() -> None:
+def test_an_overlap_of_exactly_the_threshold_counts():
     truth, detections = [objects((A, 0, False))], [found((HALF, 0, 0.9))]
     table = voc_precision(truth, detections)
     assert table[0, 0] == 1.0
@@ -120,7 +120,7 @@ def test_an_overlap_of_exactly_the_threshold_counts() -> None:
     assert coco_precision(truth, detections)[0, 0] == pytest.approx(1.0)
 
 
-def test_other_classes_and_other_images_do_not_match() -> None:
+def test_other_classes_and_other_images_do_not_match():
     truth = [objects((A, 0, False)), objects((B, 1, False))]
     detections = [found((A, 1, 0.9)), found((A, 0, 0.9))]
     table = coco_precision(truth, detections)
@@ -129,7 +129,7 @@ def test_other_classes_and_other_images_do_not_match() -> None:
     assert voc_precision(truth, detections)[0, :2].tolist() == [0.0, 0.0]
 
 
-def test_a_class_without_objects_is_left_out_of_the_mean() -> None:
+def test_a_class_without_objects_is_left_out_of_the_mean():
     truth = [objects((A, 3, False), (B, 5, True))]
     result = score_detections(truth, [found((A, 3, 0.9), (B, 5, 0.9), (FAR, 7, 0.9))])
     assert set(result.means) == set(METRICS)
@@ -137,7 +137,7 @@ def test_a_class_without_objects_is_left_out_of_the_mean() -> None:
     assert result.per_class == pytest.approx({CLASSES[3]: 100.0})
 
 
-def test_no_detection_at_all_is_zero_and_no_object_is_an_error() -> None:
+def test_no_detection_at_all_is_zero_and_no_object_is_an_error():
     truth = [objects((A, 3, False)), objects()]
     assert score_detections(truth, [found(), found()]).means == dict.fromkeys(METRICS, 0.0)
     with pytest.raises(UserError, match="no object to find"):
@@ -242,9 +242,7 @@ def scenes(draw: st.DrawFn) -> tuple[list[Objects], list[PredictedBoxes]]:
 
 
 @given(scenes())
-def test_the_voc_metrics_agree_with_loops(
-    scene: tuple[list[Objects], list[PredictedBoxes]],
-) -> None:
+def test_the_voc_metrics_agree_with_loops(scene):
     truth, detections = scene
     eleven, integrated = voc_precision(truth, detections, points=11), voc_precision(*scene)
     for row, threshold in enumerate(THRESHOLDS):
@@ -254,9 +252,7 @@ def test_the_voc_metrics_agree_with_loops(
 
 
 @given(scenes())
-def test_the_coco_metric_agrees_with_loops(
-    scene: tuple[list[Objects], list[PredictedBoxes]],
-) -> None:
+def test_the_coco_metric_agrees_with_loops(scene):
     truth, detections = scene
     table = coco_precision(truth, detections)
     for row, threshold in enumerate(THRESHOLDS):
@@ -264,7 +260,7 @@ def test_the_coco_metric_agrees_with_loops(
         assert table[row, 0] == pytest.approx(averaged(right, num_objects, 101))
 
 
-def test_the_means_are_over_classes_and_thresholds() -> None:
+def test_the_means_are_over_classes_and_thresholds():
     generator = torch.Generator().manual_seed(3)
 
     def some(count: int) -> torch.Tensor:

@@ -27,9 +27,7 @@ def points(seed: int, num_points: int, num_scores: int, rounded: bool = False) -
 
 
 @given(seed=seeds, smoothing=smoothings, rounded=st.booleans(), count=st.integers(1, 9))
-def test_the_mean_is_the_best_centroid(
-    seed: int, smoothing: float, rounded: bool, count: int
-) -> None:
+def test_the_mean_is_the_best_centroid(seed, smoothing, rounded, count):
     """Whatever s: sum D(x_i, s) - sum D(x_i, mean) = n D(mean, s) >= 0, hard form and ties too."""
     x, s = points(seed, count, 4, rounded), points(seed + 1, 1, 4, rounded)
     mean = x.mean(dim=0, keepdim=True)
@@ -49,13 +47,8 @@ def test_the_mean_is_the_best_centroid(
     num_scores=st.integers(1, 6),
 )
 def test_the_objective_never_increases(
-    seed: int,
-    smoothing: float,
-    rounded: bool,
-    num_points: int,
-    num_clusters: int,
-    num_scores: int,
-) -> None:
+    seed, smoothing, rounded, num_points, num_clusters, num_scores
+):
     x = points(seed, num_points, num_scores, rounded)
     num_clusters = min(num_clusters, num_points)
     with patch.object(clustering, "RESTARTS", 2):
@@ -74,7 +67,7 @@ def test_the_objective_never_increases(
 
 
 @given(seed=seeds, num_clusters=st.integers(2, 6), smoothing=smoothings)
-def test_starts_are_far_from_each_other(seed: int, num_clusters: int, smoothing: float) -> None:
+def test_starts_are_far_from_each_other(seed, num_clusters, smoothing):
     """Of many copies of a point one at most is drawn, while others are at a divergence from it."""
     corners = 9.0 * torch.eye(num_clusters, dtype=torch.float64)
     x = torch.cat([corners[:1].repeat(40, 1), corners])
@@ -85,7 +78,7 @@ def test_starts_are_far_from_each_other(seed: int, num_clusters: int, smoothing:
 
 
 @given(seed=seeds, num_clusters=st.integers(2, 6))
-def test_empty_clusters_are_filled_from_others(seed: int, num_clusters: int) -> None:
+def test_empty_clusters_are_filled_from_others(seed, num_clusters):
     """Centroids that all coincide: the first takes every point, and the others end with some."""
     x = points(seed, 25, 5)
     diverge = clustering.prepare_divergence(x, num_clusters, 1.0)
@@ -94,7 +87,7 @@ def test_empty_clusters_are_filled_from_others(seed: int, num_clusters: int) -> 
     assert all(after <= before + 1e-12 for before, after in itertools.pairwise(found.objective))
 
 
-def test_filling_a_cluster_empties_no_other_and_moves_nothing_for_nothing() -> None:
+def test_filling_a_cluster_empties_no_other_and_moves_nothing_for_nothing():
     assignment = torch.tensor([0, 1, 1, 1])  # cluster 0 has one point, clusters 2 and 3 none
     far = torch.tensor([9.0, 1.0, 3.0, 0.0], dtype=torch.float64)
     filled = clustering._fill_empty(clustering._Step(assignment, far, far), 4)
@@ -105,14 +98,14 @@ def test_filling_a_cluster_empties_no_other_and_moves_nothing_for_nothing() -> N
     assert still.tolist() == assignment.tolist()
 
 
-def test_a_point_between_equal_centroids_stays() -> None:
+def test_a_point_between_equal_centroids_stays():
     x, centroids = points(6, 10, 4), points(7, 1, 4).repeat(3, 1)
     current = torch.arange(10) % 3
     divergences = clustering.prepare_divergence(x, 3, 0.0)(centroids)
     assert torch.equal(clustering._assign(divergences, current).assignment, current)
 
 
-def test_separate_groups_are_found_and_the_best_start_is_kept() -> None:
+def test_separate_groups_are_found_and_the_best_start_is_kept():
     centres = 20.0 * torch.eye(5, 8, dtype=torch.float64)
     noise = torch.randn(200, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels = torch.arange(200) % 5
@@ -128,7 +121,7 @@ def test_separate_groups_are_found_and_the_best_start_is_kept() -> None:
         assert alone == sorted(alone, reverse=True)
 
 
-def test_the_hard_form_tells_winners_apart_and_nothing_else() -> None:
+def test_the_hard_form_tells_winners_apart_and_nothing_else():
     x = points(3, 60, 4)
     found = bregman_clusters(x, 7, 0.0)
     assert found.objective[-1] == 0.0
@@ -140,7 +133,7 @@ def test_the_hard_form_tells_winners_apart_and_nothing_else() -> None:
     assert fewer.objective[-1] > 0.0
 
 
-def test_a_seed_repeats_and_every_point_may_be_a_cluster() -> None:
+def test_a_seed_repeats_and_every_point_may_be_a_cluster():
     x = points(4, 30, 6)
     first, again = (bregman_clusters(x, 4, 1.0, seed=9) for _ in range(2))
     assert torch.equal(first.assignment, again.assignment)
@@ -150,7 +143,7 @@ def test_a_seed_repeats_and_every_point_may_be_a_cluster() -> None:
     assert single.objective[-1] == pytest.approx(0.0, abs=1e-12)
 
 
-def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing(monkeypatch):
     x = points(5, 50, 6)
     whole = bregman_clusters(x, 4, 1.0)
     monkeypatch.setattr("deepbregman.evaluation.clustering._ENTRIES", 28)  # 7 points at a time
@@ -162,9 +155,7 @@ def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("rows", "width", "clusters", "seed"), [(300, 12, 7, 0), (200, 8, 5, 1), (60, 3, 2, 2)]
 )
-def test_k_means_is_that_of_scikit_learn(
-    rows: int, width: int, clusters: int, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_k_means_is_that_of_scikit_learn(rows, width, clusters, seed, monkeypatch):
     """The same draws, steps and stop: points without groups have a hundred other local optima."""
     monkeypatch.setattr(clustering, "_ENTRIES", 1000)  # 142 points at a time, 200, or all
     x = 5.0 + points(seed, rows, width)
@@ -175,7 +166,7 @@ def test_k_means_is_that_of_scikit_learn(
     assert all(after <= before + 1e-12 for before, after in itertools.pairwise(found.objective))
 
 
-def test_k_means_of_fewer_distinct_points_than_clusters() -> None:
+def test_k_means_of_fewer_distinct_points_than_clusters():
     x = torch.eye(3, dtype=torch.float64).repeat(4, 1)
     found = euclidean_clusters(x, 5)
     assert found.objective[-1] == pytest.approx(0.0, abs=1e-15)
@@ -183,7 +174,7 @@ def test_k_means_of_fewer_distinct_points_than_clusters() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rounding_does_not_part_points_that_are_the_same(dtype: torch.dtype) -> None:
+def test_rounding_does_not_part_points_that_are_the_same(dtype):
     """Else the points would move between clusters that should stay empty, up to the last step."""
     x = points(3, 8, 40).to(dtype).repeat(20, 1)
     for found in (euclidean_clusters(x, 12), *(bregman_clusters(x, 12, s) for s in (0.1, 1.0))):
@@ -199,7 +190,7 @@ def test_rounding_does_not_part_points_that_are_the_same(dtype: torch.dtype) -> 
         (torch.zeros(3), {"num_clusters": 1}),
     ],
 )
-def test_impossible_clusterings_are_refused(scores: Tensor, options: dict[str, int]) -> None:
+def test_impossible_clusterings_are_refused(scores, options):
     for cluster in (bregman_clusters, euclidean_clusters):
         with pytest.raises(ValueError, match="1 to N"):
             cluster(scores, **options)
@@ -208,7 +199,7 @@ def test_impossible_clusterings_are_refused(scores: Tensor, options: dict[str, i
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), min_size=1, max_size=30),
 )
-def test_purity_equals_a_loop(pairs: list[tuple[int, int]]) -> None:
+def test_purity_equals_a_loop(pairs):
     right = 0
     for cluster in {cluster for cluster, _ in pairs}:
         members = Counter(label for other, label in pairs if other == cluster)

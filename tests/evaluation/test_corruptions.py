@@ -15,17 +15,16 @@ from deepbregman.evaluation.corruptions import (
     corrupt,
     lower_contrast,
 )
-from deepbregman.evaluation.features import BATCH_SIZE, LabelledFeatures, compute_features
+from deepbregman.evaluation.features import BATCH_SIZE, compute_features
 from deepbregman.evaluation.frozen import SharedBatches
 from deepbregman.evaluation.knn import cosine_neighbours, vote
-from deepbregman.runs import Run
 
 
 def draw(*shape: int) -> Tensor:
     return torch.rand(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def test_jpeg_rounds_flat_grey_blocks_as_the_standard_says() -> None:
+def test_jpeg_rounds_flat_grey_blocks_as_the_standard_says():
     """Of a flat block only the mean is kept, in steps of the table's first entry, scaled."""
     greys = torch.tensor([3, 77, 130, 201])
     images = (greys.view(4, 1, 1, 1).expand(4, 3, 16, 16) / 255).float()
@@ -36,13 +35,13 @@ def test_jpeg_rounds_flat_grey_blocks_as_the_standard_says() -> None:
     assert found[:, 0, 0, 0].tolist() == pytest.approx(expected, abs=0.51)
 
 
-def test_jpeg_of_less_quality_is_further_from_the_image() -> None:
+def test_jpeg_of_less_quality_is_further_from_the_image():
     images = torch.nn.functional.interpolate(draw(3, 3, 9, 9), size=32, mode="bilinear")
     errors = [float((compress_jpeg(images, q) - images).square().mean()) for q in (80, 58, 40)]
     assert 0 < errors[0] < errors[1] < errors[2] < 0.01
 
 
-def test_blur_is_a_gaussian_over_pixels_of_32() -> None:
+def test_blur_is_a_gaussian_over_pixels_of_32():
     """One bright point spreads as exp(-r^2 / 2 sigma^2), in twice as large images twice as far."""
     for side in (32, 64):
         image = torch.zeros(1, 3, side, side)
@@ -54,14 +53,14 @@ def test_blur_is_a_gaussian_over_pixels_of_32() -> None:
         assert float(found.sum()) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_contrast_keeps_the_mean_and_shrinks_the_rest() -> None:
+def test_contrast_keeps_the_mean_and_shrinks_the_rest():
     images = draw(2, 3, 8, 8)
     found = lower_contrast(images, 0.4)
     assert torch.allclose(found.mean(dim=(2, 3)), images.mean(dim=(2, 3)), atol=1e-6)
     assert torch.allclose(found.std(dim=(2, 3)), 0.4 * images.std(dim=(2, 3)), atol=1e-6)
 
 
-def test_noise_has_its_deviation_and_goes_on_from_batch_to_batch() -> None:
+def test_noise_has_its_deviation_and_goes_on_from_batch_to_batch():
     change = corrupt("noise", 0.08, 0, 2 * BATCH_SIZE, 32)
     images = torch.full((BATCH_SIZE, 3, 32, 32), 0.5)
     first, second = change(images, 0), change(images, 1)
@@ -72,9 +71,7 @@ def test_noise_has_its_deviation_and_goes_on_from_batch_to_batch() -> None:
     assert torch.equal(again(images, 0), first)
 
 
-def test_two_devices_find_what_one_finds(
-    short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_devices_find_what_one_finds(short_run, few_digits, monkeypatch):
     for module in ("features", "corruptions"):
         monkeypatch.setattr(f"deepbregman.evaluation.{module}.BATCH_SIZE", 16)
     name = "deepbregman.evaluation.corruptions.STRENGTHS"
@@ -96,9 +93,7 @@ def test_two_devices_find_what_one_finds(
     assert [row["value"] for row in one] == [row["value"] for row in two]
 
 
-def test_the_protocol_measures_what_it_says(
-    few: LabelledFeatures, short_run: Run, few_digits: str
-) -> None:
+def test_the_protocol_measures_what_it_says(few, short_run, few_digits):
     rows = evaluate(short_run, protocols=["corruptions"], data=few_digits)
     values = {row["variant"]: row["value"] for row in rows}
     names = ["clean", *(f"{name} {n}" for name in STRENGTHS for n in (1, 2, 3)), "mean of all"]

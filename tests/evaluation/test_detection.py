@@ -26,7 +26,7 @@ from deepbregman.evaluation.detection.detectors import (
     require_fitting,
 )
 from deepbregman.evaluation.inputs import Evaluation
-from deepbregman.evaluation.options import Architecture, Detect, Options
+from deepbregman.evaluation.options import Detect, Options
 from deepbregman.method.networks import Encoder
 from deepbregman.objectives import OwnParts, build_step
 from deepbregman.runs import Record, Run, collect_provenance
@@ -109,18 +109,16 @@ def make_devkit(root: Path, train: list[int], test: list[int]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def run(tmp_path_factory) -> Run:
     return make_run(tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture(scope="module")
-def devkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def devkit(tmp_path_factory) -> Path:
     return make_devkit(tmp_path_factory.mktemp("voc"), [0, 1, 2], [3])
 
 
-def test_rows_files_and_what_is_said(
-    run: Run, devkit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_files_and_what_is_said(run, devkit, monkeypatch):
     console = Console(record=True, width=200, file=io.StringIO())
     rows = detect(run, data=devkit, options=TINY, console=console)
     said = console.export_text()
@@ -161,7 +159,7 @@ def test_rows_files_and_what_is_said(
         detect(run, data=devkit, options=TINY)
 
 
-def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:
+def test_the_arms_differ_in_the_trunk_alone(run, devkit):
     evaluation = Evaluation(run, Options(("detect",), str(devkit), detect=TINY), "cpu")
     (pretrained, loaded), (random, none) = (
         protocol.assemble_detector(evaluation, "fpn", trunk, 0) for trunk in TINY.arms
@@ -195,39 +193,39 @@ def test_the_arms_differ_in_the_trunk_alone(run: Run, devkit: Path) -> None:
         ({"image_side": (8, 480)}, "32 or more"),
     ],
 )
-def test_bad_options_are_refused(changes: dict[str, object], says: str) -> None:
+def test_bad_options_are_refused(changes, says):
     with pytest.raises(UserError) as error:
         Detect(**changes)  # type: ignore[arg-type]  # parametrised
     assert says in str(error.value)
 
 
-def test_an_encoder_that_does_not_fit_is_refused_first(tmp_path: Path) -> None:
+def test_an_encoder_that_does_not_fit_is_refused_first(tmp_path):
     run = make_run(tmp_path / "run", **{"encoder.stem": "thumbnail"})
     with pytest.raises(UserError, match="thumbnail stem"):
         detect(run, data=tmp_path / "nowhere")
     assert not (run.path / "detection").exists()
 
 
-def test_a_devkit_that_is_not_whole_is_refused_first(run: Run, tmp_path: Path) -> None:
+def test_a_devkit_that_is_not_whole_is_refused_first(run, tmp_path):
     before = sorted(run.path.rglob("*"))
     with pytest.raises(UserError, match="no split of Pascal VOC"):
         detect(run, data=tmp_path)
     assert sorted(run.path.rglob("*")) == before
 
 
-def test_a_resnet_of_another_package_is_named_with_it() -> None:
+def test_a_resnet_of_another_package_is_named_with_it():
     timm = pytest.importorskip("timm")
     trunk = timm.create_model("test_resnet", num_classes=0)
     with pytest.raises(UserError, match="a ResNet of timm: detection takes"):
         require_fitting(Encoder(trunk, trunk.num_features))
 
 
-def test_the_devkit_by_name_lies_in_the_root(devkit: Path, tmp_path: Path) -> None:
+def test_the_devkit_by_name_lies_in_the_root(devkit, tmp_path):
     run = make_run(tmp_path / "run", **{"data.root": str(devkit)})
     assert len(Evaluation(run, Options(data="voc"), "cpu").voc.train) == 3
 
 
-def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
+def test_a_resnet_of_ones_own_is_taken(devkit, tmp_path):
     """The random arm of a module of the user's own draws its weights anew."""
     own = torchvision.models.resnet18()
     own.fc = nn.Identity()
@@ -243,7 +241,7 @@ def test_a_resnet_of_ones_own_is_taken(devkit: Path, tmp_path: Path) -> None:
         assert bool(find_differences(detector, own.state_dict())) == (trunk == "random")
 
 
-def test_seeds_are_averaged(run: Run, devkit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_are_averaged(run, devkit, monkeypatch):
     def judged(evaluation: object, architecture: str, which: str, seed: int) -> dict[str, object]:
         return {
             "scores": dict.fromkeys(METRICS, 10.0 * seed),
@@ -264,9 +262,7 @@ def test_seeds_are_averaged(run: Run, devkit: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("architecture", "iterations"), [("fpn", 60), ("c4", 160)])
-def test_a_detector_learns_a_handful_of_scenes_by_heart(
-    tmp_path: Path, architecture: Architecture, iterations: int
-) -> None:
+def test_a_detector_learns_a_handful_of_scenes_by_heart(tmp_path, architecture, iterations):
     run = make_run(tmp_path / "run")
     devkit = make_devkit(tmp_path / "voc", [0, 1, 2], [0, 1, 2])
     options = replace(
@@ -289,7 +285,7 @@ def test_a_detector_learns_a_handful_of_scenes_by_heart(
 @pytest.mark.slow
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason=f"the sample of Pascal VOC is not in {SAMPLE}")
 @pytest.mark.parametrize("architecture", ["c4", "fpn"])
-def test_it_runs_to_the_end_on_real_photographs(run: Run, architecture: Architecture) -> None:
+def test_it_runs_to_the_end_on_real_photographs(run, architecture):
     options = replace(TINY, architectures=(architecture,), iterations=4, image_side=(96, 128))
     rows = detect(run, data=SAMPLE, options=options, seed=5)
     assert len(rows) == 2 * len(METRICS)

@@ -2,7 +2,6 @@
 
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ SEED = 3
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> Detections:
+def data(tmp_path) -> Detections:
     """Three photographs of noise, of different sizes, with one bright object each."""
     generator = np.random.default_rng(0)
     paths, objects, sizes = [], [], []
@@ -56,7 +55,7 @@ def a_detector() -> Detector:
     return build_detector(encoder, "fpn", Detect(image_side=(32, 48), regions=8, proposals=10))
 
 
-def test_the_learning_rate_is_the_protocol_s() -> None:
+def test_the_learning_rate_is_the_protocol_s():
     assert learning_rate(MOCO, 0) < 0.001
     assert learning_rate(MOCO, 50) == pytest.approx(0.02 * 51 / 101)
     for iteration in (100, 17_999):
@@ -67,12 +66,12 @@ def test_the_learning_rate_is_the_protocol_s() -> None:
         assert learning_rate(MOCO, iteration) == pytest.approx(0.0002)
 
 
-def test_a_short_training_warms_up_for_a_tenth_of_it() -> None:
+def test_a_short_training_warms_up_for_a_tenth_of_it():
     short = replace(MOCO, iterations=100)
     assert learning_rate(short, 9) < learning_rate(short, 10) == pytest.approx(0.02)
 
 
-def test_every_epoch_visits_every_image_once() -> None:
+def test_every_epoch_visits_every_image_once():
     flat = [index for batch in order_batches(7, 3, 1, 0, 14) for index in batch]
     epochs = [flat[start : start + 7] for start in range(0, 42, 7)]
     assert all(sorted(epoch) == list(range(7)) for epoch in epochs)
@@ -83,7 +82,7 @@ def test_every_epoch_visits_every_image_once() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_photographs_come_as_they_are(data: Detections, workers: int) -> None:
+def test_photographs_come_as_they_are(data, workers):
     batches = list(load_batches(data, [[2, 0], [1]], CPU, workers))
     for batch, indices in zip(batches, [[2, 0], [1]], strict=True):
         for image, objects, index in zip(batch.images, batch.objects, indices, strict=True):
@@ -94,13 +93,13 @@ def test_photographs_come_as_they_are(data: Detections, workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_that_went_bad_is_named(data: Detections, workers: int) -> None:
+def test_an_image_that_went_bad_is_named(data, workers):
     data.paths[1].write_bytes(b"gone")
     with pytest.raises(UserError, match=r"1\.png cannot be read .*restore"):
         list(load_batches(data, [[0], [1]], CPU, workers))
 
 
-def test_a_mirrored_box_holds_the_mirrored_pixels(data: Detections) -> None:
+def test_a_mirrored_box_holds_the_mirrored_pixels(data):
     (batch,) = load_batches(data, [[0, 1, 2] * 8], CPU, 0)
     mirrored = flip_batch(batch, seed=0, iteration=3)
     turned = 0
@@ -116,7 +115,7 @@ def test_a_mirrored_box_holds_the_mirrored_pixels(data: Detections) -> None:
     assert all(torch.equal(a, b) for a, b in zip(again.images, mirrored.images, strict=True))
 
 
-def test_difficult_objects_are_trained_on_or_left_out() -> None:
+def test_difficult_objects_are_trained_on_or_left_out():
     boxes = torch.tensor([[0.0, 0.0, 4.0, 4.0], [1.0, 1.0, 5.0, 5.0]])
     objects = Objects(boxes, torch.tensor([0, 19]), torch.tensor([True, False]))
     batch = Photographs([torch.zeros(3, 8, 8)], [objects])
@@ -125,7 +124,7 @@ def test_difficult_objects_are_trained_on_or_left_out() -> None:
     assert make_targets(batch, False)[0]["boxes"].tolist() == [[1.0, 1.0, 5.0, 5.0]]
 
 
-def test_norms_are_not_decayed() -> None:
+def test_norms_are_not_decayed():
     detector = a_detector()
     decayed, kept = build_optimiser(detector).param_groups
     assert (decayed["weight_decay"], kept["weight_decay"]) == (1e-4, 0.0)
@@ -134,7 +133,7 @@ def test_norms_are_not_decayed() -> None:
 
 
 @pytest.mark.slow
-def test_a_stopped_training_goes_on_to_the_bit(data: Detections, tmp_path: Path) -> None:
+def test_a_stopped_training_goes_on_to_the_bit(data, tmp_path):
     def train(detector: Detector, name: str, stop_at: int | None, settings: object = 1) -> None:
         def report(iterations: int, loss: float) -> None:
             seen.append((iterations, loss))
@@ -171,7 +170,7 @@ def test_a_stopped_training_goes_on_to_the_bit(data: Detections, tmp_path: Path)
         assert torch.equal(tensor, expected[name]), name
 
 
-def test_a_loss_that_is_no_number_stops_the_training(data: Detections, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_stops_the_training(data, tmp_path):
     detector = a_detector()
     detector.rpn.head.cls_logits.bias.data.fill_(float("nan"))
     with pytest.raises(UserError, match="loss is nan at iteration 1: the detector has diverged"):
@@ -188,7 +187,7 @@ def test_a_loss_that_is_no_number_stops_the_training(data: Detections, tmp_path:
     assert not (tmp_path / "last.pt").exists()
 
 
-def test_settled_norms_hold_the_average_over_batches(data: Detections) -> None:
+def test_settled_norms_hold_the_average_over_batches(data):
     detector = a_detector()
     means: list[torch.Tensor] = []
     norm = detector.backbone.body.bn1

@@ -68,9 +68,7 @@ def a_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
         ("resnet50", "c4", 318),
     ],
 )
-def test_every_tensor_of_the_trunk_is_loaded(
-    name: str, architecture: Architecture, count: int
-) -> None:
+def test_every_tensor_of_the_trunk_is_loaded(name, architecture, count):
     encoder = an_encoder(name)
     state = encoder.trunk.state_dict()
     detector = build_detector(build_encoder(name, 224), architecture, Detect())
@@ -80,7 +78,7 @@ def test_every_tensor_of_the_trunk_is_loaded(
     assert set(map_trunk_names(detector)) == set(state)
 
 
-def test_the_c4_detector_computes_the_features_of_the_encoder() -> None:
+def test_the_c4_detector_computes_the_features_of_the_encoder():
     # In float64: two orders of the same convolutions differ by 1e-4 in float32 on some CPUs.
     encoder, detector = an_encoder().double().eval(), a_detector("c4").double().eval()
     load_trunk(detector, encoder.trunk.state_dict(), "a run")
@@ -91,7 +89,7 @@ def test_the_c4_detector_computes_the_features_of_the_encoder() -> None:
         torch.testing.assert_close(features.mean(dim=(2, 3)), encoder(pixels))
 
 
-def test_the_pyramid_gets_the_features_of_the_encoder() -> None:
+def test_the_pyramid_gets_the_features_of_the_encoder():
     encoder, detector = an_encoder().double().eval(), a_detector("fpn").double().eval()
     load_trunk(detector, encoder.trunk.state_dict(), "a run")
     pixels = torch.rand(2, 3, 64, 96, dtype=torch.float64)
@@ -104,7 +102,7 @@ def test_the_pyramid_gets_the_features_of_the_encoder() -> None:
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_state_that_does_not_fit_names_the_key(architecture: Architecture) -> None:
+def test_a_state_that_does_not_fit_names_the_key(architecture):
     state = dict(an_encoder().trunk.state_dict())
     detector = a_detector(architecture)
     before = {name: tensor.clone() for name, tensor in detector.state_dict().items()}
@@ -123,34 +121,34 @@ def test_a_state_that_does_not_fit_names_the_key(architecture: Architecture) -> 
     assert all(torch.equal(tensor, unchanged[name]) for name, tensor in before.items())
 
 
-def test_a_tensor_that_did_not_arrive_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_did_not_arrive_is_named(monkeypatch):
     detector, state = a_detector("c4"), an_encoder().trunk.state_dict()
     monkeypatch.setattr(Tensor, "copy_", lambda self, other: self)
     with pytest.raises(UserError, match=r"conv1\.weight did not arrive"):
         load_trunk(detector, state, "a run")
 
 
-def test_one_changed_value_is_noticed() -> None:
+def test_one_changed_value_is_noticed():
     detector, state = a_detector("fpn"), an_encoder().trunk.state_dict()
     load_trunk(detector, state, "a run")
     detector.get_parameter("backbone.body.layer2.0.conv1.weight").data[0, 0, 0, 0] += 1e-6
     assert find_differences(detector, state) == ["layer2.0.conv1.weight"]
 
 
-def test_encoders_that_do_not_fit_are_told_what_does() -> None:
+def test_encoders_that_do_not_fit_are_told_what_does():
     with pytest.raises(UserError, match=r"thumbnail stem.*encoder\.stem standard"):
         require_fitting(build_encoder("resnet18", 32))
     with pytest.raises(UserError, match=r"is a SmallTrunk of .*: detection takes a ResNet"):
         require_fitting(build_encoder("small", 32))
 
 
-def test_pixels_are_normalised_as_the_encoder_does() -> None:
+def test_pixels_are_normalised_as_the_encoder_does():
     transform = a_detector("c4").transform
     assert transform.image_mean == pytest.approx(list(MEAN))
     assert transform.image_std == pytest.approx(list(DEVIATION))
 
 
-def test_sides_are_those_of_the_protocol() -> None:
+def test_sides_are_those_of_the_protocol():
     transform = build_detector(build_encoder("resnet18", 224), "c4", Detect()).transform
     sides = [480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800]
     assert transform.min_size == sides
@@ -166,7 +164,7 @@ def test_sides_are_those_of_the_protocol() -> None:
         pytest.param("fpn", "train", marks=pytest.mark.slow),
     ],
 )
-def test_norms_are_trained_or_frozen(architecture: Architecture, norm: str) -> None:
+def test_norms_are_trained_or_frozen(architecture, norm):
     encoder = an_encoder()
     detector = a_detector(architecture, norm=norm)
     load_trunk(detector, encoder.trunk.state_dict(), "a run")
@@ -189,7 +187,7 @@ def test_norms_are_trained_or_frozen(architecture: Architecture, norm: str) -> N
 
 @pytest.mark.filterwarnings("ignore:mkldnn_:UserWarning")  # on CPUs without bfloat16
 @pytest.mark.parametrize("architecture", ["fpn", pytest.param("c4", marks=pytest.mark.slow)])
-def test_bfloat16_ends_before_the_boxes(architecture: Architecture) -> None:
+def test_bfloat16_ends_before_the_boxes(architecture):
     exact, mixed = (  # no copies: what is wrapped in autocast would be the original's
         draw_detector(architecture, mixed=mixed, proposals=2).eval() for mixed in (False, True)
     )

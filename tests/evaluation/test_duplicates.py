@@ -1,7 +1,6 @@
 """Pairs by cosine, groups by chains of pairs, copies by content."""
 
 from itertools import combinations
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -21,7 +20,7 @@ from deepbregman.evaluation.gallery import Gallery
 
 
 @given(st.integers(2, 12), st.integers(1, 40), st.integers(0, 99))
-def test_pairs_are_those_of_a_loop(n: int, entries: int, seed: int) -> None:
+def test_pairs_are_those_of_a_loop(n, entries, seed):
     points = torch.randn(n, 2, generator=torch.Generator().manual_seed(seed))
     expected = [
         (i, j)
@@ -35,7 +34,7 @@ def test_pairs_are_those_of_a_loop(n: int, entries: int, seed: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
-def test_chains_become_groups(drawn: list[tuple[int, int]]) -> None:
+def test_chains_become_groups(drawn):
     pairs = [(min(pair), max(pair)) for pair in drawn if pair[0] != pair[1]]
     groups = [{index} for index in range(10)]
     for i, j in pairs:  # join them one after the other
@@ -46,12 +45,12 @@ def test_chains_become_groups(drawn: list[tuple[int, int]]) -> None:
     assert sorted(found) == expected
 
 
-def test_features_that_tell_nothing_apart_are_refused() -> None:
+def test_features_that_tell_nothing_apart_are_refused():
     with pytest.raises(UserError, match=r"threshold is 0.9: more than 50 images"):
         find_pairs(torch.ones(200, 3), 0.9)
 
 
-def test_files_with_the_same_bytes(tmp_path: Path) -> None:
+def test_files_with_the_same_bytes(tmp_path):
     contents = [b"one", b"two", b"one", b"four", b"", b"two", b"one", b""]
     paths = [tmp_path / f"{index}.png" for index in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
@@ -60,7 +59,7 @@ def test_files_with_the_same_bytes(tmp_path: Path) -> None:
     assert sorted(found) == [[0, 2, 6], [1, 5], [4, 7]]
 
 
-def test_arrays_with_the_same_pixels() -> None:
+def test_arrays_with_the_same_pixels():
     pixels = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
     pixels[1, 0, 0, 0] = 1
     assert group_identical(ArrayImages(pixels)) == [[0, 2, 3]]
@@ -70,7 +69,7 @@ def test_arrays_with_the_same_pixels() -> None:
     assert group_identical(ArrayImages(pixels, sizes)) == [[0, 3]]
 
 
-def test_pixels_tell_copies_from_other_pictures_with_the_same_background() -> None:
+def test_pixels_tell_copies_from_other_pictures_with_the_same_background():
     """Correlations of thumbnails, by numpy; a mirrored copy counts as a copy."""
     random = np.random.default_rng(0)
 

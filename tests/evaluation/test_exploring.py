@@ -1,7 +1,5 @@
 """What the explorer shows: neighbours, places on the map, winners, labels of a table, samples."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -26,7 +24,7 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.7])
-def test_the_nearest_are_those_of_a_loop(smoothing: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nearest_are_those_of_a_loop(smoothing, monkeypatch):
     monkeypatch.setattr(exploring, "_QUERIES", 7)
     features = Features(draw(20, 6), draw(20, 5, seed=1))
     unit = torch.nn.functional.normalize(features.representation.double(), dim=1)
@@ -48,7 +46,7 @@ def test_the_nearest_are_those_of_a_loop(smoothing: float, monkeypatch: pytest.M
             assert at == pytest.approx(others, abs=1e-5)
 
 
-def test_a_copy_is_found_and_never_the_image_itself() -> None:
+def test_a_copy_is_found_and_never_the_image_itself():
     points = draw(6, 4)
     points[3] = points[1]
     found = rank_all("cosine", Features(points, None), 0.0, 0)
@@ -59,7 +57,7 @@ def test_a_copy_is_found_and_never_the_image_itself() -> None:
 
 @pytest.mark.parametrize("count", [3, 9, 40])
 @pytest.mark.usefixtures("without_umap")
-def test_every_image_has_a_place(count: int) -> None:
+def test_every_image_has_a_place(count):
     points = draw(count, 5)
     points[: count // 2] += 8.0
     nearest = rank_all("cosine", Features(points, None), 0.0, 0)
@@ -74,14 +72,14 @@ def test_every_image_has_a_place(count: int) -> None:
         assert np.linalg.norm(first - second) > 0.3
 
 
-def test_images_that_are_all_the_same_have_places_too() -> None:
+def test_images_that_are_all_the_same_have_places_too():
     nearest = Ranked(np.zeros((5, 1), np.int32), np.ones((5, 1), np.float32))
     found, _ = place_on_map(torch.ones(5, 3), nearest, 0)
     assert found == pytest.approx(np.zeros((5, 2)), abs=1e-6)
 
 
 @pytest.mark.slow
-def test_umap_tells_groups_apart() -> None:
+def test_umap_tells_groups_apart():
     pytest.importorskip("umap", reason="umap-learn is not installed")
     points = draw(120, 8)
     points[:60] += 3.0
@@ -93,12 +91,12 @@ def test_umap_tells_groups_apart() -> None:
     assert np.array_equal(found, again)
 
 
-def test_cluster_0_is_the_largest() -> None:
+def test_cluster_0_is_the_largest():
     points = torch.eye(3).repeat_interleave(torch.tensor([2, 9, 4]), dim=0)
     assert np.bincount(exploring._cluster(points, 3, 0)).tolist() == [9, 4, 2]
 
 
-def test_winners_and_what_they_score_highest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_winners_and_what_they_score_highest(monkeypatch):
     scores = draw(50, 6)
     scores[:, 2] += 1.5
     found = find_winners(scores)
@@ -119,7 +117,7 @@ def test_winners_and_what_they_score_highest(monkeypatch: pytest.MonkeyPatch) ->
     assert few.scores is None
 
 
-def test_labels_of_a_table(tmp_path: Path) -> None:
+def test_labels_of_a_table(tmp_path):
     path = tmp_path / "all.csv"
     path.write_text("image,label,probability\na.png,cat,0.9\n'=b.png,dog,0.5\n")
     found = read_given(path, ["=b.png", "a.png", "c.png"])
@@ -145,16 +143,14 @@ def test_labels_of_a_table(tmp_path: Path) -> None:
         ("image,label,probability\na.png,cat,much\n", "a probability is not a number"),
     ],
 )
-def test_tables_that_say_nothing(tmp_path: Path, text: str, words: str) -> None:
+def test_tables_that_say_nothing(tmp_path, text, words):
     path = tmp_path / "all.csv"
     path.write_text(text)
     with pytest.raises(UserError, match=words):
         read_given(path, ["a.png"])
 
 
-def test_of_too_many_images_a_sample_keeps_names_and_labels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_too_many_images_a_sample_keeps_names_and_labels(monkeypatch):
     monkeypatch.setattr(exploring, "LARGEST", 30)
     pixels = torch.arange(80, dtype=torch.uint8)[:, None, None, None].expand(80, 3, 2, 2)
     train = Split(ArrayImages(pixels), torch.arange(80))
@@ -172,7 +168,7 @@ def test_of_too_many_images_a_sample_keeps_names_and_labels(
 
 
 @pytest.mark.parametrize("method", ["features", "divergence"])
-def test_the_most_typical_are_nearest_to_the_mean(method: str) -> None:
+def test_the_most_typical_are_nearest_to_the_mean(method):
     features = Features(draw(30, 4), draw(30, 5, seed=1))
     members = torch.tensor([2, 3, 5, 7, 11, 13])
     ordered, distances = rank_members(method, features, members, 0.5)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,18 +20,17 @@ from deepbregman.evaluation import feature_cache
 from deepbregman.evaluation import features as features_module
 from deepbregman.evaluation.features import Features, SplitFeatures
 from deepbregman.evaluation.inputs import LoadedRun, load_run
-from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 
 
 @pytest.fixture
-def loaded(short_run: Run, tmp_path: Path) -> LoadedRun:
+def loaded(short_run, tmp_path) -> LoadedRun:
     shutil.copytree(short_run.path, tmp_path / "run", ignore=shutil.ignore_patterns("features"))
     return load_run(tmp_path / "run", "cpu")
 
 
 @pytest.fixture
-def split(tmp_path: Path) -> Split:
+def split(tmp_path) -> Split:
     random = np.random.default_rng(0)
     paths = [tmp_path / f"{index}.png" for index in range(5)]
     for path in paths:
@@ -41,7 +39,7 @@ def split(tmp_path: Path) -> Split:
 
 
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def passes(monkeypatch) -> list[int]:
     """The sizes of the sets of images that go through the networks."""
     seen: list[int] = []
     compute = features_module.compute_features
@@ -64,9 +62,7 @@ def files(loaded: LoadedRun) -> list[Path]:
     return sorted((loaded.run.path / "features").iterdir())
 
 
-def test_the_second_time_they_are_read_and_the_same(
-    loaded: LoadedRun, split: Split, passes: list[int]
-) -> None:
+def test_the_second_time_they_are_read_and_the_same(loaded, split, passes):
     first = look(loaded, split)
     second = look(load_run(loaded.run, "cpu"), split)
     assert passes == [5]
@@ -101,12 +97,7 @@ def cut_short(loaded: LoadedRun, split: Split) -> None:
 
 
 @pytest.mark.parametrize("change", [write_other_pixels, train_on, damage, cut_short])
-def test_whatever_changes_they_are_computed_anew(
-    loaded: LoadedRun,
-    split: Split,
-    passes: list[int],
-    change: Callable[[LoadedRun, Split], None],
-) -> None:
+def test_whatever_changes_they_are_computed_anew(loaded, split, passes, change):
     look(loaded, split)
     change(loaded, split)
     after = look(load_run(loaded.run, "cpu"), split)
@@ -115,7 +106,7 @@ def test_whatever_changes_they_are_computed_anew(
     assert torch.equal(after.representation, again.representation)
 
 
-def test_those_of_other_weights_are_deleted(loaded: LoadedRun, split: Split) -> None:
+def test_those_of_other_weights_are_deleted(loaded, split):
     look(loaded, split)
     (before,) = files(loaded)
     train_on(loaded, split)
@@ -124,9 +115,7 @@ def test_those_of_other_weights_are_deleted(loaded: LoadedRun, split: Split) -> 
     assert before != after
 
 
-def test_the_least_used_make_room(
-    loaded: LoadedRun, split: Split, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_least_used_make_room(loaded, split, monkeypatch):
     parts = [split.select(torch.tensor([index])) for index in range(3)]
     look(loaded, parts[0])
     (one,) = files(loaded)
@@ -144,7 +133,7 @@ def test_the_least_used_make_room(
     assert files(loaded) == left
 
 
-def test_what_a_killed_process_left_is_deleted(loaded: LoadedRun, split: Split) -> None:
+def test_what_a_killed_process_left_is_deleted(loaded, split):
     look(loaded, split.select(torch.tensor([0])))
     (path,) = files(loaded)
     old, new = (path.with_name(f".{path.name}.{number:08x}") for number in (1, 2))
@@ -156,7 +145,7 @@ def test_what_a_killed_process_left_is_deleted(loaded: LoadedRun, split: Split) 
     assert new.exists()  # another process may be writing it
 
 
-def test_two_writers_and_a_reader_agree(loaded: LoadedRun, split: Split) -> None:
+def test_two_writers_and_a_reader_agree(loaded, split):
     expected = look(loaded, split).representation
     cache = loaded.cache
     errors: list[BaseException] = []
@@ -177,9 +166,7 @@ def test_two_writers_and_a_reader_agree(loaded: LoadedRun, split: Split) -> None
     assert errors == []
 
 
-def test_nothing_is_kept_through_a_link_or_beside_a_file(
-    loaded: LoadedRun, split: Split, tmp_path: Path, passes: list[int]
-) -> None:
+def test_nothing_is_kept_through_a_link_or_beside_a_file(loaded, split, tmp_path, passes):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (loaded.run.path / "features").symlink_to(elsewhere)
@@ -193,7 +180,7 @@ def test_nothing_is_kept_through_a_link_or_beside_a_file(
     assert passes == [5]
 
 
-def test_nothing_is_kept_of_a_dataset_of_the_program(loaded: LoadedRun) -> None:
+def test_nothing_is_kept_of_a_dataset_of_the_program(loaded):
     """To know that its images are the same, all would have to be decoded, one after the other."""
     pixels = torch.randint(0, 256, (5, 8, 8, 3), dtype=torch.uint8)
     reads: list[int] = []
@@ -215,7 +202,7 @@ def test_nothing_is_kept_of_a_dataset_of_the_program(loaded: LoadedRun) -> None:
     assert not (loaded.run.path / "features").exists()
 
 
-def test_nothing_is_kept_of_an_encoder_whose_code_may_change(loaded: LoadedRun) -> None:
+def test_nothing_is_kept_of_an_encoder_whose_code_may_change(loaded):
     assert loaded.cache is not None
     own = replace(loaded, config=override(loaded.config, {"encoder.name": "custom"}))
     assert own.cache is None

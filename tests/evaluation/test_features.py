@@ -1,5 +1,5 @@
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def copied(module: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_frozen_is_evaluation_without_gradient_and_undone_after(training: bool) -> None:
+def test_frozen_is_evaluation_without_gradient_and_undone_after(training):
     module = network().train(training)
     before = copied(module)
     with keep_frozen(module):
@@ -111,7 +111,7 @@ def train_and_return(module: nn.Module) -> None:
     ],
 )
 @pytest.mark.parametrize("training", [True, False])
-def test_frozen_catches(touch: Callable[[nn.Module], None], words: str, training: bool) -> None:
+def test_frozen_catches(touch, words, training):
     module = network().train(training)
     with (
         pytest.raises(RuntimeError, match=f"frozen network was touched.*{words}"),
@@ -121,7 +121,7 @@ def test_frozen_catches(touch: Callable[[nn.Module], None], words: str, training
     assert all(part.training == training for part in module.modules())
 
 
-def test_frozen_lets_an_error_through() -> None:
+def test_frozen_lets_an_error_through():
     module = network()
     with pytest.raises(ValueError, match="inside"), keep_frozen(module):
         raise ValueError("inside")
@@ -129,7 +129,7 @@ def test_frozen_lets_an_error_through() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_frozen_does_not_accuse_a_network_that_has_diverged(value: float) -> None:
+def test_frozen_does_not_accuse_a_network_that_has_diverged(value):
     module = network()
     with torch.no_grad():
         module.get_parameter("0.bias")[0] = value
@@ -138,7 +138,7 @@ def test_frozen_does_not_accuse_a_network_that_has_diverged(value: float) -> Non
 
 
 @pytest.mark.parametrize(("before", "after"), [(torch.nan, 0.0), (0.0, torch.nan), (0.0, 1e-45)])
-def test_frozen_sees_a_change_to_or_from_nan_and_the_least_one(before: float, after: float) -> None:
+def test_frozen_sees_a_change_to_or_from_nan_and_the_least_one(before, after):
     module = network()
     bias = module.get_parameter("0.bias")
     with torch.no_grad():
@@ -148,7 +148,7 @@ def test_frozen_sees_a_change_to_or_from_nan_and_the_least_one(before: float, af
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_frozen_gives_each_part_its_own_mode_back(fails: bool) -> None:
+def test_frozen_gives_each_part_its_own_mode_back(fails):
     module = network()
     module[1].eval()
     with contextlib.suppress(ValueError), keep_frozen(module):
@@ -180,9 +180,7 @@ def direct(model: Model, images: Tensor, sizes: Tensor | None) -> tuple[Tensor, 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("kind", [ResidentBatches, StreamingBatches])
 @pytest.mark.parametrize("batch_size", [1, 4, 512])
-def test_features_agree_with_a_direct_loop(
-    monkeypatch: pytest.MonkeyPatch, padded: bool, kind: type, batch_size: int
-) -> None:
+def test_features_agree_with_a_direct_loop(monkeypatch, padded, kind, batch_size):
     model, pixels = build(), pictures(9, 12)
     sizes = None
     if padded:
@@ -200,7 +198,7 @@ def test_features_agree_with_a_direct_loop(
     assert len(set(map(tuple, representation.tolist()))) == 9  # so that another order would show
 
 
-def test_features_without_divergence() -> None:
+def test_features_without_divergence():
     model, pixels = build(divergence=0.0), pictures(4)
     found = compute_features(model, ResidentBatches(ArrayImages(pixels), CPU), SIZE)
     assert found.scores is None
@@ -208,7 +206,7 @@ def test_features_without_divergence() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_features_leave_the_model_as_it_was(training: bool) -> None:
+def test_features_leave_the_model_as_it_was(training):
     model = build().train(training)
     before = copied(model)
     found = compute_features(model, ResidentBatches(ArrayImages(pictures(4)), CPU), SIZE)
@@ -230,7 +228,7 @@ class Meddling:
         yield Batch(pictures(4)[order], None)
 
 
-def test_features_of_a_model_that_trains_meanwhile_are_refused() -> None:
+def test_features_of_a_model_that_trains_meanwhile_are_refused():
     model = build()
     with pytest.raises(RuntimeError, match="frozen network was touched"):
         compute_features(model, Meddling(model), SIZE)

@@ -12,11 +12,10 @@ from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
 from deepbregman.evaluation import classes as classes_module
 from deepbregman.evaluation.classes import FeatureBank
-from deepbregman.evaluation.features import Features, LabelledFeatures
+from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.few import RULES, Task, draw_labels, measure_draw
 from deepbregman.evaluation.options import Few
 from deepbregman.method.bregman import bregman, squared_euclidean
-from deepbregman.runs import Run
 
 LABELS = torch.tensor([0, 0, 1, 1, 1, 2])
 
@@ -63,9 +62,7 @@ def classes(part: Tensor | None) -> list[list[list[float]]]:
 
 
 @pytest.mark.parametrize(("form", "smoothing"), [(hard, 0.0), (soft, 0.5)])
-def test_the_nearest_distribution_equals_a_loop(
-    form: Callable[[list[float], list[float]], float], smoothing: float
-) -> None:
+def test_the_nearest_distribution_equals_a_loop(form, smoothing):
     found = ask("nearest distribution, divergence", smoothing)
     for query, predicted in zip(QUERIES.scores.double().tolist(), found.tolist(), strict=True):
         distances = [form(query, mean(rows)) for rows in classes(KNOWN.scores)]
@@ -76,7 +73,7 @@ def test_the_nearest_distribution_equals_a_loop(
 @pytest.mark.parametrize(
     ("name", "part"), [("cosine", "representation"), ("cosine of embeddings", "embedding")]
 )
-def test_the_nearest_mean_equals_a_loop(name: str, part: str) -> None:
+def test_the_nearest_mean_equals_a_loop(name, part):
     found = ask(f"nearest mean, {name}", 0.0)
     means = [mean([unit(row) for row in rows]) for rows in classes(getattr(KNOWN, part))]
     for query, predicted in zip(getattr(QUERIES, part).tolist(), found.tolist(), strict=True):
@@ -84,7 +81,7 @@ def test_the_nearest_mean_equals_a_loop(name: str, part: str) -> None:
         assert predicted == likeness.index(max(likeness))
 
 
-def test_the_nearest_image_equals_a_loop() -> None:
+def test_the_nearest_image_equals_a_loop():
     found = ask("nearest image, divergence", 0.5)
     for query, predicted in zip(QUERIES.scores.tolist(), found.tolist(), strict=True):
         nearest = [min(soft(query, row) for row in rows) for rows in classes(KNOWN.scores)]
@@ -109,7 +106,7 @@ def scores_over(bank: list[list[float]]) -> Callable[[list[float]], list[float]]
     return score
 
 
-def test_the_nearest_class_over_a_bank_equals_a_loop() -> None:
+def test_the_nearest_class_over_a_bank_equals_a_loop():
     found = ask("nearest class, divergence over a bank", 0.0)
     score = scores_over(KNOWN.representation.double().tolist())
     means = [mean([score(row) for row in rows]) for rows in classes(KNOWN.representation)]
@@ -119,7 +116,7 @@ def test_the_nearest_class_over_a_bank_equals_a_loop() -> None:
     assert len(set(found.tolist())) > 1
 
 
-def test_the_centred_mean_equals_a_loop() -> None:
+def test_the_centred_mean_equals_a_loop():
     found = ask("nearest mean, cosine of centred features", 0.0)
     move = centre(KNOWN.representation.double().tolist())
     means = [mean([unit(move(row)) for row in rows]) for rows in classes(KNOWN.representation)]
@@ -133,8 +130,8 @@ class TestFeatureBank:
 
     @pytest.mark.parametrize("entries", [2**24, 20])  # all at once, and four rows at a time
     def test_one_minus_the_product_is_the_bregman_divergence_of_the_scores(
-        self, entries: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, entries, monkeypatch
+    ):
         monkeypatch.setattr(classes_module, "_ENTRIES", entries)
         bank = FeatureBank.gather(self.rows)
         score = scores_over(self.rows.double().tolist())
@@ -144,13 +141,13 @@ class TestFeatureBank:
         found = bank.score(QUERIES.representation)
         assert torch.allclose(1.0 - found @ found.T, expected, atol=1e-9)
 
-    def test_the_length_of_a_feature_does_not_matter(self) -> None:
+    def test_the_length_of_a_feature_does_not_matter(self):
         scale = torch.arange(1.0, 13.0)[:, None]
         banks = [FeatureBank.gather(rows) for rows in (self.rows, scale * self.rows)]
         one, other = (bank.score(QUERIES.representation) for bank in banks)
         assert torch.allclose(one @ one.T, other @ other.T, atol=1e-6)
 
-    def test_a_class_is_the_centre_of_its_images(self) -> None:
+    def test_a_class_is_the_centre_of_its_images(self):
         """No other vector of unit length has a smaller sum of divergences to them."""
         bank = FeatureBank.gather(self.rows)
         members = bank.score(KNOWN.representation)
@@ -160,12 +157,12 @@ class TestFeatureBank:
             other = members.sum(dim=0) + 0.3 * draw(5, seed=seed).double()
             assert float((1.0 - members @ (other / other.norm())).sum()) > least
 
-    def test_images_that_are_all_alike_have_no_scores(self) -> None:
+    def test_images_that_are_all_alike_have_no_scores(self):
         bank = FeatureBank.gather(torch.ones(4, 5))
         assert bank.score(self.rows).abs().max() < 1e-6
 
 
-def test_with_one_label_a_distribution_is_its_image() -> None:
+def test_with_one_label_a_distribution_is_its_image():
     one = KNOWN.select(torch.tensor([0, 2, 5]))
     by_image, by_set = (
         ask(f"nearest {what}, divergence", 0.5, one, torch.arange(3))
@@ -174,7 +171,7 @@ def test_with_one_label_a_distribution_is_its_image() -> None:
     assert torch.equal(by_image, by_set)
 
 
-def test_draws_take_as_many_of_each_class_and_differ_by_seed() -> None:
+def test_draws_take_as_many_of_each_class_and_differ_by_seed():
     labels = torch.tensor([1, 2, 1, 2, 2, 1, 4, 4, 4])
     rows = draw_labels(labels, 2, seed=0)
     assert labels[rows].tolist() == [1, 1, 2, 2, 4, 4]
@@ -183,7 +180,7 @@ def test_draws_take_as_many_of_each_class_and_differ_by_seed() -> None:
     assert len(drawn) > 1
 
 
-def test_all_rules_measure_the_same_draw(few: LabelledFeatures) -> None:
+def test_all_rules_measure_the_same_draw(few):
     found = measure_draw(few, 5, seed=3)
     assert set(found) == set(RULES)
     rows = draw_labels(few.train.labels, 5, 3)
@@ -197,9 +194,7 @@ def test_all_rules_measure_the_same_draw(few: LabelledFeatures) -> None:
     assert found["nearest mean, cosine"]["top1"] == pytest.approx(100 * right)
 
 
-def test_the_protocol_averages_draws_and_refuses_too_many_labels(
-    short_run: Run, few_digits: str
-) -> None:
+def test_the_protocol_averages_draws_and_refuses_too_many_labels(short_run, few_digits):
     settings = Few(labels_per_class=(1, 3), draws=2)
     rows = evaluate(short_run, protocols=["few"], data=few_digits, few=settings)
     assert [row["num_train"] for row in rows] == [10] * len(RULES) + [30] * len(RULES)

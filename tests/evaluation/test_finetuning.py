@@ -2,7 +2,6 @@
 
 import copy
 import json
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from deepbregman.commands.evaluate import evaluate
 from deepbregman.data import ArrayImages, ResidentBatches
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation import retraining
-from deepbregman.evaluation.features import LabelledFeatures, build_crop_and_flip
+from deepbregman.evaluation.features import build_crop_and_flip
 from deepbregman.evaluation.finetuning import (
     Budget,
     Classifier,
@@ -29,7 +28,6 @@ from deepbregman.evaluation.options import Semi, Tuning
 from deepbregman.evaluation.protocols import PROTOCOLS
 from deepbregman.method.networks import build_encoder
 from deepbregman.method.views import Views
-from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 
 LABELS = torch.arange(60) % 3
@@ -59,24 +57,24 @@ def tuned(seed: int = 0, **options: Any) -> Classifier:
 
 class TestEngine:
     @pytest.mark.usefixtures("true_encoder")
-    def test_learns_what_can_be_learned(self) -> None:
+    def test_learns_what_can_be_learned(self):
         logits = predict(tuned(), coloured(), 8)
         assert torch.equal(logits.argmax(1), LABELS)
         untrained = predict(classifier().eval(), coloured(), 8)
         assert (untrained.argmax(1) == LABELS).float().mean() < 0.7
 
-    def test_the_same_seed_gives_the_same_bits_and_another_does_not(self) -> None:
+    def test_the_same_seed_gives_the_same_bits_and_another_does_not(self):
         first, again, other = (tuned(seed, epochs=1).state_dict() for seed in (0, 0, 1))
         assert all(torch.equal(first[name], again[name]) for name in first)
         assert not torch.equal(first["linear.weight"], other["linear.weight"])
 
-    def test_every_weight_moves_and_normalisation_learns(self) -> None:
+    def test_every_weight_moves_and_normalisation_learns(self):
         before = classifier().state_dict()
         after = tuned(epochs=1).state_dict()
         still = [name for name in before if torch.equal(before[name], after[name])]
         assert still == ["extractor.mean", "extractor.deviation"]  # of the pixels: no weights
 
-    def test_a_step_is_torchs_nesterov_on_a_cosine(self) -> None:
+    def test_a_step_is_torchs_nesterov_on_a_cosine(self):
         """Whole images, one batch in an epoch: a loop by hand, without the engine's machinery."""
         plain = Views(8, num_views=1, without=("crop", "flip", "jitter", "greyscale"))
         budget = Budget(epochs=3, batch_size=60, learning_rate=0.1, weight_decay=0.01)
@@ -101,7 +99,7 @@ class TestEngine:
             torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
     @pytest.mark.usefixtures("true_encoder")
-    def test_only_the_given_images_are_trained_on(self) -> None:
+    def test_only_the_given_images_are_trained_on(self):
         """Wrong labels elsewhere do no harm, nor does a batch larger than what is left."""
         indices = torch.arange(0, 60, 2)
         wrong = torch.full_like(LABELS, 2)
@@ -113,23 +111,23 @@ class TestEngine:
         logits = predict(network, coloured(), 8, held_out)
         assert torch.equal(logits.argmax(1), LABELS[held_out])
 
-    def test_a_diverged_loss_is_an_error_with_a_way_out(self) -> None:
+    def test_a_diverged_loss_is_an_error_with_a_way_out(self):
         with pytest.raises(Diverged, match=r"diverged at learning rate 1e\+30; give a lower one"):
             tuned(learning_rate=1e30)
 
-    def test_one_image_is_too_few(self) -> None:
+    def test_one_image_is_too_few(self):
         with pytest.raises(UserError, match="1 labelled images"):
             finetune(
                 classifier(), coloured(), LABELS, VIEWS, BUDGET, seed=0, indices=torch.tensor([4])
             )
 
-    def test_progress_counts_the_steps(self) -> None:
+    def test_progress_counts_the_steps(self):
         seen: list[tuple[str, int, int]] = []
         arguments = (classifier(), coloured(), LABELS, VIEWS, replace(BUDGET, epochs=1))
         finetune(*arguments, seed=0, progress=lambda *at: seen.append(at), title="a title")
         assert seen == [("a title", step, 3) for step in (1, 2, 3)]
 
-    def test_dropout_is_drawn_from_the_seed(self) -> None:
+    def test_dropout_is_drawn_from_the_seed(self):
         """Whatever the global generator holds, which is left as it was."""
 
         def train(seed: int, state: int) -> Tensor:
@@ -145,11 +143,7 @@ class TestEngine:
 
     @pytest.mark.gpu
     @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-    def test_the_host_never_waits_inside_an_epoch(
-        self,
-        no_host_sync: Callable[[], AbstractContextManager[None]],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    def test_the_host_never_waits_inside_an_epoch(self, no_host_sync, monkeypatch):
         """Every step of an epoch runs in a block where waiting is an error; the GPU learns too."""
         network, batches, labels = classifier().cuda(), coloured("cuda"), LABELS.cuda()
         finetune(network, batches, labels, VIEWS, BUDGET, seed=0, mixed=True)  # warm up
@@ -180,15 +174,13 @@ def images() -> Tensor:
 
 
 class TestStarts:
-    def test_the_encoder_is_the_runs(self, few: LabelledFeatures, short_run: Run) -> None:
+    def test_the_encoder_is_the_runs(self, few, short_run):
         saved = checkpoints.load(short_run.last_checkpoint)["objective"]
         module, _ = from_encoder(few, 0)
         for name, value in module.state_dict().items():
             assert torch.equal(value, saved[f"encoder.{name}"])
 
-    def test_the_projections_first_layer_by_hand(
-        self, few: LabelledFeatures, short_run: Run, images: Tensor
-    ) -> None:
+    def test_the_projections_first_layer_by_hand(self, few, short_run, images):
         """Linear, batch norm with running statistics, ReLU, classifier: from the saved tensors."""
         saved = checkpoints.load(short_run.last_checkpoint)["objective"]
         network = Classifier(*from_projection(few, 0), 10, seed=4).eval()
@@ -201,7 +193,7 @@ class TestStarts:
         torch.testing.assert_close(network(images), expected, rtol=1e-4, atol=1e-5)
         assert hidden.shape[1] == 32  # of short_config
 
-    def test_from_scratch_is_random_and_seeded(self, few: LabelledFeatures, images: Tensor) -> None:
+    def test_from_scratch_is_random_and_seeded(self, few, images):
         first, again, other = (from_scratch(few, seed)[0] for seed in (0, 0, 1))
         assert torch.equal(first(images), again(images))
         assert not torch.equal(first(images), other(images))
@@ -209,7 +201,7 @@ class TestStarts:
         same = [name for name in weights if torch.equal(weights[name], trained[name])]
         assert not any(name.endswith("conv.weight") or name == "trunk.0.weight" for name in same)
 
-    def test_training_an_arm_leaves_the_run_alone(self, few: LabelledFeatures) -> None:
+    def test_training_an_arm_leaves_the_run_alone(self, few):
         before = copy.deepcopy(few.model.state_dict())
         for start in (from_encoder, from_projection):
             network = Classifier(*start(few, 0), 10, seed=0)
@@ -227,9 +219,7 @@ class TestStarts:
 
 
 class TestProtocols:
-    def test_rows_of_every_protocol_have_the_same_keys(
-        self, short_run: Run, few_digits: str
-    ) -> None:
+    def test_rows_of_every_protocol_have_the_same_keys(self, short_run, few_digits):
         checkpoint = short_run.last_checkpoint.read_bytes()
         protocols = ["knn", "linear", "semi", "transfer", "supervised"]
         others = {"detect", "retrieval", "cluster", "few", "ood", "corruptions"}
@@ -265,9 +255,7 @@ class TestProtocols:
         scratch = [row["value"] for row in rows if row["variant"] in ("supervised", "from scratch")]
         assert scratch[:2] == scratch[2:]  # the same arm, budget and seeds
 
-    def test_epochs_depend_on_how_many_labels_there_are(
-        self, short_run: Run, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_epochs_depend_on_how_many_labels_there_are(self, short_run, monkeypatch):
         budgets: list[tuple[int, int]] = []
 
         def noted(network: nn.Module, batches: Any, *rest: Any, **options: Any) -> None:
@@ -279,8 +267,8 @@ class TestProtocols:
         assert budgets == [(13, 60)] * 3 + [(130, 30)] * 3
 
     def test_the_rate_is_chosen_on_labels_held_out_of_the_given_ones(
-        self, short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, short_run, few_digits, monkeypatch
+    ):
         """A rate that diverges is passed over, and the chosen one is used on all labels."""
         trained: list[tuple[float, int]] = []
         engine = retraining.finetune

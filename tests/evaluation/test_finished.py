@@ -19,7 +19,6 @@ from deepbregman.cli import main
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
 from deepbregman.evaluation import retraining
-from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.finished import describe_part, digest_split
 from deepbregman.evaluation.options import Semi, Tuning
 from deepbregman.runs import Record, Run
@@ -49,12 +48,12 @@ evaluate(
 
 
 @pytest.fixture
-def run(short_run: Run, tmp_path: Path) -> Run:
+def run(short_run, tmp_path) -> Run:
     return Run(Path(shutil.copytree(short_run.path, tmp_path / "run")))
 
 
 @pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def trained(monkeypatch) -> list[str]:
     """The titles of the trainings, as they begin; nothing is trained, to save time."""
     titles: list[str] = []
 
@@ -110,14 +109,8 @@ def numbers(rows: list[Record]) -> list[Record]:
     ],
 )
 def test_stopped_after_the_first_training_it_ends_as_if_nothing_had_been(
-    run: Run,
-    few_digits: str,
-    protocol: str,
-    arms: int,
-    trained: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    run, few_digits, protocol, arms, trained, tmp_path, monkeypatch
+):
     options = options_of(protocol, few_digits)
     reference = Run(Path(shutil.copytree(run.path, tmp_path / "reference")))
     expected = evaluate(reference, **options)
@@ -142,9 +135,7 @@ def test_stopped_after_the_first_training_it_ends_as_if_nothing_had_been(
 
 
 @pytest.mark.slow
-def test_killed_after_the_first_training_it_ends_as_if_nothing_had_been(
-    run: Run, few_digits: str, tmp_path: Path
-) -> None:
+def test_killed_after_the_first_training_it_ends_as_if_nothing_had_been(run, few_digits, tmp_path):
     options = options_of("semi", few_digits)
     reference = Run(Path(shutil.copytree(run.path, tmp_path / "reference")))
     expected = evaluate(reference, **options)
@@ -155,9 +146,7 @@ def test_killed_after_the_first_training_it_ends_as_if_nothing_had_been(
     assert numbers(evaluate(run, **options)) == numbers(expected)
 
 
-def test_a_part_can_be_described_where_the_package_is_not_installed(
-    few: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_can_be_described_where_the_package_is_not_installed(few, monkeypatch):
     """It may run from its source tree, of which importlib knows no version."""
 
     def no_version(name: str) -> str:
@@ -188,13 +177,8 @@ def test_a_part_can_be_described_where_the_package_is_not_installed(
     ids=str,
 )
 def test_nothing_is_taken_from_an_evaluation_that_differs(
-    run: Run,
-    few_digits: str,
-    change: Options | str,
-    trained: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    run, few_digits, change, trained, monkeypatch, tmp_path
+):
     data = str(shutil.copy(few_digits, tmp_path / "data.npz"))
     options = {**options_of("semi", data), "seeds": 1}
     undo = stopping(monkeypatch, 2, interrupt)
@@ -228,9 +212,7 @@ def test_nothing_is_taken_from_an_evaluation_that_differs(
     assert len(trained) == 3
 
 
-def test_more_seeds_than_before_take_those_that_are_done(
-    run: Run, few_digits: str, trained: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_seeds_than_before_take_those_that_are_done(run, few_digits, trained, monkeypatch):
     options = options_of("supervised", few_digits)
     undo = stopping(monkeypatch, 1, interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -242,12 +224,8 @@ def test_more_seeds_than_before_take_those_that_are_done(
 
 
 def test_what_is_said_and_that_other_networks_leave_nothing_behind(
-    run: Run,
-    few_digits: str,
-    trained: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    run, few_digits, trained, monkeypatch, capsys
+):
     command = ["evaluate", run.path, "--protocol", "supervised", "--data", few_digits]
     words = [str(word) for word in [*command, "--epochs", 1, "--seeds", 3]]
     undo = stopping(monkeypatch, 2, interrupt)
@@ -281,12 +259,7 @@ def test_what_is_said_and_that_other_networks_leave_nothing_behind(
         lambda arm: {**arm, "measured": {**arm["measured"], "values": [1]}},
     ],
 )
-def test_an_edited_file_is_refused_by_name(
-    run: Run,
-    few_digits: str,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: Callable[[Record], Record | None],
-) -> None:
+def test_an_edited_file_is_refused_by_name(run, few_digits, monkeypatch, damage):
     options = {**options_of("supervised", few_digits), "epochs": 1}
     stopping(monkeypatch, 1, interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -300,7 +273,7 @@ def test_an_edited_file_is_refused_by_name(
         evaluate(run, **options)
 
 
-def test_files_are_told_apart_by_what_they_hold(tmp_path: Path) -> None:
+def test_files_are_told_apart_by_what_they_hold(tmp_path):
     from deepbregman.data import Split
     from deepbregman.data.images import FileImages
 

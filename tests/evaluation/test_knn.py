@@ -50,7 +50,7 @@ def naive_predictions(
 
 @pytest.mark.parametrize("k", [1, 2, 20, 61])
 @pytest.mark.parametrize("temperature", [0.05, 0.1, 1.0])
-def test_agrees_with_a_naive_loop_in_float64(k: int, temperature: float) -> None:
+def test_agrees_with_a_naive_loop_in_float64(k, temperature):
     queries, query_labels, bank, bank_labels = data(0)
     expected = naive_predictions(queries, bank, bank_labels, k, temperature)
     neighbours = cosine_neighbours(queries, bank, k)
@@ -62,7 +62,7 @@ def test_agrees_with_a_naive_loop_in_float64(k: int, temperature: float) -> None
 
 
 @pytest.mark.parametrize("k", [1, 20, 200])
-def test_agrees_with_scikit_learn_on_digits(k: int) -> None:
+def test_agrees_with_scikit_learn_on_digits(k):
     digits = load_digits()
     features = torch.tensor(digits.data, dtype=torch.float32)
     labels = torch.tensor(digits.target)
@@ -75,7 +75,7 @@ def test_agrees_with_scikit_learn_on_digits(k: int) -> None:
     assert 80 < actual < 99.9
 
 
-def test_one_neighbour_gives_its_label() -> None:
+def test_one_neighbour_gives_its_label():
     queries, _, bank, bank_labels = data(1)
     neighbours = cosine_neighbours(queries, bank, 1)
     similarities = torch.nn.functional.cosine_similarity(queries[:, None], bank[None], dim=2)
@@ -84,7 +84,7 @@ def test_one_neighbour_gives_its_label() -> None:
     assert vote(neighbours, bank_labels, NUM_CLASSES).equal(bank_labels[similarities.argmax(1)])
 
 
-def test_neighbours_are_descending_float32_cosines_whatever_the_input() -> None:
+def test_neighbours_are_descending_float32_cosines_whatever_the_input():
     queries, _, bank, _ = data(2)
     found = cosine_neighbours(1e3 * queries.double(), 1e-3 * bank.double(), 9)
     assert found.similarities.dtype == torch.float32
@@ -97,7 +97,7 @@ def test_neighbours_are_descending_float32_cosines_whatever_the_input() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 23, 1000])
-def test_chunk_is_irrelevant_and_bounds_the_work(chunk: int) -> None:
+def test_chunk_is_irrelevant_and_bounds_the_work(chunk):
     queries, _, bank, _ = data(3)
     seen: list[int] = []
 
@@ -115,7 +115,7 @@ def test_chunk_is_irrelevant_and_bounds_the_work(chunk: int) -> None:
     assert parts.indices.equal(whole.indices)
 
 
-def test_equal_similarities_keep_the_lowest_indices() -> None:
+def test_equal_similarities_keep_the_lowest_indices():
     values = torch.tensor([[0.5, -0.0, 0.5, 0.0, -1.0, 0.5, 0.0, -1.0, -2.0]])
     expected = [0, 2, 5, 1, 3, 6, 4, 7, 8]
     for k in range(1, 10):
@@ -124,21 +124,21 @@ def test_equal_similarities_keep_the_lowest_indices() -> None:
         assert found.similarities.equal(values[:, expected[:k]])
 
 
-def test_a_tied_vote_goes_to_the_lowest_class() -> None:
+def test_a_tied_vote_goes_to_the_lowest_class():
     # Classes 3 and 1 get the same three weights in opposite orders; class 0 gets less.
     similarities = torch.tensor([[0.9, 0.9, 0.4, 0.4, 0.1, 0.1, 0.0]])
     labels = torch.tensor([3, 1, 1, 3, 3, 1, 0])
     assert vote(Neighbours(similarities, torch.arange(7)[None]), labels, 4).tolist() == [1]
 
 
-def test_many_far_neighbours_outvote_a_near_one_only_at_high_temperature() -> None:
+def test_many_far_neighbours_outvote_a_near_one_only_at_high_temperature():
     neighbours = Neighbours(torch.tensor([[1.0, 0.7, 0.7, 0.7]]), torch.arange(4)[None])
     labels = torch.tensor([2, 0, 0, 0])
     assert vote(neighbours, labels, 3, temperature=0.1).tolist() == [2]  # 3 exp(-3) < 1
     assert vote(neighbours, labels, 3, temperature=1.0).tolist() == [0]  # 3 exp(-0.3) > 1
 
 
-def test_vote_survives_extreme_similarities() -> None:
+def test_vote_survives_extreme_similarities():
     # exp(1e4) is infinite and exp(-1e4) zero: the order must survive all the same.
     for shift in (-1e4, 1e4):
         similarities = torch.tensor([[3.0, 2.0, 2.0]]) + shift
@@ -146,7 +146,7 @@ def test_vote_survives_extreme_similarities() -> None:
         assert vote(neighbours, torch.tensor([1, 0, 0]), 2, temperature=0.5).tolist() == [1]
 
 
-def test_one_search_serves_every_smaller_k() -> None:
+def test_one_search_serves_every_smaller_k():
     queries, _, bank, bank_labels = data(4)
     neighbours = cosine_neighbours(queries, bank, 60)
     predictions = []
@@ -159,7 +159,7 @@ def test_one_search_serves_every_smaller_k() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**31), k=st.integers(1, 40))
-def test_permuting_the_bank_changes_nothing(seed: int, k: int) -> None:
+def test_permuting_the_bank_changes_nothing(seed, k):
     queries, _, bank, bank_labels = data(seed, queries=6, bank=40, width=5)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(seed))
     before = cosine_neighbours(queries, bank, k)
@@ -172,7 +172,7 @@ def test_permuting_the_bank_changes_nothing(seed: int, k: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_agrees_with_the_cpu() -> None:
+def test_cuda_agrees_with_the_cpu():
     queries, _, bank, bank_labels = data(6)
     expected = vote(cosine_neighbours(queries, bank, 20), bank_labels, NUM_CLASSES)
     with torch.autocast("cuda", dtype=torch.bfloat16):

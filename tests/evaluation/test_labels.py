@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -29,9 +28,7 @@ def made_of(labels: list[int], names: list[str] | None = None, test: list[str] |
     st.sampled_from([0.01, 0.02, 0.1, 0.25, 0.5]),
     st.integers(0, 3),
 )
-def test_a_share_of_each_class_and_at_least_one_image(
-    counts: list[int], share: float, seed: int
-) -> None:
+def test_a_share_of_each_class_and_at_least_one_image(counts, share, seed):
     labels = torch.tensor([c for c, count in enumerate(counts) for _ in range(count)])
     source = made_of(labels.tolist())
     drawn = draw_labelled(source, share, seed)
@@ -49,13 +46,13 @@ def test_a_share_of_each_class_and_at_least_one_image(
     assert torch.equal(drawn, draw_labelled(source, share, seed))
 
 
-def test_another_seed_draws_others_and_one_is_all() -> None:
+def test_another_seed_draws_others_and_one_is_all():
     source = made_of([0] * 50 + [1] * 50)
     assert not torch.equal(draw_labelled(source, 0.1, 0), draw_labelled(source, 0.1, 1))
     assert torch.equal(draw_labelled(source, 1.0, 0), torch.arange(100))
 
 
-def test_one_per_cent_of_unequal_classes() -> None:
+def test_one_per_cent_of_unequal_classes():
     """Class sizes of HAM10000: a hundredth of the smallest is 0.91 of an image."""
     source = made_of([0] * 5338 + [1] * 880 + [2] * 91)
     drawn = draw_labelled(source, 0.01, 0)
@@ -80,12 +77,12 @@ def folder() -> Source:
         ("./train/cat/a.png\ntrain/dog/a.png\nb.png\nb.png", [0, 1, 2]),
     ],
 )
-def test_a_list(folder: Source, tmp_path: Path, text: str, expected: list[int]) -> None:
+def test_a_list(folder, tmp_path, text, expected):
     (tmp_path / "list.txt").write_bytes(text.encode())
     assert read_labelled(folder, tmp_path / "list.txt").tolist() == expected
 
 
-def test_a_whole_path_wins_over_the_end_of_another(tmp_path: Path) -> None:
+def test_a_whole_path_wins_over_the_end_of_another(tmp_path):
     source = made_of([0, 1], ["cat/a.png", "old/cat/a.png"])
     (tmp_path / "list.txt").write_text("cat/a.png\nold/cat/a.png")
     assert read_labelled(source, tmp_path / "list.txt").tolist() == [0, 1]
@@ -103,13 +100,13 @@ def test_a_whole_path_wins_over_the_end_of_another(tmp_path: Path) -> None:
         ("\udcff", "cannot be read"),
     ],
 )
-def test_bad_lists(folder: Source, tmp_path: Path, text: str, words: str) -> None:
+def test_bad_lists(folder, tmp_path, text, words):
     (tmp_path / "list.txt").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(UserError, match=words):
         read_labelled(folder, tmp_path / "list.txt")
 
 
-def test_no_list_and_no_names(folder: Source, tmp_path: Path) -> None:
+def test_no_list_and_no_names(folder, tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         read_labelled(folder, tmp_path / "nowhere.txt")
     with pytest.raises(UserError, match="have no file names"):

@@ -48,7 +48,7 @@ def gradient(
 
 
 @pytest.mark.parametrize("l2", [1e-1, 1e-3, 1e-6])
-def test_agrees_with_scikit_learn(l2: float) -> None:
+def test_agrees_with_scikit_learn(l2):
     classifier = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=l2)
     scaler = StandardScaler().fit(DIGITS.data[TRAIN])
     # Its default solver stops too early for a small l2 (off by 0.04 at 1e-6); Newton's does not.
@@ -63,7 +63,7 @@ def test_agrees_with_scikit_learn(l2: float) -> None:
 
 
 @pytest.mark.parametrize("l2", [1e-1, 1e-3, 1e-6])
-def test_the_slope_vanishes_at_the_optimum(l2: float) -> None:
+def test_the_slope_vanishes_at_the_optimum(l2):
     classifier = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=l2)
     by_weight, by_bias = gradient(classifier, FEATURES[TRAIN], LABELS[TRAIN], l2)
     tiny = 2 * min(1e-7, 1e-3 * l2)
@@ -74,7 +74,7 @@ def test_the_slope_vanishes_at_the_optimum(l2: float) -> None:
     assert np.abs(gradient(moved, FEATURES[TRAIN], LABELS[TRAIN], l2)[0]).max() > 4 * tiny
 
 
-def test_neither_the_start_nor_the_scale_of_the_features_matters() -> None:
+def test_neither_the_start_nor_the_scale_of_the_features_matters():
     plain = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-2)
     other = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1.0)
     warm = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-2, start=other)
@@ -87,12 +87,12 @@ def test_neither_the_start_nor_the_scale_of_the_features_matters() -> None:
     assert (plain.weight - other.weight).abs().max() > 0.1
 
 
-def test_stopping_short_is_said() -> None:
+def test_stopping_short_is_said():
     with pytest.warns(RuntimeWarning, match="raise max_iterations or l2"):
         fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, max_iterations=3)
 
 
-def test_constant_features_are_harmless() -> None:
+def test_constant_features_are_harmless():
     constant = torch.full((1300, 3), 0.1) * torch.tensor([0.0, 1.0, 1e6])
     widened = torch.cat([FEATURES[TRAIN], constant], dim=1)
     classifier = fit_linear(widened, LABELS[TRAIN], num_classes=10)
@@ -104,7 +104,7 @@ def test_constant_features_are_harmless() -> None:
     )
 
 
-def test_an_absent_class_is_never_predicted() -> None:
+def test_an_absent_class_is_never_predicted():
     rows = (LABELS[TRAIN] != 4).nonzero()[:, 0]
     classifier = fit_linear(FEATURES[rows], LABELS[rows], num_classes=10)
     logits = classifier.predict(FEATURES[TEST])
@@ -114,7 +114,7 @@ def test_an_absent_class_is_never_predicted() -> None:
     assert logits[:, [0, 1, 2, 3, 5, 6, 7, 8, 9]].equal(without)
 
 
-def test_inference_mode_and_no_grad_are_no_obstacle() -> None:
+def test_inference_mode_and_no_grad_are_no_obstacle():
     expected = fit_linear(FEATURES[:50], LABELS[:50], num_classes=10)
     with torch.inference_mode():
         inside = fit_linear(FEATURES[:50] + 0, LABELS[:50] + 0, num_classes=10)
@@ -122,7 +122,7 @@ def test_inference_mode_and_no_grad_are_no_obstacle() -> None:
     assert not inside.weight.requires_grad
 
 
-def test_choose_l2_picks_what_brute_force_picks() -> None:
+def test_choose_l2_picks_what_brute_force_picks():
     grid, held_out = (1e-4, 1e-3, 1e-2, 1e-1), torch.arange(400, 600)
     best, validation = choose_l2(FEATURES[:600], LABELS[:600], held_out, num_classes=10, grid=grid)
     brute = {}
@@ -143,7 +143,7 @@ def uneven_rows() -> tuple[Tensor, Tensor]:
     return torch.randn(240, 3, generator=generator) + centres[labels[order]], labels[order]
 
 
-def test_weighted_classes_are_those_of_scikit_learn() -> None:
+def test_weighted_classes_are_those_of_scikit_learn():
     features, labels = uneven_rows()
     fit = fit_linear(features, labels, num_classes=3, l2=1e-2, weighted=True)
     scaler = StandardScaler().fit(features.double())
@@ -159,7 +159,7 @@ def test_weighted_classes_are_those_of_scikit_learn() -> None:
     assert recalls[0] > recalls[1] + 0.1
 
 
-def test_weighted_classes_choose_by_balanced_accuracy() -> None:
+def test_weighted_classes_choose_by_balanced_accuracy():
     features, labels = uneven_rows()
     held_out, rest, grid = torch.arange(0, 240, 2), slice(1, None, 2), (3.0, 1e-1, 1e-3)
     best, validation = choose_l2(
@@ -185,9 +185,7 @@ def test_weighted_classes_choose_by_balanced_accuracy() -> None:
         ([90, 91, 92, 93, 92, 91], 6),
     ],
 )
-def test_two_worse_penalties_in_a_row_end_the_search(
-    monkeypatch: pytest.MonkeyPatch, accuracies: list[int], tried: int
-) -> None:
+def test_two_worse_penalties_in_a_row_end_the_search(monkeypatch, accuracies, tried):
     told = iter(accuracies)
     monkeypatch.setattr(linear, "top_k_accuracy", lambda *_: float(next(told)))
     best, validation = choose_l2(
@@ -210,9 +208,7 @@ def correlated(rows: int, width: int) -> tuple[Tensor, Tensor]:
     return points @ turned, labels
 
 
-def test_the_preconditioner_saves_half_of_the_products_and_moves_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_preconditioner_saves_half_of_the_products_and_moves_nothing(monkeypatch):
     features, labels = correlated(1000, 48)
     counts = [0, 0]
     multiply, identity = linear._Objective.multiply_hessian, torch.eye(49, dtype=torch.float64)
@@ -234,7 +230,7 @@ def test_the_preconditioner_saves_half_of_the_products_and_moves_nothing(
     np.testing.assert_allclose(even.predict(features).softmax(1), expected, atol=1e-4, rtol=0)
 
 
-def test_few_rows_of_many_features_agree_with_scikit_learn() -> None:
+def test_few_rows_of_many_features_agree_with_scikit_learn():
     """The span of the rows is enough, and an earlier start outside it changes nothing."""
     rows = torch.arange(0, 1300, 43)  # 31 of 64 features
     scaler = StandardScaler().fit(DIGITS.data[rows])
@@ -248,7 +244,7 @@ def test_few_rows_of_many_features_agree_with_scikit_learn() -> None:
     torch.testing.assert_close(warm.weight, fit.weight, atol=2e-5, rtol=0)
 
 
-def test_rows_in_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_parts_change_nothing(monkeypatch):
     whole = fit_linear(FEATURES[:200], LABELS[:200], num_classes=10, l2=1e-2)
     monkeypatch.setattr(linear, "_ROWS_AT_ONCE", 60)
     parts = fit_linear(FEATURES[:200], LABELS[:200], num_classes=10, l2=1e-2)
@@ -256,9 +252,7 @@ def test_rows_in_parts_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("most_in_float64", [2**27, 0])
-def test_features_that_repeat_each_other(
-    monkeypatch: pytest.MonkeyPatch, most_in_float64: int
-) -> None:
+def test_features_that_repeat_each_other(monkeypatch, most_in_float64):
     """Twins share a weight, as the penalty prefers: two halves cost half of the square."""
     monkeypatch.setattr(linear, "FLOAT64_ELEMENTS", most_in_float64)
     features, labels = correlated(400, 12)
@@ -271,9 +265,7 @@ def test_features_that_repeat_each_other(
     assert found.weight[:, 24:].abs().max() < 1e-3
 
 
-def test_a_penalty_below_the_rounding_of_collinear_features(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_penalty_below_the_rounding_of_collinear_features(monkeypatch):
     """Their float32 covariance plus 1e-9 has no Cholesky factor."""
     monkeypatch.setattr(linear, "FLOAT64_ELEMENTS", 0)
     features, labels = correlated(400, 12)
@@ -282,7 +274,7 @@ def test_a_penalty_below_the_rounding_of_collinear_features(
     assert accuracy(found, features.repeat(1, 2), labels) >= accuracy(strong, features, labels) - 1
 
 
-def test_equal_accuracies_prefer_the_stronger_penalty() -> None:
+def test_equal_accuracies_prefer_the_stronger_penalty():
     features = torch.tensor([[-1.0], [1.0], [-1.1], [1.1], [-0.9], [0.9]])
     labels = torch.tensor([0, 1, 0, 1, 0, 1])
     best, validation = choose_l2(
@@ -312,7 +304,7 @@ def sgd(seed: int = 0, *, epochs: int, learning_rate: float = 0.2) -> LinearClas
     return classifier
 
 
-def test_sgd_comes_close_to_the_optimum_and_repeats() -> None:
+def test_sgd_comes_close_to_the_optimum_and_repeats():
     optimum = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-3)
     classifier = sgd(epochs=60)
     expected = accuracy(optimum, FEATURES[TEST], LABELS[TEST])
@@ -323,7 +315,7 @@ def test_sgd_comes_close_to_the_optimum_and_repeats() -> None:
     assert not sgd(seed=1, epochs=2).weight.equal(once.weight)
 
 
-def test_sgd_follows_the_cosine_and_spares_the_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sgd_follows_the_cosine_and_spares_the_bias(monkeypatch):
     monkeypatch.setattr(linear, "MOMENTUM", 0.0)
 
     # Zero features leave the weights to the decay alone, and the bias to the labels alone.
@@ -351,7 +343,7 @@ def test_sgd_follows_the_cosine_and_spares_the_bias(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(ended.bias, torch.tensor([first, -first]))
 
 
-def test_many_sgd_classifiers_are_each_what_torch_makes_alone() -> None:
+def test_many_sgd_classifiers_are_each_what_torch_makes_alone():
     """torch's own SGD, one setting at a time, on all rows or on the kept ones; one diverges."""
     kept = torch.rand(6, 100, generator=torch.Generator().manual_seed(1)) < 0.7
     settings = [SgdSetting(0.1, 1e-2), SgdSetting(1e9, 1.0), SgdSetting(0.02, 1e-3, kept_only=True)]
@@ -385,7 +377,7 @@ def test_many_sgd_classifiers_are_each_what_torch_makes_alone() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_agrees_with_the_cpu() -> None:
+def test_cuda_agrees_with_the_cpu():
     expected = fit_linear(FEATURES[TRAIN], LABELS[TRAIN], num_classes=10, l2=1e-3)
     actual = fit_linear(FEATURES[TRAIN].cuda(), LABELS[TRAIN], num_classes=10, l2=1e-3)
     torch.testing.assert_close(actual.weight.cpu(), expected.weight, atol=1e-3, rtol=0)
@@ -393,7 +385,7 @@ def test_cuda_agrees_with_the_cpu() -> None:
     assert best == choose_l2(FEATURES[TRAIN], LABELS[TRAIN], HELD_OUT, num_classes=10)[0]
 
 
-def test_one_scale_is_logistic_regression_on_centred_features() -> None:
+def test_one_scale_is_logistic_regression_on_centred_features():
     """scikit-learn on features that are centred and divided by one number."""
     features, labels = FEATURES[:200], LABELS[:200]
     found = fit_linear(features, labels, num_classes=10, l2=1e-2, one_scale=True)

@@ -10,7 +10,7 @@ from deepbregman.evaluation.results import balanced_accuracy, measure_accuracies
 
 
 @given(st.integers(0, 1000), st.integers(6, 12), st.integers(1, 5))
-def test_top_k(seed: int, num_classes: int, k: int) -> None:
+def test_top_k(seed, num_classes, k):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(60, num_classes, generator=generator)
     labels = torch.randint(num_classes, (60,), generator=generator)
@@ -19,7 +19,7 @@ def test_top_k(seed: int, num_classes: int, k: int) -> None:
 
 
 @given(st.integers(0, 1000))
-def test_balanced_where_every_class_occurs(seed: int) -> None:
+def test_balanced_where_every_class_occurs(seed):
     generator = torch.Generator().manual_seed(seed)
     few = torch.randint(5, (40,), generator=generator).square() // 5  # uneven
     labels = torch.cat([few, torch.arange(4)])
@@ -28,13 +28,13 @@ def test_balanced_where_every_class_occurs(seed: int) -> None:
     assert balanced_accuracy(predicted, labels) == pytest.approx(100 * expected)
 
 
-def test_balanced_leaves_absent_classes_out() -> None:
+def test_balanced_leaves_absent_classes_out():
     labels, predicted = torch.tensor([0, 0, 0, 5]), torch.tensor([0, 0, 2, 5])
     found = recall_score(labels, predicted, labels=[0, 5], average="macro")
     assert balanced_accuracy(predicted, labels) == pytest.approx(100 * found)
 
 
-def test_which_metrics_there_are() -> None:
+def test_which_metrics_there_are():
     logits = torch.eye(6)
     labels, predicted = torch.tensor([0, 1, 2, 3, 4, 4]), logits.argmax(1)
     assert measure_accuracies(labels, predicted=predicted) == {"top1": pytest.approx(500 / 6)}
@@ -46,7 +46,7 @@ def test_which_metrics_there_are() -> None:
     assert found["balanced"] == pytest.approx(90.0)
 
 
-def test_top_5_is_five() -> None:
+def test_top_5_is_five():
     """The fifth largest of six counts, the sixth does not."""
     logits = torch.arange(6.0).repeat(2, 1)
     found = measure_accuracies(torch.tensor([1, 0]), predicted=logits.argmax(1), logits=logits)

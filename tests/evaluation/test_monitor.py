@@ -15,7 +15,7 @@ from deepbregman.objectives import build_step
 CPU = torch.device("cpu")
 
 
-def test_it_queries_what_was_held_out_in_a_bank_of_the_rest(short_config: Config) -> None:
+def test_it_queries_what_was_held_out_in_a_bank_of_the_rest(short_config):
     train = open_source("digits", image_size=8).train
     model = build_step(short_config).model.eval()
     monitor = build_knn_monitor(train, short_config, CPU)
@@ -27,7 +27,7 @@ def test_it_queries_what_was_held_out_in_a_bank_of_the_rest(short_config: Config
     assert monitor(model)["knn"] == pytest.approx(expected, abs=1.6)  # two queries of 130
 
 
-def test_diverged_networks_are_named(short_config: Config) -> None:
+def test_diverged_networks_are_named(short_config):
     model = build_step(short_config).model
     with torch.no_grad():
         next(model.encoder.parameters()).fill_(torch.nan)
@@ -37,15 +37,13 @@ def test_diverged_networks_are_named(short_config: Config) -> None:
         monitor(model)
 
 
-def test_there_is_none_without_labels_or_when_off(short_config: Config) -> None:
+def test_there_is_none_without_labels_or_when_off(short_config):
     train = open_source("digits", image_size=8).train
     assert build_knn_monitor(Split(train.images), short_config, CPU) is None
     assert build_knn_monitor(train, override(short_config, {"training.knn_every": 0}), CPU) is None
 
 
-def test_large_images_make_a_smaller_bank(
-    short_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_images_make_a_smaller_bank(short_config, monkeypatch):
     """A bank of 20,000 photographs would take 12 GB of the device's memory."""
     sizes = []
 
@@ -61,9 +59,7 @@ def test_large_images_make_a_smaller_bank(
     assert queries == 130
 
 
-def test_the_monitor_of_photographs_fits_beside_the_training(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_monitor_of_photographs_fits_beside_the_training(monkeypatch):
     """Of the recipe for ImageNet; 20,000 images in its bank and 2,000 queries were 13 GB."""
     images = ArrayImages(torch.zeros(60_000, 3, 1, 1, dtype=torch.uint8))
     train = Split(images, torch.arange(60_000) % 1000)

@@ -10,31 +10,29 @@ from torch import Tensor
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.config import override
 from deepbregman.errors import UserError
-from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.ood import auroc, draw_noise, list_distances, mahalanobis_to
 from deepbregman.evaluation.options import Ood
-from deepbregman.runs import Run
 
 
 def draw(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
-def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
+def test_the_area_is_the_share_of_pairs_in_the_right_order():
     inside, outside = draw(30, seed=0).round(decimals=1), draw(20, seed=1).round(decimals=1) + 0.3
     pairs = [(a < b) + 0.5 * (a == b) for a in inside.tolist() for b in outside.tolist()]
     assert auroc(inside, outside) == pytest.approx(100 * sum(pairs) / len(pairs))
     assert auroc(torch.zeros(4), torch.ones(3)) == 100.0
 
 
-def test_mahalanobis_to_one_gaussian_is_scikit_learns() -> None:
+def test_mahalanobis_to_one_gaussian_is_scikit_learns():
     train, points = draw(60, 5, seed=2) * torch.tensor([1.0, 2, 3, 0.1, 1]), draw(7, 5, seed=3)
     distance = mahalanobis_to(train, torch.zeros(60, dtype=torch.int64), 1)
     expected = EmpiricalCovariance().fit(train.numpy()).mahalanobis(points.numpy())
     assert distance(points).tolist() == pytest.approx(expected.tolist(), rel=1e-3)
 
 
-def test_mahalanobis_to_classes_takes_the_nearest_of_one_covariance() -> None:
+def test_mahalanobis_to_classes_takes_the_nearest_of_one_covariance():
     labels = torch.arange(60) % 3
     train, points = draw(60, 4, seed=4) + 3.0 * labels[:, None], draw(7, 4, seed=5) + 2.0
     means = torch.stack([train[labels == label].mean(dim=0) for label in range(3)])
@@ -45,7 +43,7 @@ def test_mahalanobis_to_classes_takes_the_nearest_of_one_covariance() -> None:
     assert mahalanobis_to(train, labels, 3)(points).tolist() == pytest.approx(expected, rel=1e-3)
 
 
-def test_distances_by_divergence_equal_a_loop(few: LabelledFeatures) -> None:
+def test_distances_by_divergence_equal_a_loop(few):
     """The hard form: the gap that the winner of a distribution leaves in an image's scores."""
     few = replace(few, config=override(few.config, {"divergence.smoothing": 0.0}))
     distances = list_distances(few, neighbours=3)
@@ -71,16 +69,14 @@ def test_distances_by_divergence_equal_a_loop(few: LabelledFeatures) -> None:
     assert found.tolist() == pytest.approx(nearest.tolist(), abs=1e-5)
 
 
-def test_noise_is_seeded_and_uniform() -> None:
+def test_noise_is_seeded_and_uniform():
     first, again, other = (draw_noise(20, 8, seed).images for seed in (0, 0, 1))
     assert torch.equal(first.pixels, again.pixels)  # type: ignore[union-attr]  # of arrays
     assert not torch.equal(first.pixels, other.pixels)  # type: ignore[union-attr]  # of arrays
     assert 120 < first.pixels.double().mean() < 135  # type: ignore[union-attr]  # of arrays
 
 
-def test_digits_are_told_from_noise_and_not_from_themselves(
-    short_run: Run, few_digits: str
-) -> None:
+def test_digits_are_told_from_noise_and_not_from_themselves(short_run, few_digits):
     rows = evaluate(
         short_run,
         protocols=["ood"],

@@ -48,7 +48,7 @@ def some_known(labels: torch.Tensor, count: int) -> torch.Tensor:
 
 
 @given(st.integers(1, 500), st.data())
-def test_wilson_is_that_of_scipy(n: int, data: st.DataObject) -> None:
+def test_wilson_is_that_of_scipy(n, data):
     found = data.draw(st.integers(0, n))
     expected = binomtest(found, n).proportion_ci(0.95, method="wilson")
     assert wilson_interval(found / n, n) == pytest.approx((expected.low, expected.high), abs=1e-9)
@@ -63,7 +63,7 @@ class TestClassifiers:
         bank = FeatureBank.gather(self.queries.representation)
         return candidate.logits(self.train, self.labels, self.queries, 3, 0.5, bank)
 
-    def test_neighbours_vote_by_their_cosine(self) -> None:
+    def test_neighbours_vote_by_their_cosine(self):
         found = self.ask(Candidate("knn", 3))
         for query, logits in zip(self.queries.representation, found, strict=True):
             cosines = torch.cosine_similarity(query[None].double(), self.train.representation)
@@ -73,7 +73,7 @@ class TestClassifiers:
                 votes[self.labels[index]] += math.exp((value - best.values[0]) / 0.1)
             assert logits.softmax(0) == pytest.approx(votes / votes.sum(), abs=1e-5)
 
-    def test_a_class_is_the_distribution_of_its_images(self) -> None:
+    def test_a_class_is_the_distribution_of_its_images(self):
         found = self.ask(Candidate("divergence"))
         for kind in range(3):
             members = self.train.scores[self.labels == kind].double()[None]  # a set
@@ -82,21 +82,21 @@ class TestClassifiers:
 
 
 @pytest.mark.parametrize("truth", [0.3, 1.0, 5.0])
-def test_the_temperature_is_found(truth: float) -> None:
+def test_the_temperature_is_found(truth):
     logits = 3.0 * truth * draw(4000, 4).double()
     generator = torch.Generator().manual_seed(1)
     labels = torch.multinomial((logits / truth).softmax(1), 1, generator=generator)[:, 0]
     assert fit_temperature(logits, labels) == pytest.approx(truth, rel=0.06)
 
 
-def test_a_few_right_answers_are_not_certain() -> None:
+def test_a_few_right_answers_are_not_certain():
     labels = torch.arange(10) % 2
     logits = 10.0 * torch.nn.functional.one_hot(labels, 2).double()
     best = (logits / fit_temperature(logits, labels)).softmax(1).max()
     assert best == pytest.approx(11 / 12, abs=1e-3)
 
 
-def test_the_best_of_many_guessers_is_expected_to_guess() -> None:
+def test_the_best_of_many_guessers_is_expected_to_guess():
     """Twenty coins: the best is right far more often than half, but only by chance."""
     generator = torch.Generator().manual_seed(0)
     raw, corrected = [], []
@@ -108,13 +108,13 @@ def test_the_best_of_many_guessers_is_expected_to_guess() -> None:
     assert sum(corrected) / 20 == pytest.approx(0.5, abs=0.04)
 
 
-def test_one_classifier_needs_no_correction() -> None:
+def test_one_classifier_needs_no_correction():
     correct = torch.rand(1, 200, generator=torch.Generator().manual_seed(0)) < 0.7
     share = correct.double().mean().item()
     assert expect_accuracy(correct, torch.zeros(1, 200)) == pytest.approx(share, abs=0.01)
 
 
-def test_weights_count_in_the_choice_and_in_the_estimate() -> None:
+def test_weights_count_in_the_choice_and_in_the_estimate():
     # The first is right on the 90 common images only, the second on the 10 rare ones and 45 others.
     correct = torch.zeros(2, 100, dtype=torch.bool)
     correct[0, :90] = True
@@ -131,7 +131,7 @@ def test_weights_count_in_the_choice_and_in_the_estimate() -> None:
         assert found == pytest.approx(expected, abs=0.04)
 
 
-def test_a_rare_class_counts_as_much_where_that_is_asked_for() -> None:
+def test_a_rare_class_counts_as_much_where_that_is_asked_for():
     generator = torch.Generator().manual_seed(0)
     labels = (torch.rand(1200, generator=generator) < 0.15).long()
     points = torch.randn(1200, 2, generator=generator) + 1.5 * labels[:, None]
@@ -157,7 +157,7 @@ def test_a_rare_class_counts_as_much_where_that_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("informative", ["features", "scores"])
-def test_the_kind_that_fits_is_chosen(informative: str) -> None:
+def test_the_kind_that_fits_is_chosen(informative):
     points, labels = blobs(0)
     noise = draw(*points.shape, seed=5)
     features = Features(points, noise) if informative == "features" else Features(noise, points)
@@ -175,7 +175,7 @@ def test_the_kind_that_fits_is_chosen(informative: str) -> None:
     assert accuracies == sorted(accuracies, reverse=True)
 
 
-def test_noise_is_expected_to_be_labelled_by_chance() -> None:
+def test_noise_is_expected_to_be_labelled_by_chance():
     labels = torch.arange(120) % 3
     points = Features(draw(120, 8, seed=1), None)
     found = predict_labels(points, some_known(labels, 60), num_classes=3)
@@ -185,7 +185,7 @@ def test_noise_is_expected_to_be_labelled_by_chance() -> None:
 
 
 @pytest.mark.parametrize("apart", [0.0, 1.0])
-def test_what_few_random_labels_promise_is_kept(apart: float) -> None:
+def test_what_few_random_labels_promise_is_kept(apart):
     """Ten classes and twenty labels: some classes have one label, and some have none."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.randint(10, (500,), generator=generator)
@@ -206,7 +206,7 @@ def test_what_few_random_labels_promise_is_kept(apart: float) -> None:
     assert sum(kept) / len(kept) >= 0.85
 
 
-def test_images_that_were_suggested_teach_but_are_no_sample() -> None:
+def test_images_that_were_suggested_teach_but_are_no_sample():
     """Three clear classes, of which 20 images were drawn, and ten images between all of them."""
     points, labels = blobs(0, each=20)
     points[50:] = points[:50].mean(dim=0)
@@ -228,7 +228,7 @@ def test_images_that_were_suggested_teach_but_are_no_sample() -> None:
     assert found.expected == plain.expected
 
 
-def test_a_class_with_one_label_is_taught_and_counts_as_wrong() -> None:
+def test_a_class_with_one_label_is_taught_and_counts_as_wrong():
     points, labels = blobs(0, each=20)
     shown = some_known(labels, 30)
     shown[(labels == 2) & (torch.arange(60) > 2)] = -1  # it keeps one label
@@ -241,7 +241,7 @@ def test_a_class_with_one_label_is_taught_and_counts_as_wrong() -> None:
     assert found.expected.value < 97.0
 
 
-def test_a_fold_may_hold_all_labels_of_a_class() -> None:
+def test_a_fold_may_hold_all_labels_of_a_class():
     points, labels = blobs(0, num_classes=2, each=20)
     chosen = torch.cat([(labels == 0).nonzero()[:12, 0], (labels == 1).nonzero()[:2, 0]])
     shown = torch.full_like(labels, -1)
@@ -253,7 +253,7 @@ def test_a_fold_may_hold_all_labels_of_a_class() -> None:
     assert torch.equal(found.probabilities.argmax(1), labels)
 
 
-def test_two_labels_of_each_of_many_classes_are_no_reason_to_warn() -> None:
+def test_two_labels_of_each_of_many_classes_are_no_reason_to_warn():
     """scikit-learn takes so many classes for a regression."""
     points, labels = blobs(4, num_classes=24, each=3)
     with warnings.catch_warnings():
@@ -262,13 +262,13 @@ def test_two_labels_of_each_of_many_classes_are_no_reason_to_warn() -> None:
     assert len(found.probabilities) == 72
 
 
-def test_two_labels_of_a_class_are_enough() -> None:
+def test_two_labels_of_a_class_are_enough():
     points, labels = blobs(3, num_classes=2, each=10)
     found = predict_labels(Features(points, None), some_known(labels, 4), num_classes=2)
     assert found.expected.high - found.expected.low > 30  # four labels tell little
 
 
-def test_the_most_frequent_label_is_judged_by_the_same_folds() -> None:
+def test_the_most_frequent_label_is_judged_by_the_same_folds():
     """Ten equally frequent classes: one of them is right for a tenth, whatever 20 labels say."""
     accuracies = []
     for seed in range(40):
@@ -288,7 +288,7 @@ def test_the_most_frequent_label_is_judged_by_the_same_folds() -> None:
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_equally_many_labels_of_each_class_are_compared_with_chance(balanced: bool) -> None:
+def test_equally_many_labels_of_each_class_are_compared_with_chance(balanced):
     """The class of a held-out image is the rarest of the others: no fold would guess it."""
     labels = torch.arange(4).repeat(10)
     points = Features(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), None)
@@ -310,15 +310,13 @@ def test_equally_many_labels_of_each_class_are_compared_with_chance(balanced: bo
         ([0, 0, 1, 1, -1, -1], {"suggested": torch.zeros(4).bool()}, "suggested has 4 values"),
     ],
 )
-def test_labels_that_nothing_can_be_learned_from(
-    labels: list[int], options: dict[str, Any], words: str
-) -> None:
+def test_labels_that_nothing_can_be_learned_from(labels, options, words):
     features = Features(draw(6, 4), None)
     with pytest.raises(UserError, match=words):
         predict_labels(features, torch.tensor(labels), num_classes=2, **options)
 
 
-def test_small_fits_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_fits_take_one_thread(monkeypatch):
     """On a busy machine several threads of BLAS wait for each other."""
     seen, fit = [], LogisticRegression.fit
 
@@ -334,7 +332,7 @@ def test_small_fits_take_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestSuggestions:
-    def test_the_uncertain_come_first_and_copies_only_once(self) -> None:
+    def test_the_uncertain_come_first_and_copies_only_once(self):
         points = torch.eye(6)[[0, 1, 2, 2, 3, 4]] + 0.0
         certainty = torch.tensor([1.0, 0.99, 0.5, 0.5, 0.6, 0.9])
         probabilities = torch.stack([certainty, 1 - certainty], dim=1)
@@ -344,7 +342,7 @@ class TestSuggestions:
         assert found[1:] == [4, 5, 1]  # the copy of the first teaches nothing more
         assert sorted(suggest_images(points, probabilities, labelled, 99)) == [1, 2, 3, 4, 5]
 
-    def test_far_from_the_labelled_among_equally_uncertain(self) -> None:
+    def test_far_from_the_labelled_among_equally_uncertain(self):
         points = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]])
         labelled = torch.tensor([True, False, False])
         assert suggest_images(points, torch.full((3, 2), 0.5), labelled, 1) == [2]

@@ -7,15 +7,14 @@ import torch
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.errors import UserError
 from deepbregman.evaluation.results import PREDICTIONS, KeptPredictions, pack, unpack
-from deepbregman.runs import Run
 
 
-def test_packing_keeps_every_number() -> None:
+def test_packing_keeps_every_number():
     classes = torch.randint(0, 1000, (5000,), generator=torch.Generator().manual_seed(0))
     assert unpack(pack(classes)).tolist() == classes.tolist()
 
 
-def test_predictions_give_the_accuracy_of_the_row(short_run: Run, few_digits: str) -> None:
+def test_predictions_give_the_accuracy_of_the_row(short_run, few_digits):
     rows = evaluate(short_run, protocols=["knn", "linear"], data=few_digits, epochs=0)
     assert not any("predicted" in row for row in rows)
     predictions = KeptPredictions(short_run)
@@ -29,7 +28,7 @@ def test_predictions_give_the_accuracy_of_the_row(short_run: Run, few_digits: st
     assert predictions.find("elsewhere", "linear, cached features") is None
 
 
-def test_damage_is_named(short_run: Run) -> None:
+def test_damage_is_named(short_run):
     path = short_run.path / PREDICTIONS
     before = path.read_bytes() if path.is_file() else None
     try:

@@ -18,7 +18,7 @@ from PIL import Image
 from sklearn.metrics import balanced_accuracy_score
 
 from deepbregman.commands.evaluate import evaluate
-from deepbregman.config import Config, override
+from deepbregman.config import override
 from deepbregman.data import ArrayImages, FileImages, Source, Split, fingerprint
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.errors import Diverged, Notice, UserError
@@ -44,7 +44,7 @@ def of(
     )
 
 
-def test_an_untrained_encoder_scores_less(short_run: Run, labelled: LabelledFeatures) -> None:
+def test_an_untrained_encoder_scores_less(short_run, labelled):
     """Loading is real: the run's weights do better than fresh ones of the same shape."""
     fresh = build_step(labelled.config).model.eval()
     trained = classify_by(labelled, "divergence")[0]
@@ -53,9 +53,7 @@ def test_an_untrained_encoder_scores_less(short_run: Run, labelled: LabelledFeat
 
 
 @pytest.mark.parametrize(("smoothing", "sigma"), [(0.0, None), (1.0, 0.2)])
-def test_knn_by_divergence_equals_a_loop(
-    labelled: LabelledFeatures, smoothing: float, sigma: float | None
-) -> None:
+def test_knn_by_divergence_equals_a_loop(labelled, smoothing, sigma):
     """The nearest neighbours of each query by D(query || bank), votes weighted by psi.
 
     The width of psi is the one that the run has learnt, if it has.
@@ -84,7 +82,7 @@ def test_knn_by_divergence_equals_a_loop(
     assert [arm.variant for arm in classify_by_cosine(few)] == ["cosine, k=20"]  # the bank has 60
 
 
-def test_linear_is_above_chance_and_reports_what_it_chose(few: LabelledFeatures) -> None:
+def test_linear_is_above_chance_and_reports_what_it_chose(few):
     cached = measure_on_cached(few, seed=0)
     assert cached.values["top1"] > 80.0
     assert cached.values["top5"] >= cached.values["top1"]
@@ -96,9 +94,7 @@ def test_linear_is_above_chance_and_reports_what_it_chose(few: LabelledFeatures)
     assert crops.chosen["weight_decay"] in crops.details["weight_decays"]
 
 
-def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(
-    few: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(few, monkeypatch):
     """Of 12 settings trained without the held-out part the sixth is good; of 12 with it also."""
     features, labels = few.train.features.representation, few.train.labels
     good = fit_linear(features, labels, num_classes=10)
@@ -114,7 +110,7 @@ def test_crops_choose_by_what_was_held_out_and_test_what_saw_all(
     assert found.values["top1"] > 80.0
 
 
-def test_evaluation_leaves_the_networks_alone(few: LabelledFeatures) -> None:
+def test_evaluation_leaves_the_networks_alone(few):
     before = {name: value.clone() for name, value in few.model.state_dict().items()}
     classify_by_cosine(few)
     classify_by(few, "divergence")
@@ -124,7 +120,7 @@ def test_evaluation_leaves_the_networks_alone(few: LabelledFeatures) -> None:
     assert not any(part.training for part in few.model.modules())
 
 
-def test_rows_replace_older_rows_of_their_kind(short_run: Run) -> None:
+def test_rows_replace_older_rows_of_their_kind(short_run):
     first = evaluate(short_run, protocols=["knn"], balanced=True)
     again = evaluate(short_run, protocols=["knn"])
     rows = short_run.result()["evaluations"]  # other tests have judged it on other data
@@ -136,7 +132,7 @@ def test_rows_replace_older_rows_of_their_kind(short_run: Run) -> None:
     assert short_run.result()["pretrain"]["epoch"] == 2  # and nothing else is lost
 
 
-def test_test_labels_do_not_influence_the_classifier(few: LabelledFeatures) -> None:
+def test_test_labels_do_not_influence_the_classifier(few):
     """Shuffled test labels change the score, not what was chosen on the training split."""
     test = few.source.test
     shuffled = of(few, test=replace(test, labels=test.labels.roll(7)))
@@ -146,13 +142,13 @@ def test_test_labels_do_not_influence_the_classifier(few: LabelledFeatures) -> N
         assert other.values["top1"] < 40.0
 
 
-def test_a_source_that_is_already_open_needs_labels_too(short_run: Run) -> None:
+def test_a_source_that_is_already_open_needs_labels_too(short_run):
     bare = Source("bare", Split(ArrayImages(torch.zeros(3, 3, 8, 8, dtype=torch.uint8))))
     with pytest.raises(UserError, match="data 'bare' has no labels"):
         evaluate(short_run, source=bare)
 
 
-def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run: Run) -> None:
+def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run):
     rows = evaluate(short_run, protocols=["knn"])
     assert {(row["epoch"], row["epochs"]) for row in rows} == {(2.0, 2)}
     stale = {**rows[0], "protocol": "linear", "epoch": 1.0}
@@ -162,9 +158,7 @@ def test_rows_say_how_far_the_run_was_and_older_epochs_leave(short_run: Run) -> 
 
 
 @pytest.mark.parametrize("noise", [False, True])
-def test_data_that_changed_since_pretraining_are_said(
-    short_config: Config, few_digits: str, tmp_path: Path, noise: bool
-) -> None:
+def test_data_that_changed_since_pretraining_are_said(short_config, few_digits, tmp_path, noise):
     """The checkpoint keeps a fingerprint; other data than the run's own are no change."""
     data = Path(shutil.copy(few_digits, tmp_path / "own.npz"))
     config = override(short_config, {"data.source": str(data), "divergence.learn_sigma": True})
@@ -194,7 +188,7 @@ def test_data_that_changed_since_pretraining_are_said(
 
 
 class TestSeeds:
-    def test_a_row_is_the_mean_of_its_seeds(self, short_run: Run, few_digits: str) -> None:
+    def test_a_row_is_the_mean_of_its_seeds(self, short_run, few_digits):
         options = {"data": few_digits, "epochs": 1}
         together = evaluate(short_run, seed=3, seeds=2, **options)
         alone = [evaluate(short_run, seed=seed, **options) for seed in (3, 4)]
@@ -212,9 +206,7 @@ class TestSeeds:
         varied = [row for row in together if row["variant"] == "crop and flip"]
         assert any(row["deviation"] > 0 for row in varied)
 
-    def test_the_hard_form_has_equals_for_the_seed_to_decide_among(
-        self, labelled: LabelledFeatures, short_run: Run
-    ) -> None:
+    def test_the_hard_form_has_equals_for_the_seed_to_decide_among(self, labelled, short_run):
         for smoothing, n in ((0.0, 2), (1.0, 1)):
             config = override(labelled.config, {"divergence.smoothing": smoothing})
             evaluation = Evaluation(short_run, Options(seeds=2), "cpu")
@@ -230,12 +222,12 @@ class TestSeeds:
             ({"epochs": "3"}, "epochs is '3'"),
         ],
     )
-    def test_refusals(self, short_run: Run, options: dict[str, Any], words: str) -> None:
+    def test_refusals(self, short_run, options, words):
         with pytest.raises(UserError, match=words):
             evaluate(short_run, **options)
 
 
-def test_crops_are_as_large_as_the_images_whatever_the_views_are(few: LabelledFeatures) -> None:
+def test_crops_are_as_large_as_the_images_whatever_the_views_are(few):
     small = replace(few, config=override(few.config, {"views.relative_size": 0.75}))
     sides: list[int] = []
 
@@ -247,7 +239,7 @@ def test_crops_are_as_large_as_the_images_whatever_the_views_are(few: LabelledFe
     assert set(sides) == {8}
 
 
-def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
+def test_metrics_are_rows_of_their_own(short_run, few_digits):
     rows = evaluate(short_run, data=few_digits, epochs=0, balanced=True)
     found = {(row["variant"], row["metric"]) for row in rows}
     assert found == {
@@ -265,9 +257,7 @@ def test_metrics_are_rows_of_their_own(short_run: Run, few_digits: str) -> None:
     }
 
 
-def test_rows_say_what_their_protocol_took(
-    short_run: Run, few_digits: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_say_what_their_protocol_took(short_run, few_digits, monkeypatch):
     clock = itertools.count(100.0, 2.5)
     time = SimpleNamespace(monotonic=lambda: next(clock))
     monkeypatch.setattr("deepbregman.evaluation.protocols.time", time)
@@ -279,8 +269,8 @@ def test_rows_say_what_their_protocol_took(
 
 
 def test_a_source_of_unequal_classes_is_also_judged_by_its_classes(
-    short_run: Run, labelled: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    short_run, labelled, monkeypatch
+):
     source, labels = labelled.source, labelled.source.train.known_labels.clone()
     labels[(labels == 1).nonzero()[1:, 0]] = 0  # one image is left of class 1
     uneven = replace(source, train=replace(source.train, labels=labels))
@@ -290,7 +280,7 @@ def test_a_source_of_unequal_classes_is_also_judged_by_its_classes(
     assert {row["metric"] for row in rows} == {"top1", "balanced"}
 
 
-def test_classes_that_differ_more_than_tenfold_are_unequal(labelled: LabelledFeatures) -> None:
+def test_classes_that_differ_more_than_tenfold_are_unequal(labelled):
     source, labels = labelled.source, labelled.source.train.known_labels
     assert not source.has_unequal_classes
     many, few = (labels == 0).nonzero().flatten()[:50], (labels == 1).nonzero().flatten()
@@ -300,7 +290,7 @@ def test_classes_that_differ_more_than_tenfold_are_unequal(labelled: LabelledFea
     assert not replace(source, train=replace(source.train, labels=None)).has_unequal_classes
 
 
-def test_the_classifier_of_balanced_accuracy_weighs_classes(labelled: LabelledFeatures) -> None:
+def test_the_classifier_of_balanced_accuracy_weighs_classes(labelled):
     labels = labelled.source.train.known_labels
     rare = torch.cat([(labels != 1).nonzero()[:300, 0], (labels == 1).nonzero()[:4, 0]])
     uneven = replace(of(labelled, labelled.source.train.select(rare)), balanced=True)
@@ -318,9 +308,7 @@ def test_the_classifier_of_balanced_accuracy_weighs_classes(labelled: LabelledFe
     assert weighted.values["balanced"] == pytest.approx(expected)
 
 
-def test_what_is_finished_stays_when_a_later_protocol_is_stopped(
-    short_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_finished_stays_when_a_later_protocol_is_stopped(short_run, monkeypatch):
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -331,9 +319,7 @@ def test_what_is_finished_stays_when_a_later_protocol_is_stopped(
     assert {row["protocol"] for row in short_run.result()["evaluations"]} == {"knn"}
 
 
-def test_a_class_of_the_test_split_only_is_refused(
-    labelled: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_class_of_the_test_split_only_is_refused(labelled, monkeypatch):
     source = labelled.source
     assert source.train.labels is not None
     without = source.train.select(torch.nonzero(source.train.labels != 7).flatten())
@@ -343,7 +329,7 @@ def test_a_class_of_the_test_split_only_is_refused(
         open_labelled(labelled.config)
 
 
-def test_features_that_are_no_numbers_are_refused(labelled: LabelledFeatures) -> None:
+def test_features_that_are_no_numbers_are_refused(labelled):
     model = copy.deepcopy(labelled.model)
     model.encoder.mean.fill_(float("nan"))
     with pytest.raises(Diverged, match="not finite"):
@@ -355,8 +341,8 @@ def test_features_that_are_no_numbers_are_refused(labelled: LabelledFeatures) ->
 
 
 def test_images_that_cannot_be_decoded_are_neither_learned_from_nor_judged(
-    short_run: Run, few_digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    short_run, few_digits, tmp_path, monkeypatch
+):
     """As in a set too large to decode on opening; the rows are those of a set without them."""
     monkeypatch.setattr("deepbregman.data.listings.FULL_DECODE_LIMIT", 0)
     arrays = np.load(few_digits)

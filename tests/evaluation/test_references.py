@@ -10,7 +10,6 @@ from deepbregman.commands.evaluate import evaluate
 from deepbregman.evaluation import references
 from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.references import PixelClassifiers, guess
-from deepbregman.runs import Run
 
 
 def arrays(few: LabelledFeatures) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -23,7 +22,7 @@ def arrays(few: LabelledFeatures) -> tuple[np.ndarray, np.ndarray, np.ndarray, n
     return found[0], found[1], found[2], found[3]
 
 
-def test_guessing(few: LabelledFeatures) -> None:
+def test_guessing(few):
     balanced = LabelledFeatures(few.model, few.config, few.source, few.device, balanced=True)
     found = guess(balanced)
     train, train_labels, test, test_labels = arrays(few)
@@ -34,7 +33,7 @@ def test_guessing(few: LabelledFeatures) -> None:
     assert found["top5"] >= found["top1"]
 
 
-def test_neighbours_among_pixels(few: LabelledFeatures) -> None:
+def test_neighbours_among_pixels(few):
     train, train_labels, test, test_labels = arrays(few)
     correct = 0
     for image, label in zip(test, test_labels, strict=True):
@@ -47,9 +46,7 @@ def test_neighbours_among_pixels(few: LabelledFeatures) -> None:
     assert pixels.knn(20)["top1"] == pytest.approx(100 * correct / len(test))
 
 
-def test_of_many_images_a_sample_learns(
-    few: LabelledFeatures, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_images_a_sample_learns(few, monkeypatch):
     pixels = PixelClassifiers(few, seed=0)
     monkeypatch.setattr(references, "LARGEST_TRAIN", 30)
     train, labels, test = pixels._pixels()
@@ -58,7 +55,7 @@ def test_of_many_images_a_sample_learns(
     assert torch.bincount(labels).min() > 0  # of every class
 
 
-def test_rows_carry_them(short_run: Run, few_digits: str, few: LabelledFeatures) -> None:
+def test_rows_carry_them(short_run, few_digits, few):
     rows = evaluate(short_run, data=few_digits, epochs=0)
     chance = guess(few)
     for row in rows:

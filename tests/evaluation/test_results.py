@@ -6,10 +6,8 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from deepbregman.config import Config
 from deepbregman.evaluation.results import record_rows
 from deepbregman.runs import Run
 
@@ -28,7 +26,7 @@ def row(variant: str, protocol: str = "knn") -> dict[str, Any]:
     return {"protocol": protocol, "variant": variant, "data": "digits", "epoch": 2.0}
 
 
-def test_nothing_is_lost_when_several_write_at_once(tmp_path: Path, short_config: Config) -> None:
+def test_nothing_is_lost_when_several_write_at_once(tmp_path, short_config):
     """The lock keeps out threads as it does processes."""
     run = Run.create(tmp_path / "run", short_config, {})
     run.add_result(pretrain={"epoch": 2})
@@ -47,9 +45,7 @@ def test_nothing_is_lost_when_several_write_at_once(tmp_path: Path, short_config
     assert run.result() == {"pretrain": {"epoch": 2}, "evaluations": run.evaluations(), **parts}
 
 
-def test_a_process_killed_while_it_writes_holds_up_nobody(
-    tmp_path: Path, short_config: Config
-) -> None:
+def test_a_process_killed_while_it_writes_holds_up_nobody(tmp_path, short_config):
     run = Run.create(tmp_path / "run", short_config, {})
     record_rows(run, [row("first")])
     with subprocess.Popen(

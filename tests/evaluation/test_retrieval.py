@@ -12,7 +12,6 @@ from sklearn.metrics import average_precision_score
 from torch import Tensor
 
 from deepbregman.evaluation import retrieval
-from deepbregman.evaluation.features import LabelledFeatures
 from deepbregman.evaluation.knn import rank_bank
 from deepbregman.evaluation.retrieval import measure_retrieval, ranking_quality
 
@@ -45,7 +44,7 @@ CASES = [("cosine", 0.0), ("divergence", 0.0), ("divergence", 0.5)]
 
 @pytest.mark.parametrize(("measure", "smoothing"), CASES)
 @given(seed=seeds)
-def test_rankings_equal_a_loop(measure: str, smoothing: float, seed: int) -> None:
+def test_rankings_equal_a_loop(measure, smoothing, seed):
     queries, bank = normal(seed, 4, 5), normal(seed + 1, 12, 5)
     found = rank_bank(measure, queries, bank, 12, smoothing=smoothing, seed=seed)
     for row, query in enumerate(queries.tolist()):
@@ -57,13 +56,13 @@ def test_rankings_equal_a_loop(measure: str, smoothing: float, seed: int) -> Non
         assert all(a >= b - 1e-6 for a, b in pairwise(along))
 
 
-def test_the_query_is_the_first_argument() -> None:
+def test_the_query_is_the_first_argument():
     """D(query || item) is 1 - 0 at the item's winner; the other way round it would be 5."""
     query, item = torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 5.0]])
     assert rank_bank("divergence", query, item, 1).similarities.item() == -1.0
 
 
-def test_what_is_nearly_alike_is_not_ranked_by_rounding() -> None:
+def test_what_is_nearly_alike_is_not_ranked_by_rounding():
     """Divergences of 1e-9, below the resolution of entropies in float32."""
     query = torch.zeros(1, 10)
     bank = torch.zeros(6, 10)
@@ -74,7 +73,7 @@ def test_what_is_nearly_alike_is_not_ranked_by_rounding() -> None:
         assert len(set(found.similarities[0].tolist())) == 6
 
 
-def test_equals_are_ranked_by_the_seed_and_not_by_the_banks_order() -> None:
+def test_equals_are_ranked_by_the_seed_and_not_by_the_banks_order():
     query, bank = torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0]] * 50)
     orders = [
         tuple(rank_bank("divergence", query, bank, 50, seed=seed).indices[0].tolist())
@@ -86,9 +85,7 @@ def test_equals_are_ranked_by_the_seed_and_not_by_the_banks_order() -> None:
 
 @pytest.mark.parametrize(("measure", "smoothing"), CASES[::2])
 @given(seed=seeds, chunk=st.integers(1, 4))
-def test_mean_average_precision_equals_scikit_learns(
-    measure: str, smoothing: float, seed: int, chunk: int
-) -> None:
+def test_mean_average_precision_equals_scikit_learns(measure, smoothing, seed, chunk):
     """Without ties, and whatever the number of queries at a time."""
     queries, bank = normal(seed, 7, 6), normal(seed + 1, 20, 6)
     random = np.random.default_rng(seed)
@@ -113,7 +110,7 @@ def test_mean_average_precision_equals_scikit_learns(
     assert found.num_queries == len(expected)
 
 
-def test_a_small_example_by_hand() -> None:
+def test_a_small_example_by_hand():
     """Relevant at ranks 1, 3 and 4 of 5: (1/1 + 2/3 + 3/4) / 3."""
     angles = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5])
     bank = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -125,7 +122,7 @@ def test_a_small_example_by_hand() -> None:
     assert found.precision == pytest.approx(3 / 4)
 
 
-def test_ties_give_the_expectation_over_their_orders_in_the_mean() -> None:
+def test_ties_give_the_expectation_over_their_orders_in_the_mean():
     """All of the bank at divergence 0: neither the best order of equals nor the worst counts."""
     labels = torch.tensor([1, 1, 0, 0, 0])
     expected = np.mean(
@@ -147,7 +144,7 @@ def test_ties_give_the_expectation_over_their_orders_in_the_mean() -> None:
     assert min(found) < expected - 0.1
 
 
-def test_a_search_over_a_bank_equals_one_of_explicit_scores(few: LabelledFeatures) -> None:
+def test_a_search_over_a_bank_equals_one_of_explicit_scores(few):
     """A score for each training image, in NumPy, instead of the covariance."""
     items, asked = (part.features.representation.double().numpy() for part in (few.train, few.test))
     items, asked = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (items, asked))

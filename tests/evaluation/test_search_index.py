@@ -25,7 +25,7 @@ from deepbregman.training import checkpoints
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path) -> Path:
     """Images of two classes, one of them twice."""
     random = np.random.default_rng(0)
     for index in range(24):
@@ -38,7 +38,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(short_run: Run, tmp_path: Path) -> Run:
+def run(short_run, tmp_path) -> Run:
     ignored = shutil.ignore_patterns("features")
     shutil.copytree(short_run.path, tmp_path / "run", ignore=ignored)
     return Run.open(tmp_path / "run")
@@ -58,7 +58,7 @@ def list_hits(answer: Answer) -> dict[str, list[tuple[str, str | None, float]]]:
 
 
 @pytest.fixture
-def loads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def loads(monkeypatch) -> list[object]:
     """The runs that are loaded from now on."""
     seen: list[object] = []
     load = command_module.open_images
@@ -72,14 +72,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.3])
-def test_the_index_ranks_by_the_definitions(
-    run: Run,
-    photos: Path,
-    tmp_path: Path,
-    loads: list[object],
-    monkeypatch: pytest.MonkeyPatch,
-    smoothing: float,
-) -> None:
+def test_the_index_ranks_by_the_definitions(run, photos, tmp_path, loads, monkeypatch, smoothing):
     state = checkpoints.load(run.last_checkpoint)
     config = run.path / "config.toml"
     words = f"smoothing = {run.config.divergence.smoothing}"
@@ -121,7 +114,7 @@ def test_the_index_ranks_by_the_definitions(
         assert [hit[2] for hit in hits] == pytest.approx([hit[2] for hit in found], abs=1e-6)
 
 
-def test_the_second_search_loads_no_torch(run: Run, photos: Path, tmp_path: Path) -> None:
+def test_the_second_search_loads_no_torch(run, photos, tmp_path):
     first = ask(run, photos, k=3)
     script = (
         "import json, sys\nfrom deepbregman.cli import main\n"
@@ -146,9 +139,7 @@ def test_the_second_search_loads_no_torch(run: Run, photos: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("query", ["left/0.png", "train:3", "test:1", "right/5.png"])
-def test_every_way_to_name_an_image(
-    run: Run, photos: Path, loads: list[object], query: str
-) -> None:
+def test_every_way_to_name_an_image(run, photos, loads, query):
     first = ask(run, photos, query, k=5)
     second = ask(run, photos, query, k=5)
     assert len(loads) == 1
@@ -160,9 +151,7 @@ def test_every_way_to_name_an_image(
     assert len(loads) == 1
 
 
-def test_what_the_index_cannot_answer_takes_the_networks(
-    run: Run, photos: Path, tmp_path: Path, loads: list[object]
-) -> None:
+def test_what_the_index_cannot_answer_takes_the_networks(run, photos, tmp_path, loads):
     ask(run, photos)
     shutil.copy(photos / "left" / "0.png", tmp_path / "elsewhere.png")
     found = ask(run, photos, str(tmp_path / "elsewhere.png"), k=2)
@@ -172,9 +161,7 @@ def test_what_the_index_cannot_answer_takes_the_networks(
     assert len(loads) == 4
 
 
-def test_a_change_of_images_or_networks_makes_a_new_index(
-    run: Run, photos: Path, loads: list[object]
-) -> None:
+def test_a_change_of_images_or_networks_makes_a_new_index(run, photos, loads):
     ask(run, photos)
     os.utime(photos / "left" / "0.png", (1, 1))
     ask(run, photos)
@@ -194,7 +181,7 @@ def test_a_change_of_images_or_networks_makes_a_new_index(
     assert len(loads) == 4
 
 
-def test_a_damaged_index_is_made_again(run: Run, photos: Path, loads: list[object]) -> None:
+def test_a_damaged_index_is_made_again(run, photos, loads):
     first = ask(run, photos)
     (path,) = (run.path / "features").glob("*.safetensors")
     path.write_bytes(path.read_bytes()[:100])
@@ -203,9 +190,7 @@ def test_a_damaged_index_is_made_again(run: Run, photos: Path, loads: list[objec
     assert len(loads) == 2
 
 
-def test_an_index_that_is_too_large_is_not_kept(
-    run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_that_is_too_large_is_not_kept(run, photos, monkeypatch):
     kept = list_hits(ask(run, photos))
     shutil.rmtree(run.path / "features")
     monkeypatch.setattr(search_index, "LARGEST", 1000)
@@ -216,9 +201,7 @@ def test_an_index_that_is_too_large_is_not_kept(
         assert [hit[:2] for hit in hits] == [hit[:2] for hit in kept[measure]]
 
 
-def test_indices_have_the_room_of_the_features(
-    run: Run, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_indices_have_the_room_of_the_features(run, photos, monkeypatch):
     ask(run, photos)
     (first,) = (run.path / "features").glob("*.safetensors")
     others = sum(path.stat().st_size for path in first.parent.glob("*.pt"))
@@ -230,9 +213,7 @@ def test_indices_have_the_room_of_the_features(
     assert not first.exists()
 
 
-def test_an_index_of_another_user_is_read(
-    run: Run, photos: Path, loads: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_of_another_user_is_read(run, photos, loads, monkeypatch):
     ask(run, photos)
 
     def refuse(*_: object) -> NoReturn:
@@ -243,7 +224,7 @@ def test_an_index_of_another_user_is_read(
     assert len(loads) == 1
 
 
-def test_a_note_is_repeated(run: Run, photos: Path, loads: list[object]) -> None:
+def test_a_note_is_repeated(run, photos, loads):
     (photos / "left" / "broken.png").write_bytes(b"no image")
     for _ in range(2):
         with pytest.warns(Notice, match=r"left out 1 unreadable image \(left/broken.png\)"):
@@ -251,7 +232,7 @@ def test_a_note_is_repeated(run: Run, photos: Path, loads: list[object]) -> None
     assert len(loads) == 1
 
 
-def test_ties_are_in_the_order_of_the_shuffle() -> None:
+def test_ties_are_in_the_order_of_the_shuffle():
     names = [f"{index}.png" for index in range(4)]
     ones = np.ones((4, 1), np.float32)
     index = SearchIndex(

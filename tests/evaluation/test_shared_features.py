@@ -2,9 +2,8 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,13 +16,12 @@ from deepbregman.data.decoding import UnreadableImage
 from deepbregman.data.images import FileImages
 from deepbregman.errors import UserError
 from deepbregman.evaluation import features
-from deepbregman.evaluation.features import LabelledFeatures, SplitFeatures
+from deepbregman.evaluation.features import SplitFeatures
 from deepbregman.evaluation.frozen import OrderedDraws, SharedBatches, map_batches
 from deepbregman.evaluation.inputs import load_run
 from deepbregman.evaluation.results import pack
 from deepbregman.method.networks import Model
 from deepbregman.objectives import build_step
-from deepbregman.runs import Run
 from deepbregman.training.devices import pick_devices
 
 CPU = torch.device("cpu")
@@ -31,7 +29,7 @@ COUNT, SIZE = 11, 8  # three batches of four: the last is short
 
 
 @pytest.fixture(autouse=True)
-def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_batches(monkeypatch) -> None:
     monkeypatch.setattr(features, "BATCH_SIZE", 4)
 
 
@@ -48,13 +46,13 @@ def config() -> Config:
 
 
 @pytest.fixture(scope="module")
-def model(config: Config) -> Model:
+def model(config) -> Model:
     torch.manual_seed(0)
     return build_step(config).model
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> FileImages:
+def files(tmp_path_factory) -> FileImages:
     folder, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     paths = tuple(folder / f"{index}.png" for index in range(COUNT))
     for path in paths:
@@ -79,9 +77,7 @@ def seen_by(
 @pytest.mark.parametrize("devices", [2, 5])
 @pytest.mark.parametrize("resident", ["yes", "no"])
 @pytest.mark.parametrize("kind", ["arrays", "files"])
-def test_several_devices_find_what_one_finds(
-    devices: int, resident: str, kind: str, files: FileImages, model: Model, config: Config
-) -> None:
+def test_several_devices_find_what_one_finds(devices, resident, kind, files, model, config):
     config = override(config, {"data.resident": resident})
     images = files if kind == "files" else arrays()
     progress: list[tuple[int, int]] = []
@@ -101,9 +97,7 @@ def test_several_devices_find_what_one_finds(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("resident", ["yes", "no"])
-def test_threads_of_gpus_find_what_one_finds(
-    resident: str, files: FileImages, model: Model, config: Config
-) -> None:
+def test_threads_of_gpus_find_what_one_finds(resident, files, model, config):
     """With one GPU, two threads share it; with more, each has its own."""
     config = override(config, {"data.resident": resident})
     first, last = torch.device("cuda"), torch.device("cuda", torch.cuda.device_count() - 1)
@@ -115,9 +109,7 @@ def test_threads_of_gpus_find_what_one_finds(
         assert torch.equal(one, shared)
 
 
-def test_every_device_has_a_thread_a_part_of_the_images_and_a_network(
-    model: Model, config: Config
-) -> None:
+def test_every_device_has_a_thread_a_part_of_the_images_and_a_network(model, config):
     shared = SharedBatches(arrays(), config, [CPU] * 3, 4)
     assert [share.batches.num_images for share in shared.shares] == [4, 4, 3]
     met = threading.Barrier(3, timeout=20)  # so each batch waits for the two others
@@ -133,7 +125,7 @@ def test_every_device_has_a_thread_a_part_of_the_images_and_a_network(
     assert [len(set(each)) for each in zip(*seen.values(), strict=True)] == [3, 3]
 
 
-def test_few_images_need_few_devices(model: Model, config: Config) -> None:
+def test_few_images_need_few_devices(model, config):
     images = arrays().select(torch.arange(3))
     assert len(SharedBatches(images, config, [CPU] * 4, 4).shares) == 1
     one, two = (seen_by(devices, images, model, config).features for devices in (1, 2))
@@ -142,8 +134,8 @@ def test_few_images_need_few_devices(model: Model, config: Config) -> None:
 
 @pytest.mark.parametrize("resident", ["yes", "no"])
 def test_an_error_of_one_device_comes_back_as_it_is_and_stops_the_others(
-    resident: str, files: FileImages, tmp_path: Path, model: Model, config: Config
-) -> None:
+    resident, files, tmp_path, model, config
+):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"no image")
     images = replace(files, paths=(*files.paths[:5], broken, *files.paths[6:]))
@@ -152,7 +144,7 @@ def test_an_error_of_one_device_comes_back_as_it_is_and_stops_the_others(
         _ = seen_by(2, images, model, config).features
 
 
-def test_ctrl_c_ends_every_thread(model: Model, config: Config) -> None:
+def test_ctrl_c_ends_every_thread(model, config):
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -161,9 +153,7 @@ def test_ctrl_c_ends_every_thread(model: Model, config: Config) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_network_that_changes_on_any_device_is_refused(
-    number: int, model: Model, config: Config
-) -> None:
+def test_a_network_that_changes_on_any_device_is_refused(number, model, config):
     def meddle(network: Model, batch: Batch, at: int) -> tuple[torch.Tensor]:
         if at == number:
             network.train()
@@ -173,14 +163,14 @@ def test_a_network_that_changes_on_any_device_is_refused(
         map_batches(copy.deepcopy(model), SharedBatches(arrays(), config, [CPU] * 2, 4), 4, meddle)
 
 
-def test_a_network_that_cannot_be_copied_is_words(model: Model, config: Config) -> None:
+def test_a_network_that_cannot_be_copied_is_words(model, config):
     model = copy.deepcopy(model)
     model.encoder.lock = threading.Lock()
     with pytest.raises(UserError, match=r"cannot be copied to cpu .*use devices 1"):
         _ = seen_by(2, arrays(), model, config).features
 
 
-def test_draws_are_in_the_order_of_the_batches() -> None:
+def test_draws_are_in_the_order_of_the_batches():
     drawn: list[int] = []
     numbers = OrderedDraws(lambda number: (drawn.append(number), 10 * number)[1])
     assert [numbers.take(at) for at in (2, 0, 1, 4, 3)] == [20, 0, 10, 40, 30]
@@ -202,35 +192,31 @@ def make_gpus(count: int, monkeypatch: pytest.MonkeyPatch, current: int = 0) -> 
     ("asked", "current", "others"),
     [(1, 0, []), (2, 0, [1]), (4, 0, [1, 2, 3]), ("all", 0, [1, 2, 3]), (3, 1, [0, 2])],
 )
-def test_gpus_are_taken_in_their_order(
-    asked: int | str, current: int, others: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_are_taken_in_their_order(asked, current, others, monkeypatch):
     make_gpus(4, monkeypatch, current)
     first, *rest = pick_devices("auto", asked)
     assert first == torch.device("cuda")  # the current one
     assert [device.index for device in rest] == others
 
 
-def test_more_gpus_than_there_are_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_gpus_than_there_are_is_refused(monkeypatch):
     make_gpus(2, monkeypatch)
     with pytest.raises(UserError, match=r"devices is 3: this process sees 2 GPUs"):
         pick_devices("cuda", 3)
 
 
-def test_a_cpu_is_one_device_unless_a_number_is_given() -> None:
+def test_a_cpu_is_one_device_unless_a_number_is_given():
     assert pick_devices("cpu", "all") == [CPU]
     assert pick_devices("cpu", 2) == [CPU, CPU]
 
 
 @pytest.mark.parametrize("asked", [0, -1, "two", "", 1.5])
-def test_a_number_that_is_none_is_refused(asked: int | str) -> None:
+def test_a_number_that_is_none_is_refused(asked):
     with pytest.raises(UserError, match=r"devices is .*: it must be a number from 1 on, or all"):
         pick_devices("cpu", asked)
 
 
-def test_embed_writes_the_same_file(
-    short_run: Run, few_digits: str, tmp_path: Path, command: Callable[..., tuple[int, str, str]]
-) -> None:
+def test_embed_writes_the_same_file(short_run, few_digits, tmp_path, command):
     written = []
     for devices in ("1", "2"):
         out = tmp_path / f"{devices}.npz"
@@ -244,7 +230,7 @@ def test_embed_writes_the_same_file(
     assert all(np.array_equal(written[0][name], written[1][name]) for name in written[0])
 
 
-def test_protocols_measure_the_same(few: LabelledFeatures, short_run: Run) -> None:
+def test_protocols_measure_the_same(few, short_run):
     shared = replace(few, helpers=(CPU,))
     for split in ("train", "test"):
         one, two = getattr(few, split), getattr(shared, split)
@@ -255,12 +241,8 @@ def test_protocols_measure_the_same(few: LabelledFeatures, short_run: Run) -> No
 
 @pytest.mark.parametrize("verb", ["evaluate", "embed", "label", "search", "duplicates"])
 def test_one_of_several_processes_is_refused_by_name(
-    verb: str,
-    short_run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: Callable[..., tuple[int, str, str]],
-) -> None:
+    verb, short_run, tmp_path, monkeypatch, command
+):
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")

@@ -58,50 +58,46 @@ def by_loops(p: Tensor, q: Tensor) -> Tensor:
 
 class TestHardDivergence:
     @given(score_pairs())
-    def test_equals_the_loop(self, scores: tuple[Tensor, Tensor]) -> None:
+    def test_equals_the_loop(self, scores):
         torch.testing.assert_close(divergence(*scores), by_loops(*scores), rtol=0, atol=1e-12)
 
     @given(score_pairs())
-    def test_is_never_negative_and_zero_to_itself(self, scores: tuple[Tensor, Tensor]) -> None:
+    def test_is_never_negative_and_zero_to_itself(self, scores):
         p, q = scores
         assert (divergence(p, q) >= 0).all()
         assert (divergence(p, p).diagonal() == 0).all()
 
     @given(score_pairs(), st.floats(-50, 50))
-    def test_does_not_see_a_shift_of_all_scores(
-        self, scores: tuple[Tensor, Tensor], shift: float
-    ) -> None:
+    def test_does_not_see_a_shift_of_all_scores(self, scores, shift):
         p, q = scores
         torch.testing.assert_close(
             divergence(p + shift, q - shift), divergence(p, q), rtol=0, atol=1e-10
         )
 
     @given(score_pairs(), st.integers(0, 99))
-    def test_permuting_the_batch_permutes_it(
-        self, scores: tuple[Tensor, Tensor], seed: int
-    ) -> None:
+    def test_permuting_the_batch_permutes_it(self, scores, seed):
         p, q = scores
         generator = torch.Generator().manual_seed(seed)
         rows, columns = (torch.randperm(len(x), generator=generator) for x in (p, q))
         assert torch.equal(divergence(p[rows], q[columns]), divergence(p, q)[rows][:, columns])
 
-    def test_is_not_symmetric_pinned(self) -> None:
+    def test_is_not_symmetric_pinned(self):
         p = torch.tensor([[3.0, 1.0, 0.0]])
         q = torch.tensor([[0.0, 2.0, 5.0]])
         assert divergence(p, q).item() == 3.0  # p: 3 at its own winner, 0 at q's
         assert divergence(q, p).item() == 5.0  # q: 5 at its own winner, 0 at p's
 
-    def test_the_first_argument_is_the_row(self) -> None:
+    def test_the_first_argument_is_the_row(self):
         assert divergence(normal(2, 5), normal(3, 5)).shape == (2, 3)
 
-    def test_one_subnetwork_gives_zero(self) -> None:
+    def test_one_subnetwork_gives_zero(self):
         assert (divergence(normal(4, 1), normal(3, 1, seed=1)) == 0).all()
 
-    def test_gradient_away_from_ties(self) -> None:
+    def test_gradient_away_from_ties(self):
         p, q = normal(3, 4).requires_grad_(), normal(2, 4, seed=1)
         assert torch.autograd.gradcheck(lambda x: divergence(x, q), (p,))
 
-    def test_equal_winners_send_no_gradient_and_others_touch_two_scores(self) -> None:
+    def test_equal_winners_send_no_gradient_and_others_touch_two_scores(self):
         """The dead gradient of the hard form, which the smooth form is there for."""
         p = torch.tensor([[3.0, 1.0, 0.0, 0.5]], requires_grad=True)
         same, other = torch.tensor([[9.0, 1.0, 2.0, 3.0]]), torch.tensor([[0.0, 1.0, 2.0, 0.5]])
@@ -110,31 +106,31 @@ class TestHardDivergence:
         (alive,) = torch.autograd.grad(divergence(p, other).sum(), p)
         assert alive.tolist() == [[1.0, 0.0, -1.0, 0.0]]
 
-    def test_never_sends_gradient_to_its_second_argument(self) -> None:
+    def test_never_sends_gradient_to_its_second_argument(self):
         q = normal(2, 4).requires_grad_()
         assert not divergence(normal(3, 4), q).requires_grad
 
-    def test_bfloat16_scores_are_compared_in_float32(self) -> None:
+    def test_bfloat16_scores_are_compared_in_float32(self):
         assert divergence(normal(3, 4).bfloat16(), normal(2, 4).bfloat16()).dtype == torch.float32
 
 
 class TestDistributions:
     @pytest.mark.parametrize("form", [divergence, soft_divergence, moment_divergence])
-    def test_a_set_of_one_is_a_point(self, form: object) -> None:
+    def test_a_set_of_one_is_a_point(self, form):
         p, q = normal(3, 5), normal(4, 5, seed=1)
         assert torch.equal(form(p[:, None], q[:, None]), form(p, q))
 
-    def test_a_set_has_the_mean_of_its_samples_scores(self) -> None:
+    def test_a_set_has_the_mean_of_its_samples_scores(self):
         p, q = normal(3, 6, 5), normal(4, 2, 5, seed=1)
         mean_p = torch.stack([sum(samples) / 6 for samples in p])
         mean_q = torch.stack([sum(samples) / 2 for samples in q])
         torch.testing.assert_close(divergence(p, q), by_loops(mean_p, mean_q))
 
-    def test_other_shapes_are_refused_by_name(self) -> None:
+    def test_other_shapes_are_refused_by_name(self):
         with pytest.raises(ValueError, match=r"\(5,\).*\(N, K\)"):
             divergence(normal(5), normal(2, 5))
 
-    def test_moment_form_against_a_loop(self) -> None:
+    def test_moment_form_against_a_loop(self):
         p, q = normal(3, 6, 5) + 100.0, normal(4, 2, 5, seed=1) + 100.0
         expected = [[((a.mean(0) - b.mean(0)) ** 2).sum() for b in q] for a in p]
         torch.testing.assert_close(moment_divergence(p, q), torch.tensor(expected).double())
@@ -142,16 +138,14 @@ class TestDistributions:
 
 class TestSmoothDivergence:
     @given(score_pairs(), st.sampled_from([0.1, 1.0, 7.0]))
-    def test_is_the_bregman_divergence_of_log_sum_exp(
-        self, scores: tuple[Tensor, Tensor], temperature: float
-    ) -> None:
+    def test_is_the_bregman_divergence_of_log_sum_exp(self, scores, temperature):
         p, q = scores
         by_autograd = bregman(lambda x: log_sum_exp(x, temperature), p[:, None], q[None])
         torch.testing.assert_close(
             soft_divergence(p, q, temperature), by_autograd, rtol=1e-9, atol=1e-9
         )
 
-    def test_is_the_kl_divergence_of_q_from_p(self) -> None:
+    def test_is_the_kl_divergence_of_q_from_p(self):
         p, q = normal(3, 5), normal(4, 5, seed=1)
         expected = torch.empty(3, 4, dtype=torch.float64)
         for i in range(3):
@@ -161,27 +155,27 @@ class TestSmoothDivergence:
         torch.testing.assert_close(soft_divergence(p, q, 0.7), expected)
 
     @given(score_pairs(), st.sampled_from([1e-3, 1.0, 100.0]))
-    def test_is_never_negative(self, scores: tuple[Tensor, Tensor], temperature: float) -> None:
+    def test_is_never_negative(self, scores, temperature):
         p, q = (side.float() for side in scores)
         assert (soft_divergence(p, q, temperature) >= 0).all()
         assert soft_divergence(p, p, temperature).diagonal().abs().max() < 1e-4 * max(
             1.0, temperature
         )
 
-    def test_tends_to_the_hard_form(self) -> None:
+    def test_tends_to_the_hard_form(self):
         p, q = normal(6, 5), normal(7, 5, seed=1)
         gaps = [(soft_divergence(p, q, t) - divergence(p, q)).abs().max() for t in (1, 0.1, 1e-3)]
         assert gaps[0] > gaps[1] > gaps[2]
         assert gaps[2] < 1e-2
 
-    def test_every_pair_and_every_subnetwork_gets_gradient(self) -> None:
+    def test_every_pair_and_every_subnetwork_gets_gradient(self):
         p, q = normal(3, 4).requires_grad_(), normal(2, 4, seed=1).requires_grad_()
         for entry in soft_divergence(p, q).flatten():
             grad_p, grad_q = torch.autograd.grad(entry, (p, q), retain_graph=True)
             assert (grad_p.abs().sum(0) > 0).all()
             assert (grad_q.abs().sum(0) > 0).all()
 
-    def test_gradient(self) -> None:
+    def test_gradient(self):
         p, q = normal(3, 4).requires_grad_(), normal(2, 4, seed=1).requires_grad_()
         assert torch.autograd.gradcheck(soft_divergence, (p, q))
 
@@ -191,42 +185,42 @@ class TestGenericDivergence:
     def points(self) -> tuple[Tensor, Tensor]:
         return normal(6, 4).abs() + 0.1, normal(6, 4, seed=1).abs() + 0.1
 
-    def test_squared_euclidean(self, points: tuple[Tensor, Tensor]) -> None:
+    def test_squared_euclidean(self, points):
         x, y = points
         expected = 0.5 * ((x - y) ** 2).sum(1)
         torch.testing.assert_close(bregman(squared_euclidean, x, y), expected)
 
-    def test_kl(self, points: tuple[Tensor, Tensor]) -> None:
+    def test_kl(self, points):
         x, y = points
         expected = (x * (x / y).log() - x + y).sum(1)
         torch.testing.assert_close(bregman(kl, x, y), expected)
 
-    def test_itakura_saito(self, points: tuple[Tensor, Tensor]) -> None:
+    def test_itakura_saito(self, points):
         x, y = points
         expected = (x / y - (x / y).log() - 1).sum(1)
         torch.testing.assert_close(bregman(itakura_saito, x, y), expected)
 
-    def test_gradients_reach_both_points_and_the_generator(self) -> None:
+    def test_gradients_reach_both_points_and_the_generator(self):
         x, y = normal(3, 4).requires_grad_(), normal(3, 4, seed=1).requires_grad_()
         weight = torch.ones(4, dtype=torch.float64, requires_grad=True)
         assert torch.autograd.gradcheck(
             lambda a, b, w: bregman(lambda point: (w * point**4).sum(-1), a, b), (x, y, weight)
         )
 
-    def test_without_gradients_there_is_no_graph(self) -> None:
+    def test_without_gradients_there_is_no_graph(self):
         assert not bregman(kl, torch.rand(3) + 1, torch.rand(3) + 1).requires_grad
 
 
 class TestSimilarity:
     @pytest.mark.parametrize("kernel", KERNELS)
     @given(values=st.lists(st.floats(0, 0.99), min_size=2, max_size=8, unique=True))
-    def test_is_strictly_decreasing(self, kernel: str, values: list[float]) -> None:
+    def test_is_strictly_decreasing(self, kernel, values):
         distance = torch.tensor(sorted(values), dtype=torch.float64)
         if (distance.diff() < 1e-6).any():
             return
         assert (similarity(distance, kernel).diff() < 0).all()
 
-    def test_closed_forms(self) -> None:
+    def test_closed_forms(self):
         d = torch.tensor([0.0, 0.5, 0.8], dtype=torch.float64)
         expected = {
             "gaussian": [math.exp(-x / (2 * 0.7**2)) for x in d.tolist()],
@@ -241,32 +235,30 @@ class TestSimilarity:
             found = similarity(d, kernel, sigma=0.7, alpha=3.0)
             torch.testing.assert_close(found, torch.tensor(values).double())
 
-    def test_sqrt_takes_larger_divergences_as_one_with_a_finite_gradient(self) -> None:
+    def test_sqrt_takes_larger_divergences_as_one_with_a_finite_gradient(self):
         d = torch.tensor([0.5, 1.0, 3.0], requires_grad=True)
         psi = similarity(d, "sqrt")
         assert psi[1:].tolist() == [0.0, 0.0]
         (grad,) = torch.autograd.grad(psi.sum(), d)
         assert grad.isfinite().all()
 
-    def test_linear_of_nothing_but_zeros_is_one(self) -> None:
+    def test_linear_of_nothing_but_zeros_is_one(self):
         assert similarity(torch.zeros(3, 3), "linear").tolist() == [[1.0] * 3] * 3
 
     @pytest.mark.parametrize("kernel", PAPER_KERNELS)
-    def test_the_papers_kernels_are_positive_and_highest_at_zero(self, kernel: str) -> None:
+    def test_the_papers_kernels_are_positive_and_highest_at_zero(self, kernel):
         psi = similarity(torch.linspace(0, 0.9, 10), kernel)
         assert (psi >= 0).all()
         assert psi.argmax() == 0
 
-    def test_unknown_kernel_is_named(self) -> None:
+    def test_unknown_kernel_is_named(self):
         with pytest.raises(ValueError, match="'cubic' is not one of gaussian"):
             similarity(torch.zeros(1), "cubic")
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize(("rows", "count", "rank"), [(7, 5, 3), (600, 540, 8), (600, 540, 540)])
-def test_prepared_targets_give_the_same_divergence(
-    rows: int, count: int, rank: int, smoothing: float
-) -> None:
+def test_prepared_targets_give_the_same_divergence(rows, count, rank, smoothing):
     """Scores of any rank, and first arguments outside the space of the second."""
     weight = normal(rank, count)
     diverge = prepare_targets(q := normal(rows, rank, seed=1) @ weight, smoothing)
@@ -276,16 +268,14 @@ def test_prepared_targets_give_the_same_divergence(
 
 
 @pytest.mark.parametrize("smoothing", [None, 0.0, 0.2])
-def test_prepared_points_give_the_same_divergence_to_the_bit(smoothing: float | None) -> None:
+def test_prepared_points_give_the_same_divergence_to_the_bit(smoothing):
     for p in (normal(6, 5), normal(6, 3, 5)):
         diverge = prepare_points(p, smoothing)
         for q in (normal(4, 5, seed=1), normal(1, 5, seed=2)):
             assert torch.equal(diverge(q), learned_divergence(p, q, smoothing))
 
 
-def test_prepared_targets_compare_as_many_numbers_as_the_rank_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_prepared_targets_compare_as_many_numbers_as_the_rank_is(monkeypatch):
     """The slow way is not taken: the scores of a bank have the rank of its vectors."""
     z, bank = normal(600, 8).float(), normal(540, 8, seed=1).float()
     q = cosine_scores(z, bank).double()

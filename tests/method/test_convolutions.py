@@ -9,13 +9,13 @@ from deepbregman.method.convolutions import use_fast_gradients
 
 
 @pytest.fixture(autouse=True)
-def _as_on_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+def _as_on_arm(monkeypatch) -> None:
     monkeypatch.setattr(convolutions, "ON_ARM", True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def calls(monkeypatch) -> list[int]:
     """Count how often the replacement is used."""
     made: list[int] = []
     apply = convolutions._Convolution.apply
@@ -39,13 +39,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_output_is_the_same_and_gradients_are_those_of_float64(
-    calls: list[int],
-    kernel: int,
-    stride: int,
-    padding: int,
-    bias: bool,
-    layout: torch.memory_format,
-) -> None:
+    calls, kernel, stride, padding, bias, layout
+):
     torch.manual_seed(0)
     layer = nn.Conv2d(5, 6, kernel, stride, padding, bias=bias).to(memory_format=layout)
     images = torch.randn(4, 5, 8, 6).contiguous(memory_format=layout).requires_grad_()
@@ -72,7 +67,7 @@ def test_output_is_the_same_and_gradients_are_those_of_float64(
         nn.Conv2d(4, 4, 3).double(),
     ],
 )
-def test_other_convolutions_are_left_alone(calls: list[int], layer: nn.Conv2d) -> None:
+def test_other_convolutions_are_left_alone(calls, layer):
     images = torch.randn(2, 4, 8, 8, dtype=layer.weight.dtype)
     with use_fast_gradients(images):
         layer(images).sum().backward()
@@ -81,16 +76,14 @@ def test_other_convolutions_are_left_alone(calls: list[int], layer: nn.Conv2d) -
     assert calls == []
 
 
-def test_large_maps_are_left_alone(calls: list[int]) -> None:
+def test_large_maps_are_left_alone(calls):
     images = torch.randn(2, 3, 16, 16)
     with use_fast_gradients(images):
         nn.Conv2d(3, 4, 3)(images).sum().backward()
     assert calls == []
 
 
-def test_nothing_changes_on_other_processors(
-    calls: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_changes_on_other_processors(calls, monkeypatch):
     monkeypatch.setattr(convolutions, "ON_ARM", False)
     images = torch.randn(2, 3, 4, 4)
     with use_fast_gradients(images):

@@ -14,7 +14,7 @@ from deepbregman.method.networks import TRUNKS, build_encoder, create_timm, meas
 timm = pytest.importorskip("timm")
 
 
-def test_the_configuration_knows_the_trunks_that_exist() -> None:
+def test_the_configuration_knows_the_trunks_that_exist():
     hint = get_type_hints(EncoderSettings, include_extras=True)["name"]
     (rule,) = [part for part in hint.__metadata__ if isinstance(part, Name)]
     assert set(rule.known) == {*TRUNKS, "custom"}
@@ -33,7 +33,7 @@ class TestTimm:
             ("swin_tiny_patch4_window7_224", 32, 768),
         ],
     )
-    def test_families(self, name: str, image_size: int, width: int) -> None:
+    def test_families(self, name, image_size, width):
         encoder = build_encoder(f"timm:{name}", image_size)
         assert encoder.num_features == width
         assert encoder.training
@@ -43,7 +43,7 @@ class TestTimm:
         assert features.shape == (2, width)
         assert features.isfinite().all()
 
-    def test_features_are_timms_of_normalised_pixels(self) -> None:
+    def test_features_are_timms_of_normalised_pixels(self):
         encoder = build_encoder("timm:test_vit", 32, mean=(0.1, 0.2, 0.3), deviation=(0.5,) * 3)
         theirs = timm.create_model("test_vit", num_classes=0, img_size=32).eval()
         theirs.load_state_dict(encoder.trunk.state_dict())
@@ -51,12 +51,12 @@ class TestTimm:
         normalised = (images - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / 0.5
         torch.testing.assert_close(encoder.eval()(images), theirs(normalised))
 
-    def test_the_trunk_learns(self) -> None:
+    def test_the_trunk_learns(self):
         encoder = build_encoder("timm:test_convnext", 32)
         encoder(torch.rand(4, 3, 32, 32)).square().sum().backward()
         assert all(parameter.grad is not None for parameter in encoder.parameters())
 
-    def test_initial_weights_are_drawn_from_the_seed(self) -> None:
+    def test_initial_weights_are_drawn_from_the_seed(self):
         states = []
         for seed in (0, 0, 1):
             torch.manual_seed(seed)
@@ -64,7 +64,7 @@ class TestTimm:
         assert torch.equal(states[0], states[1])
         assert not torch.equal(states[0], states[2])
 
-    def test_nothing_is_downloaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_nothing_is_downloaded(self, monkeypatch):
         seen: list[bool] = []
         original = timm.create_model
 
@@ -78,7 +78,7 @@ class TestTimm:
         assert seen
         assert not any(seen)
 
-    def test_options_that_were_needed_are_returned(self) -> None:
+    def test_options_that_were_needed_are_returned(self):
         assert create_timm("test_vit", 32)[1] == {"img_size": 32}
         assert create_timm("test_resnet", 32)[1] == {}
 
@@ -94,15 +94,15 @@ class TestTimm:
             ("xcit_nano_12_p16_224", 40, r"cannot take images of 40 px .* made for 224 px"),
         ],
     )
-    def test_names_and_sizes_that_do_not_fit(self, name: str, image_size: int, words: str) -> None:
+    def test_names_and_sizes_that_do_not_fit(self, name, image_size, words):
         with pytest.raises(ValueError, match=words):
             build_encoder(f"timm:{name}", image_size)
 
-    def test_it_has_no_stem_to_choose(self) -> None:
+    def test_it_has_no_stem_to_choose(self):
         with pytest.raises(ValueError, match="stem 'thumbnail' is for ResNets"):
             build_encoder("timm:test_resnet", 32, stem="thumbnail")
 
-    def test_without_timm(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_timm(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "timm", None)
         with pytest.raises(ImportError, match=r"pip install 'deepbregman\[timm\]'"):
             build_encoder("timm:test_resnet", 32)
@@ -122,10 +122,10 @@ class Made(nn.Module):
 
 
 class TestMeasuredWidth:
-    def test_it_is_the_outputs(self) -> None:
+    def test_it_is_the_outputs(self):
         assert measure_width(nn.Sequential(nn.Flatten(), nn.Linear(48, 7)), 4) == 7
 
-    def test_looking_changes_nothing(self) -> None:
+    def test_looking_changes_nothing(self):
         trunk = Made(torch.zeros(2, 5))
         before = {name: tensor.clone() for name, tensor in trunk.state_dict().items()}
         assert measure_width(trunk, 8) == 5
@@ -145,11 +145,11 @@ class TestMeasuredWidth:
             ((torch.zeros(2, 5),), "returns a tuple"),
         ],
     )
-    def test_other_outputs_are_refused(self, made: object, words: str) -> None:
+    def test_other_outputs_are_refused(self, made, words):
         with pytest.raises(ValueError, match=words):
             measure_width(Made(made), 8)
 
-    def test_a_module_that_fails_says_why(self) -> None:
+    def test_a_module_that_fails_says_why(self):
         trunk = nn.Sequential(nn.Flatten(), nn.Linear(10, 7))
         with pytest.raises(ValueError, match=r"fails on images of shape \(2, 3, 4, 4\): .*mat1"):
             measure_width(trunk.train(), 4)

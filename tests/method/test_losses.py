@@ -1,7 +1,6 @@
 """The losses against naive loops and batches small enough to do by hand."""
 
 import math
-from typing import Literal
 
 import pytest
 import torch
@@ -53,9 +52,7 @@ def logistic_by_loops(views: list[Tensor], tau: float) -> float:
 
 
 @given(st.integers(2, 5), st.integers(2, 3), st.sampled_from([0.1, 0.5, 1.0]), st.integers(0, 99))
-def test_contrastive_losses_equal_their_loops(
-    num_images: int, num_views: int, tau: float, seed: int
-) -> None:
+def test_contrastive_losses_equal_their_loops(num_images, num_views, tau, seed):
     views = list(normal(num_views, num_images, 3, seed=seed))
     assert nt_xent(*views, temperature=tau).item() == pytest.approx(xent_by_loops(views, tau))
     found = nt_logistic(*views, temperature=tau).item()
@@ -63,7 +60,7 @@ def test_contrastive_losses_equal_their_loops(
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5])
-def test_nt_xent_is_lightlys(tau: float) -> None:
+def test_nt_xent_is_lightlys(tau):
     losses = pytest.importorskip("lightly.loss")
     first, second = normal(6, 4), normal(6, 4, seed=1)
     expected = losses.NTXentLoss(temperature=tau)(first, second)
@@ -71,7 +68,7 @@ def test_nt_xent_is_lightlys(tau: float) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0.0)
 
 
-def test_nt_xent_by_hand() -> None:
+def test_nt_xent_by_hand():
     """Two images on the axes, views identical: the positive at 1, two negatives at 0."""
     z = torch.eye(2, dtype=torch.float64)
     expected = -math.log(math.exp(1 / 0.5) / (math.exp(1 / 0.5) + 2))
@@ -79,7 +76,7 @@ def test_nt_xent_by_hand() -> None:
 
 
 @pytest.mark.parametrize("loss", [nt_xent, nt_logistic])
-def test_contrastive_losses_ignore_scale_and_permutation(loss: object) -> None:
+def test_contrastive_losses_ignore_scale_and_permutation(loss):
     z1, z2, order = normal(6, 4), normal(6, 4, seed=1), torch.tensor([3, 1, 5, 0, 2, 4])
     reference = loss(z1, z2, temperature=0.2)
     for other in ((3 * z1, 0.1 * z2), (z1[order], z2[order]), (z2, z1)):
@@ -89,19 +86,19 @@ def test_contrastive_losses_ignore_scale_and_permutation(loss: object) -> None:
 
 
 @pytest.mark.parametrize("loss", [nt_xent, nt_logistic])
-def test_contrastive_gradients(loss: object) -> None:
+def test_contrastive_gradients(loss):
     inputs = (normal(3, 4).requires_grad_(), normal(3, 4, seed=1).requires_grad_())
     assert torch.autograd.gradcheck(lambda a, b: loss(a, b, temperature=0.3), inputs)
 
 
-def test_views_that_do_not_match_are_refused() -> None:
+def test_views_that_do_not_match_are_refused():
     with pytest.raises(ValueError, match="at least two"):
         nt_xent(normal(3, 4))
     with pytest.raises(ValueError, match=r"\(3, 4\), \(2, 4\)"):
         nt_xent(normal(3, 4), normal(2, 4))
 
 
-def test_divergence_loss_by_hand() -> None:
+def test_divergence_loss_by_hand():
     """Eq. 7 on two images and two subnetworks: D = [[0, 2], [3, 0]]."""
     o1 = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64)
     o2 = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -117,7 +114,7 @@ def test_divergence_loss_by_hand() -> None:
 @pytest.mark.parametrize("pairs", ["views", "all"])
 @pytest.mark.parametrize("smoothing", [None, 0.8])
 @pytest.mark.parametrize("kernel", ["gaussian", "negative"])
-def test_divergence_loss_equals_its_loop(pairs: str, smoothing: float | None, kernel: str) -> None:
+def test_divergence_loss_equals_its_loop(pairs, smoothing, kernel):
     o1, o2, tau = normal(4, 6), normal(4, 6, seed=1), 0.3
 
     def psi(a: Tensor, b: Tensor) -> float:
@@ -151,7 +148,7 @@ def test_divergence_loss_equals_its_loop(pairs: str, smoothing: float | None, ke
 
 
 @pytest.mark.parametrize("num_images", [8, 64])
-def test_without_a_temperature_the_loss_can_hardly_move(num_images: int) -> None:
+def test_without_a_temperature_the_loss_can_hardly_move(num_images):
     """psi in (0, 1] pins the paper's loss between about log N - 1 and log N + 1."""
     perfect = 100.0 * torch.eye(num_images, dtype=torch.float64)
     worst = divergence_loss(perfect, perfect.roll(1, 0))
@@ -162,7 +159,7 @@ def test_without_a_temperature_the_loss_can_hardly_move(num_images: int) -> None
 
 
 @pytest.mark.parametrize("smoothing", [None, 0.3, 2.0])
-def test_what_moves_a_sample_is_a_difference_of_assignments(smoothing: float | None) -> None:
+def test_what_moves_a_sample_is_a_difference_of_assignments(smoothing):
     """With psi = -D the gradient by o1[i] is (sum_j w_ij q_j - q_i) / (N tau), whatever o1[i] is.
 
     q_j is the assignment of o2[j] to the subnetworks, softmax or one-hot, and w_ij the share of j
@@ -179,18 +176,18 @@ def test_what_moves_a_sample_is_a_difference_of_assignments(smoothing: float | N
     torch.testing.assert_close(found, (shares @ assigned - assigned) / (5 * 0.4))
 
 
-def test_sets_are_reduced_before_they_are_compared() -> None:
+def test_sets_are_reduced_before_they_are_compared():
     sets = normal(4, 3, 6), normal(4, 3, 6, seed=1)
     points = (sets[0].mean(1), sets[1].mean(1))
     assert torch.equal(divergence_loss(*sets, pairs="all"), divergence_loss(*points, pairs="all"))
 
 
-def test_unknown_pairs_are_refused() -> None:
+def test_unknown_pairs_are_refused():
     with pytest.raises(ValueError, match="'both' is not one of views, all"):
         divergence_loss(normal(2, 3), normal(2, 3), pairs="both")
 
 
-def test_usage_entropy_spans_zero_to_one() -> None:
+def test_usage_entropy_spans_zero_to_one():
     one_winner = torch.zeros(5, 4)
     one_winner[:, 2] = 100.0
     assert usage_entropy(one_winner).item() == pytest.approx(0.0, abs=1e-6)
@@ -198,13 +195,13 @@ def test_usage_entropy_spans_zero_to_one() -> None:
     assert usage_entropy(torch.zeros(3, 1)).item() == 1.0
 
 
-def test_unknown_sets_are_refused() -> None:
+def test_unknown_sets_are_refused():
     with pytest.raises(ValueError, match="'all' is not one of none, halves, rest"):
         list_comparisons(normal(3, 4, 2), "all")  # type: ignore[arg-type]  # what is tested
 
 
 @pytest.mark.parametrize("name", ["nt_xent", "nt_logistic"])
-def test_contrastive_loss_of_views_against_the_mean_direction_of_the_rest(name: str) -> None:
+def test_contrastive_loss_of_views_against_the_mean_direction_of_the_rest(name):
     z = normal(3, 4, 2)
     unit = z / z.square().sum(2, keepdim=True).sqrt()
     means = [(unit[1] + unit[2]) / 2, (unit[0] + unit[2]) / 2, (unit[0] + unit[1]) / 2]
@@ -213,13 +210,13 @@ def test_contrastive_loss_of_views_against_the_mean_direction_of_the_rest(name: 
     torch.testing.assert_close(contrast_sets(loss, z, "rest", 0.3), expected, rtol=1e-6, atol=0)
 
 
-def test_of_two_views_the_rest_is_the_other_one() -> None:
+def test_of_two_views_the_rest_is_the_other_one():
     z = normal(2, 4, 3)
     torch.testing.assert_close(contrast_sets(nt_xent, z, "rest"), contrast_sets(nt_xent, z, "none"))
 
 
 @pytest.mark.parametrize("value", [0, 0.0, -1.0, math.nan, math.inf])
-def test_numbers_that_mean_nothing_are_refused(value: float) -> None:
+def test_numbers_that_mean_nothing_are_refused(value):
     """0 and less would divide by 0 and give NaN in silence."""
     o1, o2 = normal(2, 3, 4)
     for name in ("sigma", "alpha", "temperature"):
@@ -235,8 +232,6 @@ def test_numbers_that_mean_nothing_are_refused(value: float) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 4), (2, 5)])
 @pytest.mark.parametrize("pairs", ["views", "all"])
-def test_scores_of_other_images_or_other_subnetworks_are_refused(
-    shape: tuple[int, int], pairs: Literal["views", "all"]
-) -> None:
+def test_scores_of_other_images_or_other_subnetworks_are_refused(shape, pairs):
     with pytest.raises(ValueError, match=r"\(2, 4\) and .*must have the same shape"):
         divergence_loss(normal(2, 4), normal(*shape), pairs=pairs)

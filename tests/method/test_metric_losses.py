@@ -40,9 +40,7 @@ def triplet_by_loops(distance: Tensor, labels: Tensor, margin: float) -> float:
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.sampled_from([0.2, 1.0, 5.0]), st.integers(0, 999))
-def test_losses_equal_their_loops(
-    num_samples: int, num_classes: int, margin: float, seed: int
-) -> None:
+def test_losses_equal_their_loops(num_samples, num_classes, margin, seed):
     distance, labels = batch(num_samples, num_classes, seed)
     found = contrastive_margin(distance, labels, margin).item()
     assert found == pytest.approx(contrastive_by_loops(distance, labels, margin))
@@ -51,14 +49,14 @@ def test_losses_equal_their_loops(
 
 
 @pytest.mark.parametrize("loss", [contrastive_margin, triplet_margin])
-def test_gradients_are_exact(loss: type[object]) -> None:
+def test_gradients_are_exact(loss):
     generator = torch.Generator().manual_seed(1)
     distance = torch.rand(6, 6, generator=generator, dtype=torch.float64, requires_grad=True)
     labels = torch.tensor([0, 1, 2, 0, 1, 0])
     assert torch.autograd.gradcheck(lambda d: loss(d, labels, 0.3), (distance,))
 
 
-def test_the_anchor_is_the_row() -> None:
+def test_the_anchor_is_the_row():
     # Only D(0 || 2), of anchor 0, is within the margin of D(0 || 1); the transpose would see none.
     distance = torch.tensor([[0.0, 1.0, 1.5], [0.0, 0.0, 9.0], [0.0, 0.0, 0.0]])
     labels = torch.tensor([0, 0, 1])
@@ -66,6 +64,6 @@ def test_the_anchor_is_the_row() -> None:
     assert triplet_margin(distance.T, labels, 1.0).item() == pytest.approx((1 + 2) / 2)
 
 
-def test_what_cannot_be_a_batch_is_refused() -> None:
+def test_what_cannot_be_a_batch_is_refused():
     with pytest.raises(ValueError, match=r"shape \(2, 3\) with 2 labels"):
         contrastive_margin(torch.zeros(2, 3), torch.tensor([0, 1]))

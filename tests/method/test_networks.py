@@ -32,12 +32,12 @@ def one_by_one(network: BregmanNetwork, z: Tensor) -> Tensor:
 
 class TestSubnetworks:
     @pytest.mark.parametrize("activation", [None, "relu"])
-    def test_equal_separate_linear_layers(self, activation: object) -> None:
+    def test_equal_separate_linear_layers(self, activation):
         network = BregmanNetwork(6, 5, 4, norm="none", activation=activation).double()
         z = torch.randn(7, 6, dtype=torch.float64)
         torch.testing.assert_close(network(z), one_by_one(network, z))
 
-    def test_composing_the_layers_keeps_their_gradients(self) -> None:
+    def test_composing_the_layers_keeps_their_gradients(self):
         network = BregmanNetwork(6, 5, 4, norm="none").double()
         z = torch.randn(7, 6, dtype=torch.float64)
         weights = (network.weight1, network.weight2, network.bias1, network.bias2)
@@ -47,12 +47,12 @@ class TestSubnetworks:
         for a, b in zip(composed, layered, strict=True):
             torch.testing.assert_close(a, b)
 
-    def test_output_is_batch_normalised(self) -> None:
+    def test_output_is_batch_normalised(self):
         scores = BregmanNetwork(6, 5, 4).train()(torch.randn(64, 6))
         torch.testing.assert_close(scores.mean(0), torch.zeros(5), atol=1e-5, rtol=0)
         torch.testing.assert_close(scores.std(0, correction=0), torch.ones(5), atol=1e-2, rtol=0)
 
-    def test_standard_scores_cannot_grow(self) -> None:
+    def test_standard_scores_cannot_grow(self):
         network = BregmanNetwork(6, 5, 4, norm="standard").train().double()
         assert {name for name, _ in network.named_parameters()} == {
             *("weight1", "bias1", "weight2", "bias2")
@@ -64,7 +64,7 @@ class TestSubnetworks:
         deviation = scores.std(0, correction=0)
         assert torch.allclose(deviation, torch.ones(5, dtype=torch.float64), atol=1e-4)
 
-    def test_hidden_is_batch_normalised(self) -> None:
+    def test_hidden_is_batch_normalised(self):
         network = BregmanNetwork(6, 5, 4, norm="hidden").train().double()
         z = torch.randn(64, 6, dtype=torch.float64)
         hidden = torch.einsum("nd,dkh->nkh", z, network.weight1) + network.bias1
@@ -72,22 +72,22 @@ class TestSubnetworks:
         expected = (hidden * network.weight2).sum(2) + network.bias2
         torch.testing.assert_close(network(z), expected)
 
-    def test_input_is_normalised_by_choice(self) -> None:
+    def test_input_is_normalised_by_choice(self):
         network = BregmanNetwork(6, 5, 4, norm="none", normalise_input=True)
         z = torch.randn(7, 6)
         torch.testing.assert_close(network(z), network(10 * z))
 
-    def test_subnetworks_start_different(self) -> None:
+    def test_subnetworks_start_different(self):
         network = BregmanNetwork(6, 5, 4)
         assert len({tuple(network.weight1[:, k].flatten().tolist()) for k in range(5)}) == 5
 
-    def test_dropout_acts_in_training_only(self) -> None:
+    def test_dropout_acts_in_training_only(self):
         network = BregmanNetwork(6, 5, 4, norm="none", activation="relu", dropout=0.5)
         z = torch.randn(7, 6)
         assert not torch.equal(network.train()(z), network(z))
         assert torch.equal(network.eval()(z), network(z))
 
-    def test_scores_stay_in_full_precision_under_autocast(self) -> None:
+    def test_scores_stay_in_full_precision_under_autocast(self):
         network, z = BregmanNetwork(6, 5, 4), torch.randn(7, 6)
         expected = network(z)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -104,7 +104,7 @@ class TestSubnetworks:
             ({"activation": "gelu"}, "activation 'gelu'"),
         ],
     )
-    def test_bad_arguments_are_named(self, arguments: dict[str, object], words: str) -> None:
+    def test_bad_arguments_are_named(self, arguments, words):
         with pytest.raises(ValueError, match=words):
             BregmanNetwork(**arguments)
 
@@ -112,20 +112,20 @@ class TestSubnetworks:
 class TestEncoders:
     @pytest.mark.usefixtures("true_encoder")
     @pytest.mark.parametrize("name", TRUNKS)
-    def test_widths(self, name: str) -> None:
+    def test_widths(self, name):
         encoder = build_encoder(name, 32).eval()
         width = {"small": 128, "resnet18": 512, "resnet34": 512}.get(name, 2048)
         assert encoder.num_features == width
         assert encoder(torch.rand(2, 3, 16, 16)).shape == (2, width)
 
-    def test_stem_keeps_the_resolution_of_thumbnails_only(self) -> None:
+    def test_stem_keeps_the_resolution_of_thumbnails_only(self):
         small, large = build_encoder("resnet18", 64).trunk, build_encoder("resnet18", 65).trunk
         assert (small.conv1.kernel_size, small.conv1.stride) == ((3, 3), (1, 1))
         assert isinstance(small.maxpool, nn.Identity)
         assert (large.conv1.kernel_size, large.conv1.stride) == ((7, 7), (2, 2))
         assert isinstance(large.maxpool, nn.MaxPool2d)
 
-    def test_standard_stem_is_torchvisions_network(self) -> None:
+    def test_standard_stem_is_torchvisions_network(self):
         import torchvision
 
         ours = build_encoder("resnet18", 224).eval()
@@ -136,12 +136,12 @@ class TestEncoders:
         images = torch.rand(2, 3, 96, 96)
         torch.testing.assert_close(ours(images), theirs(images))
 
-    def test_uint8_and_float_images_give_the_same(self) -> None:
+    def test_uint8_and_float_images_give_the_same(self):
         encoder = build_encoder("small", 8, mean=(0.1, 0.2, 0.3), deviation=(0.5, 0.6, 0.7)).eval()
         images = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
         torch.testing.assert_close(encoder(images), encoder(images / 255.0))
 
-    def test_pixels_are_normalised_by_mean_and_deviation(self) -> None:
+    def test_pixels_are_normalised_by_mean_and_deviation(self):
         class Mean(nn.Module):
             def forward(self, images: Tensor) -> Tensor:
                 return images.mean(dim=(2, 3))
@@ -150,20 +150,20 @@ class TestEncoders:
         found = encoder(torch.full((1, 3, 2, 2), 0.5))
         torch.testing.assert_close(found, torch.tensor([[0.8, 0.6, 0.1]]))
 
-    def test_unknown_names_are_refused(self) -> None:
+    def test_unknown_names_are_refused(self):
         with pytest.raises(ValueError, match="'vgg' is not one of resnet18"):
             build_encoder("vgg", 32)
         with pytest.raises(ValueError, match="'big' is not one of auto"):
             build_encoder("resnet18", 32, stem="big")
 
 
-def test_projection_is_the_papers() -> None:
+def test_projection_is_the_papers():
     layers = build_projection(512)
     assert [type(layer) for layer in layers] == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
     assert layers(torch.rand(4, 512)).shape == (4, 128)
 
 
-def test_a_projection_can_be_deeper_and_end_in_a_norm() -> None:
+def test_a_projection_can_be_deeper_and_end_in_a_norm():
     layers = build_projection(512, 32, 8, layers=3, output_norm=True)
     hidden = [nn.Linear, nn.BatchNorm1d, nn.ReLU]
     assert [type(layer) for layer in layers] == [*hidden, *hidden, nn.Linear, nn.BatchNorm1d]
@@ -175,7 +175,7 @@ def test_a_projection_can_be_deeper_and_end_in_a_norm() -> None:
     assert layers[-1].weight is None
 
 
-def test_model_passes_h_to_z_to_scores() -> None:
+def test_model_passes_h_to_z_to_scores():
     encoder = build_encoder("small", 8)
     projection = build_projection(encoder.num_features, 16, 8)
     model = Model(encoder, projection, BregmanNetwork(8, 5, 4)).eval()

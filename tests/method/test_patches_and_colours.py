@@ -15,7 +15,7 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize(("size", "grid", "side"), [(8, 2, 3), (11, 3, 3), (12, 3, 2)])
-def test_patches_are_crops_of_their_cells(size: int, grid: int, side: int) -> None:
+def test_patches_are_crops_of_their_cells(size, grid, side):
     images, order = uniform(5, 3, size, size), uniform(5, grid**2, seed=1)
     position = uniform(5, grid**2, 2, seed=2)
     found = shuffle_patches(images, order, position, grid, side)
@@ -48,7 +48,7 @@ def lab_of(red: float, green: float, blue: float) -> tuple[float, float, float]:
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
-def test_lab_is_the_standards() -> None:
+def test_lab_is_the_standards():
     images = torch.cat([uniform(4, 3, 3, 3), 0.02 * uniform(2, 3, 3, 3, seed=1)])  # also dark ones
     found = rgb_to_lab(images)
     for pixel, expected in zip(
@@ -67,13 +67,13 @@ def test_lab_is_the_standards() -> None:
         ((0.0, 0.0, 1.0), (32.30, 79.19, -107.86)),
     ],
 )
-def test_known_colours(rgb: tuple[float, ...], lab: tuple[float, ...]) -> None:
+def test_known_colours(rgb, lab):
     pixel = torch.tensor(rgb, dtype=torch.float64).view(3, 1, 1)
     assert rgb_to_lab(pixel).flatten().tolist() == pytest.approx(lab, abs=0.02)
 
 
 @pytest.mark.parametrize("space", ["lab", "ycbcr"])
-def test_brightness_has_no_colour_and_colours_no_brightness(space: str) -> None:
+def test_brightness_has_no_colour_and_colours_no_brightness(space):
     images = 0.35 + 0.3 * uniform(2, 5, 3, 4, 4)  # pale: none of its colours is cut off
     bright, colour = split_colours(images, space)
     assert bright.shape == colour.shape == images.shape

@@ -1,7 +1,5 @@
 """What the library says to arguments that mean nothing: the value, and the rule."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 
@@ -36,16 +34,16 @@ FEWER = torch.rand(2, 4)
         (lambda: db.Teacher(torch.nn.Linear(2, 2), momentum=1.5), "momentum is 1.5"),
     ],
 )
-def test_the_value_and_the_rule_are_named(call: Callable[[], object], words: str) -> None:
+def test_the_value_and_the_rule_are_named(call, words):
     with pytest.raises(ValueError, match=words):
         call()
 
 
-def test_one_subnetwork_and_one_image_are_allowed() -> None:
+def test_one_subnetwork_and_one_image_are_allowed():
     """The edge of what is refused: one score has no gap, and one image no negative."""
     assert db.divergence(FOUR[:, :1], FOUR[:, :1]).abs().max() == 0.0
     assert db.nt_xent(FOUR[:1], FOUR[:1]).item() == pytest.approx(0.0, abs=1e-6)
 
 
-def test_the_version_is_there() -> None:
+def test_the_version_is_there():
     assert db.__version__.count(".") == 2

@@ -28,7 +28,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 Z, TARGET, BANK = normal(4, 5), normal(4, 5, seed=1), normal(7, 5, seed=2)
 
 
-def test_cosines_of_pairs() -> None:
+def test_cosines_of_pairs():
     expected = [cosine(a, b) for a, b in zip(Z, TARGET, strict=True)]
     assert paired_cosines(Z, TARGET).tolist() == pytest.approx(expected)
     assert paired_cosines(Z.bfloat16(), TARGET.bfloat16()).dtype == torch.float32
@@ -36,7 +36,7 @@ def test_cosines_of_pairs() -> None:
 
 @pytest.mark.parametrize("in_batch", [True, False])
 @pytest.mark.parametrize("with_bank", [True, False])
-def test_info_nce_equals_its_loop(in_batch: bool, with_bank: bool) -> None:
+def test_info_nce_equals_its_loop(in_batch, with_bank):
     if not in_batch and not with_bank:
         with pytest.raises(ValueError, match="nothing is left to compare with"):
             info_nce(Z, TARGET, in_batch=False)
@@ -52,7 +52,7 @@ def test_info_nce_equals_its_loop(in_batch: bool, with_bank: bool) -> None:
     assert found.item() == pytest.approx(total / 4, rel=1e-12)
 
 
-def test_the_share_of_the_bank_equals_its_loop() -> None:
+def test_the_share_of_the_bank_equals_its_loop():
     total = 0.0
     for i in range(4):
         own = math.exp(cosine(Z[i], TARGET[i]) / 0.3)
@@ -63,7 +63,7 @@ def test_the_share_of_the_bank_equals_its_loop() -> None:
 
 
 @pytest.mark.parametrize(("targets", "views"), [(2, 2), (2, 5), (1, 3), (3, 3)])
-def test_the_entropy_across_views_equals_its_loop(targets: int, views: int) -> None:
+def test_the_entropy_across_views_equals_its_loop(targets, views):
     shares, scores = normal(targets, 3, 6).softmax(dim=2), normal(views, 3, 6, seed=1)
     losses = [
         -float((shares[t, i] * (scores[v, i] / 0.2).log_softmax(0)).sum())
@@ -76,7 +76,7 @@ def test_the_entropy_across_views_equals_its_loop(targets: int, views: int) -> N
     assert found.item() == pytest.approx(sum(losses) / len(losses), rel=1e-12)
 
 
-def test_gradients_are_right_and_reach_no_target() -> None:
+def test_gradients_are_right_and_reach_no_target():
     z, target, bank = (each.clone().requires_grad_() for each in (Z, TARGET, BANK))
     scores, shares = normal(3, 3, 6).requires_grad_(), normal(2, 3, 6).softmax(2).requires_grad_()
     for loss, sources, fixed in (
@@ -90,7 +90,7 @@ def test_gradients_are_right_and_reach_no_target() -> None:
         assert all(tensor.grad is None for tensor in fixed)
 
 
-def test_samples_that_count_differently_are_balanced_as_if_they_came_again() -> None:
+def test_samples_that_count_differently_are_balanced_as_if_they_came_again():
     scores, counts = normal(4, 3), torch.tensor([2.0, 1.0, 0.0, 3.0])
     again = torch.cat([scores[i : i + 1] for i in range(4) for _ in range(int(counts[i]))])
     expected = (balance_scores(again, 0.5) / 0.5).softmax(dim=1)

@@ -25,7 +25,7 @@ def predict(objective: BYOL, views: Tensor) -> tuple[Tensor, Tensor]:
     return objective.predictor(z.flatten(0, 1)).view_as(z), targets
 
 
-def test_the_loss_is_the_papers() -> None:
+def test_the_loss_is_the_papers():
     """The squared distance of the two unit vectors, both ways round, halved (Eq. 2)."""
     objective, views = build(), draw_views(2, 5)
     p, targets = predict(objective, views)
@@ -40,7 +40,7 @@ def test_the_loss_is_the_papers() -> None:
     torch.testing.assert_close(found.teacher, targets)
 
 
-def test_it_is_lightlys_loss_moved_and_doubled() -> None:
+def test_it_is_lightlys_loss_moved_and_doubled():
     losses = pytest.importorskip("lightly.loss")
     objective, views = build(), draw_views(2, 6)
     p, targets = predict(objective, views)

@@ -36,7 +36,7 @@ def score(objective: DINO, main: Tensor, small: Tensor | None) -> tuple[list[Ten
 
 
 @pytest.mark.parametrize("crops", [0, 2])
-def test_the_loss_is_the_papers_and_moves_the_centre(crops: int) -> None:
+def test_the_loss_is_the_papers_and_moves_the_centre(crops):
     objective, main = build(), draw_views(2, 4)
     small = draw_views(crops, 4, 4) if crops else None
     centre = objective.centre.clone()
@@ -58,7 +58,7 @@ def test_the_loss_is_the_papers_and_moves_the_centre(crops: int) -> None:
     torch.testing.assert_close(objective.centre, moved)
 
 
-def test_it_equals_lightlys_loss() -> None:
+def test_it_equals_lightlys_loss():
     losses = pytest.importorskip("lightly.loss")
     objective, main, small = build(), draw_views(2, 6), draw_views(2, 6, 4)
     theirs = losses.DINOLoss(7, teacher_temp=0.04, student_temp=0.1, center_momentum=0.9).double()
@@ -70,7 +70,7 @@ def test_it_equals_lightlys_loss() -> None:
     torch.testing.assert_close(objective.centre, theirs.center.flatten())
 
 
-def test_the_teachers_temperature_rises_and_its_prototypes_follow() -> None:
+def test_the_teachers_temperature_rises_and_its_prototypes_follow():
     objective = build()
     assert objective.target_temperature.item() == pytest.approx(0.04)
     slow, fast = objective.teacher_prototypes.network.weight, objective.prototypes.weight
@@ -84,7 +84,7 @@ def test_the_teachers_temperature_rises_and_its_prototypes_follow() -> None:
     assert "centre" in objective.state_dict()
 
 
-def test_the_last_layer_is_frozen_at_first() -> None:
+def test_the_last_layer_is_frozen_at_first():
     config = configure("dino", **{"objective.freeze_prototypes": 0.25})
     objective = build_step(config).objective
     assert isinstance(objective, DINO)

@@ -24,14 +24,14 @@ def term(**settings: Any) -> DivergenceTerm:
     return found
 
 
-def test_it_compares_two_views() -> None:
+def test_it_compares_two_views():
     scores = normal(2, 4, 6)
     found = term(sigma=1.5)(scores, None)
     torch.testing.assert_close(found.terms, {"divergence": divergence_loss(*scores, sigma=1.5)})
     assert torch.equal(found.scores, scores)
 
 
-def test_its_numbers_reach_the_loss() -> None:
+def test_its_numbers_reach_the_loss():
     scores = normal(2, 4, 6)
     numbers: dict[str, Any] = {"kernel": "arccot", "alpha": 2.0, "pairs": "all", "smoothing": 0.7}
     found = term(**numbers, temperature=0.2)(scores, None).terms["divergence"]
@@ -39,7 +39,7 @@ def test_its_numbers_reach_the_loss() -> None:
 
 
 @pytest.mark.parametrize(("smoothing", "temperature"), [(0.0, 1.0), (0.3, 0.3)])
-def test_the_usage_bonus_assigns_by_the_smoothing(smoothing: float, temperature: float) -> None:
+def test_the_usage_bonus_assigns_by_the_smoothing(smoothing, temperature):
     scores = normal(2, 4, 6)
     with_bonus = term(usage_bonus=0.5, smoothing=smoothing)
     assert with_bonus.weights["usage"] == -0.5
@@ -47,21 +47,21 @@ def test_the_usage_bonus_assigns_by_the_smoothing(smoothing: float, temperature:
     torch.testing.assert_close(with_bonus(scores, None).terms["usage"], expected)
 
 
-def test_three_views_as_points_average_over_pairs() -> None:
+def test_three_views_as_points_average_over_pairs():
     scores = normal(3, 4, 6)
     pairs = [(0, 1), (0, 2), (1, 2)]
     expected = sum(divergence_loss(scores[a], scores[b]) for a, b in pairs) / 3
     torch.testing.assert_close(term()(scores, None).terms["divergence"], expected)
 
 
-def test_four_views_as_two_distributions() -> None:
+def test_four_views_as_two_distributions():
     scores = normal(4, 3, 6)
     expected = divergence_loss(scores[:2].mean(0), scores[2:].mean(0))
     torch.testing.assert_close(term(sets="halves")(scores, None).terms["divergence"], expected)
 
 
 @pytest.mark.parametrize("num_views", [2, 3, 5])
-def test_each_view_against_the_distribution_of_the_rest(num_views: int) -> None:
+def test_each_view_against_the_distribution_of_the_rest(num_views):
     scores = normal(num_views, 4, 6)
     expected = torch.zeros(())
     for a in range(num_views):
@@ -71,7 +71,7 @@ def test_each_view_against_the_distribution_of_the_rest(num_views: int) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_with_a_teacher_views_are_compared_with_its_targets() -> None:
+def test_with_a_teacher_views_are_compared_with_its_targets():
     scores, targets = normal(2, 4, 6).requires_grad_(), normal(3, 4, 6, seed=1).requires_grad_()
     found = term(smoothing=0.5)(scores, targets).terms["divergence"]
     pairs = [divergence_loss(s, t, smoothing=0.5) for s in scores for t in targets]
@@ -86,7 +86,7 @@ def test_with_a_teacher_views_are_compared_with_its_targets() -> None:
 
 
 @pytest.mark.parametrize("sets", ["none", "rest"])
-def test_a_view_is_not_compared_with_the_target_of_itself(sets: Any) -> None:
+def test_a_view_is_not_compared_with_the_target_of_itself(sets):
     scores, targets = normal(3, 4, 6), normal(3, 4, 6, seed=1)
     found = term(smoothing=0.5, sets=sets)(scores, targets, same_views=True).terms["divergence"]
     losses = []
@@ -99,7 +99,7 @@ def test_a_view_is_not_compared_with_the_target_of_itself(sets: Any) -> None:
 
 
 class TestLearntSigma:
-    def test_it_starts_at_its_value_gets_gradient_and_is_logged(self) -> None:
+    def test_it_starts_at_its_value_gets_gradient_and_is_logged(self):
         scores = normal(2, 4, 6)
         fixed, learnt = term(sigma=0.8), term(sigma=0.8, learn_sigma=True)
         found = learnt(scores, None).terms["divergence"]
@@ -111,10 +111,10 @@ class TestLearntSigma:
         assert fixed.metrics() == {}
 
     @pytest.mark.parametrize("kernel", ["inverse", "negative"])
-    def test_a_kernel_without_sigma_learns_none(self, kernel: Any) -> None:
+    def test_a_kernel_without_sigma_learns_none(self, kernel):
         assert term(kernel=kernel, learn_sigma=True).log_sigma is None
 
-    def test_weight_decay_leaves_it_alone(self) -> None:
+    def test_weight_decay_leaves_it_alone(self):
         config = override(
             load_recipe("paper"),
             {"divergence.learn_sigma": True, "encoder.name": "small", "optimiser.decay_all": True},
@@ -134,7 +134,7 @@ def tiny_step(**changes: Any) -> Step:
     return build_step(override(load_recipe("digits"), {**small, **changes}))
 
 
-def test_the_total_is_equation_9_and_the_weight_can_rise() -> None:
+def test_the_total_is_equation_9_and_the_weight_can_rise():
     step = tiny_step(
         **{"objective.weight": 5.0, "divergence.weight": 3.0, "divergence.warmup_epochs": 2.0}
     )
@@ -151,7 +151,7 @@ def test_the_total_is_equation_9_and_the_weight_can_rise() -> None:
         torch.testing.assert_close(terms["contrastive"], expected)
 
 
-def test_without_weight_there_is_no_divergence() -> None:
+def test_without_weight_there_is_no_divergence():
     step = tiny_step(**{"divergence.weight": 0.0})
     assert step.divergence is None
     assert list(step.weights) == ["contrastive"]

@@ -21,7 +21,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=generator)
 
 
-def test_supcon_is_its_formula() -> None:
+def test_supcon_is_its_formula():
     z = normal(7, 4)
     units = [[x / math.hypot(*row) for x in row] for row in z.tolist()]
     similar = [[math.exp(sum(map(float.__mul__, u, v)) / 0.3) for v in units] for u in units]
@@ -35,7 +35,7 @@ def test_supcon_is_its_formula() -> None:
     assert float(sup_con(z, LABELS, 0.3)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_its_gradient() -> None:
+def test_its_gradient():
     assert torch.autograd.gradcheck(lambda z: sup_con(z, LABELS), (normal(7, 3).requires_grad_(),))
 
 
@@ -46,7 +46,7 @@ def outputs_of(name: str, **changes: object):
     return step.objective, outputs
 
 
-def test_every_view_is_classified_by_its_own_label() -> None:
+def test_every_view_is_classified_by_its_own_label():
     objective, outputs = outputs_of("supervised", **{"objective.label_smoothing": 0.0})
     expected = 0.0
     weight, bias = objective.classifier.weight.tolist(), objective.classifier.bias.tolist()
@@ -62,7 +62,7 @@ def test_every_view_is_classified_by_its_own_label() -> None:
     assert float(outputs.terms["cross_entropy"].detach()) == pytest.approx(expected, rel=1e-9)
 
 
-def test_images_of_a_class_are_to_diverge_less() -> None:
+def test_images_of_a_class_are_to_diverge_less():
     margin = {"objective.margin": 0.7, "objective.form": "moment"}
     objective, outputs = outputs_of("deep-divergence", **margin)
     z = outputs.student.detach().flatten(0, 1)
@@ -79,7 +79,7 @@ def test_images_of_a_class_are_to_diverge_less() -> None:
     assert float(outputs.terms["metric"].detach()) == pytest.approx(expected, rel=1e-9)
 
 
-def test_one_view_has_nothing_to_diverge_from() -> None:
+def test_one_view_has_nothing_to_diverge_from():
     words = r"divergence.weight is 0.5 with views.num_views 1: .* set views.num_views to 2 or more"
     for name in ("supervised", "deep-divergence"):
         alone = configure(name, **{"views.num_views": 1})
@@ -88,7 +88,7 @@ def test_one_view_has_nothing_to_diverge_from() -> None:
             configure(name, **{"views.num_views": 1, "divergence.weight": 0.5})
 
 
-def test_one_view_is_diagnosed_without_alignment() -> None:
+def test_one_view_is_diagnosed_without_alignment():
     from deepbregman.training.diagnostics import diagnose
 
     step = build_step(configure("supervised", **{"views.num_views": 1}), num_classes=4)

@@ -1,7 +1,6 @@
 """Methods with a memory of every image: against loops from their papers' formulas."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,7 +35,7 @@ def dot(a: Tensor, b: Tensor) -> float:
     return sum(map(float.__mul__, a.tolist(), b.tolist()))
 
 
-def test_a_memory_moves_towards_what_it_sees_and_forgets_nothing_else() -> None:
+def test_a_memory_moves_towards_what_it_sees_and_forgets_nothing_else():
     torch.manual_seed(0)
     bank = MemoryBank(NUM_IMAGES, 3, momentum=0.75).double()
     before, seen = bank.rows.clone(), units(4, 3)
@@ -64,7 +63,7 @@ def noise_contrast(z: Tensor, own: Tensor, others: Tensor, normaliser: float) ->
     return total / len(z)
 
 
-def test_noise_contrast_is_its_formula_with_the_first_batchs_normaliser() -> None:
+def test_noise_contrast_is_its_formula_with_the_first_batchs_normaliser():
     contrast = MemoryContrast(NUM_IMAGES, TAU, "nce").double()
     nowhere = torch.zeros(4, 5, dtype=torch.bool)
     z, own, others = units(4, 3), units(4, 3, seed=1), units(5, 3, seed=2)
@@ -77,7 +76,7 @@ def test_noise_contrast_is_its_formula_with_the_first_batchs_normaliser() -> Non
     assert float(contrast(*later, nowhere)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_softmax_leaves_the_image_itself_out_of_the_others() -> None:
+def test_the_softmax_leaves_the_image_itself_out_of_the_others():
     contrast = MemoryContrast(NUM_IMAGES, TAU, "softmax").double()
     z, own, others = units(2, 3), units(2, 3, seed=1), units(4, 3, seed=2)
     itself = torch.tensor([[False, True, False, False], [False] * 4])
@@ -89,7 +88,7 @@ def test_the_softmax_leaves_the_image_itself_out_of_the_others() -> None:
     assert float(contrast(z, own, others, itself)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_pirl_is_its_formula() -> None:
+def test_pirl_is_its_formula():
     z, own, others = units(3, 4), units(3, 4, seed=1), units(6, 4, seed=2)
     itself = torch.zeros(3, 6, dtype=torch.bool)
     itself[1, 4] = True
@@ -104,7 +103,7 @@ def test_pirl_is_its_formula() -> None:
     )
 
 
-def test_gradients() -> None:
+def test_gradients():
     own, others = units(3, 4, seed=1), units(6, 4, seed=2)
     itself = torch.zeros(3, 6, dtype=torch.bool)
     inputs = (units(3, 4).requires_grad_(),)
@@ -128,7 +127,7 @@ def built(name: str, num_views: int, **changes: object):
 
 
 @pytest.mark.parametrize("name", ["instdisc", "pirl", "cmc"])
-def test_only_training_changes_the_memory(name: str) -> None:
+def test_only_training_changes_the_memory(name):
     objective, views, samples = built(name, 2 if name == "pirl" else 1)
     before = {key: value.clone() for key, value in objective.state_dict().items()}
     objective.eval()
@@ -146,7 +145,7 @@ def test_only_training_changes_the_memory(name: str) -> None:
     )
 
 
-def test_the_memorys_vectors_are_the_divergences_targets() -> None:
+def test_the_memorys_vectors_are_the_divergences_targets():
     objective, views, samples = built("instdisc", 1)
     expected = objective.bank.recall(INDICES)
     outputs = objective(views, gather_alone, samples)
@@ -157,7 +156,7 @@ def test_the_memorys_vectors_are_the_divergences_targets() -> None:
 
 @pytest.mark.parametrize("name", ["instdisc", "pirl"])
 @pytest.mark.parametrize("has_teacher", [False, True])
-def test_a_teacher_beside_the_memory_gives_the_targets(name: str, has_teacher: bool) -> None:
+def test_a_teacher_beside_the_memory_gives_the_targets(name, has_teacher):
     match = {"divergence.weight": 1.0, "divergence.source": "bank", "divergence.compare": "match"}
     beside = {"teacher.momentum": 0.9, "weak_views.num_views": 1} if has_teacher else {}
     step = build_step(configure(name, **match, **beside), num_images=NUM_IMAGES)
@@ -175,7 +174,7 @@ def test_a_teacher_beside_the_memory_gives_the_targets(name: str, has_teacher: b
     assert outputs.terms["divergence"] > 0.0
 
 
-def test_colours_find_brightness_and_brightness_colours() -> None:
+def test_colours_find_brightness_and_brightness_colours():
     objective, views, samples = built("cmc", 1, **{"objective.loss": "softmax"})
     bright, colour = (bank.rows.clone() for bank in (objective.bright_bank, objective.colour_bank))
     places = (samples.random * NUM_IMAGES).long()
@@ -189,7 +188,7 @@ def test_colours_find_brightness_and_brightness_colours() -> None:
     torch.testing.assert_close(outputs.terms["contrastive"], expected)
 
 
-def test_a_puzzle_depends_on_its_own_image_alone() -> None:
+def test_a_puzzle_depends_on_its_own_image_alone():
     """As a share of the joint batch: the second half of the images gets its own draws."""
     objective, views, samples = built("pirl", 2)
     objective.eval()
@@ -203,7 +202,7 @@ def test_a_puzzle_depends_on_its_own_image_alone() -> None:
     torch.testing.assert_close(part, whole)
 
 
-def test_puzzles_that_cannot_be_cut_are_refused_by_name() -> None:
+def test_puzzles_that_cannot_be_cut_are_refused_by_name():
     with pytest.raises(UserError, match=r"objective.grid is 8 with views of 8 px: patches would"):
         configure("pirl", **{"objective.grid": 8})
     with pytest.raises(UserError, match=r"views.num_views is 3: the method pirl takes 2"):
@@ -211,7 +210,7 @@ def test_puzzles_that_cannot_be_cut_are_refused_by_name() -> None:
 
 
 @pytest.mark.slow
-def test_brightness_and_colours_teach_each_other_shapes(tmp_path: Path) -> None:
+def test_brightness_and_colours_teach_each_other_shapes(tmp_path):
     """On digits in which brightness and colours share the shape, and nothing else."""
     digits = load_digits()
     random = np.random.default_rng(0)

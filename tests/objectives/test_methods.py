@@ -2,8 +2,6 @@
 
 import copy
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +60,7 @@ def take_step(step: Step, count: int = 32) -> StepOutputs:
     return step(pixels, None, uniforms, samples)
 
 
-def test_every_method_has_a_recipe() -> None:
+def test_every_method_has_a_recipe():
     ours = {name for name, kind in METHODS.items() if kind.__module__.startswith("deepbregman.")}
     ours -= {"custom"}  # the user's own, given in Python
     assert {load_recipe(name).objective.name for name in recipes()} == ours
@@ -73,9 +71,7 @@ def test_every_method_has_a_recipe() -> None:
 # Half a second of each is tyro's; without the divergence they train in other tests, too.
 @pytest.mark.parametrize("weight", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("name", NAMES)
-def test_two_steps_through_the_command_line(
-    name: str, weight: float, command: Any, few_digits: str, tmp_path: Path
-) -> None:
+def test_two_steps_through_the_command_line(name, weight, command, few_digits, tmp_path):
     changes = {**methods.TINY, **methods.shrink(name), "divergence.weight": weight}
     changes.pop("views.num_views", None)  # the recipe's own, one of many
     changes |= {"data.image_size": 8, "encoder.name": "small", "data.source": few_digits}
@@ -98,13 +94,13 @@ def test_two_steps_through_the_command_line(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_configuration_survives_toml(name: str) -> None:
+def test_the_configuration_survives_toml(name):
     config = configure(name)
     assert from_toml(to_toml(config), "here") == config
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name: str, tmp_path: Path) -> None:
+def test_it_goes_on_to_the_bit_from_the_middle_of_an_epoch(name, tmp_path):
     check_resume(methods.carry(name), tmp_path)
 
 
@@ -134,7 +130,7 @@ def check_resume(config: Config, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_collapse_is_warned_of(name: str) -> None:
+def test_a_collapse_is_warned_of(name):
     step = build(configure(name))
     assert diagnostics.find_collapse(diagnostics.diagnose(step, take_step(step))) == []
     for networks in (step.objective.encoder.trunk, getattr(step.objective, "teacher", None)):
@@ -145,7 +141,7 @@ def test_a_collapse_is_warned_of(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["byol", "simsiam", "nnclr"])
-def test_gradients_of_the_predictors(name: str) -> None:
+def test_gradients_of_the_predictors(name):
     """What is predicted has no gradient: the loss is a smooth function of the predictor."""
     objective = build_step(configure(name)).objective.double()
     views = ViewGroups(methods.draw_views(2, 4))
@@ -165,7 +161,7 @@ def test_gradients_of_the_predictors(name: str) -> None:
 
 @pytest.mark.slow  # bfloat16 on a CPU
 @pytest.mark.parametrize("name", NAMES)
-def test_its_loss_is_finite_in_bfloat16(name: str) -> None:
+def test_its_loss_is_finite_in_bfloat16(name):
     step = build(configure(name), mixed=True)
     outputs = take_step(step)
     outputs.total.backward()
@@ -178,7 +174,7 @@ def test_its_loss_is_finite_in_bfloat16(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_its_step_is_one_graph(name: str) -> None:
+def test_its_step_is_one_graph(name):
     torch._dynamo.reset()
     config = methods.carry(name)
     plain, compiled = build(config), build(config)
@@ -201,7 +197,7 @@ def untrained_accuracy(config: Config, source: Any) -> float:
 # digit. Both end below the 91 per cent of an untrained encoder there, at 8 and at 16 px.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("cmc", "cpc", "dim")])
-def test_it_learns(name: str, tmp_path: Path) -> None:
+def test_it_learns(name, tmp_path):
     from deepbregman.data.opening import open_data
 
     config = override(
@@ -239,7 +235,7 @@ In six epochs of batches of 128 Deep InfoMax does not get above the untrained en
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
-def test_it_learns_what_parts_of_noisy_images_share(name: str, tmp_path: Path) -> None:
+def test_it_learns_what_parts_of_noisy_images_share(name, tmp_path):
     """The noise of one part says nothing about another; an untrained encoder is full of it."""
     from sklearn.datasets import load_digits
 
@@ -272,7 +268,7 @@ def test_it_learns_what_parts_of_noisy_images_share(name: str, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PARTS)
-def test_it_learns_the_texture_that_parts_share(name: str, tmp_path: Path) -> None:
+def test_it_learns_the_texture_that_parts_share(name, tmp_path):
     """Stripes at one of eight angles, shifted at random, under noise; losses are the recipes'."""
     from deepbregman.data.opening import open_data
 
@@ -308,7 +304,7 @@ def test_it_learns_the_texture_that_parts_share(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", QUEUES)
-def test_a_queue_smaller_than_the_batch_is_refused(name: str) -> None:
+def test_a_queue_smaller_than_the_batch_is_refused(name):
     with pytest.raises(UserError, match=r"objective.queue is 31 with training.batch_size 32: .*"):
         configure(name, **{"objective.queue": 31})
 
@@ -320,7 +316,7 @@ TAKES = {name: type(configure(name).objective).groups for name in NAMES}
     ("name", "group"),
     [(n, g) for n in NAMES for g in ("weak_views", "small_views") if g not in TAKES[n]],
 )
-def test_a_group_of_views_that_it_does_not_take_is_refused(name: str, group: str) -> None:
+def test_a_group_of_views_that_it_does_not_take_is_refused(name, group):
     method = configure(name).objective.name
     with pytest.raises(UserError, match=rf"\[{group}\] is given, but the method {method} takes"):
         configure(name, **{f"{group}.num_views": 1})
@@ -329,9 +325,7 @@ def test_a_group_of_views_that_it_does_not_take_is_refused(name: str, group: str
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_step_never_waits_for_the_device(
-    name: str, tmp_path: Path, no_host_sync: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_a_step_never_waits_for_the_device(name, tmp_path, no_host_sync):
     config = methods.carry(name, **{"training.compile": "no"})
     labels = LABELS if config.objective.needs_labels else None
     job = Pretraining(config, images(), launch("cuda"), tmp_path / "run", labels=labels)

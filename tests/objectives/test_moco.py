@@ -51,7 +51,7 @@ def by_hand(objective: MoCo, views: Tensor, pairs: list[tuple[int, int]]) -> flo
     ("name", "pairs"),
     [("moco-v2", [(0, 0)]), ("moco-v2plus", [(0, 1), (1, 0)]), ("moco-v3", [(0, 1), (1, 0)])],
 )
-def test_the_loss_is_the_papers(name: str, pairs: list[tuple[int, int]]) -> None:
+def test_the_loss_is_the_papers(name, pairs):
     objective, views = build(name), draw_views(2, 5)
     expected = by_hand(objective, views, pairs)
     found = objective(ViewGroups(views), gather_alone, Samples())
@@ -59,7 +59,7 @@ def test_the_loss_is_the_papers(name: str, pairs: list[tuple[int, int]]) -> None
     assert len(found.student) == len(found.teacher) == len(pairs)
 
 
-def test_version_3_weighs_both_directions_by_twice_tau() -> None:
+def test_version_3_weighs_both_directions_by_twice_tau():
     from deepbregman.config import load_recipe
 
     settings = load_recipe("moco-v3").objective
@@ -67,7 +67,7 @@ def test_version_3_weighs_both_directions_by_twice_tau() -> None:
 
 
 @pytest.mark.parametrize("name", ["moco-v2", "moco-v2plus"])
-def test_the_queue_holds_keys_of_past_batches_only(name: str) -> None:
+def test_the_queue_holds_keys_of_past_batches_only(name):
     objective, views = build(name), draw_views(2, 5)
     queue = objective.queue
     before = queue.weight.clone()
@@ -81,7 +81,7 @@ def test_the_queue_holds_keys_of_past_batches_only(name: str) -> None:
     assert second.terms["contrastive"] > first.terms["contrastive"]  # its own key is a negative now
 
 
-def test_it_equals_lightlys_loss_with_a_memory_bank() -> None:
+def test_it_equals_lightlys_loss_with_a_memory_bank():
     losses = pytest.importorskip("lightly.loss")
     objective, views = build("moco-v2"), draw_views(2, 5)
     theirs = losses.NTXentLoss(temperature=0.2, memory_bank_size=(40, 6))

@@ -27,7 +27,7 @@ def draw_groups(name: str) -> ViewGroups[Tensor]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_teacher_starts_as_the_student_and_follows_it(name: str) -> None:
+def test_the_teacher_starts_as_the_student_and_follows_it(name):
     objective = build(name, **{"objective.momentum": 0.9, "objective.final_momentum": 0.97})
     students = [*objective.encoder.parameters(), *objective.projection.parameters()]
     teachers = list(objective.teacher.parameters())
@@ -44,7 +44,7 @@ def test_the_teacher_starts_as_the_student_and_follows_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_gradient_reaches_the_teacher_and_all_else_gets_some(name: str) -> None:
+def test_no_gradient_reaches_the_teacher_and_all_else_gets_some(name):
     objective = build(name)
     outputs = objective(draw_groups(name), gather_alone, Samples())
     assert not outputs.teacher.requires_grad
@@ -55,7 +55,7 @@ def test_no_gradient_reaches_the_teacher_and_all_else_gets_some(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_teacher_is_part_of_its_state_and_not_of_what_is_trained(name: str) -> None:
+def test_its_teacher_is_part_of_its_state_and_not_of_what_is_trained(name):
     objective = build(name)
     teachers = {id(parameter) for parameter in objective.teacher.parameters()}
     trained = [p for group in objective.parameter_groups() for _, p in group.parameters]
@@ -64,7 +64,7 @@ def test_its_teacher_is_part_of_its_state_and_not_of_what_is_trained(name: str) 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_says_whether_its_targets_are_of_the_students_views(name: str) -> None:
+def test_it_says_whether_its_targets_are_of_the_students_views(name):
     objective, groups = build(name), draw_groups(name)  # the teacher is still the student
     z = objective.embed(groups.main)[1]
     targets = objective(groups, gather_alone, Samples()).teacher

@@ -18,7 +18,7 @@ def build() -> NNCLR:
     return objective
 
 
-def test_the_loss_is_the_papers() -> None:
+def test_the_loss_is_the_papers():
     """``-log exp(nn_i p_i / tau) / sum_k exp(nn_i p_k / tau)``, both ways round (Eq. 3 and 4)."""
     objective = build()
     views = draw_views(2, 5, 8)
@@ -37,7 +37,7 @@ def test_the_loss_is_the_papers() -> None:
     assert found.terms["contrastive"].item() == pytest.approx(total / 10, rel=1e-6)
 
 
-def test_the_queue_takes_the_first_view_after_it_was_used() -> None:
+def test_the_queue_takes_the_first_view_after_it_was_used():
     objective = build()
     before = objective.queue.weight.clone()
     views = draw_views(2, 5, 8)
@@ -49,7 +49,7 @@ def test_the_queue_takes_the_first_view_after_it_was_used() -> None:
     assert torch.equal(objective.find_neighbours(z)[0], objective.queue.weight[:5])  # themselves
 
 
-def test_predictions_get_gradient_and_neighbours_none() -> None:
+def test_predictions_get_gradient_and_neighbours_none():
     objective = build()
     views = draw_views(2, 5, 8)
     neighbours = objective.find_neighbours(objective.embed(views)[1])
@@ -58,7 +58,7 @@ def test_predictions_get_gradient_and_neighbours_none() -> None:
     assert all(p.grad is not None and p.grad.any() for p in objective.predictor.parameters())
 
 
-def test_neighbours_and_loss_are_lightlys() -> None:
+def test_neighbours_and_loss_are_lightlys():
     """Its loss with a memory bank, one image at a time: the other predictions are the bank."""
     losses = pytest.importorskip("lightly.loss")
     modules = pytest.importorskip("lightly.models.modules")

@@ -1,6 +1,5 @@
 """What the interface promises to any method, shown by one that uses all of it."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,7 +27,6 @@ from deepbregman.training import checkpoints
 from deepbregman.training.faults import Interrupted
 from deepbregman.training.randomness import BatchShare
 
-from ..conftest import StopAfter
 from . import toy
 
 SMALL = {
@@ -57,7 +55,7 @@ def states(run: Run) -> dict[str, torch.Tensor]:
     return {**saved["objective"], **saved["divergence"]}
 
 
-def test_a_configuration_of_it_survives_toml() -> None:
+def test_a_configuration_of_it_survives_toml():
     config = configure()
     assert isinstance(config.objective, toy.ToySettings)
     assert config.weak_views == WeakViewSettings(crop_area=(0.6, 1.0))
@@ -67,7 +65,7 @@ def test_a_configuration_of_it_survives_toml() -> None:
     assert back.weak_views is None
 
 
-def test_a_method_that_takes_no_such_group_refuses_it_by_name() -> None:
+def test_a_method_that_takes_no_such_group_refuses_it_by_name():
     with pytest.raises(UserError, match=r"\[weak_views\] is given, but the method simclr takes"):
         override(load_recipe("digits"), {"weak_views.num_views": 1})
     with pytest.raises(UserError, match=r"views.num_views is 1: the method simclr needs 2"):
@@ -76,7 +74,7 @@ def test_a_method_that_takes_no_such_group_refuses_it_by_name() -> None:
         configure(**{"weak_views.jitter": [0.0, 0.0, 0.0, 0.6]})
 
 
-def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were() -> None:
+def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were():
     changes = {"small_views.num_views": 3, "views.relative_size": 0.75}
     both, plain = configure(**changes), override(load_recipe("digits"), {"training.batch_size": 32})
     shares = [BatchShare(config, 64, torch.device("cpu"), 0, 1) for config in (both, plain)]
@@ -97,25 +95,25 @@ def test_a_group_has_its_own_strengths_and_leaves_the_main_draws_as_they_were() 
     assert drawn[1].weak is None
 
 
-def test_a_method_without_an_objective_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_without_an_objective_is_an_error(monkeypatch):
     monkeypatch.delitem(OBJECTIVES, "toy")
     with pytest.raises(UserError, match=r"'toy': .* no objective; .* settings=ToySettings"):
         build_step(configure())
 
 
-def test_two_methods_cannot_share_a_name() -> None:
+def test_two_methods_cannot_share_a_name():
     with pytest.raises(ValueError, match="'toy', which is that of ToySettings"):
         type("Other", (ObjectiveSettings,), {"name": "toy"})
     assert METHODS["toy"] is toy.ToySettings
 
 
 @pytest.fixture(scope="module")
-def complete(tmp_path_factory: pytest.TempPathFactory, few_digits: str) -> Run:
+def complete(tmp_path_factory, few_digits) -> Run:
     config = override(load_recipe("digits"), {**SMALL, "data.source": few_digits})
     return pretrain(config, run=tmp_path_factory.mktemp("toy") / "run")
 
 
-def test_its_terms_and_metrics_travel_by_name(complete: Run) -> None:
+def test_its_terms_and_metrics_travel_by_name(complete):
     for row in complete.metrics():
         weight = complete.config.divergence.weight
         total = row["match"] + 0.5 * row["repel"] + weight * row["divergence"]
@@ -125,7 +123,7 @@ def test_its_terms_and_metrics_travel_by_name(complete: Run) -> None:
         assert "contrastive" not in row
 
 
-def test_teacher_queue_and_predictor_are_in_its_state(complete: Run) -> None:
+def test_teacher_queue_and_predictor_are_in_its_state(complete):
     state = states(complete)
     fresh = build_step(complete.config)
     assert not torch.equal(state["queue"], fresh.objective.state_dict()["queue"])
@@ -137,9 +135,7 @@ def test_teacher_queue_and_predictor_are_in_its_state(complete: Run) -> None:
 
 
 @pytest.mark.parametrize("stop_at", [2, 6])
-def test_it_goes_on_to_the_bit(
-    complete: Run, tmp_path: Path, stop_after: StopAfter, stop_at: int
-) -> None:
+def test_it_goes_on_to_the_bit(complete, tmp_path, stop_after, stop_at):
     with stop_after(stop_at), pytest.raises(Interrupted):
         pretrain(complete.config, run=tmp_path / "run")
     run = resume(tmp_path / "run")
@@ -151,7 +147,7 @@ def test_it_goes_on_to_the_bit(
     assert rows[0] == rows[1]
 
 
-def test_an_encoder_loads_without_the_heads(complete: Run) -> None:
+def test_an_encoder_loads_without_the_heads(complete):
     encoder = load_encoder(complete.path)
     saved = states(complete)
     for name, tensor in encoder.state_dict().items():
@@ -165,7 +161,7 @@ def test_an_encoder_loads_without_the_heads(complete: Run) -> None:
 
 
 @pytest.mark.slow
-def test_one_compiled_step_serves_all_weights() -> None:
+def test_one_compiled_step_serves_all_weights():
     """Torch 2.11 guards every value of a dictionary whose keys a compiled step reads."""
     images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
     counters.clear()

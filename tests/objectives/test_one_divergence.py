@@ -37,7 +37,7 @@ def run(objective: Objective, views: ViewGroups[Tensor]) -> Outputs:
     return outputs
 
 
-def test_swav_matches_prototypes_that_sinkhorn_evens_out() -> None:
+def test_swav_matches_prototypes_that_sinkhorn_evens_out():
     """The target is the student's own other view: a teacher of momentum 0."""
     objective = build_step(configure("swav", **{"objective.queue": 0})).objective.double()
     assert isinstance(objective, SwAV)
@@ -54,7 +54,7 @@ def test_swav_matches_prototypes_that_sinkhorn_evens_out() -> None:
     assert not torch.allclose(gradients(objective, other)[0], expected[0], rtol=0.01)
 
 
-def test_dino_matches_prototypes_that_are_centred() -> None:
+def test_dino_matches_prototypes_that_are_centred():
     """Equal where the centre is the mean of the batch; DINO's is a running mean of past ones."""
     objective = build_step(configure("dino")).objective.double()
     assert isinstance(objective, DINO)
@@ -79,7 +79,7 @@ def test_dino_matches_prototypes_that_are_centred() -> None:
         assert all(torch.allclose(*pair, rtol=1e-9, atol=1e-12) for pair in pairs) == is_equal
 
 
-def test_sce_matches_a_mixture_of_the_own_key_and_the_relations() -> None:
+def test_sce_matches_a_mixture_of_the_own_key_and_the_relations():
     """Over the own key and the bank; the terms of the table without the tie are another loss."""
     objective = build_step(configure("sce", **{"objective.coefficient": 0.3})).objective.double()
     assert isinstance(objective, SCE)
@@ -104,7 +104,7 @@ def test_sce_matches_a_mixture_of_the_own_key_and_the_relations() -> None:
     assert not torch.allclose(torch.autograd.grad(untied, z)[0], expected, rtol=0.01)
 
 
-def test_byol_with_a_bank_matches_the_teachers_other_view() -> None:
+def test_byol_with_a_bank_matches_the_teachers_other_view():
     match = {"divergence.weight": 1.0, "divergence.source": "bank", "divergence.compare": "match"}
     smooth = {"divergence.smoothing": 0.2, "divergence.target_smoothing": 0.1}
     step = build_step(configure("byol", **match, **smooth)).double()

@@ -42,7 +42,7 @@ Z, PLACES = normal(4, 3), normal(4, 5, 3, seed=1)
 SCORES = [[[dot(z, place) for place in image] for image in PLACES.tolist()] for z in Z.tolist()]
 
 
-def test_jensen_and_shannons_estimate() -> None:
+def test_jensen_and_shannons_estimate():
     own = [softplus(-s) for i in range(4) for s in SCORES[i][i]]
     others = [softplus(s) for i in range(4) for j in range(4) if i != j for s in SCORES[i][j]]
     assert float(jensen_shannon(Z, PLACES)) == pytest.approx(mean(own) + mean(others), rel=1e-9)
@@ -56,11 +56,11 @@ def cross_entropies(scores: list[list[list[float]]]) -> float:
     return mean(losses)
 
 
-def test_own_places_among_those_of_other_images() -> None:
+def test_own_places_among_those_of_other_images():
     assert float(info_nce_of_places(Z, PLACES)) == pytest.approx(cross_entropies(SCORES), rel=1e-9)
 
 
-def test_amdim_bounds_its_scores_and_punishes_large_ones() -> None:
+def test_amdim_bounds_its_scores_and_punishes_large_ones():
     raw = [[[s / math.sqrt(3) for s in image] for image in row] for row in SCORES]
     bounded = [[[2.0 * math.tanh(s / 2.0) for s in image] for image in row] for row in raw]
     loss, square = tell_places(Z, PLACES, 2.0)
@@ -70,7 +70,7 @@ def test_amdim_bounds_its_scores_and_punishes_large_ones() -> None:
     )
 
 
-def test_a_patch_is_found_among_others_drawn_at_random() -> None:
+def test_a_patch_is_found_among_others_drawn_at_random():
     predicted, own, others = normal(3, 4), normal(3, 4, seed=1), normal(5, 4, seed=2)
     itself = torch.zeros(3, 5, dtype=torch.bool)
     itself[2, 1] = True
@@ -83,7 +83,7 @@ def test_a_patch_is_found_among_others_drawn_at_random() -> None:
     assert float(found) == pytest.approx(expected, rel=1e-9)
 
 
-def test_gradients() -> None:
+def test_gradients():
     z, places = Z.clone().requires_grad_(), PLACES.clone().requires_grad_()
     for loss in (jensen_shannon, info_nce_of_places):
         assert torch.autograd.gradcheck(loss, (z, places))
@@ -93,7 +93,7 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(patch_info_nce, inputs)
 
 
-def test_a_context_sees_the_rows_above_and_its_own_and_none_below() -> None:
+def test_a_context_sees_the_rows_above_and_its_own_and_none_below():
     torch.manual_seed(0)
     network = ContextNetwork(3, 2).double()
     z = normal(1, 5, 5, 3).requires_grad_()
@@ -105,7 +105,7 @@ def test_a_context_sees_the_rows_above_and_its_own_and_none_below() -> None:
     assert seen[3].tolist() == [True] * 5
 
 
-def test_patches_overlap_as_asked() -> None:
+def test_patches_overlap_as_asked():
     images = normal(2, 3, 10, 10)
     found = cut_patches(images, 4, 2)
     assert found.shape == (2, 4, 4, 3, 4, 4)
@@ -115,7 +115,7 @@ def test_patches_overlap_as_asked() -> None:
             assert torch.equal(found[:, row, column], expected)
 
 
-def test_cpc_predicts_only_what_it_has_not_seen() -> None:
+def test_cpc_predicts_only_what_it_has_not_seen():
     """Changing the last row of patches leaves the context of the first row as it was."""
     objective = (
         build_step(configure("cpc", **{"objective.directions": 1})).double().objective.eval()
@@ -129,7 +129,7 @@ def test_cpc_predicts_only_what_it_has_not_seen() -> None:
     assert not torch.equal(seen[0][:, 2], seen[1][:, 2])
 
 
-def test_a_teacher_of_cpc_embeds_as_the_student_does() -> None:
+def test_a_teacher_of_cpc_embeds_as_the_student_does():
     """By the mean of the patches, each of which the network sees by itself."""
     objective = build_step(configure("cpc")).double().objective
     views, random = draw_views(2, 4), torch.rand(20, dtype=torch.float64)
@@ -140,7 +140,7 @@ def test_a_teacher_of_cpc_embeds_as_the_student_does() -> None:
 
 
 @pytest.mark.parametrize("name", ["small", "resnet18", "resnet50"])
-def test_maps_come_from_the_same_pass_as_the_representation(name: str) -> None:
+def test_maps_come_from_the_same_pass_as_the_representation(name):
     torch.manual_seed(0)
     encoder = build_encoder(name, 16, mean=(0.5,) * 3, deviation=(0.2,) * 3).eval()
     images = torch.rand(2, 3, 16, 16)
@@ -152,7 +152,7 @@ def test_maps_come_from_the_same_pass_as_the_representation(name: str) -> None:
     assert sides == sorted(sides, reverse=True)
 
 
-def test_encoders_without_maps_are_refused_by_name() -> None:
+def test_encoders_without_maps_are_refused_by_name():
     words = r"objective.name is '{}' with encoder.name 'timm:resnet10t': the method looks at"
     for name in ("dim", "amdim", "cpc", "pirl"):
         with pytest.raises(UserError, match=words.format(name)):
@@ -164,7 +164,7 @@ def test_encoders_without_maps_are_refused_by_name() -> None:
         encoder.encode_with_maps(torch.zeros(1, 3, 8, 8))
 
 
-def test_too_few_rows_to_predict_are_refused_by_name() -> None:
+def test_too_few_rows_to_predict_are_refused_by_name():
     with pytest.raises(UserError, match=r"objective.patch is 0.5 .* patches of 4 px make 3 rows"):
         configure("cpc", **{"objective.steps": 2})
     with pytest.raises(UserError, match=r"objective.patch is 0.1 .* patches of 1 px make 0 rows"):
@@ -183,7 +183,7 @@ def measure_sight(stage: int) -> int:
     return int(rows[-1] - rows[0]) + 1
 
 
-def test_parts_of_deep_infomax_see_a_part_of_the_image() -> None:
+def test_parts_of_deep_infomax_see_a_part_of_the_image():
     """Else a part knows the whole, and there is little to learn."""
     objective = load_recipe("dim").objective
     assert isinstance(objective, DIMSettings)

@@ -31,7 +31,7 @@ def standardised(column: list[float]) -> list[float]:
     return [(value - centre) / math.sqrt(variance + 1e-5) for value in column]
 
 
-def test_barlow_twins_is_its_formula() -> None:
+def test_barlow_twins_is_its_formula():
     z1, z2 = normal(7, 4), 0.5 * normal(7, 4) + normal(7, 4, seed=1)
     first, second = ([standardised(column) for column in z.T.tolist()] for z in (z1, z2))
     expected = 0.0
@@ -42,7 +42,7 @@ def test_barlow_twins_is_its_formula() -> None:
     assert float(redundancy(z1, z2, 0.02)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_vicreg_is_its_formula() -> None:
+def test_vicreg_is_its_formula():
     z = 0.7 * normal(6, 3)
     rows, columns = z.tolist(), z.T.tolist()
     centres = [mean(column) for column in columns]
@@ -59,7 +59,7 @@ def test_vicreg_is_its_formula() -> None:
     assert hinge > 0.0
 
 
-def test_whitened_components_have_variance_1_and_no_covariance() -> None:
+def test_whitened_components_have_variance_1_and_no_covariance():
     z = normal(2, 9, 4) @ normal(4, 4, seed=1)
     white = whiten(z)
     for part in white:
@@ -73,7 +73,7 @@ def test_whitened_components_have_variance_1_and_no_covariance() -> None:
 
 
 @pytest.mark.parametrize("loss", [lambda a, b: redundancy(a, b, 0.1), lambda a, _: covariance(a)])
-def test_gradients_of_the_smooth_ones(loss) -> None:
+def test_gradients_of_the_smooth_ones(loss):
     inputs = (normal(5, 3).requires_grad_(), normal(5, 3, seed=1).requires_grad_())
     assert torch.autograd.gradcheck(loss, inputs)
     assert torch.autograd.gradcheck(whiten, (inputs[0],))
@@ -90,7 +90,7 @@ def outputs_of(random: Tensor | None = None, **changes: object):
 
 
 @pytest.mark.parametrize("name", ["barlow_twins", "vicreg"])
-def test_as_lightly_has_it(name: str) -> None:
+def test_as_lightly_has_it(name):
     losses = pytest.importorskip("lightly.loss")
     step, outputs = outputs_of(**{"objective.name": name})
     total = sum(step.weights[term] * value for term, value in outputs.terms.items())
@@ -98,7 +98,7 @@ def test_as_lightly_has_it(name: str) -> None:
     torch.testing.assert_close(total, theirs(*outputs.student), rtol=1e-6, atol=0.0)
 
 
-def test_wmse_as_lightly_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wmse_as_lightly_has_it(monkeypatch):
     wmse = pytest.importorskip("lightly.loss.wmse_loss")
     random = torch.rand(1, 16)
     whitened_by = {"objective.name": "wmse", "objective.whitening_batch": 8, "encoder.embedding": 4}
@@ -130,7 +130,7 @@ def whiten_by_loops(rows: list[list[float]]) -> list[list[float]]:
     return found
 
 
-def test_wmse_is_its_formula() -> None:
+def test_wmse_is_its_formula():
     """The mean squared distance of two views, each whitened in the same random sub-batches."""
     random = torch.rand(2, 16, generator=torch.Generator().manual_seed(0))
     small = {"objective.whitening_batch": 8, "encoder.embedding": 4, "training.batch_size": 16}
@@ -146,7 +146,7 @@ def test_wmse_is_its_formula() -> None:
     assert outputs.terms["distance"].item() == pytest.approx(mean(distances), rel=1e-9)
 
 
-def test_vicregs_invariance_is_its_formula() -> None:
+def test_vicregs_invariance_is_its_formula():
     """The squared distance of two views, over images and, as the authors' code, components."""
     step, outputs = outputs_of(**{"objective.name": "vicreg"})
     squares = [
@@ -159,7 +159,7 @@ def test_vicregs_invariance_is_its_formula() -> None:
     assert step.weights == {"invariance": 25.0, "variance": 25.0, "covariance": 1.0}
 
 
-def test_too_few_images_to_whiten_are_refused_by_name() -> None:
+def test_too_few_images_to_whiten_are_refused_by_name():
     recipe = override(load_recipe("digits"), {"encoder.embedding": 16, "training.batch_size": 64})
     with pytest.raises(UserError, match=r"objective.whitening_batch is 16 with encoder.embedding"):
         override(recipe, {"objective.name": "wmse", "objective.whitening_batch": 16})

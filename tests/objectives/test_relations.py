@@ -42,7 +42,7 @@ def total(objective: ReSSL, views: ViewGroups[Tensor]) -> float:
     return sum(weight * terms[name].item() for name, weight in objective.weights.items())
 
 
-def test_ressl_is_the_papers_less_the_entropy_of_its_target() -> None:
+def test_ressl_is_the_papers_less_the_entropy_of_its_target():
     """The cross-entropy of the relations to the bank at 0.1 with the teacher's at 0.04."""
     objective, views = build("ressl"), ViewGroups(draw_views(2, 4), draw_views(1, 4))
     z, targets, bank = embed(objective, views)
@@ -57,7 +57,7 @@ def test_ressl_is_the_papers_less_the_entropy_of_its_target() -> None:
     assert total(objective, views) == pytest.approx(expected, rel=1e-6)
 
 
-def test_sce_is_the_papers_less_the_entropy_of_its_relations() -> None:
+def test_sce_is_the_papers_less_the_entropy_of_its_relations():
     """``-sum_k w_k log p_k`` with w of the own key and the relations, p over both (Eq. 3 to 6)."""
     coefficient = 0.3
     objective = build("sce", **{"objective.coefficient": coefficient})
@@ -76,7 +76,7 @@ def test_sce_is_the_papers_less_the_entropy_of_its_relations() -> None:
 
 
 @pytest.mark.parametrize("name", ["ressl", "sce"])
-def test_the_bank_takes_the_targets_after_they_were_compared(name: str) -> None:
+def test_the_bank_takes_the_targets_after_they_were_compared(name):
     objective, views = build(name), ViewGroups(draw_views(1, 4), draw_views(2, 4))
     before = objective.bank.weight.clone()
     outputs = objective(views, gather_alone, Samples())
@@ -86,7 +86,7 @@ def test_the_bank_takes_the_targets_after_they_were_compared(name: str) -> None:
     sum(outputs.terms.values()).backward()  # through the rows that the batch met
 
 
-def test_ressl_is_a_setting_of_the_divergence() -> None:
+def test_ressl_is_a_setting_of_the_divergence():
     """The same term beside any method: its gradient, with the same bank and targets."""
     method = build_step(configure("ressl"))
     as_term = build_step(
@@ -112,6 +112,6 @@ def test_ressl_is_a_setting_of_the_divergence() -> None:
 
 
 @pytest.mark.parametrize("name", ["ressl", "sce"])
-def test_without_weak_views_it_is_refused_by_name(name: str) -> None:
+def test_without_weak_views_it_is_refused_by_name(name):
     with pytest.raises(UserError, match=rf"objective.name is '{name}' without \[weak_views\]"):
         configure(name, **{"weak_views": None})

@@ -1,7 +1,6 @@
 """How far small views are turned, as a loss term beside a method."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ class Pixels(nn.Module):
 
 
 @pytest.mark.parametrize("count", [4, 6])
-def test_the_loss_is_a_loop_over_turned_images(count: int) -> None:
+def test_the_loss_is_a_loop_over_turned_images(count):
     small = draw_views(count, 5, 3)
     term = RotationTerm(RotationSettings(hidden=7), 27).double()
     term.head = nn.Linear(27, 4).double()  # type: ignore[assignment]  # without batch norm
@@ -48,7 +47,7 @@ def test_the_loss_is_a_loop_over_turned_images(count: int) -> None:
     assert found == pytest.approx(sum(expected) / len(expected), abs=1e-10)
 
 
-def test_its_weighed_loss_joins_the_total_and_reaches_the_encoder() -> None:
+def test_its_weighed_loss_joins_the_total_and_reaches_the_encoder():
     step = build(configure("moco-v2", **TURNS))
     outputs = take_step(step)
     assert outputs.terms["rotation"].item() == pytest.approx(math.log(4), abs=1.0)
@@ -60,14 +59,14 @@ def test_its_weighed_loss_joins_the_total_and_reaches_the_encoder() -> None:
     assert gradient.abs().max() > 0.0
 
 
-def test_other_networks_begin_as_without_it() -> None:
+def test_other_networks_begin_as_without_it():
     """So that runs can be compared."""
     plain, turned = (build(configure("moco-v2", **changes)) for changes in ({}, TURNS))
     state = turned.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in plain.state_dict().items())
 
 
-def test_it_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_it_goes_on_to_the_bit(tmp_path):
     config = configure("moco-v2", **TURNS)
     assert from_toml(to_toml(config), "here") == config
     check_resume(config, tmp_path)
@@ -82,6 +81,6 @@ def test_it_goes_on_to_the_bit(tmp_path: Path) -> None:
         ({"small_views.num_views": 4}, "takes no such views"),
     ],
 )
-def test_what_does_not_fit_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_what_does_not_fit_is_refused(changes, words):
     with pytest.raises(UserError, match=words):
         configure("moco-v2", **changes)

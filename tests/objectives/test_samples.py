@@ -1,7 +1,6 @@
 """Methods that ask for labels, for places in the dataset and for randomness get the right ones."""
 
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
-from ..conftest import StopAfter
 from .toy import InformedSettings
 
 SMALL = {
@@ -52,7 +50,7 @@ def labels_of(indices: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("resident", ["yes", "no"])
-def test_a_batch_comes_with_its_places_and_labels(resident: str, tmp_path: Path) -> None:
+def test_a_batch_comes_with_its_places_and_labels(resident, tmp_path):
     config = configure(**{"data.resident": resident})
     job = Pretraining(
         config, images(27), launch("cpu"), tmp_path / "run", labels=labels_of(torch.arange(27))
@@ -67,7 +65,7 @@ def test_a_batch_comes_with_its_places_and_labels(resident: str, tmp_path: Path)
     assert job.num_classes == 5
 
 
-def test_the_draws_depend_on_the_step_alone(tmp_path: Path) -> None:
+def test_the_draws_depend_on_the_step_alone(tmp_path):
     job = Pretraining(
         configure(), images(27), launch("cpu"), tmp_path / "run", labels=torch.zeros(27).long()
     )
@@ -80,7 +78,7 @@ def test_the_draws_depend_on_the_step_alone(tmp_path: Path) -> None:
     assert not torch.equal(first, second)
 
 
-def test_a_method_that_asks_for_nothing_gets_nothing(tmp_path: Path) -> None:
+def test_a_method_that_asks_for_nothing_gets_nothing(tmp_path):
     config = configure(**{"objective.name": "simclr"})
     job = Pretraining(config, images(27), launch("cpu"), tmp_path / "run")
     (batch,) = islice(job.feed(0, 0), 1)
@@ -93,14 +91,14 @@ def source(labelled: bool, unlabelled: int = 0) -> Source:
     return Source("greys", Split(images(27), labels), unlabelled=rest)
 
 
-def test_without_labels_it_is_refused_by_name(tmp_path: Path) -> None:
+def test_without_labels_it_is_refused_by_name(tmp_path):
     words = r"objective.name is 'informed': it learns from labels, and greys has none; give"
     with pytest.raises(UserError, match=words):
         pretrain(configure(), run=tmp_path / "run", source=source(False))
     assert not (tmp_path / "run").exists()
 
 
-def test_labels_train_on_labelled_images_alone(tmp_path: Path) -> None:
+def test_labels_train_on_labelled_images_alone(tmp_path):
     for name, count in (("informed", 27), ("simclr", 37)):
         config = configure(**{"objective.name": name, "training.epochs": 1})
         data = source(True, unlabelled=10)
@@ -108,7 +106,7 @@ def test_labels_train_on_labelled_images_alone(tmp_path: Path) -> None:
         assert checkpoints.load(run.last_checkpoint)["num_images"] == count
 
 
-def test_it_goes_on_to_the_bit_and_loads(tmp_path: Path, stop_after: StopAfter) -> None:
+def test_it_goes_on_to_the_bit_and_loads(tmp_path, stop_after):
     config = configure(**{"divergence.weight": 1.0})
     whole = pretrain(config, run=tmp_path / "whole", source=source(True))
     with stop_after(2), pytest.raises(Interrupted):

@@ -23,7 +23,7 @@ def embed(objective: SimSiam, views: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("num_views", [2, 3])
-def test_the_loss_is_the_papers(num_views: int) -> None:
+def test_the_loss_is_the_papers(num_views):
     """Half of D(p1, z2) and half of D(p2, z1), each the mean of negative cosines (Eq. 1 to 3)."""
     objective = build()
     views = draw_views(num_views, 4, 8)
@@ -42,7 +42,7 @@ def test_the_loss_is_the_papers(num_views: int) -> None:
     assert found.teacher is None
 
 
-def test_it_equals_lightlys_loss() -> None:
+def test_it_equals_lightlys_loss():
     losses = pytest.importorskip("lightly.loss")
     objective = build()
     views = draw_views(2, 6, 8)
@@ -53,7 +53,7 @@ def test_it_equals_lightlys_loss() -> None:
     torch.testing.assert_close(found.terms["prediction"], expected)
 
 
-def test_no_gradient_comes_back_through_the_target() -> None:
+def test_no_gradient_comes_back_through_the_target():
     objective = build()
     views = draw_views(2, 4, 8)
     found = objective(ViewGroups(views), gather_alone, Samples()).terms["prediction"]
@@ -70,7 +70,7 @@ def test_no_gradient_comes_back_through_the_target() -> None:
     assert not torch.allclose(got, wrong)
 
 
-def test_the_predictors_rate_does_not_fall() -> None:
+def test_the_predictors_rate_does_not_fall():
     config = configure("simsiam")
     objective = build_step(config).objective
     groups = objective.parameter_groups()

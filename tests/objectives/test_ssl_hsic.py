@@ -28,7 +28,7 @@ def drawn(num_features: int, width: int) -> Tensor:
     return torch.cat([normal(num_features, width + 1), uniform], dim=1)
 
 
-def test_features_estimate_the_inverse_multiquadric_kernel() -> None:
+def test_features_estimate_the_inverse_multiquadric_kernel():
     torch.manual_seed(0)
     z = normal(5, 3, seed=1)
     features = fourier_features(z, drawn(200_000, 3), 1.5)
@@ -43,7 +43,7 @@ def kernel(a: Tensor, b: Tensor) -> float:
     return sum(map(float.__mul__, a.tolist(), b.tolist()))
 
 
-def test_dependence_on_the_image_is_its_formula() -> None:
+def test_dependence_on_the_image_is_its_formula():
     features = normal(3, 4, 5)  # views, images, features
     own = [
         kernel(features[p, i], features[q, i])
@@ -58,7 +58,7 @@ def test_dependence_on_the_image_is_its_formula() -> None:
     assert float(dependence_on_image(features)) == pytest.approx(expected, rel=1e-9)
 
 
-def test_self_dependence_is_the_trace_of_centred_kernels() -> None:
+def test_self_dependence_is_the_trace_of_centred_kernels():
     first, second = normal(6, 4), normal(6, 4, seed=1)
     centre = torch.eye(6, dtype=torch.float64) - 1.0 / 6
     kernels = [
@@ -69,7 +69,7 @@ def test_self_dependence_is_the_trace_of_centred_kernels() -> None:
     torch.testing.assert_close(self_dependence(first, second), expected)
 
 
-def test_gradients() -> None:
+def test_gradients():
     draw = drawn(6, 3)
     inputs = (normal(2, 4, 3).requires_grad_(),)
     assert torch.autograd.gradcheck(
@@ -80,7 +80,7 @@ def test_gradients() -> None:
     )
 
 
-def test_each_view_goes_with_the_teachers_embedding_of_the_other() -> None:
+def test_each_view_goes_with_the_teachers_embedding_of_the_other():
     torch.manual_seed(0)
     objective = build_step(configure("ssl-hsic")).double().objective
     random = objective.draw(5, device=torch.device("cpu"), generator=torch.Generator()).double()
@@ -102,7 +102,7 @@ def test_each_view_goes_with_the_teachers_embedding_of_the_other() -> None:
     assert all(p.grad is not None for p in objective.predictor.parameters())
 
 
-def test_the_kernel_is_steepest_between_embeddings_at_right_angles() -> None:
+def test_the_kernel_is_steepest_between_embeddings_at_right_angles():
     """The authors learn it to be: the slope is in the squared distance, here 2."""
 
     def slope(c: float) -> float:
@@ -112,7 +112,7 @@ def test_the_kernel_is_steepest_between_embeddings_at_right_angles() -> None:
     assert slope(scale) == pytest.approx(max(slope(i / 100) for i in range(1, 1000)))
 
 
-def test_the_objective_is_the_papers() -> None:
+def test_the_objective_is_the_papers():
     """``-HSIC(Z, Y) + gamma sqrt(HSIC(Z, Z))`` by loops over features, samples and pairs."""
     torch.manual_seed(0)
     step = build_step(configure("ssl-hsic", **{"objective.gamma": 2.5})).double()

@@ -51,7 +51,7 @@ def by_hand(objective: SwAV, main: Tensor, small: Tensor | None, past: Tensor | 
 
 
 @pytest.mark.parametrize("crops", [0, 2])
-def test_the_loss_is_the_papers(crops: int) -> None:
+def test_the_loss_is_the_papers(crops):
     objective = build()
     main = draw_views(2, 4, 8)
     small = draw_views(crops, 4, 4) if crops else None
@@ -60,7 +60,7 @@ def test_the_loss_is_the_papers(crops: int) -> None:
     assert found.terms["assignment"].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_queue_joins_the_assignment_once_it_is_full_and_due() -> None:
+def test_the_queue_joins_the_assignment_once_it_is_full_and_due():
     objective = build(**{"objective.queue": 32, "objective.queue_from": 0.2})
     main = draw_views(2, 4, 8)
     rows = F.normalize(torch.randn(32, 6, dtype=torch.float64), dim=1)
@@ -80,7 +80,7 @@ def test_the_queue_joins_the_assignment_once_it_is_full_and_due() -> None:
     torch.testing.assert_close(objective.queue.weight[:4], fresh)
 
 
-def test_it_equals_lightlys_loss() -> None:
+def test_it_equals_lightlys_loss():
     losses = pytest.importorskip("lightly.loss")
     objective = build()
     main = draw_views(2, 8, 8)
@@ -91,7 +91,7 @@ def test_it_equals_lightlys_loss() -> None:
     torch.testing.assert_close(found.terms["assignment"].view(1), expected, rtol=1e-6, atol=0.0)
 
 
-def test_assignments_get_no_gradient_and_prototypes_do() -> None:
+def test_assignments_get_no_gradient_and_prototypes_do():
     objective = build()
     main = draw_views(2, 4, 8)
     scores = torch.stack(score(objective, main))
@@ -101,7 +101,7 @@ def test_assignments_get_no_gradient_and_prototypes_do() -> None:
     assert gradient.any()
 
 
-def test_prototypes_are_frozen_at_first() -> None:
+def test_prototypes_are_frozen_at_first():
     config = configure("swav", **{"objective.freeze_prototypes": 0.25})
     objective = build_step(config).objective
     groups = objective.parameter_groups()

@@ -1,7 +1,6 @@
 """The teacher, the bank and the matched divergence, against loops and closed forms."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,8 +21,6 @@ from deepbregman.objectives.teacher import Prototypes, momentum_at
 from deepbregman.training import checkpoints
 from deepbregman.training.faults import Interrupted
 
-from ..conftest import StopAfter
-
 SEEDS = st.integers(0, 2**31)
 WARM = st.floats(0.05, 2.0)
 
@@ -39,7 +36,7 @@ def softmax(values: list[float]) -> list[float]:
 
 
 @given(SEEDS, WARM, WARM)
-def test_match_is_cross_entropy_minus_entropy(seed: int, student: float, teacher: float) -> None:
+def test_match_is_cross_entropy_minus_entropy(seed, student, teacher):
     """ReSSL's cross-entropy of relations minus the target's entropy, by a loop."""
     z, target, bank = draw(seed, 3, 4), draw(seed + 1, 3, 4), draw(seed + 2, 5, 4)
 
@@ -60,7 +57,7 @@ def test_match_is_cross_entropy_minus_entropy(seed: int, student: float, teacher
 
 
 @given(SEEDS, WARM)
-def test_match_is_the_diagonal_of_the_smooth_divergence(seed: int, temperature: float) -> None:
+def test_match_is_the_diagonal_of_the_smooth_divergence(seed, temperature):
     z, target, weight = draw(seed, 4, 6), draw(seed + 1, 4, 6), F.normalize(draw(seed + 2, 7, 6))
     p, q = F.normalize(z) @ weight.T, F.normalize(target) @ weight.T
     expected = soft_divergence(p, q, temperature).diagonal().mean() / temperature
@@ -75,7 +72,7 @@ def test_match_is_the_diagonal_of_the_smooth_divergence(seed: int, temperature: 
 
 
 @given(SEEDS, WARM)
-def test_with_one_hot_targets_it_is_infonce(seed: int, temperature: float) -> None:
+def test_with_one_hot_targets_it_is_infonce(seed, temperature):
     """A very sharp target at one functional leaves the cross-entropy of that functional."""
     keys, z = F.normalize(draw(seed, 5, 8)), draw(seed + 1, 5, 8)
     scores = F.normalize(z) @ keys.T
@@ -88,7 +85,7 @@ def test_with_one_hot_targets_it_is_infonce(seed: int, temperature: float) -> No
     torch.testing.assert_close(found, again, rtol=1e-9, atol=1e-12)
 
 
-def test_infonce_by_a_loop() -> None:
+def test_infonce_by_a_loop():
     z, target, negatives = draw(0, 3, 4), draw(1, 3, 4), draw(2, 6, 4)
     rows = F.normalize(torch.cat([target, negatives]))
     total = 0.0
@@ -98,7 +95,7 @@ def test_infonce_by_a_loop() -> None:
     assert info_nce(z, target, negatives, temperature=0.3).item() == pytest.approx(total / 3)
 
 
-def test_gradient_is_the_difference_of_assignments() -> None:
+def test_gradient_is_the_difference_of_assignments():
     p, q = draw(0, 4, 9).requires_grad_(), draw(1, 4, 9).requires_grad_()
     match_scores(p, q, temperature=0.5, target_temperature=0.2).backward()
     expected = (F.softmax(p / 0.5, dim=1) - F.softmax(q / 0.2, dim=1)) / 0.5 / 4
@@ -106,7 +103,7 @@ def test_gradient_is_the_difference_of_assignments() -> None:
     assert q.grad is None
 
 
-def test_gradcheck_and_no_gradient_to_target_or_bank() -> None:
+def test_gradcheck_and_no_gradient_to_target_or_bank():
     z, target, bank = (draw(i, 3, 4).requires_grad_() for i in range(3))
     assert torch.autograd.gradcheck(lambda x: match_divergence(x, target, bank), (z,))
     match_divergence(z, target, bank).backward()
@@ -115,7 +112,7 @@ def test_gradcheck_and_no_gradient_to_target_or_bank() -> None:
     assert bank.grad is None
 
 
-def test_hard_match_moves_only_two_scores_of_a_row() -> None:
+def test_hard_match_moves_only_two_scores_of_a_row():
     p = torch.tensor([[3.0, 1.0, 2.0], [5.0, 0.0, 0.0]], requires_grad=True)
     q = torch.tensor([[0.0, 1.0, 0.0], [9.0, 0.0, 0.0]])
     loss = match_scores(p, q, temperature=0)
@@ -124,13 +121,13 @@ def test_hard_match_moves_only_two_scores_of_a_row() -> None:
     assert p.grad.tolist() == [[0.5, -0.5, 0.0], [0.0, 0.0, 0.0]]
 
 
-def test_several_weak_views_are_a_distribution() -> None:
+def test_several_weak_views_are_a_distribution():
     p, q = draw(0, 4, 9), draw(1, 4, 3, 9)
     expected = match_scores(p, q.mean(dim=1), temperature=0.3)
     torch.testing.assert_close(match_scores(p, q, temperature=0.3), expected)
 
 
-def test_momentum_after_n_steps_in_closed_form() -> None:
+def test_momentum_after_n_steps_in_closed_form():
     student = nn.Linear(3, 2).double()
     teacher = Teacher(student, momentum=0.9)
     first = student.weight.detach().clone()
@@ -146,7 +143,7 @@ def test_momentum_after_n_steps_in_closed_form() -> None:
     assert torch.equal(teacher.network.weight, student.weight)
 
 
-def test_momentum_rises_to_one() -> None:
+def test_momentum_rises_to_one():
     assert momentum_at(0.9, "constant", 0.5) == 0.9
     assert momentum_at(0.9, "cosine", 0.0) == pytest.approx(0.9)
     assert momentum_at(0.9, "cosine", 0.5) == pytest.approx(0.95)
@@ -154,7 +151,7 @@ def test_momentum_rises_to_one() -> None:
 
 
 @given(st.integers(1, 9), st.lists(st.integers(1, 12), max_size=6))
-def test_bank_holds_the_last_rows(size: int, pushes: list[int]) -> None:
+def test_bank_holds_the_last_rows(size, pushes):
     bank, everything = Bank(size, 2), torch.empty(0, 2)
     for number, count in enumerate(pushes):
         rows = draw(number, count, 2).float()
@@ -167,7 +164,7 @@ def test_bank_holds_the_last_rows(size: int, pushes: list[int]) -> None:
     torch.testing.assert_close(bank.weight.norm(dim=1), torch.ones(size))
 
 
-def test_push_before_backward_does_not_disturb_the_gradient() -> None:
+def test_push_before_backward_does_not_disturb_the_gradient():
     bank, z = Bank(6, 4), torch.randn(3, 4, requires_grad=True)
     scores = bank(z)
     bank.push(torch.randn(5, 4))
@@ -175,7 +172,7 @@ def test_push_before_backward_does_not_disturb_the_gradient() -> None:
     assert z.grad is not None
 
 
-def test_balanced_scores_use_all_functionals_alike() -> None:
+def test_balanced_scores_use_all_functionals_alike():
     scores = draw(0, 40, 5)
     assigned = F.softmax(balance_scores(scores, 0.5, iterations=50) / 0.5, dim=1)
     torch.testing.assert_close(assigned.sum(dim=0), torch.full((5,), 8.0, dtype=torch.float64))
@@ -187,7 +184,7 @@ def test_balanced_scores_use_all_functionals_alike() -> None:
     torch.testing.assert_close(found, matrix)
 
 
-def test_prototypes_are_cosines() -> None:
+def test_prototypes_are_cosines():
     prototypes, z = Prototypes(5, 4), torch.randn(3, 4)
     expected = F.cosine_similarity(z[:, None], prototypes.weight[None], dim=2)
     torch.testing.assert_close(prototypes(z), expected)
@@ -211,7 +208,7 @@ def test_prototypes_are_cosines() -> None:
         ),
     ],
 )
-def test_bad_arguments_are_named(make, words: str) -> None:
+def test_bad_arguments_are_named(make, words):
     with pytest.raises(ValueError, match=words):
         make()
 
@@ -254,7 +251,7 @@ def take_step(step: Step, seed: int = 0) -> StepOutputs:
     return outputs
 
 
-def test_terms_are_those_of_the_formulas_once_the_bank_is_full() -> None:
+def test_terms_are_those_of_the_formulas_once_the_bank_is_full():
     step = build_step(configure())
     for seed in range(3):  # 2 targets for each of 16 images: 32, 64, 96
         outputs = take_step(step, seed)
@@ -277,7 +274,7 @@ def test_terms_are_those_of_the_formulas_once_the_bank_is_full() -> None:
     torch.testing.assert_close(bank.weight[:32], newest)
 
 
-def test_the_teacher_gets_no_gradient_and_follows() -> None:
+def test_the_teacher_gets_no_gradient_and_follows():
     step = build_step(configure())
     take_step(step).total.backward()
     assert all(parameter.grad is None for parameter in step.teacher.parameters())
@@ -290,7 +287,7 @@ def test_the_teacher_gets_no_gradient_and_follows() -> None:
     torch.testing.assert_close(step.teacher.network[1][0].weight, before + 0.1)
 
 
-def test_prototypes_have_a_teacher_of_their_own() -> None:
+def test_prototypes_have_a_teacher_of_their_own():
     step = build_step(
         configure(**{"divergence.source": "prototypes", "divergence.info_nce": 0.0,
                      "divergence.centring": "mean"})
@@ -307,7 +304,7 @@ def test_prototypes_have_a_teacher_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("centring", ["mean", "sinkhorn"])
-def test_centring_evens_out_what_the_teacher_prefers(centring: str) -> None:
+def test_centring_evens_out_what_the_teacher_prefers(centring):
     changes = {"divergence.source": "prototypes", "divergence.info_nce": 0.0}
     term = build_step(configure(**changes, **{"divergence.centring": centring})).divergence
     targets = draw(0, 1, 400, 6).float() + torch.tensor([3.0, 0, 0, 0, 0, 0])  # all lean one way
@@ -329,7 +326,7 @@ class PlainViews(nn.Module):
         return images / 255.0 * uniforms[..., None, None]
 
 
-def test_the_step_is_compiled_once() -> None:
+def test_the_step_is_compiled_once():
     """While the bank fills and is full, and while momentum and weights move."""
     config = configure(
         **{"teacher.schedule": "cosine", "divergence.warmup_epochs": 2.0},
@@ -362,13 +359,13 @@ def test_the_step_is_compiled_once() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_without_the_divergence_nobody_asks_the_teacher() -> None:
+def test_without_the_divergence_nobody_asks_the_teacher():
     step = build_step(configure(**{"divergence.weight": 0.0, "divergence.info_nce": 0.0}))
     assert step.teacher is None
     assert step.views.weak is None
 
 
-def test_the_control_is_infonce_without_the_divergence() -> None:
+def test_the_control_is_infonce_without_the_divergence():
     step = build_step(configure(**{"divergence.weight": 0.0}))
     step.follow_schedule(0, 10)
     assert step.weights == {"contrastive": 1.0, "info_nce": 0.5}
@@ -384,14 +381,12 @@ def test_the_control_is_infonce_without_the_divergence() -> None:
         ({"teacher.momentum": 1.5}, r"teacher.momentum is 1.5: it must be between 0 and 1"),
     ],
 )
-def test_settings_that_contradict_are_refused(changes: dict[str, Any], words: str) -> None:
+def test_settings_that_contradict_are_refused(changes, words):
     with pytest.raises(UserError, match=words):
         configure(**changes)
 
 
-def test_a_run_with_a_half_filled_bank_resumes_to_the_bit(
-    tmp_path: Path, few_digits: str, stop_after: StopAfter
-) -> None:
+def test_a_run_with_a_half_filled_bank_resumes_to_the_bit(tmp_path, few_digits, stop_after):
     config = configure(**{"data.source": few_digits, "divergence.num_subnetworks": 128})
     complete = pretrain(config, run=tmp_path / "complete")
     with stop_after(2), pytest.raises(Interrupted):
@@ -406,7 +401,7 @@ def test_a_run_with_a_half_filled_bank_resumes_to_the_bit(
     assert run.metrics()[-1]["divergence"] > 0.0
 
 
-def test_a_bank_that_is_not_full_is_not_complained_of() -> None:
+def test_a_bank_that_is_not_full_is_not_complained_of():
     step = build_step(configure())
     record = {"active_subnetworks": 1.0}
     assert step.divergence.warn(record, 96) == []

@@ -21,7 +21,7 @@ def sample_runs() -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def sample_page(tmp_path_factory: pytest.TempPathFactory, sample_runs: list[Path]) -> Report:
+def sample_page(tmp_path_factory, sample_runs) -> Report:
     return report(sample_runs, tmp_path_factory.mktemp("page") / "report")
 
 
@@ -29,7 +29,7 @@ MakeRun = Callable[..., Path]
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> MakeRun:
+def make_run(tmp_path) -> MakeRun:
     """Write run folders by hand: configuration, metrics and results as they are given."""
 
     def make(
@@ -50,7 +50,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 
 
 @pytest.fixture
-def make_study(tmp_path: Path) -> Callable[..., Path]:
+def make_study(tmp_path) -> Callable[..., Path]:
     """Write the folder of a grid as the study engine leaves it."""
 
     def make(name: str, figure: str = "line", data: str = "cifar10") -> Path:

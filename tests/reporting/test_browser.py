@@ -3,14 +3,13 @@
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from deepbregman.commands.report import Report, report
+from deepbregman.commands.report import report
 
 from . import chromium
 
@@ -42,9 +41,7 @@ def colour_of(tab: chromium.Tab, selector: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_the_page_loads_cleanly(
-    tab: chromium.Tab, sample_page: Report, width: int, scheme: str
-) -> None:
+def test_the_page_loads_cleanly(tab, sample_page, width, scheme):
     tab.messages.clear()
     tab.requests.clear()
     tab.open(sample_page.page, width, 900, scheme)
@@ -79,14 +76,14 @@ def test_the_page_loads_cleanly(
 
 
 @pytest.fixture(scope="module")
-def wide_page(tab: chromium.Tab, sample_page: Report) -> chromium.Tab:
+def wide_page(tab, sample_page) -> chromium.Tab:
     """The page in a wide window, with every chart drawn; for tests that leave it as it was."""
     tab.open(sample_page.page, 1280, 900, "light")
     tab.wait_for(f"{DRAWN} === {sample_page.num_figures}")
     return tab
 
 
-def test_the_toggle_turns_the_theme_and_charts_stay(wide_page: chromium.Tab) -> None:
+def test_the_toggle_turns_the_theme_and_charts_stay(wide_page):
     seen = [colour_of(wide_page, "#curves .plot svg text", "fill")]
     for theme in ("dark", "light"):
         wide_page.ask("document.getElementById('theme').click()")
@@ -96,7 +93,7 @@ def test_the_toggle_turns_the_theme_and_charts_stay(wide_page: chromium.Tab) -> 
     wide_page.ask("localStorage.clear()")
 
 
-def test_the_legend_highlights_an_arm_in_every_chart(wide_page: chromium.Tab) -> None:
+def test_the_legend_highlights_an_arm_in_every_chart(wide_page):
     faint = "document.querySelectorAll('.mark-line path[opacity=\"0.05\"]').length"
     assert wide_page.ask(faint) == 0
     wide_page.ask("document.querySelector('#curves .legend button[data-arm=simclr]').click()")
@@ -107,7 +104,7 @@ def test_the_legend_highlights_an_arm_in_every_chart(wide_page: chromium.Tab) ->
     wide_page.wait_for(f"{faint} === 0")
 
 
-def test_pointing_at_a_curve_shows_its_value(wide_page: chromium.Tab) -> None:
+def test_pointing_at_a_curve_shows_its_value(wide_page):
     wide_page.ask("document.querySelector('#curves .plot').scrollIntoView({block: 'center'})")
     box = wide_page.ask("document.querySelector('#curves .plot').getBoundingClientRect().toJSON()")
     middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -121,9 +118,7 @@ def test_pointing_at_a_curve_shows_its_value(wide_page: chromium.Tab) -> None:
     assert "undefined" not in words
 
 
-def test_a_page_with_a_name_of_markup(
-    tab: chromium.Tab, make_run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_page_with_a_name_of_markup(tab, make_run, tmp_path):
     name = "<script>document.title=1<img src=x onerror=document.title=2>"
     run = make_run(name, metrics=[{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}])
     written = report([run], tmp_path / "out", title="<b>mine</b>")
@@ -136,11 +131,8 @@ def test_a_page_with_a_name_of_markup(
 
 
 def test_a_study_with_long_names_and_curves_that_are_drawn_once_unfolded(
-    tab: chromium.Tab,
-    make_run: Callable[..., Path],
-    make_study: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
+    tab, make_run, make_study, tmp_path
+):
     study = make_study("kappa")
     (study / "runs").mkdir()
     run = make_run("5-seed0", metrics=[{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 0.5}])

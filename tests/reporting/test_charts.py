@@ -40,7 +40,7 @@ def curves_of(paths: list[Path]) -> dict[str, Figure]:
     return {figure.key: figure for figure in [*curves, *diagnostics]}
 
 
-def test_curves_are_the_metrics(sample_runs: list[Path]) -> None:
+def test_curves_are_the_metrics(sample_runs):
     groups, figures = groups_of(sample_runs), curves_of(sample_runs)
     assert set(figures) == {
         *("total", "contrastive", "divergence", "knn", "learning-rate", "active-subnetworks"),
@@ -67,7 +67,7 @@ def test_curves_are_the_metrics(sample_runs: list[Path]) -> None:
 MEAN = "mean of runs"
 
 
-def test_every_loss_term_is_drawn_whatever_its_name(make_run: MakeRun) -> None:
+def test_every_loss_term_is_drawn_whatever_its_name(make_run):
     metrics = [
         {"epoch": epoch, "total": 3.0, "it's \\ odd": 1.0 / epoch, "usage": 0.0, "alignment": 0.0}
         for epoch in (1, 2)
@@ -80,14 +80,14 @@ def test_every_loss_term_is_drawn_whatever_its_name(make_run: MakeRun) -> None:
         assert "<path" in vl_convert.vegalite_to_svg(figure.spec)
 
 
-def test_a_single_value_is_not_rounded(make_run: MakeRun) -> None:
+def test_a_single_value_is_not_rounded(make_run):
     metrics = [{"epoch": 1, "total": 2.0}, {"epoch": 2, "total": 1.0, "neighbour_stability": 0.784}]
     figures = curves_of([make_run("a", metrics=metrics)])
     assert ">0.784</text>" in vl_convert.vegalite_to_svg(figures["neighbour-stability"].spec)
     assert "values" not in figures["total"].spec["layer"][0]["encoding"]["y"].get("axis", {})
 
 
-def test_long_curves_are_thinned_and_keep_their_end(make_run: MakeRun) -> None:
+def test_long_curves_are_thinned_and_keep_their_end(make_run):
     metrics = [{"epoch": epoch, "total": 1.0 / epoch} for epoch in range(1, 4001)]
     paths = [make_run(f"long-{seed}", {"seed": seed}, metrics=metrics[seed:]) for seed in (0, 1)]
     points = points_of(curves_of(paths)["total"].spec)
@@ -95,14 +95,14 @@ def test_long_curves_are_thinned_and_keep_their_end(make_run: MakeRun) -> None:
     assert {p["run"] for p in points if p["epoch"] == 4000} == {"long-0", "long-1", MEAN}
 
 
-def test_what_is_no_number_is_left_out(make_run: MakeRun) -> None:
+def test_what_is_no_number_is_left_out(make_run):
     values = [1.0, float("nan"), None, float("inf"), 2.0]
     metrics = [{"epoch": epoch, "total": value} for epoch, value in enumerate(values, 1)]
     points = points_of(curves_of([make_run("odd", metrics=metrics)])["total"].spec)
     assert [(p["epoch"], p["value"]) for p in points] == [(1, 1.0), (5, 2.0)]
 
 
-def test_the_mean_is_of_epochs_that_all_runs_have(make_run: MakeRun) -> None:
+def test_the_mean_is_of_epochs_that_all_runs_have(make_run):
     long = [{"epoch": epoch, "total": 4.0} for epoch in (1, 2, 3)]
     short = [{"epoch": 1, "total": 2.0}]
     paths = [make_run("a-0", metrics=long), make_run("a-1", {"seed": 1}, metrics=short)]
@@ -110,7 +110,7 @@ def test_the_mean_is_of_epochs_that_all_runs_have(make_run: MakeRun) -> None:
     assert [(p["epoch"], p["value"]) for p in mean] == [(1, 3.0)]
 
 
-def test_many_arms_have_other_strokes(make_run: MakeRun) -> None:
+def test_many_arms_have_other_strokes(make_run):
     metrics = [{"epoch": 1, "total": 1.0}, {"epoch": 2, "total": 2.0}]
     paths = [
         make_run(f"k{k}", {"divergence.num_subnetworks": k}, metrics=metrics) for k in range(1, 10)
@@ -122,7 +122,7 @@ def test_many_arms_have_other_strokes(make_run: MakeRun) -> None:
     assert "stroke-dasharray" in svg
 
 
-def test_files_hold_no_invisible_marks(sample_runs: list[Path], tmp_path: Path) -> None:
+def test_files_hold_no_invisible_marks(sample_runs, tmp_path):
     figure = curves_of(sample_runs)["total"]
     whole = vl_convert.vegalite_to_svg(figure.spec)
     paths = [tmp_path / f"total.{kind}" for kind in ("svg", "png", "pdf")]
@@ -138,14 +138,14 @@ def test_files_hold_no_invisible_marks(sample_runs: list[Path], tmp_path: Path) 
     assert paths[2].read_bytes().startswith(b"%PDF")
 
 
-def test_charts_are_put_together_with_their_words(sample_runs: list[Path]) -> None:
+def test_charts_are_put_together_with_their_words(sample_runs):
     figures = [curves_of(sample_runs)[name] for name in ("total", "knn", "spread")]
     svg = vl_convert.vegalite_to_svg(stack(figures, "The title", ["A note."], columns=2))
     for words in ("The title", "A note.", "Total loss", "kNN monitor", "Spread"):
         assert f">{words}<" in svg
 
 
-def test_evaluations_show_means_and_deviations(sample_runs: list[Path]) -> None:
+def test_evaluations_show_means_and_deviations(sample_runs):
     groups = groups_of(sample_runs)
     figure = draw_evaluations(groups, "digits", "key", "Title")
     datasets = [layer["data"]["values"] for layer in figure.spec["layer"]]
@@ -169,5 +169,5 @@ def test_evaluations_show_means_and_deviations(sample_runs: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(33.2, "33 s"), (240.0, "4 min"), (7500.0, "2 h 5 min")]
 )
-def test_duration(seconds: float, words: str) -> None:
+def test_duration(seconds, words):
     assert format_duration(seconds) == words

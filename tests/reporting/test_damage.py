@@ -14,7 +14,6 @@ from PIL import Image
 from deepbregman.cli import main
 from deepbregman.errors import UserError
 from deepbregman.reporting.sections import read_study
-from deepbregman.runs import Record
 
 MakeRun = Callable[..., Path]
 HUGE = "9" * 400
@@ -78,9 +77,7 @@ def exit_code(words: list[str]) -> object:
 @pytest.mark.parametrize(
     ("name", "text"), [(name, text) for name, texts in DAMAGED.items() for text in texts]
 )
-def test_a_damaged_record_has_words(
-    name: str, text: str, make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_record_has_words(name, text, make_run, tmp_path, capsys):
     run = make_run("a", result={"pretrain": {"seconds": 1.0}})
     (run / name).write_text(text + "\n")
     out = tmp_path / "out"
@@ -109,7 +106,7 @@ def report_of(source: Path, out: Path) -> tuple[str, list[str]]:
     return (out / "index.html").read_text(), sorted(path.name for path in out.rglob("*.*"))
 
 
-def test_links_inside_a_study_are_not_followed(tmp_path: Path) -> None:
+def test_links_inside_a_study_are_not_followed(tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "secret").write_text("the secret")
@@ -125,7 +122,7 @@ def test_links_inside_a_study_are_not_followed(tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") == 1
 
 
-def test_a_pipe_among_the_pictures_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_among_the_pictures_is_not_waited_for(tmp_path):
     study = outcome_folder(tmp_path / "study")
     os.mkfifo(study / "pipe.png")
     (study / "folder.png").mkdir()
@@ -133,9 +130,7 @@ def test_a_pipe_among_the_pictures_is_not_waited_for(tmp_path: Path) -> None:
     assert page.count("data:image/png;base64,") == 1
 
 
-def test_records_and_runs_behind_links_are_refused(
-    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_and_runs_behind_links_are_refused(make_run, tmp_path, capsys):
     run, other = make_run("mine"), make_run("other", result={"pretrain": {"seconds": 3.0}})
     (run / "result.json").symlink_to(other / "result.json")
     with pytest.raises(SystemExit) as stopped:
@@ -146,9 +141,7 @@ def test_records_and_runs_behind_links_are_refused(
     report_of(tmp_path / "link", tmp_path / "out")
 
 
-def test_runs_of_a_study_behind_links_are_left_out(
-    make_run: MakeRun, make_study: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_runs_of_a_study_behind_links_are_left_out(make_run, make_study, tmp_path):
     study = make_study("kappa")
     (study / "runs").mkdir()
     (study / "runs" / "5-seed0").symlink_to(make_run("elsewhere", {"seed": 987654321}))
@@ -156,7 +149,7 @@ def test_runs_of_a_study_behind_links_are_left_out(
     assert "987654321" not in page
 
 
-def test_no_script_of_a_picture_reaches_the_page(tmp_path: Path) -> None:
+def test_no_script_of_a_picture_reaches_the_page(tmp_path):
     study = outcome_folder(tmp_path / "study")
     script = "<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>"
     (study / "drawing.svg").write_text(script)
@@ -168,7 +161,7 @@ def test_no_script_of_a_picture_reaches_the_page(tmp_path: Path) -> None:
     assert base64.b64encode(script.encode()).decode()[:60] not in page
 
 
-def test_a_picture_is_written_anew_and_a_bomb_is_left_out(tmp_path: Path) -> None:
+def test_a_picture_is_written_anew_and_a_bomb_is_left_out(tmp_path):
     study = outcome_folder(tmp_path / "study")
     with (study / "good.png").open("ab") as file:
         file.write(b"words after the end of the picture")
@@ -203,12 +196,7 @@ def test_a_picture_is_written_anew_and_a_bomb_is_left_out(tmp_path: Path) -> Non
         {"unequal_budget": 5},
     ],
 )
-def test_a_damaged_study_has_words(
-    change: Record,
-    make_study: Callable[..., Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_damaged_study_has_words(change, make_study, tmp_path, capsys):
     study = make_study("kappa")
     record = json.loads((study / "results.json").read_text()) | change
     (study / "results.json").write_text(json.dumps(record))
@@ -218,7 +206,7 @@ def test_a_damaged_study_has_words(
         assert str(study) in "".join(capsys.readouterr().err.split("\n"))
 
 
-def test_the_cause_of_a_damaged_study_is_kept(make_study: Callable[..., Path]) -> None:
+def test_the_cause_of_a_damaged_study_is_kept(make_study):
     """So that --debug shows it: it may be a fault of the program."""
     study = make_study("kappa")
     record = json.loads((study / "results.json").read_text()) | {"arms": 3}

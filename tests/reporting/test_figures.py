@@ -21,7 +21,7 @@ def check_picture(path: Path, *, least_colours: int = 20) -> None:
         assert len(image.getcolors(maxcolors=1_000_000) or []) > least_colours
 
 
-def test_the_quickstart_s_figure(tmp_path: Path) -> None:
+def test_the_quickstart_s_figure(tmp_path):
     labels = RANDOM.integers(0, 10, 60)
     maps = [FeatureMap(name, RANDOM.normal(size=(60, 2))) for name in ("before", "after")]
     metrics = [json.loads(line) for line in LINES]
@@ -30,7 +30,7 @@ def test_the_quickstart_s_figure(tmp_path: Path) -> None:
     check_picture(tmp_path / "a.png")
 
 
-def test_maps_hold_every_point(tmp_path: Path) -> None:
+def test_maps_hold_every_point(tmp_path):
     labels = np.array([0, 0, 1, 1, 1])
     one = FeatureMap("run", RANDOM.normal(size=(5, 2)), ("silhouette 0.5",))
     spec = figures.draw_feature_map(one, labels, ["cat", "<dog>"]).spec
@@ -44,7 +44,7 @@ def test_maps_hold_every_point(tmp_path: Path) -> None:
     assert "role-legend-label" in text
 
 
-def test_the_plane_is_coloured_by_height_and_zero_is_grey() -> None:
+def test_the_plane_is_coloured_by_height_and_zero_is_grey():
     x = np.linspace(-2.0, 2.0, 41)
     heights = np.maximum(0.0, x[None] ** 2 + x[:, None] ** 2 - 1.0)
     pixels = figures._colour_heights(heights, top=heights.max())
@@ -55,7 +55,7 @@ def test_the_plane_is_coloured_by_height_and_zero_is_grey() -> None:
     assert (regions[0, 0] != regions[1, 0]).any()
 
 
-def test_the_planes_and_the_rings(tmp_path: Path) -> None:
+def test_the_planes_and_the_rings(tmp_path):
     x = np.linspace(-2.0, 2.0, 20)
     maps = [
         PlaneMap("D(x, x0)\nsquared", x[None] ** 2 + x[:, None] ** 2),
@@ -81,7 +81,7 @@ def test_the_planes_and_the_rings(tmp_path: Path) -> None:
     assert "Clusters by learned" in text
 
 
-def test_speeds_are_shares_of_the_bare_encoder(tmp_path: Path) -> None:
+def test_speeds_are_shares_of_the_bare_encoder(tmp_path):
     record = json.loads((RESULTS / "bench/h200/main.json").read_text())
     figures.save_speed_figure(tmp_path / "speed.png", record)
     check_picture(tmp_path / "speed.png")

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from deepbregman.reporting.tables import Cell, Row, Table
 from deepbregman.runs import Record, write_json
 
 ROOT = Path(__file__).parents[2]
-MakeStudy = Callable[..., Path]
 FIELDS = ("divergence.num_subnetworks", "divergence.normalise_input", "optimiser.learning_rate")
 
 
@@ -33,12 +31,12 @@ def layers_of(figure: Any) -> list[list[Record]]:
 
 
 @pytest.fixture
-def results(make_study: MakeStudy) -> Record:
+def results(make_study) -> Record:
     record: Record = json.loads((make_study("kappa") / "results.json").read_text())
     return record
 
 
-def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results: Record) -> None:
+def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results):
     series = results["study"]["published"]
     series.append({**series[0], "series": "another", "metric": "kNN"})
     figure = studies.draw_study(results, "kappa")[0]
@@ -48,7 +46,7 @@ def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results: R
 
 
 @pytest.mark.parametrize("kind", ["line", "bars", "drops"])
-def test_arms_stand_at_their_means_and_published_values_apart(kind: str, results: Record) -> None:
+def test_arms_stand_at_their_means_and_published_values_apart(kind, results):
     results["study"]["figure"] = kind
     if kind == "drops":
         results["arms"][2]["difference"][results["metric"]] |= {"mean": 0.0, "deviation": 0.0}
@@ -67,9 +65,7 @@ def test_arms_stand_at_their_means_and_published_values_apart(kind: str, results
         assert values == {85.2, 92.8}
 
 
-def test_the_figure_says_under_which_conditions_and_what_diverged(
-    results: Record, tmp_path: Path
-) -> None:
+def test_the_figure_says_under_which_conditions_and_what_diverged(results, tmp_path):
     results["arms"][1] |= {"num_diverged": 1}
     results["arms"][2] |= {"num_diverged": 3, "metrics": {}}
     results["unequal_budget"] = ["epochs of 5"]
@@ -84,7 +80,7 @@ def test_the_figure_says_under_which_conditions_and_what_diverged(
         assert sentence in words
 
 
-def test_pairs_show_every_seed_and_the_differences() -> None:
+def test_pairs_show_every_seed_and_the_differences():
     path = ROOT / "results" / "studies" / "comparison-cpu" / "results.json"
     results = json.loads(path.read_text())
     arms, differences = studies.draw_study(results, "comparison")
@@ -105,7 +101,7 @@ def test_pairs_show_every_seed_and_the_differences() -> None:
     assert "Cost of training" in words
 
 
-def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results: Record) -> None:
+def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results):
     results["study"]["recipes"] = [f"method-{number}" for number in range(6)]
     arms = [{**results["arms"][0], "x": name} for name in results["study"]["recipes"]]
     arms[5] = {**arms[5], "metrics": {}}  # without a finished run
@@ -114,7 +110,7 @@ def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results: Record)
     assert studies.describe_conditions({**results, "arms": arms}).startswith("6 recipes on ")
 
 
-def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them() -> None:
+def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them():
     path = ROOT / "results" / "studies" / "methods" / "results.json"
     results = json.loads(path.read_text())
     for arm in results["arms"]:
@@ -134,7 +130,7 @@ def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them() -
     assert "shared the GPU" in table.caption
 
 
-def test_the_names_of_arms_are_whole_on_a_narrow_screen(results: Record) -> None:
+def test_the_names_of_arms_are_whole_on_a_narrow_screen(results):
     names = [f"deep-moment-contrastive-and-a-very-long-name-{index}" for index in range(3)]
     for arm, name in zip(results["arms"], names, strict=True):
         arm["arm"] = name
@@ -161,7 +157,7 @@ def search() -> Record:
     return {**known, "space": space, "importance": {FIELDS[0]: 0.75}, "trials": trials}
 
 
-def test_trials_are_counted_by_what_became_of_them(search: Record, tmp_path: Path) -> None:
+def test_trials_are_counted_by_what_became_of_them(search, tmp_path):
     words = printed(screen.draw_trials(search), width=80)
     assert "best of 6 trials (3 complete, 1 pruned, 2 diverged)" in words
     assert "…" not in words  # the names of fields are whole
@@ -169,9 +165,7 @@ def test_trials_are_counted_by_what_became_of_them(search: Record, tmp_path: Pat
     assert read_study(tmp_path).facts["trials"] == "3 complete, 1 pruned, 2 diverged"
 
 
-def test_slices_show_all_of_the_space_and_trials_without_a_value(
-    search: Record, tmp_path: Path
-) -> None:
+def test_slices_show_all_of_the_space_and_trials_without_a_value(search, tmp_path):
     slices = searches.draw_search(search, "search", {FIELDS[0]: 15.0})
     axes = [figure.spec["layer"][0]["encoding"]["x"]["scale"] for figure in slices]
     assert axes[0]["domain"] == [10, 20]  # 12 is the largest that came to a value
@@ -202,7 +196,7 @@ def test_slices_show_all_of_the_space_and_trials_without_a_value(
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 400])
-def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(width: int) -> None:
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_words(width):
     names = [f"measure, {letter * 9}" for letter in "abcdef"]
     cells = tuple(Cell(text="+0.19 [-0.38, +0.76]") for _ in names)
     table = Table("key", "title", "method", tuple(names), (Row("moco-v2plus", cells),))

@@ -63,7 +63,7 @@ def folder_of(written: Report) -> Path:
     return written.page.parent
 
 
-def test_the_page_holds_what_was_measured(sample_page: Report, sample_runs: list[Path]) -> None:
+def test_the_page_holds_what_was_measured(sample_page, sample_runs):
     page = Page(sample_page.page)
     assert sample_page.num_bytes == sample_page.page.stat().st_size < 2_000_000
     assert "4 runs in 2 arms" in page.words
@@ -76,7 +76,7 @@ def test_the_page_holds_what_was_measured(sample_page: Report, sample_runs: list
     assert "temperature =" in page.words  # in the whole configuration, which is folded away
 
 
-def test_figures_and_tables_lie_beside_the_page(sample_page: Report) -> None:
+def test_figures_and_tables_lie_beside_the_page(sample_page):
     folder = folder_of(sample_page)
     page = Page(sample_page.page)
     links = {value for name, value in page.attributes if name == "href" and value[0] != "#"}
@@ -92,7 +92,7 @@ def test_figures_and_tables_lie_beside_the_page(sample_page: Report) -> None:
     }
 
 
-def test_the_page_needs_nothing_from_outside(sample_page: Report) -> None:
+def test_the_page_needs_nothing_from_outside(sample_page):
     page = Page(sample_page.page)
     for name, value in page.attributes:
         if name in ("src", "href"):
@@ -108,7 +108,7 @@ def test_the_page_needs_nothing_from_outside(sample_page: Report) -> None:
     assert "script-src 'sha256" in policy
 
 
-def test_names_are_words_and_never_markup(make_run: MakeRun, tmp_path: Path) -> None:
+def test_names_are_words_and_never_markup(make_run, tmp_path):
     evil = "<script>alert(1)<img src=x onerror=alert(2)>&amp;'\"{{ 7 * 7 }}"
     row = {"protocol": "<b>p", "variant": "</script>", "data": "<i>d", "metric": "top1", "epoch": 1}
     path = make_run(evil, metrics=METRICS, result={"evaluations": [{**row, "value": 12.5}]})
@@ -123,7 +123,7 @@ def test_names_are_words_and_never_markup(make_run: MakeRun, tmp_path: Path) -> 
     assert {point["arm"] for spec in curves for point in spec["data"]["values"]} == {evil}
 
 
-def test_runs_that_are_not_done_are_shown_as_such(make_run: MakeRun, tmp_path: Path) -> None:
+def test_runs_that_are_not_done_are_shown_as_such(make_run, tmp_path):
     begun = make_run("begun", metrics=METRICS)
     with (begun / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3, "tot')  # a crash
@@ -155,9 +155,7 @@ def judged(data: str, **more: Any) -> dict[str, Any]:
     return {"pretrain": {"seconds": 1.0}, "evaluations": [row]}
 
 
-def test_headlines_of_different_test_sets_are_never_side_by_side_without_words(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_headlines_of_different_test_sets_are_never_side_by_side_without_words(make_run, tmp_path):
     paths = [
         make_run("a", {"data.source": "here/a.npz"}, result=judged("here/a.npz")),
         make_run("b", {"data.source": "b.npz"}, result=judged("b.npz")),
@@ -174,9 +172,7 @@ def test_headlines_of_different_test_sets_are_never_side_by_side_without_words(
     assert "cannot be compared" not in Page(report(paths[1:], tmp_path / "same").page).words
 
 
-def test_what_accuracies_are_read_against_is_drawn_and_written(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_what_accuracies_are_read_against_is_drawn_and_written(make_run, tmp_path):
     run = make_run("a", result=judged("digits", chance=10.5, raw_pixels=84.25))
     written = report([run], tmp_path / "out")
     page = Page(written.page)
@@ -203,9 +199,7 @@ def test_what_accuracies_are_read_against_is_drawn_and_written(
         ((0.1, 0.0), "accuracy on held-out training images, %; of run-1: accuracy on a tenth"),
     ],
 )
-def test_the_monitor_says_which_images_it_judges(
-    make_run: MakeRun, tmp_path: Path, holdouts: tuple[float, ...], words: str
-) -> None:
+def test_the_monitor_says_which_images_it_judges(make_run, tmp_path, holdouts, words):
     metrics = [{"epoch": 1, "knn": 50.0}]
     paths = [
         make_run(f"run-{place}", {"data.holdout": share}, metrics=metrics)
@@ -214,7 +208,7 @@ def test_the_monitor_says_which_images_it_judges(
     assert f"kNN monitor {words}" in Page(report(paths, tmp_path / "out").page).words
 
 
-def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_study(make_run, make_study, tmp_path):
     study = make_study("kappa-cifar10")
     for arm, seed in product((5, 200), (0, 1)):
         changes = {"seed": seed, "divergence.num_subnetworks": arm}
@@ -255,9 +249,7 @@ def test_a_study(make_run: MakeRun, make_study: Callable[..., Path], tmp_path: P
     assert [round(float(end), 2) for end in line.split(",")[-2:]] == [0.63, 1.87]
 
 
-def test_published_values_stand_only_beside_the_same_data(
-    make_study: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_published_values_stand_only_beside_the_same_data(make_study, tmp_path):
     kinds = ("line", "bars", "drops")
     paths = [make_study(f"{kind}-{data}", kind, data) for kind in kinds for data in DATA]
     written = report(paths, tmp_path / "out")
@@ -272,7 +264,7 @@ def test_published_values_stand_only_beside_the_same_data(
         assert 'stroke="black"' not in path.read_text()  # which a dark page would hide
 
 
-def test_a_study_whose_runs_are_lost(make_study: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_study_whose_runs_are_lost(make_study, tmp_path):
     study = make_study("kappa")
     results = json.loads((study / "results.json").read_text())
     names = [arm["arm"] for arm in results["arms"]]
@@ -283,7 +275,7 @@ def test_a_study_whose_runs_are_lost(make_study: Callable[..., Path], tmp_path: 
     assert "91.25 ± 0.50" in page.words
 
 
-def test_supervised_arms_say_so(make_study: Callable[..., Path], tmp_path: Path) -> None:
+def test_supervised_arms_say_so(make_study, tmp_path):
     first, second = make_study("a"), make_study("b", data="digits")
     results = json.loads((first / "results.json").read_text())
     results["study"]["arms"][2]["supervised"] = True
@@ -301,7 +293,7 @@ def test_supervised_arms_say_so(make_study: Callable[..., Path], tmp_path: Path)
         assert f">{name}<" in svg  # not cut short
 
 
-def test_a_search_and_other_studies(tmp_path: Path) -> None:
+def test_a_search_and_other_studies(tmp_path):
     search, other = tmp_path / "search", tmp_path / "plane"
     for folder in (search, other):
         folder.mkdir()
@@ -338,7 +330,7 @@ def test_a_search_and_other_studies(tmp_path: Path) -> None:
     assert (folder_of(written) / "figures" / "plane-map.png").is_file()
 
 
-def test_the_command(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+def test_the_command(make_run, tmp_path, capsys):
     out = tmp_path / "deep" / "report"
     main(["report", str(make_run("a", metrics=METRICS)), "--out", str(out), "--title", "Mine"])
     assert (
@@ -356,9 +348,7 @@ def refused(arguments: list[str], capsys: Any) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
-def test_refusals(
-    sample_runs: list[Path], tmp_path: Path, capsys: Any, make_study: Callable[..., Path]
-) -> None:
+def test_refusals(sample_runs, tmp_path, capsys, make_study):
     run, out = str(sample_runs[0]), tmp_path / "out"
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -386,13 +376,7 @@ def test_refusals(
     ("error", "words"),
     [(KeyboardInterrupt(), "^$"), (OSError(28, "No space left on device"), "No space.*out'")],
 )
-def test_whole_or_nothing(
-    error: BaseException,
-    words: str,
-    make_run: MakeRun,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_whole_or_nothing(error, words, make_run, tmp_path, monkeypatch):
     def fail(folder: Path, *arguments: Any) -> None:
         (folder / "index.html").touch()
         raise error
@@ -403,9 +387,7 @@ def test_whole_or_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
-def test_an_empty_folder_is_filled_and_a_run_given_twice_counts_once(
-    make_run: MakeRun, tmp_path: Path
-) -> None:
+def test_an_empty_folder_is_filled_and_a_run_given_twice_counts_once(make_run, tmp_path):
     run = make_run("one")
     out = tmp_path / "out"
     out.mkdir()
@@ -415,5 +397,5 @@ def test_an_empty_folder_is_filled_and_a_run_given_twice_counts_once(
 
 
 @pytest.mark.parametrize("script", ["a='</script>'", "b='<!-- x'", "c='</SCRIPT >'"])
-def test_a_script_cannot_end_the_page_s_own(script: str) -> None:
+def test_a_script_cannot_end_the_page_s_own(script):
     assert not re.search(r"</script|<!--", page_module.make_inline(script), flags=re.IGNORECASE)

@@ -33,7 +33,7 @@ def tables() -> dict[str, Table]:
     return {t.key: t for t in tabulate_quantities({**results, "quantities": found})}
 
 
-def test_published_values_stand_apart(tables: dict[str, Table]) -> None:
+def test_published_values_stand_apart(tables):
     table = tables["cifar10-accuracy"]
     assert table.columns[:2] == ("simclr", "best")
     assert [row.name for row in table.rows] == ["linear: cached features, top-1"]
@@ -46,14 +46,14 @@ def test_published_values_stand_apart(tables: dict[str, Table]) -> None:
     assert r"\emph{91.8}" in to_latex(table)
 
 
-def test_the_caption_has_the_least_and_the_most_seeds() -> None:
+def test_the_caption_has_the_least_and_the_most_seeds():
     arms = {f"arm{n}": {"mean": 90.0, "deviation": None, "n": n} for n in (1, 2, 3)}
     found = [quantity("knn", "cosine, k=20", "top1", arms=arms, differences=[])]
     table, *_ = tabulate_quantities({"arms": [*arms], "pairs": [], "runs": [], "quantities": found})
     assert "; n = 1-3; 10,000 test images" in table.caption
 
 
-def test_a_difference_has_the_interval_that_counts_images(tables: dict[str, Table]) -> None:
+def test_a_difference_has_the_interval_that_counts_images(tables):
     markdown = to_markdown(tables["cifar10-accuracy-differences"])
     assert "| best - simclr |" in markdown
     assert "| +1.00 ± 0.25 [+0.10, +1.90] |" in markdown
@@ -61,7 +61,7 @@ def test_a_difference_has_the_interval_that_counts_images(tables: dict[str, Tabl
     assert "cifar10-few-labels-differences" not in tables
 
 
-def test_the_first_table_has_the_main_quantities_only(tables: dict[str, Table]) -> None:
+def test_the_first_table_has_the_main_quantities_only(tables):
     assert list(tables)[:2] == ["cifar10-in-short", "cifar10-in-short-differences"]
     assert [row.name for row in tables["cifar10-in-short"].rows] == [
         "linear, top-1",
@@ -69,11 +69,11 @@ def test_the_first_table_has_the_main_quantities_only(tables: dict[str, Table]) 
     ]
 
 
-def test_transfer_names_where_it_comes_from(tables: dict[str, Table]) -> None:
+def test_transfer_names_where_it_comes_from(tables):
     assert [row.name for row in tables["cifar10-transfer"].rows] == ["from tiny: fine-tuned, top-1"]
 
 
-def test_a_wide_interval_does_not_hide_the_means() -> None:
+def test_a_wide_interval_does_not_hide_the_means():
     """Two seeds have intervals of 100 points; the other dots would lie on one line."""
     pair = {"arm": "best", "against": "simclr", "mean": 4.0, "deviation": 9.0, "n": 2}
     wide = {**pair, "interval": [-76.9, 84.9], "over_images": None}
@@ -85,6 +85,6 @@ def test_a_wide_interval_does_not_hide_the_means() -> None:
     assert "beyond 6 points" in figure.caption
 
 
-def test_bars_in_names_do_not_break_a_table() -> None:
+def test_bars_in_names_do_not_break_a_table():
     table = Table("key", "A title", "a|b", ("c|d",), ())
     assert r"| a\|b | c\|d |" in to_markdown(table)

@@ -23,7 +23,7 @@ PAPER = (
 )
 
 
-def test_values_that_everybody_quotes() -> None:
+def test_values_that_everybody_quotes():
     known = {
         (e.label, e.method, e.data, e.variant, e.metric, e.num_subnetworks): e.value
         for e in load_published()
@@ -42,7 +42,7 @@ def test_values_that_everybody_quotes() -> None:
 
 
 @pytest.mark.skipif(not PAPER.is_file(), reason=f"the paper's source is not at {PAPER}")
-def test_every_value_stands_in_the_table_that_is_named() -> None:
+def test_every_value_stands_in_the_table_that_is_named():
     """Read the tables anew, row by row, and compare the numbers in their order."""
     text = PAPER.read_text(encoding="utf-8")
     tables = re.findall(r"\\begin\{table\*?\}.*?\\end\{table\*?\}", text, flags=re.DOTALL)
@@ -75,16 +75,14 @@ def test_every_value_stands_in_the_table_that_is_named() -> None:
         (("imagenet", "semi", "finetuned, 1 % labels", "top1"), (), [25.4, 48.3, 49.1, 53.2]),
     ],
 )
-def test_what_stands_beside_a_quantity(
-    asked: tuple[str, str, str, str], kappas: tuple[int, ...], values: list[float]
-) -> None:
+def test_what_stands_beside_a_quantity(asked, kappas, values):
     data, protocol, variant, metric = asked
     measure = Measure(data, protocol, variant, metric, "", 1, 1)
     found = [entry.value for entry in find_published(measure, kappas)]
     assert found[:4] == values
 
 
-def test_values_of_images_alike_say_that_they_are_of_others() -> None:
+def test_values_of_images_alike_say_that_they_are_of_others():
     """HAM10000 is the training part of ISIC 2018, which the paper has."""
     measure = Measure("data/ham10000.npz", "linear", "cached features", "top1", "", 1, 1)
     found = find_published(measure)
@@ -101,7 +99,7 @@ def series(name: str, values: Record, **conditions: object) -> Record:
     return {"series": name, "values": values, "data": "cifar10", "source": "a table", **conditions}
 
 
-def test_a_value_of_a_study_stands_beside_its_own_method() -> None:
+def test_a_value_of_a_study_stands_beside_its_own_method():
     parts = [series("the paper", {"5": 85.2}, beside=["ours"]), series("others", {"5": 71.9})]
     results: Record = {"study": {"published": parts}, "data": "images/CIFAR10.npz"}
     assert list_published_series(results) == parts
@@ -121,9 +119,7 @@ def test_a_value_of_a_study_stands_beside_its_own_method() -> None:
         ({"arms": [{"cost": {"encoder": "resnet50"}}]}, False),
     ],
 )
-def test_a_series_stands_beside_the_same_images_and_encoder(
-    changes: Record, is_there: bool
-) -> None:
+def test_a_series_stands_beside_the_same_images_and_encoder(changes, is_there):
     part = series("SimCLR", {"simclr": 84.8}, encoder="resnet18")
     arm = {"series": "SimCLR", "x": "simclr", "cost": {"encoder": "resnet18"}}
     results: Record = {"study": {"published": [part]}, "data": "cifar10", "arms": [arm]}

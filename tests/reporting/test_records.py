@@ -28,7 +28,7 @@ def row(value: float, **changes: object) -> Record:
     return {**known, "metric": "top1", "value": value, **sizes, **changes}
 
 
-def test_arms_are_runs_that_differ_only_by_seed(make_run: MakeRun) -> None:
+def test_arms_are_runs_that_differ_only_by_seed(make_run):
     paths = [
         make_run("ours-seed0"),
         make_run("plain", {"divergence.weight": 0.0}),
@@ -60,20 +60,18 @@ def test_arms_are_runs_that_differ_only_by_seed(make_run: MakeRun) -> None:
         (("x", "y"), "x and 1 more"),
     ],
 )
-def test_an_arm_is_named_by_what_its_runs_share(
-    make_run: MakeRun, names: tuple[str, str], arm: str
-) -> None:
+def test_an_arm_is_named_by_what_its_runs_share(make_run, names, arm):
     paths = [make_run(name, {"seed": seed}) for seed, name in enumerate(names)]
     assert [part.name for part in group_runs(map(RunRecord.read, paths))] == [arm]
 
 
-def test_runs_of_one_name_are_told_apart(make_run: MakeRun) -> None:
+def test_runs_of_one_name_are_told_apart(make_run):
     paths = [make_run("a/run"), make_run("b/run", {"seed": 1}), make_run("c")]
     names = [run.name for arm in group_runs(map(RunRecord.read, paths)) for run in arm.runs]
     assert names == ["a/run", "b/run", "c"]
 
 
-def test_states(make_run: MakeRun) -> None:
+def test_states(make_run):
     metrics = [{"epoch": 1, "total": 3.0}, {"epoch": 2, "total": 2.0}]
     done = {"pretrain": {"seconds": 1.5}}
     states = [
@@ -95,7 +93,7 @@ def test_states(make_run: MakeRun) -> None:
     ]
 
 
-def test_a_damaged_evaluation_is_named(make_run: MakeRun) -> None:
+def test_a_damaged_evaluation_is_named(make_run):
     broken = {"evaluations": [{"protocol": "knn", "value": 3.0}]}
     with pytest.raises(UserError, match=r"result\.json cannot be used \(an evaluation lacks"):
         RunRecord.read(make_run("a", result=broken))
@@ -103,7 +101,7 @@ def test_a_damaged_evaluation_is_named(make_run: MakeRun) -> None:
         RunRecord.read(make_run("b", result={"evaluations": [row(float("nan"))]}))
 
 
-def test_a_summary_is_over_runs_and_says_how_many(make_run: MakeRun) -> None:
+def test_a_summary_is_over_runs_and_says_how_many(make_run):
     paths = [
         make_run("a-seed0", result={"evaluations": [row(90.0)]}),
         make_run("a-seed1", {"seed": 1}, result={"evaluations": [row(92.0)]}),
@@ -117,7 +115,7 @@ def test_a_summary_is_over_runs_and_says_how_many(make_run: MakeRun) -> None:
     assert "a-seed1: 92.00" in cell.note
 
 
-def test_what_was_judged_on_other_images_is_not_pooled(make_run: MakeRun) -> None:
+def test_what_was_judged_on_other_images_is_not_pooled(make_run):
     paths = [
         make_run("a-seed0", result={"evaluations": [row(90.0)]}),
         make_run("a-seed1", {"seed": 1}, result={"evaluations": [row(92.0, num_test=10)]}),
@@ -134,7 +132,7 @@ def test_what_was_judged_on_other_images_is_not_pooled(make_run: MakeRun) -> Non
     )
 
 
-def test_an_early_encoder_is_noted(make_run: MakeRun) -> None:
+def test_an_early_encoder_is_noted(make_run):
     path = make_run("a", result={"evaluations": [row(90.0, epoch=2)]})
     arms = group_runs([RunRecord.read(path)])
     assert "saved at epoch 2 of 3" in summarise_measure(arms[0], list_measures(arms)[0]).note
@@ -148,9 +146,7 @@ cells = st.lists(
 
 
 @given(cells)
-def test_best_only_where_the_difference_exceeds_the_deviations(
-    drawn: list[tuple[float, float | None, int]],
-) -> None:
+def test_best_only_where_the_difference_exceeds_the_deviations(drawn):
     made = [Cell({"mean": m, "deviation": d, "n": n}) for m, d, n in drawn]
     marked = mark_best(made, [n for _, _, n in drawn])
     for index, cell in enumerate(marked):
@@ -166,7 +162,7 @@ def test_best_only_where_the_difference_exceeds_the_deviations(
 
 
 @pytest.mark.parametrize(("lead", "is_best"), [(0.79, False), (0.81, True)])
-def test_the_lead_is_held_against_both_deviations_together(lead: float, is_best: bool) -> None:
+def test_the_lead_is_held_against_both_deviations_together(lead, is_best):
     made = [
         Cell({"mean": 90.0 + lead, "deviation": 0.5, "n": 3}),
         Cell({"mean": 90.0, "deviation": 0.3, "n": 3}),
@@ -174,7 +170,7 @@ def test_the_lead_is_held_against_both_deviations_together(lead: float, is_best:
     assert [cell.is_best for cell in mark_best(made, [3, 3])] == [is_best, False]
 
 
-def test_published_figures_stand_apart_and_are_never_best(make_run: MakeRun) -> None:
+def test_published_figures_stand_apart_and_are_never_best(make_run):
     paths = []
     for arm, weight, values in (
         ("ours", 1.0, (94.0, 94.1, 94.2)),
@@ -199,9 +195,7 @@ def test_published_figures_stand_apart_and_are_never_best(make_run: MakeRun) -> 
     assert "not an arm" in table.caption
 
 
-def test_the_card_of_an_arm_has_the_last_verdict_and_why_it_stopped(
-    make_run: Callable[..., Path],
-) -> None:
+def test_the_card_of_an_arm_has_the_last_verdict_and_why_it_stopped(make_run):
     metrics = [
         {"epoch": 1, "verdict": "under-trained", "reason": "measured once"},
         {"epoch": 2, "verdict": "saturated", "reason": "more epochs bring little"},

@@ -1,7 +1,5 @@
 """Contact sheets: their size, their frames, and that they are the same every time."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from PIL import Image
@@ -33,15 +31,13 @@ ROW = CELL + 4 + 3 * sheets.LINE  # a frame, then rank, class and name
         ([panel(2, same=True)], 2, sheets.HEADING + ROW + sheets.HEADING + GAP),
     ],
 )
-def test_the_size_follows_from_what_is_shown(
-    panels: list[Panel], columns: int, content: int
-) -> None:
+def test_the_size_follows_from_what_is_shown(panels, columns, content):
     width, height = sheets.draw_sheet(panels).size
     assert height == content + 2 * MARGIN
     assert width == 2 * MARGIN + CELL + 3 * GAP + columns * CELL + (columns - 1) * GAP
 
 
-def test_a_caption_stands_above_all_and_is_never_cut() -> None:
+def test_a_caption_stands_above_all_and_is_never_cut():
     words = "k-means, cosine features; the number at an image is its distance" * 2
     plain, sheet = (np.asarray(sheets.draw_sheet([panel(2)], text)) for text in ("", words))
     assert len(sheet) == len(plain) + sheets.HEADING
@@ -52,7 +48,7 @@ def test_a_caption_stands_above_all_and_is_never_cut() -> None:
     assert 0 <= sheet.shape[1] - MARGIN - dark[-1] < 5
 
 
-def test_small_groups_stand_side_by_side() -> None:
+def test_small_groups_stand_side_by_side():
     """Forty pairs of duplicates one below the other would be a sheet that nobody can look at."""
     tiles = tuple(tile(index) for index in range(8))
     groups = [Strip(f"group {size}", tiles[:size]) for size in (2, 2, 2, 8, 3)]
@@ -66,7 +62,7 @@ def test_small_groups_stand_side_by_side() -> None:
     assert (pixels[top, MARGIN + pair - 3 * GAP : MARGIN + pair] == 255).all()
 
 
-def test_frames_say_whose_class_it_is_and_images_are_in_them() -> None:
+def test_frames_say_whose_class_it_is_and_images_are_in_them():
     tiles = tuple(tile(index, same) for index, same in enumerate((True, False, None)))
     sheet = np.asarray(sheets.draw_sheet([Panel(tile(9), (Strip("by", tiles),))]))
     top = MARGIN + sheets.HEADING
@@ -84,7 +80,7 @@ def test_frames_say_whose_class_it_is_and_images_are_in_them() -> None:
         assert (inside[:start] == 255).all()
 
 
-def test_the_same_sheet_is_written_again(tmp_path: Path) -> None:
+def test_the_same_sheet_is_written_again(tmp_path):
     for name in ("a.png", "b.png"):
         sheets.write_contact_sheet(tmp_path / name, [panel(4, same=False)])
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
@@ -94,14 +90,14 @@ def test_the_same_sheet_is_written_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", ["x" * 500, "写真/ネコ.png", "a\nb", "\udcff.png", ""])
-def test_any_name_fits(words: str) -> None:
+def test_any_name_fits(words):
     fitted = sheets._shorten(words)
     assert sheets.choose_font(fitted).getlength(fitted) <= CELL
     assert words[-3:] in fitted or not words.isascii() or "\n" in words
     sheets.draw_sheet([Panel(tile(0), (Strip("by", (tile(1, None, (words,)),)),))])
 
 
-def test_names_in_other_languages_are_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_other_languages_are_readable(monkeypatch):
     """Without a font of the system, letters that Pillow's font lacks are replaced, not boxes."""
     monkeypatch.setattr(sheets, "SYSTEM_FONTS", ())
     assert sheets._shorten("Küche/é.png") == "Kuche/e.png"
@@ -109,9 +105,7 @@ def test_names_in_other_languages_are_readable(monkeypatch: pytest.MonkeyPatch) 
     assert sheets._shorten("plain.png") == "plain.png"
 
 
-def test_a_font_of_the_system_is_taken_if_it_has_the_letters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_font_of_the_system_is_taken_if_it_has_the_letters(monkeypatch):
     rich = sheets._load_own_font().font_variant(size=sheets.TEXT)
     monkeypatch.setattr(sheets, "_load_system_font", lambda _: rich)
     monkeypatch.setattr(

@@ -30,7 +30,7 @@ TABLE = Table(
 )
 
 
-def test_latex() -> None:
+def test_latex():
     lines = to_latex(TABLE).splitlines()
     assert r"\caption{Runs \& more. Mean $\pm$ deviation.}" in lines
     assert r"\begin{tabular}{lrr}" in lines
@@ -44,12 +44,12 @@ def test_latex() -> None:
 
 
 @given(st.text(alphabet=st.characters(codec="utf-8"), max_size=30))
-def test_escaped_words_hold_no_character_that_latex_acts_on(words: str) -> None:
+def test_escaped_words_hold_no_character_that_latex_acts_on(words):
     known = r"\\textbackslash\{\}|\\text\w+\{\}|\\[&%$#_{}]|\$\\pm\$|\$\\kappa\$"
     assert not set(re.sub(known, "", escape_latex(words))) & set("&%$#_{}~^\\<>|\n")
 
 
-def test_csv_is_read_back_to_the_bit() -> None:
+def test_csv_is_read_back_to_the_bit():
     rows = list(csv.DictReader(io.StringIO(to_csv(TABLE))))
     assert [(row["arm"], row["measure"]) for row in rows] == [
         ("a_b", "linear: k=1"),
@@ -69,7 +69,7 @@ def test_csv_is_read_back_to_the_bit() -> None:
 @pytest.mark.parametrize(
     ("name", "read"), [('say "x", y', 'say "x", y'), ("two\nlines", "two\nlines"), ("=1", "'=1")]
 )
-def test_csv_keeps_any_name_and_runs_none(name: str, read: str) -> None:
+def test_csv_keeps_any_name_and_runs_none(name, read):
     table = TABLE._replace(rows=(Row(name, (Cell(text="1"), Cell(text="2"))),))
     assert list(csv.reader(io.StringIO(to_csv(table)))) == [
         ["arm", "linear: k=1", "50% of it"],

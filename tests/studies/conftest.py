@@ -27,7 +27,7 @@ TINY = (
 
 
 @pytest.fixture(scope="session")
-def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+def few_digits(tmp_path_factory) -> str:
     digits = load_digits()
     images = (digits.images * 15.0).astype(np.uint8)
     path = tmp_path_factory.mktemp("data") / "few.npz"
@@ -42,7 +42,7 @@ def few_digits(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def tiny(few_digits: str) -> list[str]:
+def tiny(few_digits) -> list[str]:
     """Options that make any study tiny."""
     return [
         *("--recipe", "digits", "--data", few_digits, "--epochs", "1", "--seeds", "1"),
@@ -52,12 +52,12 @@ def tiny(few_digits: str) -> list[str]:
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path) -> Path:
     return tmp_path / "study"
 
 
 @pytest.fixture
-def explosive(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def explosive(monkeypatch) -> Callable[[str], None]:
     """Make a module open sources whose test images cannot be looked at."""
 
     def arm(module: str) -> None:
@@ -77,13 +77,13 @@ def explosive(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
 
 @pytest.fixture(autouse=True)
-def one_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_penalty(monkeypatch) -> None:
     """Let linear classifiers choose among one penalty: they take most of a tiny cell's time."""
     monkeypatch.setattr(linear, "L2_GRID", (0.1,))
 
 
 @pytest.fixture
-def refused(out: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+def refused(out, capsys) -> Callable[..., None]:
     """Check that a command is refused with a message, before its folder is made."""
 
     def check(command: list[str], message: str) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +49,7 @@ Record = dict[str, Any]
         ),
     ],
 )
-def test_an_unequal_budget_is_refused_unless_it_is_meant(
-    changes: Mapping[str, Any], words: str
-) -> None:
+def test_an_unequal_budget_is_refused_unless_it_is_meant(changes, words):
     base = load_recipe("simclr")
     configs = {"a": base, "b": override(base, changes)}
     with pytest.raises(UserError) as refused:
@@ -61,7 +59,7 @@ def test_an_unequal_budget_is_refused_unless_it_is_meant(
     assert check_budget(configs, unequal=True) == [words]
 
 
-def test_what_may_differ_at_an_equal_budget() -> None:
+def test_what_may_differ_at_an_equal_budget():
     base = load_recipe("simclr")
     free: list[Mapping[str, Any]] = [
         {"views.num_views": 4, "training.epochs": 100, "training.batch_size": 256},
@@ -75,13 +73,13 @@ def test_what_may_differ_at_an_equal_budget() -> None:
 
 
 @pytest.mark.parametrize("name", ["data.source", "data.root"])
-def test_other_images_are_no_comparison_at_all(name: str) -> None:
+def test_other_images_are_no_comparison_at_all(name):
     base = load_recipe("simclr")
     with pytest.raises(UserError, match=rf"different images \({name} is '.*--data NAME"):
         check_budget({"a": base, "b": override(base, {name: "elsewhere"})}, unequal=True)
 
 
-def test_an_arm_is_all_in_which_its_recipe_differs() -> None:
+def test_an_arm_is_all_in_which_its_recipe_differs():
     configs = {name: load_recipe(name) for name in ("simclr", "best", "paper")}
     seeded = {name: override(config, {"seed": 3}) for name, config in configs.items()}
     assert STUDY.with_recipes({**seeded, "simclr": configs["simclr"]}) == STUDY.with_recipes(
@@ -108,7 +106,7 @@ def recipe(path: Path, changes: Mapping[str, Any]) -> str:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> list[str]:
+def two(tmp_path) -> list[str]:
     """A tiny SimCLR and a tiny divergence of twice the views in half the epochs."""
     off = {"divergence.weight": 0.0, "training.epochs": 2}
     both = {"views.num_views": 4, "training.epochs": 1, "training.batch_size": 32}
@@ -120,13 +118,7 @@ def read(folder: Path) -> Record:
     return record
 
 
-def test_to_the_end_and_on_by_the_folder_alone(
-    two: list[str],
-    few_digits: str,
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_to_the_end_and_on_by_the_folder_alone(two, few_digits, out, monkeypatch, capsys):
     words = ["study", "comparison", "--out", str(out)]
     main([*words, "--recipes", *two, "--data", few_digits, "--seeds", "2", "--only", "plain"])
     assert [arm["difference"] for arm in read(out)["arms"]] == [{}]
@@ -173,9 +165,7 @@ def test_to_the_end_and_on_by_the_folder_alone(
     assert "--recipes is ['simclr', 'best'] here" in " ".join(capsys.readouterr().err.split())
 
 
-def test_an_unequal_comparison_says_so_everywhere(
-    tmp_path: Path, few_digits: str, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unequal_comparison_says_so_everywhere(tmp_path, few_digits, out, capsys):
     names = [
         recipe(tmp_path / "short.toml", {"training.epochs": 1, "divergence.weight": 0.0}),
         recipe(tmp_path / "long.toml", {"training.epochs": 2, "divergence.weight": 0.0}),
@@ -214,13 +204,11 @@ def test_an_unequal_comparison_says_so_everywhere(
         (["sigma-lambda", "--recipes", "simclr", "best"], "a search and takes no --recipes"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(
-    words: list[str], message: str, refused: Callable[..., None]
-) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_made(words, message, refused):
     refused(["study", *words], message)
 
 
-def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> None:
+def test_options_reach_every_arm(two, few_digits, out):
     settings = StudyOptions(
         recipes=tuple(two),
         data=few_digits,
@@ -244,9 +232,7 @@ def test_options_reach_every_arm(two: list[str], few_digits: str, out: Path) -> 
     assert name == Path("studies/comparison-simclr-best-cifar10")
 
 
-def test_the_control_and_both_terms_are_endings_of_a_recipe(
-    tmp_path: Path, few_digits: str
-) -> None:
+def test_the_control_and_both_terms_are_endings_of_a_recipe(tmp_path, few_digits):
     """The command of the headline table: equal budgets, and one term that differs."""
     recipes = ("simclr", "best-control", "best", "best-both")
     options = StudyOptions(data=few_digits, out=tmp_path / "out", recipes=recipes)
@@ -267,7 +253,7 @@ def test_the_control_and_both_terms_are_endings_of_a_recipe(
         plan_study(STUDY, dataclasses.replace(options, recipes=("simclr", "paper-control")))
 
 
-def test_every_method_stands_alone_and_with_the_divergence(tmp_path: Path, few_digits: str) -> None:
+def test_every_method_stands_alone_and_with_the_divergence(tmp_path, few_digits):
     study = find_study("methods")
     assert isinstance(study, Study)
     options = StudyOptions(data=few_digits, out=tmp_path / "methods", epochs=1)
@@ -294,16 +280,14 @@ def test_every_method_stands_alone_and_with_the_divergence(tmp_path: Path, few_d
         ("methods", ["byol", "byol+divergence"]),
     ],
 )
-def test_one_recipe_is_enough_where_it_has_several_arms(
-    name: str, arms: list[str], tmp_path: Path, few_digits: str
-) -> None:
+def test_one_recipe_is_enough_where_it_has_several_arms(name, arms, tmp_path, few_digits):
     study = find_study(name)
     assert isinstance(study, Study)
     options = StudyOptions(data=few_digits, out=tmp_path / "one", epochs=1, recipes=("byol",))
     assert [arm.name for arm in plan_study(study, options).arms] == arms
 
 
-def test_methods_take_the_rates_that_were_best(tmp_path: Path, few_digits: str) -> None:
+def test_methods_take_the_rates_that_were_best(tmp_path, few_digits):
     """The rate that won on held-out images reaches both arms of its recipe, and stays."""
     rates, study = find_study("learning-rates"), find_study("methods")
     assert isinstance(rates, Study)

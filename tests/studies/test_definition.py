@@ -27,15 +27,13 @@ ENTRIES = load_catalogue()
 GRIDS = {name: entry for name, entry in ENTRIES.items() if isinstance(entry, Study)}
 
 
-def test_the_paper_s_ablations_are_there() -> None:
+def test_the_paper_s_ablations_are_there():
     wanted = {"kappa", "psi", "augmentations", "sigma-lambda", "subnetwork", "encoder-depth"}
     assert wanted <= set(ENTRIES)
     assert all(entry.title for entry in ENTRIES.values())
 
 
-def test_a_study_is_a_short_file_that_is_found_by_being_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_a_short_file_that_is_found_by_being_there(tmp_path, monkeypatch):
     (tmp_path / "my_own.py").write_text(
         "from deepbregman.studies.definition import Study, make_arms\n"
         "STUDY = Study('my-own', 'Mine?', make_arms('objective.temperature', (0.1, 0.2)),\n"
@@ -45,14 +43,14 @@ def test_a_study_is_a_short_file_that_is_found_by_being_there(
     assert find_study("my-own").title == "Mine?"
 
 
-def test_an_unknown_study_is_refused_with_the_nearest() -> None:
+def test_an_unknown_study_is_refused_with_the_nearest():
     with pytest.raises(UserError, match=r"'kapa' is not one of .*did you mean 'kappa'"):
         find_study("kapa")
 
 
 @pytest.mark.parametrize("name", GRIDS)
 @pytest.mark.parametrize("recipe", ["paper", "authors", "best", "digits", "paper-imagenet"])
-def test_every_arm_is_a_configuration(name: str, recipe: str) -> None:
+def test_every_arm_is_a_configuration(name, recipe):
     study, base = GRIDS[name], load_recipe(recipe)
     arms = select_usable_arms(study.arms, base)
     if name == "teacher" and base.teacher is None:  # its parts can only be changed where they are
@@ -67,7 +65,7 @@ def test_every_arm_is_a_configuration(name: str, recipe: str) -> None:
     assert all(cell.trial.config.seed == 3 for cell in cells)
 
 
-def test_the_teacher_s_parts_have_sets_and_both_ways_of_centring() -> None:
+def test_the_teacher_s_parts_have_sets_and_both_ways_of_centring():
     base = load_recipe("best")
     configs = {arm.name: override(base, arm.changes) for arm in GRIDS["teacher"].arms}
     pair = configs["teacher-view-two-as-a-set"]
@@ -79,7 +77,7 @@ def test_the_teacher_s_parts_have_sets_and_both_ways_of_centring() -> None:
     assert weights == [1.0, 0.0]
 
 
-def test_the_number_of_subnetworks_is_varied_in_the_bank_too(tmp_path: Path) -> None:
+def test_the_number_of_subnetworks_is_varied_in_the_bank_too(tmp_path):
     values = ("256", "1024", "4096", "16384")
     options = StudyOptions(recipe="best", values=values, data="digits", out=tmp_path / "out")
     plan = plan_study(GRIDS["kappa"], options)
@@ -90,7 +88,7 @@ def test_the_number_of_subnetworks_is_varied_in_the_bank_too(tmp_path: Path) -> 
     ]
 
 
-def test_what_the_paper_printed() -> None:
+def test_what_the_paper_printed():
     """The rows of its tables, typed again from the text."""
     kappa = {part.series: part.values for part in GRIDS["kappa"].published}
     numbers = ("5", "20", "50", "100", "200", "500", "1000")
@@ -108,7 +106,7 @@ def test_what_the_paper_printed() -> None:
     assert search.published == {"divergence.sigma": 1.5, "objective.weight": 5.0}
 
 
-def test_published_values_belong_to_an_arm_or_a_number() -> None:
+def test_published_values_belong_to_an_arm_or_a_number():
     for study in GRIDS.values():
         places = {str(arm.x) for arm in study.arms} | {*study.recipes}
         numeric = study.arms and all(isinstance(arm.x, int | float) for arm in study.arms)
@@ -118,14 +116,14 @@ def test_published_values_belong_to_an_arm_or_a_number() -> None:
                 assert numeric or x in places, (study.name, x)
 
 
-def test_recipes_of_one_value_are_named_once_and_many_are_the_others() -> None:
+def test_recipes_of_one_value_are_named_once_and_many_are_the_others():
     assert list_by_value({"a": "1", "b": "2"}) == "1 in a, 2 in b"
     assert list_by_value({"a": "1", "b": "2", "c": "1"}) == "1 in a and c, 2 in b"
     many = dict.fromkeys("abcde", "24 px")
     assert list_by_value({**many, "f": "32 px"}) == "32 px in f, 24 px in the others"
 
 
-def test_arms_that_come_to_the_same_share_a_run() -> None:
+def test_arms_that_come_to_the_same_share_a_run():
     study, base = GRIDS["subnetwork"], load_recipe("paper")
     cells = plan_cells(study.arms, base, (0,), Path("runs"))
     shared = [cell.arm.name for cell in cells if cell.trial.name == "recipe-seed0"]
@@ -134,7 +132,7 @@ def test_arms_that_come_to_the_same_share_a_run() -> None:
     assert len({cell.trial.folder for cell in cells}) == 15
 
 
-def test_progressive_removal_leaves_out_steps_that_the_recipe_does_not_have() -> None:
+def test_progressive_removal_leaves_out_steps_that_the_recipe_does_not_have():
     study = GRIDS["augmentations"]
     cifar = select_usable_arms(study.arms, load_recipe("paper"))
     steps = [arm.x for arm in cifar if arm.series == "SimCLR"]
@@ -146,7 +144,7 @@ def test_progressive_removal_leaves_out_steps_that_the_recipe_does_not_have() ->
     assert all(before < after for before, after in itertools.pairwise(progressive))
 
 
-def test_other_values_of_the_one_field() -> None:
+def test_other_values_of_the_one_field():
     study = GRIDS["encoder-depth"].with_values(("small", "resnet18"))
     names = [arm.name for arm in study.arms]
     assert names == ["simclr-small", "simclr-resnet18", "divergence-small", "divergence-resnet18"]
@@ -165,7 +163,7 @@ def test_other_values_of_the_one_field() -> None:
         GRIDS["subnetwork"].with_values((1,))
 
 
-def test_names_with_slashes_do_not_leave_the_folder() -> None:
+def test_names_with_slashes_do_not_leave_the_folder():
     arm = Arm("../../x y", {}, "x")
     (cell,) = plan_cells([arm], override(load_recipe("digits"), {}), (0,), Path("runs"))
     assert cell.trial.folder == Path("runs/.._.._x_y-seed0")
@@ -175,13 +173,13 @@ def test_names_with_slashes_do_not_leave_the_folder() -> None:
     ("text", "value"),
     [("3", 3), ("0.5", 0.5), ("true", True), ("[1, 2]", [1, 2]), ("lars", "lars"), ('"3"', "3")],
 )
-def test_values_are_read_as_toml_has_them(text: str, value: object) -> None:
+def test_values_are_read_as_toml_has_them(text, value):
     assert read_value(text) == value
     assert type(read_value(text)) is type(value)
 
 
 @pytest.mark.parametrize("word", ["training.epochs", "=3", "training.epochs="])
-def test_a_change_needs_a_field_and_a_value(word: str) -> None:
+def test_a_change_needs_a_field_and_a_value(word):
     with pytest.raises(UserError, match=r"write it as field=value"):
         read_changes([word])
 
@@ -193,14 +191,12 @@ def test_a_change_needs_a_field_and_a_value(word: str) -> None:
         ("a.npz", None, "data.source=b.npz", "--data a.npz and --set data.source=b.npz"),
     ],
 )
-def test_an_option_and_a_field_that_say_otherwise_are_refused(
-    data: str | None, epochs: int | None, changes: str, words: str
-) -> None:
+def test_an_option_and_a_field_that_say_otherwise_are_refused(data, epochs, changes, words):
     with pytest.raises(UserError, match=words):
         join_changes(StudyOptions(data=data, epochs=epochs, changes=(changes,)))
 
 
-def test_an_option_and_a_field_may_say_the_same() -> None:
+def test_an_option_and_a_field_may_say_the_same():
     options = StudyOptions(data="a.npz", epochs=3)
     both = replace(options, changes=("training.epochs=3", "data.source=a.npz"))
     same = {"training.epochs": 3, "data.source": "a.npz"}
@@ -211,7 +207,7 @@ def test_an_option_and_a_field_may_say_the_same() -> None:
     ("recipe", "sides"),
     [("best", [32, 28, 24, 20, 16]), ("paper-imagenet", [224, 196, 168, 140, 112])],
 )
-def test_views_of_a_study_are_shares_of_the_images(recipe: str, sides: list[int]) -> None:
+def test_views_of_a_study_are_shares_of_the_images(recipe, sides):
     study, base = GRIDS["view-size"], load_recipe(recipe)
     for series in ("SimCLR", "with divergence"):
         arms = [arm for arm in study.arms if arm.series == series]
@@ -220,14 +216,14 @@ def test_views_of_a_study_are_shares_of_the_images(recipe: str, sides: list[int]
 
 
 @pytest.mark.parametrize("name", ["view-size", "encoder-depth"])
-def test_a_recipe_without_the_divergence_has_no_arms_with_it(name: str) -> None:
+def test_a_recipe_without_the_divergence_has_no_arms_with_it(name):
     base = load_recipe("simclr")
     arms = select_usable_arms(GRIDS[name].with_values(("resnet18",)).arms, base)
     assert [arm.series for arm in arms] == ["SimCLR"]
 
 
 @pytest.mark.parametrize("first", sorted(recipes()))
-def test_arms_are_their_recipes_whichever_is_the_reference(first: str) -> None:
+def test_arms_are_their_recipes_whichever_is_the_reference(first):
     # A field that both recipes have with the same value is no difference; another method brings
     # its own default of it.
     configs = {name: replace(load_recipe(name), seed=0) for name in (first, *recipes())}

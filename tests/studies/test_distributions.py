@@ -1,7 +1,6 @@
 """Distributions on rings: what is drawn, what is learned, and what the command leaves."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from deepbregman.studies.plane import PlaneNetwork
 TINY = Rings(num_points=10, num_train=60, num_test=30, widths=(8,), steps=3, batch_size=30)
 
 
-def test_the_means_lie_on_the_rings() -> None:
+def test_the_means_lie_on_the_rings():
     settings = Rings(num_points=4000, ring_noise=0.0)
     points, labels = draw_rings(settings, 30, seed=1)
     radii = points.mean(dim=1).norm(dim=1)
@@ -31,7 +30,7 @@ def test_the_means_lie_on_the_rings() -> None:
     assert not torch.equal(points, draw_rings(settings, 30, seed=2).points)
 
 
-def test_a_set_is_scored_point_by_point() -> None:
+def test_a_set_is_scored_point_by_point():
     torch.manual_seed(0)
     network = PlaneNetwork((5,), 4, subnetworks=True).eval()
     points = torch.randn(3, 7, 2)
@@ -40,7 +39,7 @@ def test_a_set_is_scored_point_by_point() -> None:
     assert torch.allclose(scores[1, 2], network(points[1, 2:3])[0], atol=1e-6)
 
 
-def test_the_moment_form_tells_the_rings_apart_and_euclidean_distance_does_not() -> None:
+def test_the_moment_form_tells_the_rings_apart_and_euclidean_distance_does_not():
     settings = Rings(num_points=25, num_train=150, num_test=60, variance=0.02, steps=300)
     train, test = draw_rings(settings, 150, seed=1), draw_rings(settings, 60, seed=2)
     learned = cluster_arm("moment, contrastive", settings, train, test, 0)
@@ -49,7 +48,7 @@ def test_the_moment_form_tells_the_rings_apart_and_euclidean_distance_does_not()
     assert cluster_arm("oracle, nearest ring", settings, train, test, 0).metrics["ARI"] > 0.9
 
 
-def test_every_arm_leaves_its_rows_and_the_figure(tmp_path: Path) -> None:
+def test_every_arm_leaves_its_rows_and_the_figure(tmp_path):
     out = tmp_path / "study"
     results = run_distributions(out, seeds=2, settings=TINY).results
     assert json.loads((out / "results.json").read_text()) == json.loads(json.dumps(results))
@@ -63,9 +62,7 @@ def test_every_arm_leaves_its_rows_and_the_figure(tmp_path: Path) -> None:
         run_distributions(out, seeds=1, settings=TINY)
 
 
-def test_bad_options_are_refused_before_anything_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_options_are_refused_before_anything_is_made(tmp_path, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["study", "distributions", "--seeds", "0", "--out", str(tmp_path / "out")])
     assert stopped.value.code == 2
@@ -73,9 +70,7 @@ def test_bad_options_are_refused_before_anything_is_made(
     assert not (tmp_path / "out").exists()
 
 
-def test_studies_are_listed_and_an_unknown_one_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_studies_are_listed_and_an_unknown_one_is_refused(capsys):
     main(["study"])
     listed = capsys.readouterr().out
     assert all(name in listed for name in ("distributions", "divergence-2d", "tsne"))
@@ -89,7 +84,7 @@ def test_studies_are_listed_and_an_unknown_one_is_refused(
 
 
 @pytest.mark.slow
-def test_three_runs_reach_what_was_published(tmp_path: Path) -> None:
+def test_three_runs_reach_what_was_published(tmp_path):
     results = run_distributions(tmp_path / "study", seeds=3).results
     ari = {row["arm"]: row["mean"] for row in results["rows"] if row["metric"] == "ARI"}
     assert ari["moment, contrastive"] >= 0.95

@@ -1,7 +1,6 @@
 """The plane: the divergences that are drawn, and how well they separate."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from deepbregman.studies.divergence_2d import (
 )
 
 
-def test_classical_divergences_are_of_the_shifted_plane() -> None:
+def test_classical_divergences_are_of_the_shifted_plane():
     x, y = torch.tensor([[-1.0, 2.0], [0.5, 0.0]]), torch.tensor([[0.0, -1.0]])
     shift = torch.tensor([2.0, 3.0])
     found = list_classical(shift)
@@ -29,7 +28,7 @@ def test_classical_divergences_are_of_the_shifted_plane() -> None:
     assert torch.allclose(found["Itakura-Saito"](x, y), by_hand, atol=1e-5)
 
 
-def test_the_learned_divergence_is_zero_within_a_class_and_convex_in_its_first_argument() -> None:
+def test_the_learned_divergence_is_zero_within_a_class_and_convex_in_its_first_argument():
     points, labels = draw_classes(100, seed=3)
     measures, _ = learn(points, labels, steps=150, seed=0)
     hard = measures["learned, max form"]
@@ -43,7 +42,7 @@ def test_the_learned_divergence_is_zero_within_a_class_and_convex_in_its_first_a
         assert (middle <= (measure(a, x0) + measure(b, x0)) / 2 + 1e-4).all()
 
 
-def test_separation_on_a_matrix_done_by_hand() -> None:
+def test_separation_on_a_matrix_done_by_hand():
     distance = torch.tensor([[0.0, 0.0, 2.0], [0.0, 0.0, 0.0], [1.0, 3.0, 0.0]])
     found = measure_separation(distance, torch.tensor([0, 0, 1]))
     # Pairs of two classes: 2, 0, 1, 3; of one: 0, 0. One of the four ties with both.
@@ -52,7 +51,7 @@ def test_separation_on_a_matrix_done_by_hand() -> None:
     assert found["other class at zero"] == pytest.approx(0.25)
 
 
-def test_the_command_leaves_results_and_figures(tmp_path: Path) -> None:
+def test_the_command_leaves_results_and_figures(tmp_path):
     out = tmp_path / "plane"
     run_divergence_2d(out, seeds=1, samples=40, steps=5, resolution=12)
     results = json.loads((out / "results.json").read_text())

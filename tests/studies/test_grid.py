@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -61,13 +60,7 @@ ARMS = {
         pytest.param("augmentations", marks=pytest.mark.slow),
     ],
 )
-def test_to_the_end(
-    name: str,
-    tiny: list[str],
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_to_the_end(name, tiny, out, monkeypatch, capsys):
     main(["study", name, "--out", str(out), "--only", *ARMS[name], *tiny])
     results = read(out)
     names = [arm["arm"] for arm in results["arms"]]
@@ -120,9 +113,7 @@ def test_to_the_end(
     assert {path: path.read_bytes() for path in written} == written
 
 
-def test_without_runs_nothing_is_written(
-    tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_runs_nothing_is_written(tiny, out, capsys):
     with pytest.raises(SystemExit):
         main(["study", "kappa", "--out", str(out), "--no-train"])
     assert "holds no study" in capsys.readouterr().err
@@ -133,9 +124,7 @@ def test_without_runs_nothing_is_written(
     assert not (out / "results.json").exists()
 
 
-def test_other_encoders_by_value_and_more_seeds_later(
-    tiny: list[str], out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_encoders_by_value_and_more_seeds_later(tiny, out, monkeypatch):
     opened = []
     real = inputs.open_data
 
@@ -169,9 +158,7 @@ def test_other_encoders_by_value_and_more_seeds_later(
     assert summary["deviation"] == pytest.approx(np.std(values, ddof=1))
 
 
-def test_a_crash_costs_no_finished_work_and_changes_no_number(
-    tiny: list[str], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_costs_no_finished_work_and_changes_no_number(tiny, out, tmp_path, monkeypatch):
     """Killed once in training and once before judging; then as if nothing had happened."""
     words = ["--only", "5", "20", *tiny, "training.save_seconds=0"]
     words[words.index("--epochs") + 1] = "2"
@@ -217,9 +204,7 @@ def settings(data: str, out: Path, **others: Any) -> StudyOptions:
     return StudyOptions(recipe="digits", data=data, epochs=1, changes=changes, out=out, **others)
 
 
-def test_two_workers_do_every_run_once(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_workers_do_every_run_once(few_digits, out, monkeypatch):
     monkeypatch.setattr(engine, "POLL_SECONDS", 0.01)
     both = threading.Barrier(2, timeout=60)
     taken: list[tuple[str, int]] = []
@@ -241,9 +226,7 @@ def test_two_workers_do_every_run_once(
     assert [len(each.results["cells"]) for each in found] == [2, 2]  # both end complete
 
 
-def test_the_bar_tells_every_epoch_though_nothing_is_measured(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bar_tells_every_epoch_though_nothing_is_measured(few_digits, out, monkeypatch):
     told = []
     update = engine.Progress.update
 
@@ -259,9 +242,7 @@ def test_the_bar_tells_every_epoch_though_nothing_is_measured(
     assert (1.0, "epoch 2 of 2  ") in told
 
 
-def test_a_busy_run_is_waited_for_and_taken_over(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_run_is_waited_for_and_taken_over(few_digits, out, monkeypatch):
     """The holder of a run dies without having done it: its lock goes, the run does not."""
     asked = settings(few_digits, out, only=("5",), seeds=1)
     opened = open_grid(kappa.STUDY, asked)
@@ -279,9 +260,7 @@ def test_a_busy_run_is_waited_for_and_taken_over(
     assert read(out)["cells"][0]["state"] == "done"
 
 
-def test_after_a_full_disk_the_study_is_what_continues(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_full_disk_the_study_is_what_continues(few_digits, out, monkeypatch):
     def fail(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "last.pt")
 
@@ -294,7 +273,7 @@ def test_after_a_full_disk_the_study_is_what_continues(
 
 
 @pytest.mark.parametrize("linked", ["runs", "runs/none-seed0"])
-def test_a_trial_behind_a_link_is_left_alone(linked: str, few_digits: str, tmp_path: Path) -> None:
+def test_a_trial_behind_a_link_is_left_alone(linked, few_digits, tmp_path):
     theirs = tmp_path / "theirs"
     (theirs / "checkpoints").mkdir(parents=True)
     link = tmp_path / "study" / linked
@@ -312,16 +291,14 @@ def test_a_trial_behind_a_link_is_left_alone(linked: str, few_digits: str, tmp_p
 @pytest.mark.parametrize(
     "text", ["[]", "{}", '{"study": 3}', '{"study": {"name": "kappa"}, "epochs": "x"}', "\x00"]
 )
-def test_a_damaged_study_is_words(text: str, out: Path) -> None:
+def test_a_damaged_study_is_words(text, out):
     out.mkdir()
     (out / "study.json").write_text(text)
     with pytest.raises(UserError, match=r"study\.json"):
         run_study(kappa.STUDY, StudyOptions(out=out))
 
 
-def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(
-    few_digits: str, out: Path
-) -> None:
+def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(few_digits, out):
     open_grid(kappa.STUDY, settings(few_digits, out, evaluate_on="holdout"))
     record = json.loads((out / "study.json").read_text())
     record["judge"] = record.pop("evaluate_on")
@@ -339,9 +316,7 @@ def test_a_study_that_began_with_the_older_name_of_a_field_goes_on(
         (["--values", "5"], r"--values is \[5\] here and \[\] in the folder"),
     ],
 )
-def test_a_folder_keeps_to_what_it_began_with(
-    words: list[str], message: str, few_digits: str, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_keeps_to_what_it_began_with(words, message, few_digits, out, capsys):
     open_grid(kappa.STUDY, settings(few_digits, out))
     before = (out / "study.json").read_bytes()
     with pytest.raises(SystemExit) as stopped:
@@ -374,13 +349,11 @@ def test_a_folder_keeps_to_what_it_began_with(
         (["sigma-lambda", "--seeds", "2"], "sigma-lambda is a search and takes no --seeds"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(
-    words: list[str], message: str, refused: Callable[..., None]
-) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_made(words, message, refused):
     refused(["study", *words], message)
 
 
-def test_a_folder_of_something_else_is_left_alone(out: Path, few_digits: str) -> None:
+def test_a_folder_of_something_else_is_left_alone(out, few_digits):
     out.mkdir()
     (out / "thesis.tex").touch()
     with pytest.raises(UserError, match="holds no study"):
@@ -390,9 +363,7 @@ def test_a_folder_of_something_else_is_left_alone(out: Path, few_digits: str) ->
         run_study(psi.STUDY, settings(few_digits, out / "a"))
 
 
-def test_a_run_that_diverges_does_not_end_the_study(
-    tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_diverges_does_not_end_the_study(tiny, out, capsys):
     wild = [*tiny, "optimiser.learning_rate=1e30", "optimiser.name=sgd"]
     main(["study", "kappa", "--out", str(out), "--only", "5", *wild])
     (row,) = read(out)["cells"]
@@ -403,8 +374,8 @@ def test_a_run_that_diverges_does_not_end_the_study(
 
 
 def test_features_that_are_not_finite_are_a_divergence_though_nothing_watches(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    few_digits, out, monkeypatch
+):
     """Finite losses and weights, but batch statistics that overflow where the encoder is judged."""
     compute = features.compute_features
 
@@ -428,9 +399,7 @@ SLURM = {
 }
 
 
-def test_a_task_of_srun_joins_no_group(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_of_srun_joins_no_group(few_digits, out, monkeypatch):
     """It would wait for the other task, which is not there, and average gradients with it."""
     for name, value in (SLURM | {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}).items():
         monkeypatch.setenv(name, value)
@@ -443,7 +412,7 @@ def test_a_task_of_srun_joins_no_group(
 
 
 @pytest.mark.slow
-def test_two_tasks_of_srun_share_a_study(few_digits: str, out: Path) -> None:
+def test_two_tasks_of_srun_share_a_study(few_digits, out):
     """Two tasks and two arms: each run is alone, and what it is when one process trains both."""
     words = [
         *(sys.executable, "-m", "deepbregman", "study", "kappa", "--only", "none", "5"),
@@ -469,13 +438,7 @@ def test_two_tasks_of_srun_share_a_study(few_digits: str, out: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [Interrupted(Path("x"), 2), KeyboardInterrupt()])
-def test_ctrl_c_says_how_to_go_on(
-    error: BaseException,
-    tiny: list[str],
-    out: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_ctrl_c_says_how_to_go_on(error, tiny, out, monkeypatch, capsys):
     def interrupted(*arguments: Any, **options: Any) -> Run:
         raise error
 
@@ -489,8 +452,8 @@ def test_ctrl_c_says_how_to_go_on(
 
 
 def test_judged_on_held_out_images_the_test_images_stay_closed(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch, explosive: Callable[[str], None]
-) -> None:
+    few_digits, out, monkeypatch, explosive
+):
     explosive("deepbregman.studies.engine")
     asked = settings(few_digits, out, only=("5",), seeds=1, evaluate_on="holdout")
     run_study(kappa.STUDY, asked)
@@ -499,7 +462,7 @@ def test_judged_on_held_out_images_the_test_images_stay_closed(
     assert row["data"].endswith(", held out")
 
 
-def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list(capsys):
     main(["study"])
     shown = capsys.readouterr().out
     assert "kappa" in shown
@@ -513,7 +476,7 @@ def row(arm: str, series: str, seed: int, value: float | None) -> Record:
     return {**shown, "seed": seed, "state": state, "metrics": metrics}
 
 
-def test_a_diverged_seed_is_counted_and_not_averaged() -> None:
+def test_a_diverged_seed_is_counted_and_not_averaged():
     (arm,) = summarise_arms(
         [row("a", "s", 0, 90.0), row("a", "s", 1, None), row("a", "s", 2, 92.0)]
     )
@@ -521,7 +484,7 @@ def test_a_diverged_seed_is_counted_and_not_averaged() -> None:
     assert arm["metrics"]["m"] == {"mean": 91.0, "deviation": pytest.approx(2**0.5), "n": 2}
 
 
-def test_what_is_lost_is_paired_by_seed() -> None:
+def test_what_is_lost_is_paired_by_seed():
     rows = [
         *(row("all", "s", 0, 90.0), row("all", "s", 1, 80.0), row("other", "t", 0, 50.0)),
         *(row("crop", "s", 0, 85.0), row("crop", "s", 1, 74.0), row("crop", "s", 2, 10.0)),
@@ -540,7 +503,7 @@ def test_what_is_lost_is_paired_by_seed() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_worker_s_run_is_finished_by_the_other(few_digits: str, out: Path) -> None:
+def test_a_killed_worker_s_run_is_finished_by_the_other(few_digits, out):
     """Real processes, SIGKILL in the middle of training: as the machine would do it."""
     words = [
         *(sys.executable, "-m", "deepbregman", "study", "kappa", "--out", str(out)),
@@ -566,9 +529,7 @@ def test_a_killed_worker_s_run_is_finished_by_the_other(few_digits: str, out: Pa
 
 
 @pytest.mark.slow
-def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(
-    tiny: list[str], out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(tiny, out, capsys):
     main(["study", "kappa", "--out", str(out), "--only", "20", "deep-max-triplet-20", *tiny])
     rows = {row["arm"]: row for row in read(out)["cells"]}
     assert set(rows) == {"20", "deep-max-triplet-20"}
@@ -588,9 +549,7 @@ def test_deep_divergence_stands_beside_ours_when_it_is_asked_for(
         ({"epochs": 1}, {"epochs": 2}),
     ],
 )
-def test_what_contradicts_a_begun_study_is_named_as_that(
-    begun: dict[str, Any], now: dict[str, Any], few_digits: str, out: Path
-) -> None:
+def test_what_contradicts_a_begun_study_is_named_as_that(begun, now, few_digits, out):
     """Not as two options of which the user gave one."""
     study, common = kappa.STUDY, {"out": out}
     open_grid(study, StudyOptions(recipe="digits", data=few_digits, **begun, **common))
@@ -599,7 +558,7 @@ def test_what_contradicts_a_begun_study_is_named_as_that(
     open_grid(study, StudyOptions(epochs=1, **common))
 
 
-def test_speed_is_the_median_of_the_last_epochs_and_memory_the_most(tmp_path: Path) -> None:
+def test_speed_is_the_median_of_the_last_epochs_and_memory_the_most(tmp_path):
     """Two seeds, one of them of an older version that recorded neither."""
     epochs = [
         {"epoch": 1, "images_per_second": 10.0, "views_per_second": 20.0, "peak_gigabytes": 9.0},

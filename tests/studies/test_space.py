@@ -16,9 +16,7 @@ positive = st.floats(1e-6, 1e6)
 
 
 @given(low=positive, high=positive, log=st.booleans(), seed=st.integers(0, 99))
-def test_an_interval_gives_configurations_between_its_ends(
-    low: float, high: float, log: bool, seed: int
-) -> None:
+def test_an_interval_gives_configurations_between_its_ends(low, high, log, seed):
     words = f"divergence.sigma={low!r}:{high!r}{':log' * log}"
     if low >= high:
         with pytest.raises(UserError, match="from low to high"):
@@ -35,7 +33,7 @@ def test_an_interval_gives_configurations_between_its_ends(
 
 
 @given(ends=st.lists(st.integers(1, 10**6), min_size=2, max_size=2, unique=True))
-def test_whole_numbers_stay_whole(ends: list[int]) -> None:
+def test_whole_numbers_stay_whole(ends):
     low, high = sorted(ends)
     (dimension,) = parse_space([f"divergence.num_subnetworks={low}:{high}:log"], BASE)
     value = dimension.suggest(_study(0).ask())
@@ -45,7 +43,7 @@ def test_whole_numbers_stay_whole(ends: list[int]) -> None:
 
 
 @given(values=st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True))
-def test_a_choice_gives_its_values(values: list[int]) -> None:
+def test_a_choice_gives_its_values(values):
     words = f"divergence.num_subnetworks={','.join(map(str, values))}"
     (dimension,) = parse_space([words], BASE)
     assert dimension == Choice("divergence.num_subnetworks", tuple(values))
@@ -55,7 +53,7 @@ def test_a_choice_gives_its_values(values: list[int]) -> None:
 
 @settings(max_examples=20)
 @given(text=st.text(max_size=30))
-def test_any_text_is_read_or_refused_in_words(text: str) -> None:
+def test_any_text_is_read_or_refused_in_words(text):
     for word in (text, f"divergence.sigma={text}", f"{text}=1:2", f"divergence.kernel={text}"):
         try:
             space = parse_space([word], BASE)
@@ -71,7 +69,7 @@ def _study(seed: int) -> optuna.Study:
     return optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
 
 
-def test_logarithmic_intervals_are_drawn_evenly_in_the_logarithm() -> None:
+def test_logarithmic_intervals_are_drawn_evenly_in_the_logarithm():
     (dimension,) = parse_space(["objective.weight=0.01:100:log"], BASE)
     study = _study(0)
     values = [dimension.suggest(study.ask()) for _ in range(400)]
@@ -79,7 +77,7 @@ def test_logarithmic_intervals_are_drawn_evenly_in_the_logarithm() -> None:
     assert below == pytest.approx(0.5, abs=0.1)  # 0.01 of them if it were even in the value
 
 
-def test_booleans_and_words_and_spaces_between() -> None:
+def test_booleans_and_words_and_spaces_between():
     words = ["divergence.learn_sigma=true,false", "divergence.kernel=gaussian, inverse"]
     space = parse_space(words, BASE)
     assert [dimension.ends for dimension in space] == [(True, False), ("gaussian", "inverse")]
@@ -114,12 +112,12 @@ def test_booleans_and_words_and_spaces_between() -> None:
         (["divergence.kernel=[1],[2]"], "must be a number, text or true"),
     ],
 )
-def test_errors_name_the_field_and_the_rule(words: list[str], message: str) -> None:
+def test_errors_name_the_field_and_the_rule(words, message):
     with pytest.raises(UserError, match=message):
         parse_space(words, BASE)
 
 
-def test_many_dimensions_are_checked_one_by_one() -> None:
+def test_many_dimensions_are_checked_one_by_one():
     names = ("norm", "activation", "kernel", "pairs")
     choices = ("output,hidden,none", "none,relu", "gaussian,inverse,sqrt,linear", "views,all")
     words = [f"divergence.{n}={c}" for n, c in zip(names, choices, strict=True)]
@@ -129,6 +127,6 @@ def test_many_dimensions_are_checked_one_by_one() -> None:
         parse_space(words, BASE)
 
 
-def test_a_chance_of_all_views_can_be_searched() -> None:
+def test_a_chance_of_all_views_can_be_searched():
     (dimension,) = parse_space(["views.solarise=0.0:0.5"], load_recipe("digits"))
     assert dimension == Interval("views.solarise", 0.0, 0.5)

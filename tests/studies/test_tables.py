@@ -36,7 +36,7 @@ Record = dict[str, Any]
 
 
 @pytest.fixture(scope="session")
-def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
+def uneven(tmp_path_factory) -> str:
     """Digits of three classes, one of them rare."""
     digits = load_digits()
     rows = [np.flatnonzero(digits.target == label) for label in range(3)]
@@ -55,7 +55,7 @@ def uneven(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def test_arms_are_recipes_with_the_divergence_taken_away_by_name() -> None:
+def test_arms_are_recipes_with_the_divergence_taken_away_by_name():
     given = {"data.image_size": 16, "training.epochs": 3}
     paper, without = build_arm("paper", given), build_arm("paper-without", given)
     assert paper.encoder.name == without.encoder.name == "resnet18"
@@ -75,7 +75,7 @@ def test_arms_are_recipes_with_the_divergence_taken_away_by_name() -> None:
     ]
 
 
-def test_parts_of_a_run() -> None:
+def test_parts_of_a_run():
     options = TableOptions(data=("a.npz", "b.npz"))
     first = [part.name for part in plan_parts(options, "simclr", "a.npz", is_reference=True)]
     assert first == [
@@ -92,7 +92,7 @@ def test_parts_of_a_run() -> None:
     assert plan_parts(chosen, "simclr", "a.npz", is_reference=True) == ()
 
 
-def test_a_rare_class_keeps_all_shares_of_labels(uneven: str) -> None:
+def test_a_rare_class_keeps_all_shares_of_labels(uneven):
     """A hundredth of its 5 images is less than one; then one is drawn."""
     config = build_arm("digits", {"data.source": uneven})
     source = open_labelled(config)
@@ -115,9 +115,7 @@ def test_a_rare_class_keeps_all_shares_of_labels(uneven: str) -> None:
         ({"data": ("nowhere.npz",)}, "nowhere.npz"),
     ],
 )
-def test_what_is_refused_before_any_work(
-    changes: Record, words: str, few_digits: str, tmp_path: Path
-) -> None:
+def test_what_is_refused_before_any_work(changes, words, few_digits, tmp_path):
     options = {"data": (few_digits,), "out": tmp_path / "out", **changes}
     with pytest.raises(UserError, match=words):
         plan_tables(TableOptions(**options))
@@ -129,9 +127,7 @@ def read(folder: Path) -> Record:
     return record
 
 
-def test_a_study_is_stopped_continued_and_extended(
-    uneven: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_stopped_continued_and_extended(uneven, tmp_path, monkeypatch):
     """Two arms; nothing is trained or measured twice."""
     out = tmp_path / "tables"
     common: Record = {
@@ -215,7 +211,7 @@ def test_a_study_is_stopped_continued_and_extended(
     assert [figure.key for figure in section.figures] == ["tables-differences"]
 
 
-def test_help_offers_what_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_offers_what_is_taken(capsys):
     with pytest.raises(SystemExit):
         main(["study", "tables", "--help"])
     shown = capsys.readouterr().out.partition("--protocols")[2].partition("What to measure")[0]
@@ -224,7 +220,7 @@ def test_help_offers_what_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     plan_tables(TableOptions(data=("digits",), protocols=tuple(offered[1].split(","))))
 
 
-def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(few_digits, tmp_path, capsys):
     out = tmp_path / "tables"
     words = ["study", "tables", "--data", few_digits, "--arms", "digits", "--epochs", "1"]
     words += ["--seeds", "1", "--protocols", "knn", "--out", str(out)]
@@ -236,9 +232,7 @@ def test_the_command(few_digits: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "### few: accuracy" in (out / "tables.md").read_text()
 
 
-def test_transfer_and_training_from_scratch(
-    few_digits: str, uneven: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transfer_and_training_from_scratch(few_digits, uneven, tmp_path, monkeypatch):
     """A run of one dataset is measured on the other; from scratch only the first arm trains."""
     monkeypatch.setattr("deepbregman.reporting.charts.FIGURE_KINDS", ("svg",))
     asked: Record = {
@@ -265,7 +259,7 @@ def test_transfer_and_training_from_scratch(
     assert "from few: fine-tuned, top-1" in (tmp_path / "tables" / "tables.md").read_text()
 
 
-def test_a_run_that_another_process_holds_is_left_to_it(few_digits: str, tmp_path: Path) -> None:
+def test_a_run_that_another_process_holds_is_left_to_it(few_digits, tmp_path):
     options = TableOptions(data=(few_digits,), arms=("digits",), seeds=1, out=tmp_path / "tables")
     queue = TableQueue(plan_tables(options))
     worker: Any = None  # nothing is run

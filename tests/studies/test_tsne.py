@@ -1,7 +1,6 @@
 """Maps of features: the same images for every run, and numbers that scikit-learn confirms."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +9,9 @@ from sklearn.metrics import silhouette_score
 from deepbregman.cli import main
 from deepbregman.commands.embed import embed
 from deepbregman.commands.export import export
-from deepbregman.runs import Run
 
 
-def test_a_run_and_its_exported_encoder_side_by_side(tmp_path: Path, short_run: Run) -> None:
+def test_a_run_and_its_exported_encoder_side_by_side(tmp_path, short_run):
     other, out = tmp_path / "other.safetensors", tmp_path / "maps"
     export(short_run.path, format="safetensors", out=other)
     runs = [str(short_run.path), str(other)]
@@ -31,7 +29,7 @@ def test_a_run_and_its_exported_encoder_side_by_side(tmp_path: Path, short_run: 
 
 
 @pytest.mark.slow
-def test_the_silhouette_is_of_the_features(tmp_path: Path, short_run: Run) -> None:
+def test_the_silhouette_is_of_the_features(tmp_path, short_run):
     out = tmp_path / "maps"
     command = ["study", "tsne", "--runs", str(short_run.path), "--images", "10000"]
     main([*command, "--seeds", "1", "--out", str(out)])
@@ -55,13 +53,7 @@ def test_the_silhouette_is_of_the_features(tmp_path: Path, short_run: Run) -> No
         (["--runs", "RUN", "--data", "nothing"], "no such folder"),
     ],
 )
-def test_bad_options_are_refused(
-    options: list[str],
-    words: str,
-    tmp_path: Path,
-    short_run: Run,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_options_are_refused(options, words, tmp_path, short_run, capsys):
     given = [str(short_run.path) if option == "RUN" else option for option in options]
     with pytest.raises(SystemExit) as stopped:
         main(["study", "tsne", *given, "--out", str(tmp_path / "out")])

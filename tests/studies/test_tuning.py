@@ -61,7 +61,7 @@ def request(data: str, out: Path, **others: Any) -> tuple[str, SearchOptions]:
 
 
 @pytest.fixture(scope="module")
-def searched(few_digits: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def searched(few_digits, tmp_path_factory) -> Path:
     """A search that has one trial."""
     out = tmp_path_factory.mktemp("searched") / "study"
     with pytest.MonkeyPatch.context() as patch:
@@ -71,7 +71,7 @@ def searched(few_digits: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def begun(searched: Path, out: Path) -> Path:
+def begun(searched, out) -> Path:
     """A copy of it."""
     return Path(shutil.copytree(searched, out))
 
@@ -82,13 +82,7 @@ def trials(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("command", ["tune", "study"])
-def test_end_to_end_without_the_test_images(
-    command: str,
-    few_digits: str,
-    out: Path,
-    explosive: Callable[[str], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_end_to_end_without_the_test_images(command, few_digits, out, explosive, capsys):
     explosive("deepbregman.studies.engine")
     words = {
         "tune": ["tune", "digits", "--space", *SPACE, "--sampler", "tpe", "--objective", "knn"],
@@ -131,9 +125,7 @@ def test_end_to_end_without_the_test_images(
         assert "published best" not in figure  # that was of other images
 
 
-def test_more_trials_later_and_nothing_else(
-    few_digits: str, begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_trials_later_and_nothing_else(few_digits, begun, monkeypatch):
     first = trials(begun)
     with pytest.raises(UserError, match=r"training\.epochs is 1 there, 2 here"):
         run_search(*request(few_digits, begun, epochs=2))
@@ -169,9 +161,7 @@ def test_more_trials_later_and_nothing_else(
     assert later[1]["values"] != later[0]["values"]
 
 
-def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(few_digits, out, monkeypatch):
     monkeypatch.setattr(optuna.trial.Trial, "should_prune", lambda self: self.number == 1)
     run_search(*request(few_digits, out, trials=2, epochs=2))
     assert [row["state"] for row in trials(out)] == ["complete", "pruned"]
@@ -181,9 +171,7 @@ def test_a_hopeless_trial_is_pruned_and_its_checkpoints_go(
     assert not (out / "runs" / "trial-0001" / "checkpoints").exists()
 
 
-def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(
-    few_digits: str, out: Path
-) -> None:
+def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(few_digits, out):
     wild = (*CHANGES, "optimiser.learning_rate=1e30", "optimiser.name=sgd")
     run_search(*request(few_digits, out, trials=1, changes=wild))
     (row,) = trials(out)
@@ -192,9 +180,7 @@ def test_a_trial_that_diverges_is_worth_a_guess_and_never_the_best(
     assert not (out / "best.toml").exists()
 
 
-def test_an_interrupted_trial_goes_on_where_it_stopped(
-    few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_trial_goes_on_where_it_stopped(few_digits, out, monkeypatch, capsys):
     """Stopped after training, before judging; the run is taken up again, with the same values."""
     with monkeypatch.context() as patch:
 
@@ -223,9 +209,7 @@ def test_an_interrupted_trial_goes_on_where_it_stopped(
         (["digits", "--space", "divergence.sigma=1:2", "--trials", "0"], "at least 1"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_made(
-    words: list[str], message: str, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_made(words, message, out, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["tune", *words, "--out", str(out)])
     assert stopped.value.code == 2
@@ -233,9 +217,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(
     assert not out.exists()
 
 
-def test_the_command_that_goes_on_names_the_storage(
-    few_digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_that_goes_on_names_the_storage(few_digits, tmp_path, monkeypatch):
     def interrupted(*arguments: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
@@ -252,7 +234,7 @@ def test_the_command_that_goes_on_names_the_storage(
     assert "s3cret" not in tuning._format_command(secret, out, None)
 
 
-def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path):
     with pytest.raises(UserError, match="--storage nonsense cannot be opened"):
         open_storage("nonsense://user:secret@host/database")
     with pytest.raises(UserError, match=r"--storage oracle\+cx_oracle needs a driver") as error:
@@ -262,7 +244,7 @@ def test_a_storage_that_cannot_be_opened_is_named_without_its_password(tmp_path:
         open_storage(f"sqlite:///{tmp_path}/no/such/folder.db")
 
 
-def test_a_refused_storage_leaves_no_folder(few_digits: str, tmp_path: Path) -> None:
+def test_a_refused_storage_leaves_no_folder(few_digits, tmp_path):
     with pytest.raises(UserError, match="--storage nonsense cannot be opened"):
         run_search(*request(few_digits, tmp_path / "new", storage="nonsense://host/database"))
     assert not (tmp_path / "new").exists()
@@ -272,9 +254,7 @@ def test_a_refused_storage_leaves_no_folder(few_digits: str, tmp_path: Path) -> 
     assert (tmp_path / "old").exists()
 
 
-def test_a_search_in_another_storage_is_continued_with_that_storage(
-    few_digits: str, out: Path, tmp_path: Path
-) -> None:
+def test_a_search_in_another_storage_is_continued_with_that_storage(few_digits, out, tmp_path):
     storage = f"sqlite:///{tmp_path}/elsewhere.db"
     run_search(*request(few_digits, out, trials=1, storage=storage))
     first = trials(out)
@@ -286,9 +266,7 @@ def test_a_search_in_another_storage_is_continued_with_that_storage(
     assert trials(out) == first
 
 
-def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(
-    begun: Path, tmp_path: Path
-) -> None:
+def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(begun, tmp_path):
     with pytest.raises(UserError, match=r"was begun in its own search\.db; leave --storage out"):
         run_search(None, SearchOptions(out=begun, storage=f"sqlite:///{tmp_path}/x.db"))
     assert not (tmp_path / "x.db").exists()
@@ -297,9 +275,7 @@ def test_a_search_begun_in_its_folder_is_not_begun_again_elsewhere(
 @pytest.mark.parametrize(
     "url", ["postgresql://me@host/db?password=s3cret", "postgresql://me:a/s3cret@host/db"]
 )
-def test_no_password_reaches_the_record_of_a_search(
-    url: str, few_digits: str, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_password_reaches_the_record_of_a_search(url, few_digits, out, monkeypatch):
     monkeypatch.setattr("sys.argv", [*BEGAN, "--storage", url])
     study, plan = join_search(*request(few_digits, out), out, _own(out), "search")
     write_trials(out, study, plan.definition)
@@ -308,9 +284,7 @@ def test_no_password_reaches_the_record_of_a_search(
     assert b"s3cret" not in kept
 
 
-def test_a_search_folder_may_be_renamed_and_copied(
-    few_digits: str, begun: Path, tmp_path: Path
-) -> None:
+def test_a_search_folder_may_be_renamed_and_copied(few_digits, begun, tmp_path):
     before, table = trials(begun), (begun / "trials.csv").read_bytes()
     moved = begun.rename(tmp_path / "second")
     run_search(None, SearchOptions(out=moved, trials=1))
@@ -323,7 +297,7 @@ def test_a_search_folder_may_be_renamed_and_copied(
 
 
 @pytest.mark.parametrize("name", ["search.db", "search.db-journal", "search.db-wal"])
-def test_a_database_behind_a_link_is_left_alone(name: str, begun: Path, tmp_path: Path) -> None:
+def test_a_database_behind_a_link_is_left_alone(name, begun, tmp_path):
     (tmp_path / "precious").write_bytes(b"x")
     (begun / name).unlink(missing_ok=True)
     (begun / name).symlink_to(tmp_path / "precious")
@@ -333,9 +307,7 @@ def test_a_database_behind_a_link_is_left_alone(name: str, begun: Path, tmp_path
 
 
 @pytest.mark.parametrize("garbled", [b"no database at all" * 300, None])
-def test_a_damaged_database_is_words(
-    garbled: bytes | None, few_digits: str, out: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_database_is_words(garbled, few_digits, out, capsys):
     join_search(*request(few_digits, out), out, _own(out), "search")
     database = out / "search.db"
     whole = database.read_bytes()
@@ -348,9 +320,7 @@ def test_a_damaged_database_is_words(
     assert "nothing that was complete is lost" in words
 
 
-def test_a_full_disk_under_the_database_is_words(
-    begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_under_the_database_is_words(begun, monkeypatch):
     """SQLite's own error, of a database that may not grow."""
     open_storage = tuning.open_storage
 
@@ -413,9 +383,7 @@ def _worker(url: str, total: int, log: str, stuck: bool) -> None:
     judge_all(_shared(url), total, objective)
 
 
-def test_a_queued_trial_is_handed_to_one_worker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queued_trial_is_handed_to_one_worker(tmp_path, monkeypatch):
     """Both read that the trial is waiting before either can say that it has taken it."""
     url = f"sqlite:///{tmp_path}/shared.db"
     _shared(url).enqueue_trial({"x": 0.5})
@@ -442,9 +410,7 @@ def test_a_queued_trial_is_handed_to_one_worker(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_trial_that_another_worker_has_ended_is_harmless_and_said(
-    tmp_path: Path, fails: bool
-) -> None:
+def test_a_trial_that_another_worker_has_ended_is_harmless_and_said(tmp_path, fails):
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
 
     def objective(trial: optuna.Trial) -> float:
@@ -458,7 +424,7 @@ def test_a_trial_that_another_worker_has_ended_is_harmless_and_said(
     assert study.get_trials()[0].value == (None if fails else 0.25)
 
 
-def test_an_error_of_a_trial_is_no_matter_of_other_workers() -> None:
+def test_an_error_of_a_trial_is_no_matter_of_other_workers():
     def objective(trial: optuna.Trial) -> float:
         raise ValueError("a fault of ours")
 
@@ -466,7 +432,7 @@ def test_an_error_of_a_trial_is_no_matter_of_other_workers() -> None:
         SharedSearch(optuna.create_study(), 1).run_one(objective)
 
 
-def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> None:
+def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path):
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
     study.enqueue_trial({"x": 0.5})  # of a worker that died
     late = optuna.Trial(study, study._storage.create_new_trial(study._study_id))
@@ -485,7 +451,7 @@ def test_a_trial_gives_way_to_one_that_was_queued_before_it(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("reports", [False, True])
-def test_a_worker_that_seemed_dead_goes_on(tmp_path: Path, reports: bool) -> None:
+def test_a_worker_that_seemed_dead_goes_on(tmp_path, reports):
     study = _shared(f"sqlite:///{tmp_path}/shared.db")
 
     def objective(trial: optuna.Trial) -> float:
@@ -529,7 +495,7 @@ def _kill_one_of_three(url: str, tmp_path: Path) -> None:
     assert again.params["x"] == float(x)
 
 
-def test_three_workers_one_killed(tmp_path: Path) -> None:
+def test_three_workers_one_killed(tmp_path):
     _kill_one_of_three(f"sqlite:///{tmp_path}/shared.db", tmp_path)
 
 
@@ -537,7 +503,7 @@ def _draw(trial: optuna.Trial) -> float:
     return trial.suggest_float("x", 0.0, 1.0)
 
 
-def test_no_database_stays_open(tmp_path: Path) -> None:
+def test_no_database_stays_open(tmp_path):
     counts = {"connect": 0, "close": 0}
 
     def count(kind: str, *others: Any) -> None:
@@ -564,7 +530,7 @@ def _fail(study: optuna.Study, trial: optuna.Trial) -> None:
     study._storage.set_trial_state_values(trial._trial_id, TrialState.FAIL)
 
 
-def test_a_lost_trial_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_trial_keeps_its_place(tmp_path, monkeypatch):
     """Another worker asks between the failing of a stale trial and the queueing of its values."""
     url = f"sqlite:///{tmp_path}/shared.db"
     study, other = _shared(url), _shared(url)
@@ -596,7 +562,7 @@ def test_a_lost_trial_keeps_its_place(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("state", [TrialState.WAITING, TrialState.RUNNING, TrialState.COMPLETE])
-def test_a_trial_gives_way_to_a_continuation_with_a_higher_number(state: TrialState) -> None:
+def test_a_trial_gives_way_to_a_continuation_with_a_higher_number(state):
     study = optuna.create_study()
     x = _draw(lost := _begin(study))
     _fail(study, lost)
@@ -611,7 +577,7 @@ def test_a_trial_gives_way_to_a_continuation_with_a_higher_number(state: TrialSt
         SharedSearch(study, 1)._run(late, _draw)
 
 
-def test_a_trial_that_two_workers_queue_again_is_run_once() -> None:
+def test_a_trial_that_two_workers_queue_again_is_run_once():
     study = optuna.create_study()
     x = _draw(lost := _begin(study))
     _fail(study, lost)
@@ -625,7 +591,7 @@ def test_a_trial_that_two_workers_queue_again_is_run_once() -> None:
         search._run(second, _draw)
 
 
-def test_a_worker_that_dies_before_it_queues_a_trial_again_loses_nothing() -> None:
+def test_a_worker_that_dies_before_it_queues_a_trial_again_loses_nothing():
     study = optuna.create_study()
     values = [_draw(_begin(study)) for _ in range(2)]
     for number in range(2):
@@ -638,7 +604,7 @@ def test_a_worker_that_dies_before_it_queues_a_trial_again_loses_nothing() -> No
     assert [trial.user_attrs[shared_search.CONTINUES] for trial in done] == [0, 1, 2]
 
 
-def test_values_survive_a_worker_that_dies_before_it_has_read_them() -> None:
+def test_values_survive_a_worker_that_dies_before_it_has_read_them():
     study = optuna.create_study()
     x = _draw(lost := _begin(study))
     _fail(study, lost)
@@ -648,7 +614,7 @@ def test_values_survive_a_worker_that_dies_before_it_has_read_them() -> None:
     assert study.best_trial.params == {"x": x}
 
 
-def test_a_trial_that_kills_every_worker_is_given_up() -> None:
+def test_a_trial_that_kills_every_worker_is_given_up():
     study = optuna.create_study()
     search = SharedSearch(study, 1)
     x = _draw(trial := study.ask())
@@ -664,7 +630,7 @@ def test_a_trial_that_kills_every_worker_is_given_up() -> None:
     assert shared_search.CONTINUES not in study.best_trial.user_attrs
 
 
-def test_a_trial_may_be_interrupted_often() -> None:
+def test_a_trial_may_be_interrupted_often():
     study = optuna.create_study()
     search = SharedSearch(study, 1)
     seen = []
@@ -680,7 +646,7 @@ def test_a_trial_may_be_interrupted_often() -> None:
     assert {*seen, study.best_value} == {seen[0]}
 
 
-def test_a_trial_that_failed_by_its_own_error_is_not_continued() -> None:
+def test_a_trial_that_failed_by_its_own_error_is_not_continued():
     study = optuna.create_study()
     search = SharedSearch(study, 1)
 
@@ -693,7 +659,7 @@ def test_a_trial_that_failed_by_its_own_error_is_not_continued() -> None:
     assert shared_search.CONTINUES not in study.best_trial.user_attrs
 
 
-def test_the_last_trial_is_not_run_twice() -> None:
+def test_the_last_trial_is_not_run_twice():
     """Two workers ask at the same moment for the one trial that is left: the later gives way."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study()
@@ -748,13 +714,13 @@ def postgres() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of the connections that pools hold
-def test_three_workers_on_postgresql(postgres: str, tmp_path: Path) -> None:
+def test_three_workers_on_postgresql(postgres, tmp_path):
     _kill_one_of_three(postgres, tmp_path)
     gc.collect()
 
 
 @pytest.mark.slow
-def test_a_gaussian_process_finds_the_hill() -> None:
+def test_a_gaussian_process_finds_the_hill():
     """The default sampler on a function with a known maximum, and better than chance at it."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=build_sampler("gp", 0), direction="maximize")

@@ -11,8 +11,6 @@ from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import open_source
 from deepbregman.runs import Run
 
-from ..conftest import Forks
-
 TINY = {
     "data.image_size": 8,
     "data.holdout": 0.0,
@@ -38,7 +36,7 @@ class RunJoined(Protocol):
 
 
 @pytest.fixture(scope="session")
-def run_joined(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> RunJoined:
+def run_joined(forks, tmp_path_factory) -> RunJoined:
     """Run a script with arguments in processes that are joined; all must end well."""
 
     def run(*words: str, processes: int = 2) -> None:
@@ -61,7 +59,7 @@ def run_joined(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> RunJoi
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+def tiny_config(tmp_path_factory) -> Config:
     """Three epochs of two steps on 64 digits, each saved."""
     path = tmp_path_factory.mktemp("tiny") / "tiny.npz"
     train = open_source("digits", image_size=8).train
@@ -71,5 +69,5 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Config:
 
 
 @pytest.fixture(scope="session")
-def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> Run:
+def tiny_run(tmp_path_factory, tiny_config) -> Run:
     return pretrain(tiny_config, run=tmp_path_factory.mktemp("runs") / "tiny")

@@ -69,14 +69,14 @@ def refusal(path: Path) -> str:
 # Writing
 
 
-def test_round_trip(tmp_path: Path, state: dict[str, Any]) -> None:
+def test_round_trip(tmp_path, state):
     path = tmp_path / "last.pt"
     save_checkpoint(path, state)
     assert same(load(path), {"format": FORMAT, **state})
     assert os.listdir(tmp_path) == ["last.pt"]
 
 
-def test_saving_again_replaces(tmp_path: Path, state: dict[str, Any]) -> None:
+def test_saving_again_replaces(tmp_path, state):
     path = tmp_path / "last.pt"
     save_checkpoint(path, state)
     save_checkpoint(path, {**state, "step": 8})
@@ -84,9 +84,7 @@ def test_saving_again_replaces(tmp_path: Path, state: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("target", ["os.fsync", "pathlib.Path.replace", "torch.save"])
-def test_failing_write_leaves_the_old_checkpoint(
-    tmp_path: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch, target: str
-) -> None:
+def test_failing_write_leaves_the_old_checkpoint(tmp_path, state, monkeypatch, target):
     path = tmp_path / "last.pt"
     save_checkpoint(path, state)
 
@@ -100,9 +98,7 @@ def test_failing_write_leaves_the_old_checkpoint(
     assert os.listdir(tmp_path) == ["last.pt"]
 
 
-def test_full_disk_is_an_os_error_and_leaves_the_old_checkpoint(
-    tmp_path: Path, state: dict[str, Any]
-) -> None:
+def test_full_disk_is_an_os_error_and_leaves_the_old_checkpoint(tmp_path, state):
     """The kernel takes the first part of a file and refuses the rest, as on a disk that fills."""
     path = tmp_path / "last.pt"
     save_checkpoint(path, state)
@@ -120,11 +116,11 @@ def test_full_disk_is_an_os_error_and_leaves_the_old_checkpoint(
 # Reading
 
 
-def test_missing(tmp_path: Path) -> None:
+def test_missing(tmp_path):
     assert "does not exist" in refusal(tmp_path / "last.pt")
 
 
-def test_folder_in_its_place(tmp_path: Path) -> None:
+def test_folder_in_its_place(tmp_path):
     refusal(tmp_path)
 
 
@@ -136,15 +132,13 @@ def test_folder_in_its_place(tmp_path: Path) -> None:
         b"PK\x03\x04 a file of torch.save",
     ],
 )
-def test_files_that_are_no_checkpoint(tmp_path: Path, text: bytes) -> None:
+def test_files_that_are_no_checkpoint(tmp_path, text):
     path = tmp_path / "last.pt"
     path.write_bytes(text)
     assert "damaged or comes from another program" in refusal(path)
 
 
-def test_a_later_format(
-    tmp_path: Path, state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_format(tmp_path, state, monkeypatch):
     path = tmp_path / "last.pt"
     with monkeypatch.context() as patch:
         patch.setattr(checkpoints, "FORMAT", 5)
@@ -159,7 +153,7 @@ def test_a_later_format(
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+def written(tmp_path_factory) -> tuple[Path, bytes]:
     path = tmp_path_factory.mktemp("damage") / "last.pt"
     save_checkpoint(path, {"step": 1, "model": {"weight": torch.arange(4.0)}})
     return path, path.read_bytes()
@@ -172,7 +166,7 @@ def is_found(path: Path, content: bytes) -> None:
     assert str(path) in str(caught.value)
 
 
-def test_the_checksum_is_that_of_other_programs(written: tuple[Path, bytes]) -> None:
+def test_the_checksum_is_that_of_other_programs(written):
     """What follows the first line is ``torch.save``'s, should this package not be at hand."""
     head, content = written[1].split(b"\n", 1)
     title, digest = head[:-64], head[-64:]
@@ -181,7 +175,7 @@ def test_the_checksum_is_that_of_other_programs(written: tuple[Path, bytes]) -> 
     assert torch.load(io.BytesIO(content), weights_only=True)["step"] == 1
 
 
-def test_any_flipped_bit_is_found(written: tuple[Path, bytes]) -> None:
+def test_any_flipped_bit_is_found(written):
     path, whole = written
     generator = random.Random(0)
     for place in (*range(100), *generator.sample(range(100, len(whole)), 300)):
@@ -190,14 +184,14 @@ def test_any_flipped_bit_is_found(written: tuple[Path, bytes]) -> None:
         is_found(path, bytes(content))
 
 
-def test_any_cut_is_found(written: tuple[Path, bytes]) -> None:
+def test_any_cut_is_found(written):
     path, whole = written
     for size in (*range(0, len(whole), 9), len(whole) - 1):
         is_found(path, whole[:size])
 
 
 @given(data=st.data())
-def test_any_change_is_found(written: tuple[Path, bytes], data: st.DataObject) -> None:
+def test_any_change_is_found(written, data):
     """A stretch anywhere replaced by anything: lost, doubled, zeroed, inserted, appended."""
     path, whole = written
     start = data.draw(st.integers(0, len(whole)))
@@ -216,7 +210,7 @@ def test_any_change_is_found(written: tuple[Path, bytes], data: st.DataObject) -
 # What must be in it
 
 
-def test_require_names_the_parts_that_are_missing() -> None:
+def test_require_names_the_parts_that_are_missing():
     require({"model": {}, "step": 0, "more": 1}, ("model", "step"), "the origin")
     require({}, (), "the origin")
     with pytest.raises(UserError, match=r"^the origin has no loss, sums: ") as caught:
@@ -227,7 +221,7 @@ def test_require_names_the_parts_that_are_missing() -> None:
 # Loading into networks
 
 
-def test_load_strictly_loads() -> None:
+def test_load_strictly_loads():
     module = nn.BatchNorm1d(3)
     state = {name: torch.full_like(tensor, 2) for name, tensor in module.state_dict().items()}
     load_strictly(module, state, "origin")
@@ -247,7 +241,7 @@ def test_load_strictly_loads() -> None:
         (lambda s: s.update(bias=torch.zeros(1)), "bias has shape (1,), expected (2,)"),
     ],
 )
-def test_load_strictly_names_what_does_not_fit(change: Any, words: str) -> None:
+def test_load_strictly_names_what_does_not_fit(change, words):
     module = nn.Linear(3, 2)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     state = {name: torch.ones_like(tensor) for name, tensor in before.items()}
@@ -259,7 +253,7 @@ def test_load_strictly_names_what_does_not_fit(change: Any, words: str) -> None:
     assert same(dict(module.state_dict()), before)
 
 
-def test_load_strictly_names_all_kinds_at_once_and_counts_the_rest() -> None:
+def test_load_strictly_names_all_kinds_at_once_and_counts_the_rest():
     module = nn.Linear(3, 2)
     state = {"weight": torch.zeros(1), "extra": torch.zeros(1)}
     with pytest.raises(UserError) as caught:
@@ -278,7 +272,7 @@ def config() -> Config:
 
 
 @pytest.fixture
-def run(tmp_path: Path, config: Config) -> Run:
+def run(tmp_path, config) -> Run:
     run = Run.create(tmp_path / "run", config, {})
     torch.manual_seed(0)
     step = build_step(config, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
@@ -286,7 +280,7 @@ def run(tmp_path: Path, config: Config) -> Run:
     return run
 
 
-def test_load_model_is_what_was_saved(run: Run, config: Config) -> None:
+def test_load_model_is_what_was_saved(run, config):
     saved = load(run.last_checkpoint)
     for source in (run, run.path, str(run.path)):
         model, found, epoch, _ = load_trained(source)
@@ -299,7 +293,7 @@ def test_load_model_is_what_was_saved(run: Run, config: Config) -> None:
         assert not any(part.training for part in model.modules())
 
 
-def test_the_learnt_sigma_is_what_evaluation_gets(tmp_path: Path, config: Config) -> None:
+def test_the_learnt_sigma_is_what_evaluation_gets(tmp_path, config):
     learning = override(config, {"divergence.learn_sigma": True, "divergence.sigma": 0.5})
     step = build_step(learning)
     with torch.no_grad():
@@ -309,7 +303,7 @@ def test_the_learnt_sigma_is_what_evaluation_gets(tmp_path: Path, config: Config
     assert load_trained(run).model.sigma == pytest.approx(0.9)
 
 
-def test_load_encoder_takes_bytes_and_floats(run: Run) -> None:
+def test_load_encoder_takes_bytes_and_floats(run):
     encoder = load_encoder(run.path)
     assert isinstance(encoder, Encoder)
     assert not encoder.training
@@ -321,7 +315,7 @@ def test_load_encoder_takes_bytes_and_floats(run: Run) -> None:
     assert features.shape == (3, encoder.num_features)
 
 
-def test_load_model_of_another_configuration(run: Run, config: Config) -> None:
+def test_load_model_of_another_configuration(run, config):
     other = override(config, {"divergence.num_subnetworks": 6})
     torch.manual_seed(0)
     save_checkpoint(run.last_checkpoint, {**collect_networks(build_step(other)), "epoch": 1.0})
@@ -330,21 +324,21 @@ def test_load_model_of_another_configuration(run: Run, config: Config) -> None:
     assert str(run.last_checkpoint) in str(caught.value)
 
 
-def test_load_model_of_a_checkpoint_without_one(run: Run) -> None:
+def test_load_model_of_a_checkpoint_without_one(run):
     save_checkpoint(run.last_checkpoint, {"step": 3})
     with pytest.raises(UserError, match="has no objective, teacher, divergence") as caught:
         load_trained(run)
     assert str(run.last_checkpoint) in str(caught.value)
 
 
-def test_a_checkpoint_from_before_rotation_is_loaded(run: Run) -> None:
+def test_a_checkpoint_from_before_rotation_is_loaded(run):
     saved = checkpoints.load(run.last_checkpoint)
     del saved["rotation"]
     save_checkpoint(run.last_checkpoint, saved)
     load_trained(run)
 
 
-def test_a_damaged_run_is_not_judged_by_an_older_checkpoint(run: Run) -> None:
+def test_a_damaged_run_is_not_judged_by_an_older_checkpoint(run):
     """It is an error that names the others, and how to use them."""
     run.last_checkpoint.write_bytes(run.last_checkpoint.read_bytes()[:-1])
     with pytest.raises(UserError, match="this run has no other"):
@@ -361,7 +355,7 @@ def test_a_damaged_run_is_not_judged_by_an_older_checkpoint(run: Run) -> None:
         assert words in str(caught.value)
 
 
-def test_load_model_before_there_is_a_checkpoint(run: Run) -> None:
+def test_load_model_before_there_is_a_checkpoint(run):
     run.last_checkpoint.unlink()
     with pytest.raises(UserError, match=r"does not exist.*--keep-checkpoints"):
         load_trained(run.path)

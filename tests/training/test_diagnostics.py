@@ -87,37 +87,37 @@ def naive_effective_rank(h: Tensor) -> float:
 # On the sphere
 
 
-def test_alignment_agrees_with_a_naive_loop() -> None:
+def test_alignment_agrees_with_a_naive_loop():
     z1, z2 = normal(9, 5), normal(9, 5, seed=1)
     assert float(alignment(z1, z2)) == pytest.approx(naive_alignment(z1, z2), rel=1e-12)
 
 
-def test_alignment_of_equal_orthogonal_and_opposite() -> None:
+def test_alignment_of_equal_orthogonal_and_opposite():
     z = torch.eye(4)
     assert float(alignment(z, 3.0 * z)) == pytest.approx(0.0)
     assert float(alignment(z, z.roll(1, 0))) == pytest.approx(2.0)
     assert float(alignment(z, -0.1 * z)) == pytest.approx(4.0)
 
 
-def test_uniformity_agrees_with_a_naive_loop() -> None:
+def test_uniformity_agrees_with_a_naive_loop():
     z = normal(9, 5)
     assert float(uniformity(z)) == pytest.approx(naive_uniformity(z), rel=1e-12)
 
 
-def test_uniformity_of_one_point_a_basis_and_two_poles() -> None:
+def test_uniformity_of_one_point_a_basis_and_two_poles():
     assert float(uniformity(torch.ones(6, 3))) == pytest.approx(0.0, abs=1e-5)
     assert float(uniformity(5.0 * torch.eye(6))) == pytest.approx(-4.0)
     assert float(uniformity(torch.tensor([[1.0, 0.0], [-3.0, 0.0]]))) == pytest.approx(-8.0)
 
 
-def test_spread_agrees_with_a_naive_loop() -> None:
+def test_spread_agrees_with_a_naive_loop():
     z = normal(9, 5) + 1.0
     assert float(spread(z)) == pytest.approx(naive_spread(z), rel=1e-12)
     assert 0.1 < naive_spread(z) < 0.9
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_spread_of_a_point_and_a_little_noise_is_nearly_nothing(dtype: torch.dtype) -> None:
+def test_spread_of_a_point_and_a_little_noise_is_nearly_nothing(dtype):
     point = normal(1, 16).to(dtype)
     assert float(spread(point.expand(50, -1))) < 1e-6
     noisy = point + 1e-6 * normal(50, 16, seed=1).to(dtype)
@@ -127,13 +127,13 @@ def test_spread_of_a_point_and_a_little_noise_is_nearly_nothing(dtype: torch.dty
 # Rank
 
 
-def test_effective_rank_agrees_with_the_definition() -> None:
+def test_effective_rank_agrees_with_the_definition():
     h = normal(30, 6) * torch.tensor([5.0, 2.0, 1.0, 1.0, 0.1, 0.01]) + 7.0
     assert float(effective_rank(h)) == pytest.approx(naive_effective_rank(h), rel=1e-9)
 
 
 @pytest.mark.parametrize("d", [2, 5, 16])
-def test_effective_rank_of_orthonormal_directions_is_their_number(d: int) -> None:
+def test_effective_rank_of_orthonormal_directions_is_their_number(d):
     axes = torch.eye(d, dtype=torch.float64)
     rotation = torch.linalg.qr(normal(d, d)).Q
     both_ways = torch.cat([axes, -axes]) @ rotation  # its mean is 0
@@ -143,14 +143,14 @@ def test_effective_rank_of_orthonormal_directions_is_their_number(d: int) -> Non
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
-def test_effective_rank_of_a_point_is_one(value: float) -> None:
+def test_effective_rank_of_a_point_is_one(value):
     assert float(effective_rank(torch.full((20, 8), value))) == pytest.approx(1.0, abs=1e-3)
 
 
 # Usage
 
 
-def test_usage_agrees_with_a_naive_loop() -> None:
+def test_usage_agrees_with_a_naive_loop():
     scores = normal(40, 6) + torch.arange(6.0) / 3
     wins = [0] * 6
     for row in scores.tolist():
@@ -162,7 +162,7 @@ def test_usage_agrees_with_a_naive_loop() -> None:
     assert 0 < entropy < 1
 
 
-def test_usage_of_a_single_subnetwork() -> None:
+def test_usage_of_a_single_subnetwork():
     active, entropy = count_usage(torch.zeros(4, 1))
     assert (int(active), float(entropy)) == (1, 0.0)
 
@@ -185,7 +185,7 @@ def naive_divergence(p: list[float], q: list[float], smoothing: float) -> float:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.7])
 @pytest.mark.parametrize("num_views", [2, 3])
-def test_diagnose_agrees_with_naive_loops(smoothing: float, num_views: int) -> None:
+def test_diagnose_agrees_with_naive_loops(smoothing, num_views):
     h, z, scores = normal(num_views, 8, 12), normal(num_views, 8, 5), normal(num_views, 8, 4)
     found = diagnose(h, z, scores, smoothing)
     distance = [
@@ -210,12 +210,12 @@ def test_diagnose_agrees_with_naive_loops(smoothing: float, num_views: int) -> N
     assert all(type(value) is float for value in found.values())
 
 
-def test_diagnose_without_divergence() -> None:
+def test_diagnose_without_divergence():
     found = diagnose(normal(2, 8, 12), normal(2, 8, 5), None, 0.0)
     assert set(found) == {"alignment", "uniformity", "spread", "effective_rank"}
 
 
-def test_diagnose_in_bfloat16_is_as_in_float32() -> None:
+def test_diagnose_in_bfloat16_is_as_in_float32():
     h, z, scores = (normal(2, 8, d).bfloat16() for d in (12, 5, 4))
     expected = diagnose(h.float(), z.float(), scores.float(), 0.0)
     assert diagnose(h, z, scores, 0.0) == pytest.approx(expected, rel=1e-5)
@@ -243,14 +243,14 @@ HEALTHY: dict[str, Any] = {"effective_rank": 20.0, "spread": 0.9, "active_subnet
         ),
     ],
 )
-def test_warnings_appear_when_they_should(changes: dict[str, float], parts: list[str]) -> None:
+def test_warnings_appear_when_they_should(changes, parts):
     words = warnings({**HEALTHY, **changes}, 100, 1024)
     assert len(words) == len(parts)
     for word, part in zip(words, parts, strict=True):
         assert part in word
 
 
-def test_warnings_without_divergence() -> None:
+def test_warnings_without_divergence():
     assert warnings({"effective_rank": 5.0, "spread": 0.9}, 100, 1024) == []
 
 
@@ -258,16 +258,14 @@ def test_warnings_without_divergence() -> None:
     ("num_subnetworks", "num_samples", "fewest"),
     [(50, 1024, 5), (100, 1024, 10), (1000, 1024, 100), (1000, 256, 26), (1000, 16, 2)],
 )
-def test_warnings_count_against_what_could_be_in_use(
-    num_subnetworks: int, num_samples: int, fewest: int
-) -> None:
+def test_warnings_count_against_what_could_be_in_use(num_subnetworks, num_samples, fewest):
     """A tenth of the subnetworks, or of the samples where they are fewer."""
     for active, count in ((fewest, 0), (fewest - 1, 1)):
         found = {**HEALTHY, "active_subnetworks": float(active)}
         assert len(warnings(found, num_subnetworks, num_samples)) == count
 
 
-def test_few_samples_that_all_differ_are_no_reason_to_warn() -> None:
+def test_few_samples_that_all_differ_are_no_reason_to_warn():
     scores = torch.eye(1000)[torch.arange(16) * 50].view(2, 8, 1000)  # 16 winners, all different
     found = diagnose(normal(2, 8, 12), normal(2, 8, 5), scores, 0.0)
     assert found["active_subnetworks"] == 16
@@ -277,7 +275,7 @@ def test_few_samples_that_all_differ_are_no_reason_to_warn() -> None:
     assert "only 1 of 1000 subnetworks" in words
 
 
-def test_warnings_advise_fields_that_exist() -> None:
+def test_warnings_advise_fields_that_exist():
     found = {"effective_rank": 1.0, "spread": 0.0, "active_subnetworks": 1.0}
     words = " ".join(warnings(found, 100, 1024)).replace(";", " ")
     fields = {
@@ -289,7 +287,7 @@ def test_warnings_advise_fields_that_exist() -> None:
         override(Config(), {field: getattr(getattr(Config(), section), name)})
 
 
-def test_warnings_of_a_healthy_and_a_collapsed_batch() -> None:
+def test_warnings_of_a_healthy_and_a_collapsed_batch():
     z, scores = normal(2, 8, 5), normal(2, 8, 4)
     assert warnings(diagnose(normal(2, 8, 12), z, scores, 0.0), 4, 16) == []
     collapsed = warnings(diagnose(torch.ones(2, 8, 12), z, scores, 0.0), 4, 16)
@@ -298,7 +296,7 @@ def test_warnings_of_a_healthy_and_a_collapsed_batch() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["digits", "best"])
-def test_collapse_to_a_point_and_a_little_noise_is_seen(recipe: str) -> None:
+def test_collapse_to_a_point_and_a_little_noise_is_seen(recipe):
     """The rank of the noise is full, so the rank alone would not tell."""
     torch.manual_seed(0)
     model = build_step(override(load_recipe(recipe), {"encoder.name": "small"})).model

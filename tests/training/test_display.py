@@ -19,7 +19,7 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     found = Clock()
     monkeypatch.setattr(display.time, "monotonic", found)
     return found
@@ -48,7 +48,7 @@ RECORD = {
 }
 
 
-def test_the_bar_fits_into_80_columns(clock: Clock) -> None:
+def test_the_bar_fits_into_80_columns(clock):
     shown = open_display(force_terminal=True)
     shown.step(0)
     clock.now = 100.0
@@ -73,7 +73,7 @@ def test_the_bar_fits_into_80_columns(clock: Clock) -> None:
         (60, "loss 1.2345  rank 12.5  kNN 88.2 %"),
     ],
 )
-def test_a_line_on_a_terminal_fits_into_it(clock: Clock, width: int, line: str) -> None:
+def test_a_line_on_a_terminal_fits_into_it(clock, width, line):
     record = {**RECORD, "epoch": 100, "contrastive": 0.5}
     shown = open_display(force_terminal=True)
     shown.console.width = width
@@ -86,7 +86,7 @@ def test_a_line_on_a_terminal_fits_into_it(clock: Clock, width: int, line: str) 
     )
 
 
-def test_slow_first_steps_do_not_tell_the_time_left(clock: Clock) -> None:
+def test_slow_first_steps_do_not_tell_the_time_left(clock):
     shown = open_display()
     for step, clock.now in enumerate((0.0, 3.0, 3.5)):
         shown.step(step)
@@ -96,7 +96,7 @@ def test_slow_first_steps_do_not_tell_the_time_left(clock: Clock) -> None:
     assert shown.left == "17 min left"  # 1,988 steps of half a second
 
 
-def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock: Clock) -> None:
+def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock):
     shown = open_display()
     for step in range(13):  # of 10 seconds
         clock.now = 10.0 * step
@@ -116,9 +116,7 @@ def test_without_a_terminal_a_line_a_minute_tells_the_time_left(clock: Clock) ->
         ({"force_terminal": True}, 100, "epoch  100 of 200  loss 1.2345"),  # the bar tells it
     ],
 )
-def test_the_line_of_an_epoch_tells_it_too(
-    clock: Clock, options: dict[str, bool], epoch: int, words: str
-) -> None:
+def test_the_line_of_an_epoch_tells_it_too(clock, options, epoch, words):
     shown = open_display(**options)
     shown.step(0)
     clock.now = 100.0
@@ -127,7 +125,7 @@ def test_the_line_of_an_epoch_tells_it_too(
     assert printed(shown).splitlines()[-1].startswith(words)
 
 
-def test_on_a_terminal_the_bar_tells_it(clock: Clock) -> None:
+def test_on_a_terminal_the_bar_tells_it(clock):
     shown = open_display(force_terminal=True)
     for step in range(13):
         clock.now = 10.0 * step
@@ -135,13 +133,13 @@ def test_on_a_terminal_the_bar_tells_it(clock: Clock) -> None:
     assert printed(shown) == ""
 
 
-def test_views_and_images_are_told_apart(clock: Clock) -> None:
+def test_views_and_images_are_told_apart(clock):
     shown = open_display()
     shown.epoch(RECORD | {"epoch": 100})
     assert "images/s 1,000  views/s 3,000" in printed(shown)
 
 
-def test_terms_are_shown_as_they_enter_the_total(clock: Clock) -> None:
+def test_terms_are_shown_as_they_enter_the_total(clock):
     shown = open_display()
     terms = {"contrastive": 0.4, "divergence": 3.0, "usage": 2.0}
     # Of 0.3 units the divergence counts 0.1 on average while it warms up.
@@ -152,7 +150,7 @@ def test_terms_are_shown_as_they_enter_the_total(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "hints"), [(10.0, 0), (11.0, 1), (50.0, 1)])
-def test_a_long_run_gets_one_hint(clock: Clock, seconds: float, hints: int) -> None:
+def test_a_long_run_gets_one_hint(clock, seconds, hints):
     shown = open_display(force_terminal=True)
     for step in range(8):
         clock.now = seconds * step

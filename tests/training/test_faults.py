@@ -26,14 +26,14 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, tiny_config: Config) -> Path:
+def recipe(tmp_path, tiny_config) -> Path:
     path = tmp_path / "tiny.toml"
     path.write_text(to_toml(tiny_config))
     return path
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
+def command(capsys) -> Command:
     """Run the command line; return its exit code and its error, which must be one paragraph."""
 
     def run(*words: object) -> tuple[int, str]:
@@ -74,13 +74,7 @@ def saved_step(folder: Path) -> int:
         MemoryError(),
     ],
 )
-def test_out_of_memory(
-    command: Command,
-    recipe: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-) -> None:
+def test_out_of_memory(command, recipe, tmp_path, monkeypatch, error):
     def fail(*arguments: Any) -> NoReturn:
         raise error
 
@@ -100,9 +94,7 @@ def test_out_of_memory(
     assert saved_step(tmp_path / "run") == 2
 
 
-def test_other_errors_are_not_explained_away(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_errors_are_not_explained_away(tiny_config, tmp_path, monkeypatch):
     def fail() -> NoReturn:
         raise RuntimeError("a fault of the program")
 
@@ -113,9 +105,7 @@ def test_other_errors_are_not_explained_away(
         pass
 
 
-def test_memory_that_runs_out_elsewhere_is_explained_too(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_runs_out_elsewhere_is_explained_too(capsys, monkeypatch):
     def fail(*arguments: Any) -> NoReturn:
         raise MemoryError
 
@@ -128,9 +118,7 @@ def test_memory_that_runs_out_elsewhere_is_explained_too(
 # The folder
 
 
-def test_the_folder_is_removed_while_training(
-    command: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_removed_while_training(command, recipe, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     at_step(monkeypatch, 3, lambda: shutil.rmtree(folder))
     code, said = command(recipe, "--run", folder)
@@ -141,8 +129,8 @@ def test_the_folder_is_removed_while_training(
 
 
 def test_the_folder_is_moved_while_training_and_put_back(
-    command: Command, recipe: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command, recipe, tiny_run, tmp_path, monkeypatch
+):
     folder = tmp_path / "run"
     with monkeypatch.context() as patch:
         at_step(patch, 3, lambda: folder.rename(tmp_path / "moved"))
@@ -156,9 +144,7 @@ def test_the_folder_is_moved_while_training_and_put_back(
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-def test_a_folder_in_use_is_refused_before_anything_is_read_or_written(
-    command: Command, tiny_run: Run, tmp_path: Path
-) -> None:
+def test_a_folder_in_use_is_refused_before_anything_is_read_or_written(command, tiny_run, tmp_path):
     shutil.copytree(tiny_run.path, tmp_path / "run")
     with hold_folder(tmp_path / "run"):
         code, said = command("--resume", tmp_path / "run")
@@ -210,7 +196,7 @@ shutil.copy(run / "checkpoints" / "last.pt", sys.argv[3])
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare, to mount a small disk")
-def test_a_disk_that_is_full_and_one_that_is_read_only(tiny_config: Config, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_and_one_that_is_read_only(tiny_config, tmp_path):
     """On a small disk of its own; room is made, and the run ends as if nothing had been."""
     changes = {"optimiser.schedule": "constant", "training.checkpoint_every": 0}
     recipe, place = tmp_path / "recipe.toml", tmp_path / "disk"
@@ -242,14 +228,7 @@ def test_a_disk_that_is_full_and_one_that_is_read_only(tiny_config: Config, tmp_
 
 
 @pytest.mark.parametrize(("target", "kept"), [("checkpoints.save", 2), ("Run.append_metrics", 2)])
-def test_no_space_in_the_middle_of_a_run(
-    command: Command,
-    recipe: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    target: str,
-    kept: int,
-) -> None:
+def test_no_space_in_the_middle_of_a_run(command, recipe, tmp_path, monkeypatch, target, kept):
     """The second epoch's metrics or checkpoints do not fit any more."""
     folder, fsync = tmp_path / "run", os.fsync
     name = "metrics.jsonl" if target == "Run.append_metrics" else ".pt"
@@ -274,9 +253,7 @@ def test_no_space_in_the_middle_of_a_run(
 # Impatience
 
 
-def test_a_second_interrupt_during_the_save(
-    command: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_interrupt_during_the_save(command, recipe, tmp_path, monkeypatch):
     """The checkpoint from before is whole, and the words do not claim more."""
     folder, fsync = tmp_path / "run", os.fsync
     asked: list[int] = []
@@ -301,9 +278,7 @@ def test_a_second_interrupt_during_the_save(
     assert not [p for p in folder.rglob(".*") if p.name != ".lock"]
 
 
-def test_an_interrupt_before_there_is_a_run(
-    command: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_before_there_is_a_run(command, recipe, tmp_path, monkeypatch):
     def interrupt(*arguments: Any, **options: Any) -> NoReturn:
         raise KeyboardInterrupt
 
@@ -312,9 +287,7 @@ def test_an_interrupt_before_there_is_a_run(
     assert (code, said) == (130, "stopped\n")
 
 
-def test_stopping_at_an_epochs_end_saves_once(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopping_at_an_epochs_end_saves_once(tiny_config, tmp_path, monkeypatch):
     """Else the previous checkpoint would be the same as the last."""
     at_step(monkeypatch, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Exception, match="everything is saved"):
@@ -324,9 +297,7 @@ def test_stopping_at_an_epochs_end_saves_once(
     assert checkpoints.load(run.previous_checkpoint)["step"] == 2
 
 
-def test_a_signal_at_the_last_step_is_not_forgotten(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_at_the_last_step_is_not_forgotten(tiny_config, tmp_path, monkeypatch):
     """Else a study would go on with its other runs."""
     steps = pretrain(tiny_config, run=tmp_path / "first").metrics()[-1]["step"]
     at_step(monkeypatch, steps, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -337,8 +308,8 @@ def test_a_signal_at_the_last_step_is_not_forgotten(
 
 
 def test_a_signal_while_the_step_is_compiled_ends_the_run_at_once(
-    command: Command, recipe: Path, tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command, recipe, tiny_run, tmp_path, monkeypatch
+):
     """The processes that compile have died of the same signal, and would be waited for."""
 
     def compile_forever(*arguments: object) -> NoReturn:

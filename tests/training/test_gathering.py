@@ -7,14 +7,10 @@ import torch
 
 import deepbregman
 
-from .conftest import RunJoined
-
 SCRIPT = str(Path(__file__).with_name("gathered_losses.py"))
 
 
-def test_two_processes_have_the_losses_and_gradients_of_one(
-    run_joined: RunJoined, tmp_path: Path
-) -> None:
+def test_two_processes_have_the_losses_and_gradients_of_one(run_joined, tmp_path):
     before = torch.get_rng_state()
     runpy.run_path(SCRIPT)["main"](str(tmp_path / "one"))
     torch.set_rng_state(before)
@@ -26,6 +22,6 @@ def test_two_processes_have_the_losses_and_gradients_of_one(
         torch.testing.assert_close(torch.load(tmp_path / f"two.{rank}"), alone)
 
 
-def test_in_one_process_nothing_is_joined() -> None:
+def test_in_one_process_nothing_is_joined():
     rows = torch.rand(3, 2)
     assert deepbregman.gather(rows) is rows

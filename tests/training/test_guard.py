@@ -17,19 +17,17 @@ from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.faults import Interrupted
 
-from ..conftest import StopAfter
-
 Poison = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tiny_config: Config) -> Config:
+def tiny_config(tiny_config) -> Config:
     """Without the sample of health, whose views would be counted too."""
     return override(tiny_config, {"training.health_every": 0})
 
 
 @pytest.fixture
-def poison_views(monkeypatch: pytest.MonkeyPatch) -> Poison:
+def poison_views(monkeypatch) -> Poison:
     """Make the pixels of these batches, counted from 1, not a number: it spreads everywhere."""
 
     def poison(*batches: int, value: float = math.nan) -> None:
@@ -45,7 +43,7 @@ def poison_views(monkeypatch: pytest.MonkeyPatch) -> Poison:
 
 
 @pytest.fixture
-def poison_gradient(monkeypatch: pytest.MonkeyPatch) -> Poison:
+def poison_gradient(monkeypatch) -> Poison:
     """Give these batches a gradient that is not a number, and the loss that they have."""
 
     def poison(*batches: int) -> None:
@@ -70,8 +68,8 @@ def saved_step(folder: Path) -> int:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("batch", "kept"), [(3, 2), (4, 2), (6, 4)])
 def test_the_step_is_named_and_the_checkpoint_before_is_kept(
-    tiny_config: Config, tmp_path: Path, poison_views: Poison, batch: int, kept: int, value: float
-) -> None:
+    tiny_config, tmp_path, poison_views, batch, kept, value
+):
     poison_views(batch, value=value)
     with pytest.raises(UserError, match=rf"not finite from step {batch} on.*learning_rate"):
         pretrain(tiny_config, run=tmp_path / "run")
@@ -81,9 +79,7 @@ def test_the_step_is_named_and_the_checkpoint_before_is_kept(
     ]
 
 
-def test_in_the_first_epoch_nothing_is_saved(
-    tiny_config: Config, tmp_path: Path, poison_views: Poison
-) -> None:
+def test_in_the_first_epoch_nothing_is_saved(tiny_config, tmp_path, poison_views):
     poison_views(1)
     with pytest.raises(UserError, match="not finite from step 1 on"):
         pretrain(tiny_config, run=tmp_path / "run")
@@ -91,8 +87,8 @@ def test_in_the_first_epoch_nothing_is_saved(
 
 
 def test_a_gradient_of_an_epochs_last_step_is_found_before_the_save(
-    tiny_config: Config, tmp_path: Path, poison_gradient: Poison
-) -> None:
+    tiny_config, tmp_path, poison_gradient
+):
     """All losses of the epoch are finite; only the parameters are no longer."""
     poison_gradient(4)
     with pytest.raises(UserError, match="parameters are not finite after step 4"):
@@ -102,9 +98,7 @@ def test_a_gradient_of_an_epochs_last_step_is_found_before_the_save(
         assert all(v.isfinite().all() for v in checkpoints.load(path)["objective"].values())
 
 
-def test_a_signal_does_not_save_what_has_diverged(
-    tiny_config: Config, tmp_path: Path, poison_views: Poison, stop_after: StopAfter
-) -> None:
+def test_a_signal_does_not_save_what_has_diverged(tiny_config, tmp_path, poison_views, stop_after):
     poison_views(3)
     with stop_after(3), pytest.raises(UserError, match="not finite from step 3 on"):
         pretrain(tiny_config, run=tmp_path / "run")
@@ -112,8 +106,8 @@ def test_a_signal_does_not_save_what_has_diverged(
 
 
 def test_counting_goes_on_after_a_resumption_inside_an_epoch(
-    tiny_config: Config, tmp_path: Path, poison_views: Poison, stop_after: StopAfter
-) -> None:
+    tiny_config, tmp_path, poison_views, stop_after
+):
     with stop_after(3), pytest.raises(Interrupted):
         pretrain(tiny_config, run=tmp_path / "run")
     poison_views(2)

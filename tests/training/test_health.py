@@ -2,7 +2,6 @@
 
 import math
 import shutil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -50,23 +49,21 @@ def rotation(d: int) -> Tensor:
 # RankMe
 
 
-def test_rankme_agrees_with_the_definition() -> None:
+def test_rankme_agrees_with_the_definition():
     h = (normal(20, 6) + 2.0) * torch.tensor([5.0, 2.0, 1.0, 1.0, 0.1, 0.01])
     eigenvalues = np.linalg.eigvalsh((h.T @ h).numpy())
     assert float(rankme(h)) == pytest.approx(naive_count(np.sqrt(eigenvalues).tolist()), rel=1e-9)
 
 
 @given(st.integers(2, 8), st.integers(0, 5), st.floats(0.01, 100.0))
-def test_rankme_lies_between_one_and_the_width_and_ignores_scale_and_rotation(
-    d: int, seed: int, scale: float
-) -> None:
+def test_rankme_lies_between_one_and_the_width_and_ignores_scale_and_rotation(d, seed, scale):
     h = normal(12, d, seed=seed)
     value = float(rankme(h))
     assert 1.0 <= value <= d + 1e-4
     assert float(rankme(scale * h @ rotation(d))) == pytest.approx(value, rel=1e-6)
 
 
-def test_rankme_counts_equal_directions_and_the_mean_as_one() -> None:
+def test_rankme_counts_equal_directions_and_the_mean_as_one():
     assert float(rankme(torch.eye(7, dtype=torch.float64))) == pytest.approx(7.0, rel=1e-4)
     assert float(rankme(torch.ones(9, 7, dtype=torch.float64))) == pytest.approx(1.0, rel=1e-4)
 
@@ -75,21 +72,21 @@ def test_rankme_counts_equal_directions_and_the_mean_as_one() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0, 2.5])
-def test_alpha_is_that_of_a_power_law(alpha: float) -> None:
+def test_alpha_is_that_of_a_power_law(alpha):
     """Rows whose covariance has exactly the eigenvalues j^-alpha."""
     values = torch.arange(1, 31, dtype=torch.float64) ** (-alpha / 2)
     axes = torch.diag(values) @ rotation(30)
     assert float(alpha_req(torch.cat([axes, -axes]) + 3.0)) == pytest.approx(alpha, abs=1e-9)
 
 
-def test_alpha_is_the_slope_that_polyfit_finds() -> None:
+def test_alpha_is_the_slope_that_polyfit_finds():
     h = normal(80, 60) * torch.linspace(1, 5, 60, dtype=torch.float64)
     eigenvalues = np.linalg.eigvalsh(np.cov(h.numpy().T))[::-1]
     slope, _ = np.polyfit(np.log(np.arange(5, 51)), np.log(eigenvalues[4:50]), 1)
     assert float(alpha_req(h)) == pytest.approx(-slope, rel=1e-9)
 
 
-def test_alpha_of_a_point_or_a_plane_is_undefined() -> None:
+def test_alpha_of_a_point_or_a_plane_is_undefined():
     assert math.isnan(float(alpha_req(torch.ones(20, 8, dtype=torch.float64))))
     assert math.isnan(float(alpha_req(normal(20, 2) @ normal(2, 8, seed=1))))
 
@@ -113,19 +110,19 @@ def naive_lidar(views: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("num_images", "d"), [(12, 5), (4, 9)])
-def test_lidar_agrees_with_the_definition(num_images: int, d: int) -> None:
+def test_lidar_agrees_with_the_definition(num_images, d):
     centres, scales = normal(1, num_images, d, seed=1), torch.linspace(0.1, 3.0, d)
     views = centres + scales * normal(6, num_images, d)
     assert float(lidar(views)) == pytest.approx(naive_lidar(views), rel=1e-8)
 
 
-def test_lidar_of_large_representations_of_few_images_is_finite() -> None:
+def test_lidar_of_large_representations_of_few_images_is_finite():
     """Rounding then exceeds what is added to the covariance of views."""
     views = 1e8 * torch.randn(8, 10, 128, generator=torch.Generator().manual_seed(0)).double()
     assert 1.0 <= float(lidar(views)) <= 128.0
 
 
-def test_lidar_ignores_directions_that_only_views_differ_in() -> None:
+def test_lidar_ignores_directions_that_only_views_differ_in():
     """Two directions tell images apart; four hold large noise of the views."""
     angles = torch.arange(40, dtype=torch.float64) * 2 * math.pi / 40
     images = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -139,7 +136,7 @@ def test_lidar_ignores_directions_that_only_views_differ_in() -> None:
 
 
 @given(st.integers(3, 9), st.integers(0, 5))
-def test_neighbours_and_their_stability_agree_with_naive_loops(n: int, seed: int) -> None:
+def test_neighbours_and_their_stability_agree_with_naive_loops(n, seed):
     before, after = normal(n, 4, seed=seed), normal(n, 4, seed=seed + 100)
     k = 2
     sets = []
@@ -175,7 +172,7 @@ def make_sample(config: Config) -> Health:
     return Health(images, config, build_views(config.views, 8), torch.device("cpu"))
 
 
-def test_a_run_measures_what_its_encoder_gives_again(tiny_run: Run, tiny_config: Config) -> None:
+def test_a_run_measures_what_its_encoder_gives_again(tiny_run, tiny_config):
     """The last record, computed anew from the checkpoint; one in each epoch, and then changes."""
     measured = make_sample(tiny_config).measure(load_trained_encoder(tiny_run))
     rows = tiny_run.metrics()
@@ -185,9 +182,7 @@ def test_a_run_measures_what_its_encoder_gives_again(tiny_run: Run, tiny_config:
     assert tiny_run.result()["pretrain"]["verdict"] == rows[-1]["verdict"]
 
 
-def test_a_resumed_run_knows_the_neighbours_from_before(
-    tiny_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_knows_the_neighbours_from_before(tiny_run, tmp_path, monkeypatch):
     monkeypatch.setattr(health, "LONG", 2)
     run = Run.open(shutil.copytree(tiny_run.path, tmp_path / "run"))
     state = checkpoints.load(run.previous_checkpoint)  # after two measurements
@@ -208,14 +203,14 @@ class Shift(torch.nn.Module):
         return images.flatten(1) @ self.weight
 
 
-def test_stability_is_one_for_the_same_encoder_and_less_for_another(tiny_config: Config) -> None:
+def test_stability_is_one_for_the_same_encoder_and_less_for_another(tiny_config):
     sample = make_sample(tiny_config)
     assert "neighbour_stability" not in sample.measure(Shift(0))
     assert sample.measure(Shift(0))["neighbour_stability"] == 1.0
     assert 0.1 < sample.measure(Shift(1))["neighbour_stability"] < 0.9
 
 
-def test_long_stability_looks_three_measurements_back(tiny_config: Config) -> None:
+def test_long_stability_looks_three_measurements_back(tiny_config):
     sample = make_sample(tiny_config)
     found = [sample.measure(Shift(seed)).get("long_stability") for seed in (0, 1, 2, 0, 3, 2)]
     assert found[:4] == [None, None, None, 1.0]
@@ -224,14 +219,12 @@ def test_long_stability_looks_three_measurements_back(tiny_config: Config) -> No
     assert found[5] == 1.0
 
 
-def test_a_sample_of_large_images_is_smaller(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_of_large_images_is_smaller(tiny_config, monkeypatch):
     monkeypatch.setattr(health, "SAMPLE_BYTES", 20 * 3 * 8 * 8)
     assert make_sample(tiny_config).batches.num_images == 20
 
 
-def test_what_is_not_finite_is_not_recorded(tiny_config: Config) -> None:
+def test_what_is_not_finite_is_not_recorded(tiny_config):
     sample = make_sample(tiny_config)
     broken = Shift(0)
     broken.weight[0] = math.nan
@@ -267,34 +260,34 @@ def row(epoch: int, **changes: Any) -> dict[str, Any]:
         ({"effective_rank": 1.5, "neighbour_stability": 1.0}, "collapsing", "effective rank 1.5"),
     ],
 )
-def test_verdict_and_its_reason(changes: dict[str, float], verdict: str, reason: str) -> None:
+def test_verdict_and_its_reason(changes, verdict, reason):
     found = judge([row(5), row(10, **changes)])
     assert found["verdict"] == verdict
     assert reason in found["reason"]
 
 
-def test_a_rate_that_has_fallen_settles_everything() -> None:
+def test_a_rate_that_has_fallen_settles_everything():
     low = {"long_stability": 0.8, "learning_rate": 0.04}
     assert judge([row(5), row(10, **low), row(15, **low)])["verdict"] == "healthy"
     enough = {"long_stability": 0.8, "learning_rate": 0.05}
     assert judge([row(5), row(10, **enough), row(15, **enough)])["verdict"] == "saturated"
 
 
-def test_a_drift_that_was_not_measured_is_not_over() -> None:
+def test_a_drift_that_was_not_measured_is_not_over():
     """As in the first measurements."""
     short = row(10)
     del short["long_stability"]
     assert judge([row(5), short])["verdict"] == "healthy"
 
 
-def test_first_measurement_is_too_early_and_an_epoch_without_one_is_not_judged() -> None:
+def test_first_measurement_is_too_early_and_an_epoch_without_one_is_not_judged():
     first = row(5)
     del first["neighbour_stability"]
     assert judge([first])["verdict"] == "under-trained"
     assert judge([first, {"epoch": 6, "step": 60, "effective_rank": 60.0}]) == {}
 
 
-def test_a_run_stops_at_the_second_saturated_judgement_in_a_row() -> None:
+def test_a_run_stops_at_the_second_saturated_judgement_in_a_row():
     def judged(*words: str) -> list[dict[str, Any]]:
         return [{"step": i, **({"verdict": word} if word else {})} for i, word in enumerate(words)]
 
@@ -308,7 +301,7 @@ def test_a_run_stops_at_the_second_saturated_judgement_in_a_row() -> None:
 
 
 @pytest.fixture
-def easily_saturated(monkeypatch: pytest.MonkeyPatch) -> None:
+def easily_saturated(monkeypatch) -> None:
     """Every second measurement is saturated, so that a run stops after its third."""
     for name in ("UNSETTLED", "HIGH_RATE"):
         monkeypatch.setattr(health, name, 0.0)
@@ -325,7 +318,7 @@ STOPPING = {
 
 
 @pytest.mark.usefixtures("easily_saturated")
-def test_a_saturated_run_ends_well_and_says_why(tiny_config: Config, tmp_path: Path) -> None:
+def test_a_saturated_run_ends_well_and_says_why(tiny_config, tmp_path):
     console = Console(record=True, width=200)
     changes = {**STOPPING, "training.health_every": 2, "training.save_seconds": 1e6}
     run = pretrain(override(tiny_config, changes), run=tmp_path / "run", console=console)
@@ -342,9 +335,7 @@ def test_a_saturated_run_ends_well_and_says_why(tiny_config: Config, tmp_path: P
 
 
 @pytest.mark.usefixtures("easily_saturated")
-def test_resuming_a_stopped_run_trains_on_only_if_told_to(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_resuming_a_stopped_run_trains_on_only_if_told_to(tiny_config, tmp_path):
     run = pretrain(override(tiny_config, STOPPING), run=tmp_path / "run")
     (run.path / "result.json").unlink()  # as if it had been killed before it wrote that
     assert len(resume(run.path).metrics()) == 3
@@ -356,7 +347,7 @@ def test_resuming_a_stopped_run_trains_on_only_if_told_to(
     assert "stopped" not in run.result()["pretrain"]
 
 
-def test_a_run_may_be_told_to_stop_on_the_command_line(tiny_run: Run, tmp_path: Path) -> None:
+def test_a_run_may_be_told_to_stop_on_the_command_line(tiny_run, tmp_path):
     shutil.copyfile(tiny_run.path / "config.toml", tmp_path / "tiny.toml")
     words = ["--run", str(tmp_path / "run"), "--stop-when-saturated", "--training.epochs", "1"]
     main(["pretrain", str(tmp_path / "tiny.toml"), *words])

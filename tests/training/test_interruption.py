@@ -31,9 +31,7 @@ def installed() -> list[object]:
 
 
 @pytest.mark.parametrize("number", WATCHED)
-def test_signal_is_collected_and_the_block_goes_on(
-    number: signal.Signals, handlers: list[object]
-) -> None:
+def test_signal_is_collected_and_the_block_goes_on(number, handlers):
     went_on = False
     with watch_signals() as received:
         assert received == []
@@ -44,7 +42,7 @@ def test_signal_is_collected_and_the_block_goes_on(
     assert installed() == handlers
 
 
-def test_a_hangup_that_is_ignored_stays_so() -> None:
+def test_a_hangup_that_is_ignored_stays_so():
     """As under nohup."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with watch_signals() as received:
@@ -53,7 +51,7 @@ def test_a_hangup_that_is_ignored_stays_so() -> None:
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
 
 
-def test_a_handler_of_the_program_stays() -> None:
+def test_a_handler_of_the_program_stays():
     """Programs that send jobs, such as submitit, have handlers for SIGUSR1 and SIGUSR2."""
     own: list[int] = []
     signal.signal(signal.SIGUSR1, lambda number, frame: own.append(number))
@@ -65,7 +63,7 @@ def test_a_handler_of_the_program_stays() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of handlers of C code")
-def test_a_handler_that_python_does_not_know_stays(tmp_path: Path) -> None:
+def test_a_handler_that_python_does_not_know_stays(tmp_path):
     """Many programs register SIGUSR1 to print where they stand."""
     with (tmp_path / "stack").open("w") as file:
         faulthandler.register(signal.SIGUSR1, file=file)
@@ -79,7 +77,7 @@ def test_a_handler_that_python_does_not_know_stays(tmp_path: Path) -> None:
     assert "most recent call first" in (tmp_path / "stack").read_text()
 
 
-def test_second_interrupt_stops_at_once(handlers: list[object]) -> None:
+def test_second_interrupt_stops_at_once(handlers):
     received: list[int] = []
 
     def interrupted_twice() -> None:
@@ -95,16 +93,14 @@ def test_second_interrupt_stops_at_once(handlers: list[object]) -> None:
     assert installed() == handlers
 
 
-def test_termination_may_be_asked_for_twice() -> None:
+def test_termination_may_be_asked_for_twice():
     with watch_signals() as received:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
     assert received == [signal.SIGTERM, signal.SIGTERM]
 
 
-def test_a_signal_stops_at_once_only_while_there_is_nothing_to_save(
-    handlers: list[object],
-) -> None:
+def test_a_signal_stops_at_once_only_while_there_is_nothing_to_save(handlers):
     nothing = False
     with pytest.raises(StoppedAtOnce) as caught, watch_signals(False, lambda: nothing) as received:  # noqa: PT012
         signal.raise_signal(signal.SIGHUP)
@@ -116,7 +112,7 @@ def test_a_signal_stops_at_once_only_while_there_is_nothing_to_save(
     assert installed() == handlers
 
 
-def test_other_threads_watch_nothing(handlers: list[object]) -> None:
+def test_other_threads_watch_nothing(handlers):
     found: list[object] = []
 
     def work() -> None:
@@ -129,9 +125,7 @@ def test_other_threads_watch_nothing(handlers: list[object]) -> None:
     assert found == [[], handlers]
 
 
-def test_the_command_that_continues_a_run_has_its_processes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_that_continues_a_run_has_its_processes(monkeypatch):
     config, again = load_recipe("digits"), "deepbregman pretrain --resume runs/a"
     for name, number in (
         ("RANK", 5),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from deepbregman.commands.pretrain import pretrain
-from deepbregman.config import Config, to_toml
+from deepbregman.config import to_toml
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.display import Display
@@ -43,12 +43,12 @@ class CommandLine:
 
 
 @pytest.fixture(scope="module")
-def command_line(tmp_path_factory: pytest.TempPathFactory, forks: Forks) -> CommandLine:
+def command_line(tmp_path_factory, forks) -> CommandLine:
     return CommandLine(forks, tmp_path_factory.mktemp("errors") / "errors.txt")
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> Path:
+def recipe(tmp_path_factory, tiny_config) -> Path:
     path = tmp_path_factory.mktemp("recipe") / "tiny.toml"
     path.write_text(to_toml(tiny_config))
     return path
@@ -63,7 +63,7 @@ def on(folder: Path) -> tuple[object, ...]:
 
 
 @pytest.fixture(scope="module")
-def reference(command_line: CommandLine, recipe: Path) -> Run:
+def reference(command_line, recipe) -> Run:
     command_line.finish(*new(recipe, recipe.parent / "reference"))
     return Run.open(recipe.parent / "reference")
 
@@ -136,9 +136,7 @@ USUAL = (
     "point",
     [pytest.param(point, marks=() if point in USUAL else pytest.mark.slow) for point in POINTS],
 )
-def test_killed_at_a_named_point(
-    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path, point: str
-) -> None:
+def test_killed_at_a_named_point(command_line, recipe, reference, tmp_path, point):
     folder = tmp_path / "run"
     assert command_line.run(*new(recipe, folder), exit_at=POINTS[point]) == 9
     command_line.finish(*on(folder))
@@ -162,9 +160,7 @@ AGAIN = {
         for point in AGAIN
     ],
 )
-def test_killed_again_while_resuming(
-    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path, point: str
-) -> None:
+def test_killed_again_while_resuming(command_line, recipe, reference, tmp_path, point):
     folder = tmp_path / "run"
     assert command_line.run(*new(recipe, folder), exit_at=(METRICS, "after", 3)) == 9
     assert command_line.run(*on(folder), exit_at=AGAIN[point]) == 9
@@ -173,8 +169,8 @@ def test_killed_again_while_resuming(
 
 
 def test_killed_between_two_names_where_there_are_no_links(
-    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
-) -> None:
+    command_line, recipe, reference, tmp_path
+):
     """There the last checkpoint is for a moment the previous one only."""
     folder = tmp_path / "run"
     assert command_line.run(*new(recipe, folder), no_links=True, exit_at=(KEEP, "after", 2)) == 9
@@ -184,9 +180,7 @@ def test_killed_between_two_names_where_there_are_no_links(
     assert Run.open(folder).provenance()["resumed"][0]["from"] == "previous.pt"
 
 
-def test_killed_before_there_is_a_folder(
-    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
-) -> None:
+def test_killed_before_there_is_a_folder(command_line, recipe, reference, tmp_path):
     folder = tmp_path / "run"
     point = ("deepbregman.runs.Run.create", "before", 1)
     assert command_line.run(*new(recipe, folder), exit_at=point) == 9
@@ -195,9 +189,7 @@ def test_killed_before_there_is_a_folder(
     assert_same_end(Run.open(folder), reference)
 
 
-def test_events_for_tensorboard_are_written_before_the_checkpoint(
-    command_line: CommandLine, recipe: Path, tmp_path: Path
-) -> None:
+def test_events_for_tensorboard_are_written_before_the_checkpoint(command_line, recipe, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = tmp_path / "run"
@@ -222,9 +214,7 @@ def kill_while_writing(command_line: CommandLine, folder: Path, *words: object) 
     return command_line.forks.wait(child) == -signal.SIGKILL
 
 
-def test_killed_while_writing_a_checkpoint(
-    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
-) -> None:
+def test_killed_while_writing_a_checkpoint(command_line, recipe, reference, tmp_path):
     folder = tmp_path / "run"
     assert kill_while_writing(command_line, folder, *new(recipe, folder))
     assert kill_while_writing(command_line, folder, *on(folder))
@@ -256,22 +246,18 @@ def soak(
         assert_same_end(Run.open(run), reference)
 
 
-def test_killed_at_random_moments(
-    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
-) -> None:
+def test_killed_at_random_moments(command_line, recipe, reference, tmp_path):
     soak(command_line, recipe, reference, tmp_path, kills=3, seed=random.randrange(2**32))
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_thirty_times(
-    command_line: CommandLine, recipe: Path, reference: Run, tmp_path: Path
-) -> None:
+def test_killed_at_random_moments_thirty_times(command_line, recipe, reference, tmp_path):
     soak(command_line, recipe, reference, tmp_path, kills=30, seed=0)
 
 
 def test_a_second_process_is_refused_and_the_first_goes_on(
-    command_line: CommandLine, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    command_line, recipe, tmp_path, monkeypatch
+):
     folder, plain, codes = tmp_path / "run", Display.step, []
 
     def meanwhile(display: Display, step: int) -> None:
@@ -316,9 +302,7 @@ def stop(
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),  # a lost terminal sends it, too
     ],
 )
-def test_a_signal_saves_and_says_how_to_go_on(
-    command_line: CommandLine, recipe: Path, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
+def test_a_signal_saves_and_says_how_to_go_on(command_line, recipe, tmp_path, number, code):
     folder = tmp_path / "run"
     answer, said = stop(command_line, recipe, folder, number)
     assert answer == code

@@ -4,7 +4,6 @@ import csv
 import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,8 +27,8 @@ def read_csv(run: Run) -> list[dict[str, str]]:
 
 
 def test_csv_has_the_metrics_of_every_epoch_also_of_a_resumed_run(
-    tmp_path: Path, tiny_config: Config, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tiny_config, tiny_run, monkeypatch
+):
     write = loop.Pretraining._write_epoch
 
     def write_and_stop(self: loop.Pretraining, record: Record, *rest: Any) -> None:
@@ -69,9 +68,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("moment", ["open", "write", "close"])
-def test_a_logger_that_fails_is_left_out_and_told_once(
-    moment: str, tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_that_fails_is_left_out_and_told_once(moment, tmp_path, tiny_config, monkeypatch):
     monkeypatch.setitem(BACKENDS, "mlflow", lambda run, config: Broken(moment))
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").touch()
@@ -86,18 +83,14 @@ def test_a_logger_that_fails_is_left_out_and_told_once(
     assert len(read_csv(run)) == 3
 
 
-def test_a_run_is_complete_whatever_its_loggers_do(
-    tmp_path: Path, tiny_config: Config, tiny_run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_complete_whatever_its_loggers_do(tmp_path, tiny_config, tiny_run, monkeypatch):
     monkeypatch.setitem(BACKENDS, "csv", lambda run, config: Broken("write"))
     with pytest.warns(Notice, match=r"the logger csv has failed .* and is left out"):
         run = pretrain(with_loggers(tiny_config, "csv"), run=tmp_path / "run")
     assert [row["total"] for row in run.metrics()] == [row["total"] for row in tiny_run.metrics()]
 
 
-def test_a_logger_that_does_not_answer_holds_nothing_up(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_that_does_not_answer_holds_nothing_up(tmp_path, tiny_config, monkeypatch):
     answer = threading.Event()
     monkeypatch.setattr(loggers, "PARTING_SECONDS", 0.05)
 
@@ -115,18 +108,14 @@ def test_a_logger_that_does_not_answer_holds_nothing_up(
     assert "the logger wandb has not written everything after 0 s" in told[0]
 
 
-def test_a_logger_without_its_package_is_refused_before_the_run(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_without_its_package_is_refused_before_the_run(tmp_path, tiny_config, monkeypatch):
     monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'deepbregman\[wandb\]'"):
         pretrain(with_loggers(tiny_config, "wandb"), run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_row_that_is_in_the_metrics_already_is_not_repeated(
-    tmp_path: Path, tiny_config: Config
-) -> None:
+def test_a_row_that_is_in_the_metrics_already_is_not_repeated(tmp_path, tiny_config):
     record = {"epoch": 1, "step": 2, "total": 0.5}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
     with Loggers(Run(tmp_path), with_loggers(tiny_config, "csv"), print) as opened:
@@ -134,14 +123,14 @@ def test_a_row_that_is_in_the_metrics_already_is_not_repeated(
     assert read_csv(Run(tmp_path)) == [{"epoch": "1", "step": "2", "total": "0.5"}]
 
 
-def test_tensorboard_may_be_named_with_the_others(tiny_config: Config, tmp_path: Path) -> None:
+def test_tensorboard_may_be_named_with_the_others(tiny_config, tmp_path):
     config = override(tiny_config, {"training.tensorboard": False})
     run = pretrain(with_loggers(config, "tensorboard", "csv"), run=tmp_path / "run")
     assert list((run.path / "tensorboard").iterdir())
     assert (run.path / "metrics.csv").exists()
 
 
-def test_a_resumed_run_may_have_other_loggers() -> None:
+def test_a_resumed_run_may_have_other_loggers():
     assert "training.logger" in CHANGEABLE
 
 
@@ -155,9 +144,7 @@ def write_two(run: Run, config: Config, name: str, *epochs: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of MLflow itself
-def test_mlflow_has_parameters_and_metrics_in_one_run(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_has_parameters_and_metrics_in_one_run(tmp_path, tiny_config, monkeypatch):
     mlflow = pytest.importorskip("mlflow", reason="pip install 'deepbregman[mlflow]'")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "run").mkdir()
@@ -176,9 +163,7 @@ def test_mlflow_has_parameters_and_metrics_in_one_run(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of wandb itself
-def test_wandb_writes_an_offline_run(
-    tmp_path: Path, tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_writes_an_offline_run(tmp_path, tiny_config, monkeypatch):
     pytest.importorskip("wandb", reason="pip install 'deepbregman[wandb]'")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     (tmp_path / "run").mkdir()
@@ -194,7 +179,7 @@ def test_wandb_writes_an_offline_run(
     assert b"training.batch_size" in content
 
 
-def test_a_background_logger_writes_in_order() -> None:
+def test_a_background_logger_writes_in_order():
     seen: list[int] = []
 
     class Slow(Broken):

@@ -3,7 +3,6 @@
 import importlib.metadata
 import io
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from deepbregman.commands.embed import embed
 from deepbregman.commands.evaluate import evaluate
 from deepbregman.commands.pretrain import pretrain, resume
-from deepbregman.config import Config, override
+from deepbregman.config import override
 from deepbregman.data import ArrayImages, open_source
 from deepbregman.errors import UserError
 from deepbregman.objectives import build_step, build_views
@@ -24,8 +23,6 @@ from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 from deepbregman.training.randomness import count_steps
-
-from ..conftest import StopAfter
 
 ONE_EPOCH = {"training.epochs": 1, "optimiser.warmup_epochs": 0.5}
 CLOCK = {"images_per_second", "views_per_second", "peak_gigabytes"}
@@ -65,9 +62,7 @@ def assert_identical(run: Run, reference: Run) -> None:
 
 
 class TestTraining:
-    def test_one_step_is_the_methods_gradient_step(
-        self, short_config: Config, tmp_path: Path
-    ) -> None:
+    def test_one_step_is_the_methods_gradient_step(self, short_config, tmp_path):
         """SGD by hand on the objective's own loss, with the batch and views the loop drew."""
         config = override(
             short_config, {"training.epochs": 1, **PLAIN_SGD, "training.batch_size": 300}
@@ -87,9 +82,7 @@ class TestTraining:
             after = job.step_module.get_parameter(name)
             torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
 
-    def test_accumulated_gradients_are_the_mean_over_their_batches(
-        self, short_config: Config, tmp_path: Path
-    ) -> None:
+    def test_accumulated_gradients_are_the_mean_over_their_batches(self, short_config, tmp_path):
         config = override(
             short_config,
             {
@@ -114,8 +107,8 @@ class TestTraining:
             torch.testing.assert_close(after, parameter - 0.1 * parameter.grad)
 
     def test_on_a_cpu_the_first_step_tells_that_a_run_is_long(
-        self, short_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, short_config, tmp_path, monkeypatch
+    ):
         """Of `best` at 64 px a step takes minutes, and the next one as long."""
         for limit in ("FIRST_SECONDS", "MEASURED_SECONDS", "LONG_SECONDS"):
             monkeypatch.setattr(display, limit, 0.0)
@@ -126,9 +119,7 @@ class TestTraining:
         job.fit(console=Console(file=stream, width=80))
         assert stream.getvalue().count("at this speed the run takes another") == 1
 
-    def test_an_epoch_visits_every_image_of_its_batches_once(
-        self, short_config: Config, tmp_path: Path
-    ) -> None:
+    def test_an_epoch_visits_every_image_of_its_batches_once(self, short_config, tmp_path):
         images = ArrayImages(
             torch.arange(300).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 8, 8)
         )
@@ -142,9 +133,7 @@ class TestTraining:
         wrapped = torch.arange(300).to(torch.uint8).bincount(minlength=256)
         assert all((seen.bincount(minlength=256) <= wrapped).all() for seen in epochs)
 
-    def test_the_feed_goes_on_through_the_epochs_and_from_any_step(
-        self, short_config: Config, tmp_path: Path
-    ) -> None:
+    def test_the_feed_goes_on_through_the_epochs_and_from_any_step(self, short_config, tmp_path):
         job = Pretraining(short_config, digits(), launch("cpu"), tmp_path / "run")
         whole = [batch.images for batch in job.feed(0, 0)]
         assert len(whole) == 4  # two epochs of two batches
@@ -153,12 +142,12 @@ class TestTraining:
             assert len(rest) == 4 - step
             assert all(map(torch.equal, rest, whole[step:]))
 
-    def test_it_learns(self, short_run: Run) -> None:
+    def test_it_learns(self, short_run):
         first, last = short_run.metrics()[0], short_run.metrics()[-1]
         assert last["total"] < first["total"]
         assert last["knn"] > 60.0  # ten classes: chance is 10
 
-    def test_the_run_folder_is_complete(self, short_run: Run, short_config: Config) -> None:
+    def test_the_run_folder_is_complete(self, short_run, short_config):
         assert short_run.config == short_config
         assert [row["epoch"] for row in short_run.metrics()] == [1, 2]
         assert short_run.result()["pretrain"]["epoch"] == 2
@@ -169,9 +158,7 @@ class TestTraining:
             short_run.metrics()[0]
         )
 
-    def test_same_seed_same_run_other_seed_other_run(
-        self, tiny_config: Config, tiny_run: Run, tmp_path: Path
-    ) -> None:
+    def test_same_seed_same_run_other_seed_other_run(self, tiny_config, tiny_run, tmp_path):
         torch.rand(7)  # the state of the process does not matter, to dropout neither
         again = pretrain(tiny_config, run=tmp_path / "again")
         assert_identical(again, tiny_run)
@@ -179,8 +166,8 @@ class TestTraining:
         assert other.metrics()[0]["total"] != tiny_run.metrics()[0]["total"]
 
     def test_dropout_beside_the_labelled_baseline_is_drawn_from_the_seed(
-        self, tiny_config: Config, tmp_path: Path
-    ) -> None:
+        self, tiny_config, tmp_path
+    ):
         """The authors' subnetworks drop units, also beside Deep Divergence."""
         changes = {"objective.name": "deep_divergence", **ONE_EPOCH}
         config = override(tiny_config, {**changes, "objective.num_subnetworks": 4})
@@ -190,37 +177,37 @@ class TestTraining:
             runs.append(pretrain(config, run=tmp_path / f"{state}"))
         assert_identical(*runs)
 
-    def test_checkpoints_are_kept_where_asked(self, tiny_run: Run) -> None:
+    def test_checkpoints_are_kept_where_asked(self, tiny_run):
         names = sorted(path.name for path in tiny_run.checkpoints.iterdir())
         assert names == ["epoch-0002.pt", "last.pt", "previous.pt"]
 
-    def test_simclr_has_no_subnetworks(self, tiny_config: Config, tmp_path: Path) -> None:
+    def test_simclr_has_no_subnetworks(self, tiny_config, tmp_path):
         config = override(tiny_config, {"divergence.weight": 0.0, **ONE_EPOCH})
         run = pretrain(config, run=tmp_path / "run")
         assert checkpoints.load(run.last_checkpoint)["divergence"] == {}
         assert "divergence" not in run.metrics()[0]
 
-    def test_four_views_as_distributions_train(self, tiny_config: Config, tmp_path: Path) -> None:
+    def test_four_views_as_distributions_train(self, tiny_config, tmp_path):
         changes = {"views.num_views": 4, "divergence.sets": "halves", **ONE_EPOCH}
         run = pretrain(tiny_config, run=tmp_path / "run", changes=changes)
         assert run.metrics()[0]["divergence"] > 0.0
 
-    def test_a_diverged_run_stops_and_says_so(self, tiny_config: Config, tmp_path: Path) -> None:
+    def test_a_diverged_run_stops_and_says_so(self, tiny_config, tmp_path):
         changes = {"optimiser.name": "sgd", "optimiser.learning_rate": 1e30}
         with pytest.raises(UserError, match=r"the loss is not finite.*optimiser\.learning_rate"):
             pretrain(tiny_config, run=tmp_path / "run", changes=changes)
 
     @pytest.mark.parametrize(("active", "warned"), [(26.0, False), (25.0, True)])
     def test_few_subnetworks_are_counted_against_all_views_of_a_batch(
-        self, short_config: Config, tmp_path: Path, active: float, warned: bool
-    ) -> None:
+        self, short_config, tmp_path, active, warned
+    ):
         """128 images in two views are 256 samples; a tenth of the 1000 subnetworks cannot win."""
         config = override(short_config, {"divergence.num_subnetworks": 1000})
         job = Pretraining(config, digits(), launch("cpu"), tmp_path / "run")
         record = {"effective_rank": 9.0, "spread": 0.9, "active_subnetworks": active}
         assert bool(job._warnings(record)) == warned
 
-    def test_held_out_images_are_not_trained_on(self, short_config: Config) -> None:
+    def test_held_out_images_are_not_trained_on(self, short_config):
         from deepbregman.data.opening import select_images, split_for_monitor
 
         source = open_source("digits", image_size=8)
@@ -249,9 +236,7 @@ class Sides(nn.Module):
 
 
 class TestSizeOfViews:
-    def test_views_may_be_smaller_than_the_images_that_are_judged(
-        self, tiny_config: Config, tmp_path: Path
-    ) -> None:
+    def test_views_may_be_smaller_than_the_images_that_are_judged(self, tiny_config, tmp_path):
         trunk = Sides()
         changes = {"views.relative_size": 0.75, "encoder.name": "custom"}
         config = override(tiny_config, {**changes, "training.health_every": 0})
@@ -270,17 +255,13 @@ class TestSizeOfViews:
     @pytest.mark.parametrize(
         ("share", "side"), [(1.0, 8), (0.75, 6), (0.7, 6), (0.6875, 6), (0.5625, 5), (0.5, 4)]
     )
-    def test_their_side_is_a_share_of_the_images(
-        self, tiny_config: Config, share: float, side: int
-    ) -> None:
+    def test_their_side_is_a_share_of_the_images(self, tiny_config, share, side):
         config = override(tiny_config, {"views.relative_size": share})
         assert config.view_size == side
         assert build_views(config.views, 8).size == side
         assert tiny_config.view_size == 8
 
-    def test_an_encoder_of_one_size_only_is_refused_before_training(
-        self, tiny_config: Config, tmp_path: Path
-    ) -> None:
+    def test_an_encoder_of_one_size_only_is_refused_before_training(self, tiny_config, tmp_path):
         pytest.importorskip("timm")
         changes = {
             "data.image_size": 32,
@@ -293,16 +274,14 @@ class TestSizeOfViews:
 
 
 class TestSteps:
-    def test_short_batches_are_left_out(self, short_config: Config) -> None:
+    def test_short_batches_are_left_out(self, short_config):
         assert count_steps(short_config, 300) == 2
         assert count_steps(override(short_config, {"training.accumulate": 2}), 600) == 2
 
-    def test_a_run_without_epochs_may_have_fewer_images_than_a_batch(
-        self, short_config: Config
-    ) -> None:
+    def test_a_run_without_epochs_may_have_fewer_images_than_a_batch(self, short_config):
         assert count_steps(override(short_config, {"training.epochs": 0}), 100) == 1
 
-    def test_processes_must_share_the_batch_evenly(self, short_config: Config) -> None:
+    def test_processes_must_share_the_batch_evenly(self, short_config):
         with pytest.raises(UserError, match="multiple of their number"):
             count_steps(short_config, 300, world_size=3)
 
@@ -310,13 +289,8 @@ class TestSteps:
 class TestResume:
     @pytest.mark.parametrize("stop_at", [1, 2, 3])
     def test_a_stopped_run_goes_on_to_the_bit(
-        self,
-        tiny_config: Config,
-        tiny_run: Run,
-        tmp_path: Path,
-        stop_after: StopAfter,
-        stop_at: int,
-    ) -> None:
+        self, tiny_config, tiny_run, tmp_path, stop_after, stop_at
+    ):
         """Stopped inside the first epoch, at its very end, and inside the second; with dropout."""
         with stop_after(stop_at), pytest.raises(Interrupted, match=r"SIGTERM.*--resume"):
             pretrain(tiny_config, run=tmp_path / "run")
@@ -324,9 +298,7 @@ class TestResume:
         assert_identical(resume(tmp_path / "run"), tiny_run)
 
     @pytest.mark.parametrize("part", ["objective", "divergence", "optimiser", "step", "sums"])
-    def test_a_checkpoint_that_lacks_a_part_is_refused(
-        self, short_run: Run, tmp_path: Path, part: str
-    ) -> None:
+    def test_a_checkpoint_that_lacks_a_part_is_refused(self, short_run, tmp_path, part):
         run = Run.create(tmp_path / "run", short_run.config, {})
         saved = checkpoints.load(short_run.last_checkpoint)
         del saved[part]
@@ -334,17 +306,13 @@ class TestResume:
         with pytest.raises(UserError, match=rf"last\.pt has no {part}: "):
             resume(run.path)
 
-    def test_a_run_killed_before_its_first_save_starts_again(
-        self, tiny_config: Config, tiny_run: Run, tmp_path: Path
-    ) -> None:
+    def test_a_run_killed_before_its_first_save_starts_again(self, tiny_config, tiny_run, tmp_path):
         run = Run.create(tmp_path / "run", tiny_config, {"started": "once"})
         run.append_metrics({"epoch": 1, "total": 0.5})
         assert_identical(resume(run.path), tiny_run)
         assert len(run.provenance()["resumed"]) == 1
 
-    def test_other_images_than_before_are_refused(
-        self, short_config: Config, tmp_path: Path
-    ) -> None:
+    def test_other_images_than_before_are_refused(self, short_config, tmp_path):
         job = Pretraining(short_config, digits(300), launch("cpu"), tmp_path / "run")
         job.fit()
         with pytest.raises(UserError, match=r"trained on 300 images.* now has 400"):
@@ -355,7 +323,7 @@ class TestResume:
         again = Pretraining(short_config, digits(300), launch("cpu"), tmp_path / "run", resume=True)
         assert again.step == job.step
 
-    def test_a_complete_run_is_left_as_it_is(self, short_run: Run) -> None:
+    def test_a_complete_run_is_left_as_it_is(self, short_run):
         before = states(short_run)
         resume(short_run.path)
         assert all(torch.equal(torch.as_tensor(v), before[k]) for k, v in states(short_run).items())

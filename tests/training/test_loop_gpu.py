@@ -1,8 +1,6 @@
 """The loop on a GPU: no waits, no second compilation, the same bits again, memory as promised."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import pytest
@@ -21,14 +19,11 @@ from deepbregman.training.faults import Interrupted
 from deepbregman.training.loop import Pretraining
 from deepbregman.training.processes import launch
 
-from ..conftest import StopAfter
-
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("default"),  # those of CUDA and the compiler are not ours to mend
 ]
-NoHostSync = Callable[[], AbstractContextManager[None]]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,7 +57,7 @@ def small(changes: Mapping[str, Any]) -> Config:
 # Waiting
 
 
-def test_the_guard_sees_a_wait_and_is_lifted_after(no_host_sync: NoHostSync) -> None:
+def test_the_guard_sees_a_wait_and_is_lifted_after(no_host_sync):
     number = torch.ones(1, device="cuda")
     with pytest.raises(RuntimeError, match="synchroniz"), no_host_sync():
         number.item()
@@ -73,13 +68,8 @@ def test_the_guard_sees_a_wait_and_is_lifted_after(no_host_sync: NoHostSync) -> 
 @pytest.mark.parametrize("optimiser", ["sgd", "muon"])
 @pytest.mark.parametrize(("compiled", "warm_up"), [("no", 2), ("auto", 4)])
 def test_a_step_never_waits_for_the_device(
-    images: ArrayImages,
-    tmp_path: Path,
-    no_host_sync: NoHostSync,
-    compiled: str,
-    warm_up: int,
-    optimiser: str,
-) -> None:
+    images, tmp_path, no_host_sync, compiled, warm_up, optimiser
+):
     """Plain, and as CUDA graphs once they are recorded."""
     config = small({"training.compile": compiled, "optimiser.name": optimiser})
     job = Pretraining(config, images, launch("cuda"), tmp_path / "run")
@@ -98,7 +88,7 @@ def test_a_step_never_waits_for_the_device(
     assert not any(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_every_epoch_has_the_peak_of_the_memory(uninterrupted: Run) -> None:
+def test_every_epoch_has_the_peak_of_the_memory(uninterrupted):
     """A replayed CUDA graph allocates nothing, so later epochs keep the peak of the first."""
     peaks = [row["peak_gigabytes"] for row in uninterrupted.metrics()]
     assert peaks[0] > 0.0
@@ -106,7 +96,7 @@ def test_every_epoch_has_the_peak_of_the_memory(uninterrupted: Run) -> None:
     assert peaks[-1] < torch.cuda.mem_get_info()[1] / 1e9
 
 
-def test_to_measure_the_memory_waits_for_nothing(no_host_sync: NoHostSync) -> None:
+def test_to_measure_the_memory_waits_for_nothing(no_host_sync):
     device = torch.device("cuda")
     large = torch.empty(10**8, dtype=torch.uint8, device=device)
     with no_host_sync():
@@ -121,12 +111,12 @@ def test_to_measure_the_memory_waits_for_nothing(no_host_sync: NoHostSync) -> No
 
 
 @pytest.fixture(scope="module")
-def plain_config(short_config: Config) -> Config:
+def plain_config(short_config) -> Config:
     return override(short_config, {"training.compile": "no"})
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory, plain_config: Config) -> Run:
+def uninterrupted(tmp_path_factory, plain_config) -> Run:
     return pretrain(plain_config, run=tmp_path_factory.mktemp("gpu") / "run", accelerator="cuda")
 
 
@@ -139,12 +129,8 @@ def without_the_clock(run: Run) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stop_at", [3, 12, 14])
 def test_a_stopped_run_goes_on_to_the_bit(
-    plain_config: Config,
-    uninterrupted: Run,
-    tmp_path: Path,
-    stop_after: StopAfter,
-    stop_at: int,
-) -> None:
+    plain_config, uninterrupted, tmp_path, stop_after, stop_at
+):
     """Stopped inside the first epoch, at its very end, and inside the second."""
     with stop_after(stop_at), pytest.raises(Interrupted, match=r"SIGTERM.*--resume"):
         pretrain(plain_config, run=tmp_path / "run", accelerator="cuda")
@@ -176,7 +162,7 @@ NUMBERS = {
 }
 
 
-def test_other_numbers_do_not_compile_again(images: ArrayImages, tmp_path: Path) -> None:
+def test_other_numbers_do_not_compile_again(images, tmp_path):
     """A number that is written into the graph is guarded there, and costs another graph.
 
     The same numbers must also have their effect: the loss is that of a step never compiled.
@@ -240,9 +226,7 @@ def peak_of_the_losses(
 
 @pytest.mark.parametrize("pairs", ["views", "all"])
 @pytest.mark.parametrize("smoothing", [None, 1.0])
-def test_memory_of_the_losses_grows_with_pairs_and_with_scores_but_not_with_both(
-    pairs: Literal["views", "all"], smoothing: float | None
-) -> None:
+def test_memory_of_the_losses_grows_with_pairs_and_with_scores_but_not_with_both(pairs, smoothing):
     """O(N^2 + N K): more subnetworks must not make every pair dearer."""
 
     def share(num_images: int, num_subnetworks: int) -> float:

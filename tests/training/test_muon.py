@@ -1,7 +1,5 @@
 """Muon against a singular value decomposition and plain SGD."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,7 +20,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def test_singular_values_come_near_one_and_vectors_stay() -> None:
+def test_singular_values_come_near_one_and_vectors_stay():
     for shape in ((2, 6, 10), (2, 10, 6)):
         matrices = draw(*shape)
         found = orthogonalise(matrices, 8, Muon.COEFFICIENTS)
@@ -35,7 +33,7 @@ def test_singular_values_come_near_one_and_vectors_stay() -> None:
         assert off.abs().max() < 1e-9
 
 
-def test_one_iteration_is_the_quintic_of_the_singular_values() -> None:
+def test_one_iteration_is_the_quintic_of_the_singular_values():
     matrix = draw(1, 4, 7)
     a, b, c = Muon.COEFFICIENTS
     left, values, right = torch.linalg.svd(matrix / matrix.norm(), full_matrices=False)
@@ -57,7 +55,7 @@ def step_by_hand(weight: Tensor, gradients: list[Tensor], rate: float) -> Tensor
     return matrix.view(weight.shape)
 
 
-def test_convolutions_turn_and_the_rest_descends_as_sgd() -> None:
+def test_convolutions_turn_and_the_rest_descends_as_sgd():
     convolutions = [nn.Parameter(draw(4, 3, 2, 2, seed=i)) for i in range(2)]
     convolutions.append(nn.Parameter(draw(8, 4, 1, 1, seed=2)))
     dense, twin = (nn.Parameter(draw(5, 4, seed=9)) for _ in range(2))
@@ -85,7 +83,7 @@ def test_convolutions_turn_and_the_rest_descends_as_sgd() -> None:
         torch.testing.assert_close(weight.detach(), step_by_hand(start, each, 0.05))
 
 
-def test_both_rates_follow_the_schedule() -> None:
+def test_both_rates_follow_the_schedule():
     config = override(
         load_recipe("simclr"),
         {"optimiser.name": "muon", "optimiser.convolution_rate": 0.03, "training.epochs": 20},
@@ -99,7 +97,7 @@ def test_both_rates_follow_the_schedule() -> None:
     torch.testing.assert_close(rates, [0.5, 0.015])
 
 
-def test_a_gradient_of_zero_turns_nothing() -> None:
+def test_a_gradient_of_zero_turns_nothing():
     weight = nn.Parameter(draw(4, 3, 2, 2))
     optimiser = Muon([{"params": [weight], "is_convolution": True}], 0.1)
     weight.grad = torch.zeros_like(weight)
@@ -110,7 +108,7 @@ def test_a_gradient_of_zero_turns_nothing() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_recorded_step_is_the_step(tmp_path: Path) -> None:
+def test_a_recorded_step_is_the_step(tmp_path):
     """Replayed, launched one by one, and continued from a saved state: the same to the bit."""
 
     def build() -> tuple[list[nn.Parameter], Muon]:

@@ -79,9 +79,7 @@ def naive_lars(
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(("decay", "paper"), [(0.0, True), (0.1, False)])
 @pytest.mark.parametrize("trust", [0.001, 0.02])
-def test_lars_agrees_with_a_naive_loop(
-    momentum: float, decay: float, paper: bool, trust: float
-) -> None:
+def test_lars_agrees_with_a_naive_loop(momentum, decay, paper, trust):
     start, *grads = draws(0)
     weights = [weight.clone().requires_grad_() for weight in start]
     run(Lars(weights, 0.3, momentum=momentum, weight_decay=decay, trust=trust), weights, grads)
@@ -99,7 +97,7 @@ def test_lars_agrees_with_a_naive_loop(
 
 
 @pytest.mark.parametrize("trust", [0.02, 0.5, 10.0])
-def test_clipped_lars_agrees_with_a_naive_loop(trust: float) -> None:
+def test_clipped_lars_agrees_with_a_naive_loop(trust):
     """The limit binds always at the smallest trust, and never at the largest."""
     start, *grads = draws(3)
     weights = [weight.clone().requires_grad_() for weight in start]
@@ -119,7 +117,7 @@ def test_clipped_lars_agrees_with_a_naive_loop(trust: float) -> None:
         torch.testing.assert_close(weight.flatten().tolist(), expected, rtol=1e-12, atol=1e-14)
 
 
-def test_clipped_lars_is_sgd_but_for_large_gradients() -> None:
+def test_clipped_lars_is_sgd_but_for_large_gradients():
     config = OptimiserSettings(name="clipped-lars", learning_rate=0.5, weight_decay=0.0)
     for gradient, expected in ((0.01, 0.005), (3.0, 0.02)):
         weight = nn.Parameter(torch.eye(1, 4, dtype=torch.float64))  # of norm 1
@@ -133,7 +131,7 @@ def test_clipped_lars_is_sgd_but_for_large_gradients() -> None:
         assert torch.equal(weight, before)
 
 
-def test_convention_lars_takes_the_norm_after_the_decay() -> None:
+def test_convention_lars_takes_the_norm_after_the_decay():
     """As SimCLR's code does; the paper divides by ||g|| + decay ||w||, which is never smaller."""
     weight = torch.tensor([[3.0, 0.0]], dtype=torch.float64, requires_grad=True)
     weight.grad = torch.tensor([[0.0, 4.0]], dtype=torch.float64)
@@ -143,7 +141,7 @@ def test_convention_lars_takes_the_norm_after_the_decay() -> None:
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_lars_moves_biases_as_sgd_does_whatever_the_rate(decay: float) -> None:
+def test_lars_moves_biases_as_sgd_does_whatever_the_rate(decay):
     """Not adapted, and the velocity is free of the rate, as in torch: a schedule acts at once."""
     start, *grads = draws(1)
     ours, theirs = (start[2].clone().requires_grad_() for _ in range(2))
@@ -159,7 +157,7 @@ def test_lars_moves_biases_as_sgd_does_whatever_the_rate(decay: float) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
-def test_lars_of_zeros_is_finite() -> None:
+def test_lars_of_zeros_is_finite():
     zero, still = torch.zeros(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True)
     skipped = torch.ones(2, 2, requires_grad=True)
     zero.grad, still.grad = torch.ones(2, 2), torch.zeros(2, 2)
@@ -169,7 +167,7 @@ def test_lars_of_zeros_is_finite() -> None:
     assert torch.equal(skipped, torch.ones(2, 2))
 
 
-def test_lars_leaves_gradients_alone_and_evaluates_a_closure() -> None:
+def test_lars_leaves_gradients_alone_and_evaluates_a_closure():
     weight = torch.ones(2, 2, requires_grad=True)
     optimiser = Lars([weight], 0.1, weight_decay=0.1)
 
@@ -183,7 +181,7 @@ def test_lars_leaves_gradients_alone_and_evaluates_a_closure() -> None:
     assert torch.equal(weight.grad, torch.full((2, 2), 2.0))
 
 
-def test_lars_goes_on_from_its_state() -> None:
+def test_lars_goes_on_from_its_state():
     start, *grads = draws(2)
     whole = [weight.clone().requires_grad_() for weight in start]
     run(Lars(whole, 0.1), whole, grads)
@@ -216,7 +214,7 @@ def identities(parameters: Iterable[Tensor]) -> list[int]:
 
 @pytest.mark.parametrize("decay_all", [False, True])
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd", "lars", "clipped-lars"])
-def test_every_parameter_is_in_one_group_with_its_decay(name: Any, decay_all: bool) -> None:
+def test_every_parameter_is_in_one_group_with_its_decay(name, decay_all):
     network = Network()
     config = OptimiserSettings(name=name, weight_decay=0.25, decay_all=decay_all, learning_rate=0.5)
     groups = build_optimiser(config, [Group(network.named_parameters())], CPU).param_groups
@@ -230,7 +228,7 @@ def test_every_parameter_is_in_one_group_with_its_decay(name: Any, decay_all: bo
     assert all(group["lr"] == 0.5 for group in groups)
 
 
-def test_parameter_groups_without_biases() -> None:
+def test_parameter_groups_without_biases():
     groups = split_by_decay(nn.Linear(2, 2, bias=False).named_parameters(), 0.1, decay_all=False)
     assert [len(group["params"]) for group in groups] == [1]
 
@@ -245,7 +243,7 @@ REFERENCES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", list(REFERENCES))
-def test_options_reach_the_optimiser(name: Any) -> None:
+def test_options_reach_the_optimiser(name):
     config = OptimiserSettings(
         name=name, learning_rate=0.03, betas=(0.6, 0.7), momentum=0.7, weight_decay=0.2
     )
@@ -301,18 +299,14 @@ STEP = {"schedule": "step", "step_factor": 0.5}
         ),
     ],
 )
-def test_rates_of_two_steps_per_epoch_by_hand(
-    schedule: dict[str, Any], epochs: int, expected: list[float]
-) -> None:
+def test_rates_of_two_steps_per_epoch_by_hand(schedule, epochs, expected):
     assert rates(OptimiserSettings(learning_rate=2.0, **schedule), 2, epochs) == pytest.approx(
         expected
     )
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.floats(0.0, 15.0), st.floats(1e-6, 10.0))
-def test_cosine_rises_then_falls(
-    steps_per_epoch: int, epochs: int, warmup_epochs: float, rate: float
-) -> None:
+def test_cosine_rises_then_falls(steps_per_epoch, epochs, warmup_epochs, rate):
     config = OptimiserSettings(learning_rate=rate, schedule="cosine", warmup_epochs=warmup_epochs)
     found = rates(config, steps_per_epoch, epochs)
     warmup = min(round(warmup_epochs * steps_per_epoch), len(found))
@@ -323,7 +317,7 @@ def test_cosine_rises_then_falls(
         assert max(found) == rate
 
 
-def test_biases_of_subnetworks_are_biases_though_they_have_two_dimensions() -> None:
+def test_biases_of_subnetworks_are_biases_though_they_have_two_dimensions():
     from deepbregman.method.networks import BregmanNetwork
 
     network = BregmanNetwork(6, 5, 4)
@@ -334,7 +328,7 @@ def test_biases_of_subnetworks_are_biases_though_they_have_two_dimensions() -> N
     assert [group["is_weight"] for group in (weights, rest)] == [True, False]
 
 
-def test_lars_does_not_adapt_a_group_of_biases() -> None:
+def test_lars_does_not_adapt_a_group_of_biases():
     weight = torch.ones(2, 2, requires_grad=True)
     optimiser = Lars([{"params": [weight], "is_weight": False}], 0.1, momentum=0.0)
     weight.grad = torch.full((2, 2), 3.0)
@@ -342,14 +336,14 @@ def test_lars_does_not_adapt_a_group_of_biases() -> None:
     torch.testing.assert_close(weight.detach(), torch.full((2, 2), 1.0 - 0.1 * 3.0))
 
 
-def test_the_divergences_weight_rises_over_its_warm_up() -> None:
+def test_the_divergences_weight_rises_over_its_warm_up():
     term = DivergenceTerm(DivergenceSettings(weight=3.0, warmup_epochs=0.75), 3)
     weights = [term.weight_at(step, 4) for step in range(5)]
     assert weights == pytest.approx([1.0, 2.0, 3.0, 3.0, 3.0])
     assert [term.is_warming_up(step, 4) for step in range(5)] == [True] * 4 + [False]
 
 
-def test_groups_of_one_treatment_are_merged() -> None:
+def test_groups_of_one_treatment_are_merged():
     first, second, third = (nn.Linear(2, 2) for _ in range(3))
     groups = [
         Group(first.named_parameters()),
@@ -364,7 +358,7 @@ def test_groups_of_one_treatment_are_merged() -> None:
     ]
 
 
-def test_a_group_may_have_a_rate_of_its_own_and_wait() -> None:
+def test_a_group_may_have_a_rate_of_its_own_and_wait():
     config = override(
         load_recipe("digits"),
         {

@@ -34,19 +34,17 @@ def found(folder: Path, processes: int, run_joined: RunJoined, *words: str) -> F
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def folders(tmp_path_factory) -> dict[int, Path]:
     return {processes: tmp_path_factory.mktemp(f"of{processes}") for processes in (1, 2, 4)}
 
 
 @pytest.fixture(scope="module")
-def alone(folders: dict[int, Path], run_joined: RunJoined) -> dict[str, Any]:
+def alone(folders, run_joined) -> dict[str, Any]:
     return found(folders[1], 1, run_joined)[0]
 
 
 @pytest.fixture(scope="module", params=SEVERAL)
-def several(
-    request: pytest.FixtureRequest, folders: dict[int, Path], run_joined: RunJoined
-) -> Found:
+def several(request, folders, run_joined) -> Found:
     return found(folders[request.param], request.param, run_joined)
 
 
@@ -56,26 +54,20 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_any_number_of_processes_takes_the_same_steps(
-    case: str, alone: dict[str, Any], several: Found
-) -> None:
+def test_any_number_of_processes_takes_the_same_steps(case, alone, several):
     assert all(value.dtype != torch.float32 for value in alone[case].values())
     for found in several:  # parameters and running statistics, in every process
         assert difference(alone[case], found[case]) < 1e-10
 
 
 @pytest.fixture(scope="module")
-def methods_alone(
-    tmp_path_factory: pytest.TempPathFactory, run_joined: RunJoined
-) -> dict[str, Any]:
+def methods_alone(tmp_path_factory, run_joined) -> dict[str, Any]:
     return found(tmp_path_factory.mktemp("methods"), 1, run_joined, "methods")[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
-def test_every_method_takes_the_same_steps(
-    processes: int, methods_alone: dict[str, Any], tmp_path: Path, run_joined: RunJoined
-) -> None:
+def test_every_method_takes_the_same_steps(processes, methods_alone, tmp_path, run_joined):
     several = found(tmp_path, processes, run_joined, "methods")
     assert methods_alone.keys() == methods.CASES.keys()
     apart = {
@@ -85,13 +77,11 @@ def test_every_method_takes_the_same_steps(
     assert {name: gap for name, gap in apart.items() if gap > 1e-10} == {}
 
 
-def test_without_synchronised_norm_the_steps_differ(alone: dict[str, Any], several: Found) -> None:
+def test_without_synchronised_norm_the_steps_differ(alone, several):
     assert difference(alone["norm apart"], several[0]["norm apart"]) > 1e-5
 
 
-def test_synchronised_norm_is_the_norm_of_the_joint_batch(
-    alone: dict[str, Any], several: Found
-) -> None:
+def test_synchronised_norm_is_the_norm_of_the_joint_batch(alone, several):
     truth = alone["normalised"]  # torch's own batch norm
     assert len(truth) == 3 * 6 + 2 * 4
     for name, expected in truth.items():
@@ -104,13 +94,13 @@ def test_synchronised_norm_is_the_norm_of_the_joint_batch(
             torch.testing.assert_close(part, expected, rtol=0.0, atol=1e-10, msg=name)
 
 
-def test_processes_see_slices_of_the_views_of_one(alone: dict[str, Any], several: Found) -> None:
+def test_processes_see_slices_of_the_views_of_one(alone, several):
     shares = [found["views"] for found in several]
     assert torch.equal(torch.cat(shares, dim=1), alone["views"])
     assert not torch.equal(shares[0], shares[1])
 
 
-def test_dropout_differs_by_process_and_step_and_comes_again(several: Found) -> None:
+def test_dropout_differs_by_process_and_step_and_comes_again(several):
     masks = [found["dropped"] for found in several]
     for first, second, again in masks:
         assert torch.equal(first, again)
@@ -118,9 +108,7 @@ def test_dropout_differs_by_process_and_step_and_comes_again(several: Found) -> 
     assert 0.4 < (masks[0][0] == masks[1][0]).double().mean() < 0.6
 
 
-def test_metrics_are_those_of_the_joint_batch(
-    alone: dict[str, Any], several: Found, folders: dict[int, Path]
-) -> None:
+def test_metrics_are_those_of_the_joint_batch(alone, several, folders):
     one, other = (
         [
             json.loads(line)
@@ -137,9 +125,7 @@ def test_metrics_are_those_of_the_joint_batch(
             assert after[name] == pytest.approx(before[name], rel=1e-9), name
 
 
-def test_only_the_first_process_writes(
-    alone: dict[str, Any], several: Found, folders: dict[int, Path]
-) -> None:
+def test_only_the_first_process_writes(alone, several, folders):
     one, other = (
         sorted(path.name for path in (folders[count] / "fitted").rglob("*"))
         for count in (1, len(several))
@@ -150,9 +136,7 @@ def test_only_the_first_process_writes(
 
 
 @pytest.mark.slow
-def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
-    run_joined: RunJoined, tmp_path: Path
-) -> None:
+def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(run_joined, tmp_path):
     """One that then frees a tensor would abort the process: rarely, and after a complete run."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -175,9 +159,7 @@ def test_no_thread_of_a_group_is_left_when_the_interpreter_is_taken_down(
 
 
 @pytest.mark.slow
-def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(
-    run_joined: RunJoined, tmp_path: Path
-) -> None:
+def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(run_joined, tmp_path):
     """As after an error in one process, while another waits for what that one will never send."""
     script = tmp_path / "script.py"
     script.write_text(
@@ -201,7 +183,7 @@ def test_one_does_not_wait_at_its_end_for_a_vote_that_never_comes(
     run_joined(str(script))
 
 
-def test_precision_follows_the_device_unless_chosen() -> None:
+def test_precision_follows_the_device_unless_chosen():
     config = load_recipe("digits")
     assert not is_mixed(config, torch.device("cpu"))
     assert is_mixed(config, torch.device("cuda"))
@@ -210,7 +192,7 @@ def test_precision_follows_the_device_unless_chosen() -> None:
     assert not is_mixed(override(config, {"training.precision": "32-true"}), torch.device("cuda"))
 
 
-def test_tips_on_lower_precision_are_not_the_users_business() -> None:
+def test_tips_on_lower_precision_are_not_the_users_business():
     with warnings.catch_warnings(record=True) as heard:
         fabric = launch("cpu")
         config = override(load_recipe("digits"), {"training.compile": "yes"})
@@ -227,9 +209,7 @@ def test_tips_on_lower_precision_are_not_the_users_business() -> None:
     ("device", "wanted", "starts"),
     [("cuda", "auto", True), ("cuda", "yes", True), ("cuda", "no", False), ("cpu", "auto", False)],
 )
-def test_compilers_start_before_they_are_needed(
-    monkeypatch: pytest.MonkeyPatch, device: str, wanted: str, starts: bool
-) -> None:
+def test_compilers_start_before_they_are_needed(monkeypatch, device, wanted, starts):
     started: list[str] = []
     for name in ("warm_pool", "wakeup"):
         place = f"torch._inductor.async_compile.AsyncCompile.{name}"
@@ -245,9 +225,7 @@ class Double(torch.nn.Module):
         return 2 * images
 
 
-def test_runs_of_other_batches_are_compiled_for_their_own_sizes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_runs_of_other_batches_are_compiled_for_their_own_sizes(monkeypatch):
     """A study trains many recipes in one process; torch would take sizes that vary as unknown."""
     compiled: list[list[Any]] = []
 
@@ -266,7 +244,7 @@ def test_runs_of_other_batches_are_compiled_for_their_own_sizes(
     torch.compiler.reset()
 
 
-def test_a_process_computes_on_its_share_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_computes_on_its_share_of_the_cpus(monkeypatch):
     """As in a container with one CPU of many, or beside other processes of the run."""
     before = torch.get_num_threads()
     try:

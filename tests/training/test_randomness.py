@@ -13,34 +13,34 @@ from deepbregman.training.randomness import derive_seed, epoch_order
 
 
 @given(st.integers(0, 2**80), st.sampled_from(["order", "views"]), st.integers(0, 2**40))
-def test_derived_is_the_top_63_bits_of_a_digest(seed: int, purpose: str, position: int) -> None:
+def test_derived_is_the_top_63_bits_of_a_digest(seed, purpose, position):
     text = f"{seed}/{purpose}/{position}".encode()
     digits = hashlib.blake2b(text, digest_size=8).hexdigest()
     assert derive_seed(seed, purpose, position) == int(digits, 16) // 2 < 2**63
     torch.Generator().manual_seed(derive_seed(seed, purpose, position))  # a seed torch takes
 
 
-def test_derived_is_the_same_for_ever() -> None:
+def test_derived_is_the_same_for_ever():
     """Pinned: a change here changes what every resumed run draws."""
     assert derive_seed(0, "order", 0) == 1829853113658518448
     assert derive_seed(1, "views", 2) == 62786428562432457
     assert derive_seed(3, "order") == derive_seed(3, "order", 0)
 
 
-def test_derived_differs_by_each_argument() -> None:
+def test_derived_differs_by_each_argument():
     grid = list(itertools.product(range(20), ("order", "views"), range(50)))
     assert len({derive_seed(*point) for point in grid}) == len(grid)
 
 
 @pytest.mark.parametrize("num_images", [0, 1, 2, 1000])
-def test_epoch_order_visits_each_image_once(num_images: int) -> None:
+def test_epoch_order_visits_each_image_once(num_images):
     order = epoch_order(num_images, 0, 0)
     assert order.dtype == torch.int64
     assert order.device.type == "cpu"
     assert sorted(order.tolist()) == list(range(num_images))
 
 
-def test_epoch_order_depends_on_seed_and_epoch_alone() -> None:
+def test_epoch_order_depends_on_seed_and_epoch_alone():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     first = epoch_order(100, 1, 2)
@@ -50,14 +50,14 @@ def test_epoch_order_depends_on_seed_and_epoch_alone() -> None:
     assert torch.equal(epoch_order(100, 1, 2), first)
 
 
-def test_epoch_orders_differ() -> None:
+def test_epoch_orders_differ():
     orders = {
         tuple(epoch_order(100, seed, epoch).tolist()) for seed in range(4) for epoch in range(10)
     }
     assert len(orders) == 40
 
 
-def test_epoch_order_is_uniform() -> None:
+def test_epoch_order_is_uniform():
     """The first image of 2000 epochs over 5: within five deviations of 400 each."""
     firsts = [int(epoch_order(5, 0, epoch)[0]) for epoch in range(2000)]
     deviation = (2000 * 0.2 * 0.8) ** 0.5
@@ -70,16 +70,16 @@ class TestShards:
     SHARDS = torch.arange(6000) // 300  # 20 shards of 300 images
 
     @pytest.fixture(autouse=True)
-    def few_shuffled(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def few_shuffled(self, monkeypatch) -> None:
         monkeypatch.setattr(randomness, "SHUFFLED", 200)
 
-    def test_every_image_comes_once_and_epochs_differ(self) -> None:
+    def test_every_image_comes_once_and_epochs_differ(self):
         orders = [randomness.shard_order(self.SHARDS, 64, 0, epoch) for epoch in (0, 0, 1)]
         assert all(order.sort().values.equal(torch.arange(6000)) for order in orders)
         assert orders[0].equal(orders[1])
         assert not orders[0].equal(orders[2])
 
-    def test_a_process_reads_few_shards_at_a_time_and_a_batch_sees_many(self) -> None:
+    def test_a_process_reads_few_shards_at_a_time_and_a_batch_sees_many(self):
         order = randomness.shard_order(self.SHARDS, 64, 0, 0)[: 93 * 64].view(93, 2, 32)
         shards = self.SHARDS[order]  # by step and process
         # Over ten steps each of four lanes moves on by 80 images, shuffled over 200 more.
@@ -91,7 +91,7 @@ class TestShards:
         both = set(torch.unique(shards[:, 0]).tolist()) & set(torch.unique(shards[:, 1]).tolist())
         assert len(both) <= 1
 
-    def test_neighbours_in_a_shard_are_apart(self) -> None:
+    def test_neighbours_in_a_shard_are_apart(self):
         order = randomness.shard_order(self.SHARDS, 64, 0, 0)
         places = torch.empty(6000, dtype=torch.int64)
         places[order] = torch.arange(6000)
@@ -99,12 +99,12 @@ class TestShards:
         distance = (places[1:] - places[:-1]).abs()[same]
         assert distance.float().median() > 200
 
-    def test_few_images_are_shuffled_altogether(self) -> None:
+    def test_few_images_are_shuffled_altogether(self):
         few = self.SHARDS[:200]
         expected = randomness.epoch_order(200, 3, 1)
         assert randomness.shard_order(few, 64, 3, 1).equal(expected)
 
-    def test_a_share_resumes_at_a_step_whatever_the_number_of_processes(self) -> None:
+    def test_a_share_resumes_at_a_step_whatever_the_number_of_processes(self):
         config = override(load_recipe("digits"), {"training.batch_size": 64})
         device = torch.device("cpu")
 

@@ -34,7 +34,7 @@ def empty(path: Path) -> None:
 
 
 @pytest.fixture
-def run(tiny_run: Run, tmp_path: Path) -> Run:
+def run(tiny_run, tmp_path) -> Run:
     shutil.copytree(tiny_run.path, tmp_path / "run")
     return Run.open(tmp_path / "run")
 
@@ -54,9 +54,7 @@ def assert_same_parameters(run: Run, reference: Run) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, flip, empty, Path.unlink])
-def test_the_previous_checkpoint_stands_in_and_that_is_said(
-    run: Run, tiny_run: Run, damage: Damage, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_previous_checkpoint_stands_in_and_that_is_said(run, tiny_run, damage, capsys):
     damage(run.last_checkpoint)
     main(["pretrain", "--resume", str(run.path)])
     said = " ".join(capsys.readouterr().out.split())
@@ -72,9 +70,7 @@ def test_the_previous_checkpoint_stands_in_and_that_is_said(
     assert names - expected == (set() if damage is Path.unlink else {"damaged.pt"})
 
 
-def test_a_damaged_checkpoint_never_becomes_the_previous_one(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_checkpoint_never_becomes_the_previous_one(run, monkeypatch):
     """Else a kill at the next save would leave two that cannot be read."""
     flip(run.last_checkpoint)
 
@@ -90,7 +86,7 @@ def test_a_damaged_checkpoint_never_becomes_the_previous_one(
     assert not run.previous_checkpoint.exists()
 
 
-def test_both_damaged(run: Run) -> None:
+def test_both_damaged(run):
     flip(run.last_checkpoint)
     cut(run.previous_checkpoint)
     before = (run.path / "provenance.json").read_text()
@@ -104,7 +100,7 @@ def test_both_damaged(run: Run) -> None:
     assert [row["epoch"] for row in run.metrics()] == [1, 2, 3]
 
 
-def test_damaged_without_another(run: Run) -> None:
+def test_damaged_without_another(run):
     for path in (run.previous_checkpoint, run.checkpoints / "epoch-0002.pt"):
         path.unlink()
     flip(run.last_checkpoint)
@@ -112,9 +108,7 @@ def test_damaged_without_another(run: Run) -> None:
         resume(run.path)
 
 
-def test_a_checkpoint_of_a_later_version_is_no_damage(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_of_a_later_version_is_no_damage(run, monkeypatch):
     state = checkpoints.load(run.last_checkpoint)
     with monkeypatch.context() as patch:
         later = checkpoints.FORMAT + 1
@@ -132,16 +126,14 @@ def edit(run: Run, **changes: Any) -> None:
     (run.path / "config.toml").write_text(to_toml(override(run.config, names)))
 
 
-def test_changed_fields() -> None:
+def test_changed_fields():
     before = Config()
     after = override(before, {"seed": 1, "training.epochs": 3, "views.flip": 0.5})
     assert differing_fields(before, after) == {"seed": (0, 1), "training.epochs": (400, 3)}
     assert differing_fields(before, before) == {}
 
 
-def test_safe_fields_may_change_and_that_is_said(
-    run: Run, tiny_run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_safe_fields_may_change_and_that_is_said(run, tiny_run, capsys):
     shutil.copy(run.previous_checkpoint, run.last_checkpoint)
     edit(
         run,
@@ -166,9 +158,7 @@ def test_safe_fields_may_change_and_that_is_said(
     assert "changed" not in run.provenance()["resumed"][1]
 
 
-def test_they_may_be_given_on_the_command_line_and_in_python(
-    run: Run, tiny_run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_they_may_be_given_on_the_command_line_and_in_python(run, tiny_run, capsys):
     """So a job goes on where there are fewer CPUs, or without shared memory."""
     shutil.copy(run.previous_checkpoint, run.last_checkpoint)
     again = ["pretrain", "--resume", str(run.path)]
@@ -198,7 +188,7 @@ def test_they_may_be_given_on_the_command_line_and_in_python(
     assert to_toml(run.config) == before
 
 
-def test_a_run_without_a_checkpoint_keeps_its_settings_too(run: Run) -> None:
+def test_a_run_without_a_checkpoint_keeps_its_settings_too(run):
     for path in run.checkpoints.iterdir():
         path.unlink()
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
@@ -208,9 +198,7 @@ def test_a_run_without_a_checkpoint_keeps_its_settings_too(run: Run) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_the_command_that_began_a_run_may_change_them_too(
-    run: Run, tiny_run: Run, tiny_config: Config
-) -> None:
+def test_the_command_that_began_a_run_may_change_them_too(run, tiny_run, tiny_config):
     shutil.copy(run.previous_checkpoint, run.last_checkpoint)
     (run.path / "result.json").unlink()
     fewer = {"data.workers": 1, "training.save_seconds": 9.0}
@@ -237,7 +225,7 @@ def test_the_command_that_began_a_run_may_change_them_too(
         ("training.precision", "bf16-mixed"),
     ],
 )
-def test_other_fields_may_not_and_are_named(run: Run, name: str, value: Any) -> None:
+def test_other_fields_may_not_and_are_named(run, name, value):
     before = {p: p.read_bytes() for p in run.path.rglob("*") if p.suffix in (".pt", ".json")}
     edit(run, **{name.replace(".", "__"): value, "training__knn_every": 7})
     with pytest.raises(UserError, match=rf"made with other settings: {name} \(.* -> {value}\);"):
@@ -247,8 +235,8 @@ def test_other_fields_may_not_and_are_named(run: Run, name: str, value: Any) -> 
 
 @pytest.mark.parametrize("schedule", ["constant", "step"])
 def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_length(
-    tiny_config: Config, tmp_path: Path, schedule: str
-) -> None:
+    tiny_config, tmp_path, schedule
+):
     changes = {
         "optimiser.schedule": schedule,
         "optimiser.milestones": [1] if schedule == "step" else [],
@@ -267,7 +255,7 @@ def test_a_run_may_be_made_longer_where_the_schedule_does_not_depend_on_its_leng
         resume(short.path)
 
 
-def test_a_refused_resumption_leaves_no_trace(run: Run) -> None:
+def test_a_refused_resumption_leaves_no_trace(run):
     edit(run, seed=5)
     before = (run.path / "provenance.json").read_text()
     with pytest.raises(UserError, match="seed"):

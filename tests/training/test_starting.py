@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from deepbregman.commands.pretrain import pretrain
-from deepbregman.config import Config, load_recipe, override, to_toml
+from deepbregman.config import load_recipe, override, to_toml
 from deepbregman.errors import Notice
 from deepbregman.runs import Run
 from deepbregman.training.notices import find_surprises
 
-from ..conftest import Command, save_photos
+from ..conftest import save_photos
 from .test_faults import at_step
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Path:
+def photos(tmp_path) -> Path:
     save_photos(tmp_path / "photos", 10, (9, 12))
     for name in ("a.heix", "b.HEIX", "notes"):
         (tmp_path / "photos" / name).touch()
@@ -24,16 +24,14 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, tiny_config: Config, photos: Path) -> Path:
+def recipe(tmp_path, tiny_config, photos) -> Path:
     changes = {"data.source": str(photos), "training.batch_size": 5, "training.knn_every": 0}
     path = tmp_path / "tiny.toml"
     path.write_text(to_toml(override(tiny_config, changes)))
     return path
 
 
-def test_one_command_starts_continues_and_tells_the_end(
-    command: Command, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_command_starts_continues_and_tells_the_end(command, recipe, tmp_path, monkeypatch):
     words = ("pretrain", recipe, "--run", tmp_path / "run")
     with monkeypatch.context() as patch:
         at_step(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
@@ -67,7 +65,7 @@ def test_one_command_starts_continues_and_tells_the_end(
     assert "training.epochs is 3 there and 4 here" in err
 
 
-def test_other_settings_cannot_be_resumed_with(command: Command, tmp_path: Path) -> None:
+def test_other_settings_cannot_be_resumed_with(command, tmp_path):
     code, _, err = command("pretrain", "--resume", tmp_path, "--training.epochs", 4)
     assert code == 2
     assert "--training.epochs is given" in err
@@ -75,7 +73,7 @@ def test_other_settings_cannot_be_resumed_with(command: Command, tmp_path: Path)
     assert f"`deepbregman pretrain {tmp_path}/config.toml {again}`" in err
 
 
-def test_what_surprises_is_said(command: Command, recipe: Path, tmp_path: Path) -> None:
+def test_what_surprises_is_said(command, recipe, tmp_path):
     words = ("--training.epochs", 1, "--optimiser.warmup-epochs", 1.0)
     code, out, _ = command("pretrain", recipe, "--run", tmp_path / "run", *words)
     assert code == 0
@@ -88,7 +86,7 @@ def test_what_surprises_is_said(command: Command, recipe: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("schedule", "said"), [("cosine", True), ("constant", False)])
-def test_a_falling_rate_is_not_stopped(schedule: str, said: bool) -> None:
+def test_a_falling_rate_is_not_stopped(schedule, said):
     changes = {"training.stop_when_saturated": True, "optimiser.schedule": schedule}
     words = list(find_surprises(override(load_recipe("digits"), changes)))
     assert any("use --optimiser.schedule constant" in line for line in words) == said

@@ -13,7 +13,7 @@ KINDS = {"cpu": SynchronisedNorm, "cuda": nn.SyncBatchNorm}
 
 
 @pytest.mark.parametrize("device", KINDS)
-def test_every_norm_is_replaced_and_nothing_else(device: str) -> None:
+def test_every_norm_is_replaced_and_nothing_else(device):
     model = build_step(override(load_recipe("digits"), {"encoder.name": "resnet18"})).objective
     names = [n for n, m in model.named_modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
     assert len(names) == 20 + 1  # the encoder's and the projection's
@@ -26,7 +26,7 @@ def test_every_norm_is_replaced_and_nothing_else(device: str) -> None:
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
 
 
-def test_evaluation_needs_no_other_process() -> None:
+def test_evaluation_needs_no_other_process():
     ordinary = nn.Sequential(nn.BatchNorm1d(3))
     ordinary(torch.randn(5, 3))
     ordinary.eval()
@@ -42,6 +42,6 @@ class NormThenReLU(nn.BatchNorm2d):
 
 
 @pytest.mark.parametrize("device", KINDS)
-def test_a_norm_that_does_more_is_not_replaced(device: str) -> None:
+def test_a_norm_that_does_more_is_not_replaced(device):
     with pytest.raises(UserError, match=r"NormThenReLU does more.*sync_norm to false"):
         synchronise_norms(nn.Sequential(nn.Sequential(NormThenReLU(3))), torch.device(device))

@@ -1,7 +1,6 @@
 """Where an encoder starts from: equal weights, new heads, and a refusal by name."""
 
 import json
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -18,8 +17,6 @@ from deepbregman.objectives import Step, build_step
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.weights import find_weights
-
-from ..conftest import Command
 
 MEAN, DEVIATION = (0.4, 0.5, 0.3), (0.2, 0.3, 0.25)
 
@@ -49,7 +46,7 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> tuple[Run, Step]:
+def trained(tmp_path_factory, tiny_config) -> tuple[Run, Step]:
     """A run whose networks have another seed than those that start from it."""
     folder = tmp_path_factory.mktemp("trained") / "run"
     run = Run.create(folder, tiny_config, {})
@@ -58,9 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, tiny_config: Config) -> tu
     return run, step
 
 
-def test_a_run_gives_its_trunk_and_its_pixels_and_no_head(
-    trained: tuple[Run, Step], tiny_config: Config
-) -> None:
+def test_a_run_gives_its_trunk_and_its_pixels_and_no_head(trained, tiny_config):
     run, step = trained
     random = start(tiny_config, "random")
     for origin in (run.path, run.last_checkpoint):
@@ -78,7 +73,7 @@ def test_a_run_gives_its_trunk_and_its_pixels_and_no_head(
     assert not torch.equal(*(next(iter(trunk_of(one).values())) for one in (random, step)))
 
 
-def test_the_teacher_starts_from_them_too(trained: tuple[Run, Step], tiny_config: Config) -> None:
+def test_the_teacher_starts_from_them_too(trained, tiny_config):
     run, step = trained
     changes = {
         **{"teacher": {}, "weak_views": {}, "divergence.source": "bank"},
@@ -91,7 +86,7 @@ def test_the_teacher_starts_from_them_too(trained: tuple[Run, Step], tiny_config
         assert torch.equal(slow, tensor)
 
 
-def test_an_export(short_config: Config, tmp_path: Path) -> None:
+def test_an_export(short_config, tmp_path):
     config = override(short_config, {"encoder.name": "resnet18", "data.image_size": 32})
     run = Run.create(tmp_path / "run", config, {})
     step = build_step(override(config, {"seed": 5}), MEAN, DEVIATION)
@@ -106,7 +101,7 @@ def test_an_export(short_config: Config, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def resnet(short_config: Config) -> Config:
+def resnet(short_config) -> Config:
     """A configuration whose images are too large for the stem of thumbnails."""
     return override(short_config, {"encoder.name": "resnet18", "data.image_size": 96})
 
@@ -119,9 +114,7 @@ def classifier() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("wrapper", [None, "state_dict", "safetensors"])
-def test_a_file_of_another_program_loses_its_classifier(
-    resnet: Config, classifier: dict[str, Tensor], tmp_path: Path, wrapper: str | None
-) -> None:
+def test_a_file_of_another_program_loses_its_classifier(resnet, classifier, tmp_path, wrapper):
     path = tmp_path / "weights.pt"
     if wrapper == "safetensors":
         path = path.with_suffix(".safetensors")
@@ -132,9 +125,7 @@ def test_a_file_of_another_program_loses_its_classifier(
     assert_equal(trunk_of(start(resnet, path)), expected)
 
 
-def test_torchvision_by_name(
-    resnet: Config, classifier: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchvision_by_name(resnet, classifier, monkeypatch):
     asked = {}
 
     def fetch(self: object, **options: object) -> dict[str, Tensor]:
@@ -152,9 +143,7 @@ def test_torchvision_by_name(
         start(resnet, "torchvision:IMAGENET22K")
 
 
-def test_a_tag_of_timm_means_its_weights(
-    short_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tag_of_timm_means_its_weights(short_config, monkeypatch):
     timm = pytest.importorskip("timm")
     create, asked = timm.create_model, []
 
@@ -181,9 +170,7 @@ def test_a_tag_of_timm_means_its_weights(
 
 
 @pytest.mark.parametrize("weights", ["torchvision:DEFAULT", "timm"])
-def test_without_a_network_the_fix_is_named(
-    resnet: Config, weights: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_the_fix_is_named(resnet, weights, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise OSError("Temporary failure in name resolution")
 
@@ -198,9 +185,7 @@ def test_without_a_network_the_fix_is_named(
         assert words in str(refused.value)
 
 
-def test_what_does_not_fit_is_refused_by_name(
-    resnet: Config, classifier: dict[str, Tensor], tmp_path: Path
-) -> None:
+def test_what_does_not_fit_is_refused_by_name(resnet, classifier, tmp_path):
     path = tmp_path / "weights.pt"
     thumbnail, standard = build_encoder("resnet18", 32), build_encoder("resnet18", 96)
 
@@ -226,9 +211,7 @@ def test_what_does_not_fit_is_refused_by_name(
         start(resnet, tmp_path / "nothing")
 
 
-def test_the_command_starts_from_a_run_and_keeps_where(
-    trained: tuple[Run, Step], tiny_config: Config, tmp_path: Path, command: Command
-) -> None:
+def test_the_command_starts_from_a_run_and_keeps_where(trained, tiny_config, tmp_path, command):
     run, step = trained
     code, out, _ = command(
         *("pretrain", run.path / "config.toml", "--encoder.weights", run.path),
@@ -242,14 +225,14 @@ def test_the_command_starts_from_a_run_and_keeps_where(
     assert record["sha256"] == checkpoints.fingerprint_weights(step.objective.encoder.trunk)
 
 
-def test_in_python(trained: tuple[Run, Step], tiny_config: Config, tmp_path: Path) -> None:
+def test_in_python(trained, tiny_config, tmp_path):
     changes = {"encoder.weights": str(tmp_path / "none.pt")}
     with pytest.raises(UserError, match="no run and no file"):
         pretrain(override(tiny_config, changes), run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_trunk_of_one_s_own_can_take_them(tiny_config: Config, tmp_path: Path) -> None:
+def test_a_trunk_of_one_s_own_can_take_them(tiny_config, tmp_path):
     mine = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 6))
     torch.save(torch.nn.Sequential(torch.nn.Flatten(), mine[1]).state_dict(), tmp_path / "w.pt")
     config = override(tiny_config, {"encoder.name": "custom", "data.image_size": 8})
