@@ -34,13 +34,7 @@ from deepbregman import __version__
 from .commands.parameters import PYTHON_ONLY
 from .config import Config
 from .errors import Notice, UserError, explain_error, mask_secrets, suggest
-from .launching import (
-    COMMAND_LINE,
-    Process,
-    find_process,
-    is_first_of_machine,
-    require_one_process,
-)
+from .launching import COMMAND_LINE, Process, find_process, is_first_of_machine, require_one_process
 from .terminal import open_lasting_console, print_choices, print_note, progress_bars, say, silence
 
 PROGRAM = "deepbregman"

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from deepbregman.config import load_recipe, override
 from deepbregman.data import ArrayImages, Batch, ResidentBatches, StreamingBatches
 from deepbregman.evaluation import features
-from deepbregman.evaluation.features import (
-    compute_features,
-)
+from deepbregman.evaluation.features import compute_features
 from deepbregman.evaluation.frozen import keep_frozen
 from deepbregman.method.networks import Model
 from deepbregman.method.views import centre_view

@@ -9,13 +9,7 @@ from sklearn.datasets import load_digits
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from deepbregman.evaluation.knn import (
-    Neighbours,
-    cosine_neighbours,
-    knn_accuracy,
-    nearest_by,
-    vote,
-)
+from deepbregman.evaluation.knn import Neighbours, cosine_neighbours, knn_accuracy, nearest_by, vote
 
 NUM_CLASSES = 4
 

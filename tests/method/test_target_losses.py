@@ -8,12 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepbregman.method.bregman import balance_scores
-from deepbregman.method.losses import (
-    bank_share_loss,
-    cross_view_entropy,
-    info_nce,
-    paired_cosines,
-)
+from deepbregman.method.losses import bank_share_loss, cross_view_entropy, info_nce, paired_cosines
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -8,11 +8,7 @@ from torch import Tensor
 
 from deepbregman.config.methods import SSLHSICSettings
 from deepbregman.objectives import Samples, ViewGroups, build_step
-from deepbregman.objectives.ssl_hsic import (
-    dependence_on_image,
-    fourier_features,
-    self_dependence,
-)
+from deepbregman.objectives.ssl_hsic import dependence_on_image, fourier_features, self_dependence
 from deepbregman.objectives.step import gather_alone
 
 from .methods import configure, draw_views

@@ -6,12 +6,7 @@ from torch import Tensor, nn
 
 from deepbregman.config import OptimiserSettings, load_recipe, override
 from deepbregman.objectives import Group
-from deepbregman.training.optimisers import (
-    Muon,
-    build_optimiser,
-    orthogonalise,
-    set_learning_rates,
-)
+from deepbregman.training.optimisers import Muon, build_optimiser, orthogonalise, set_learning_rates
 
 CPU = torch.device("cpu")
 

@@ -112,13 +112,7 @@ def _name_sheet(out: Path, method: str) -> Path:
 def write_sheet(path: Path, method: str, clusters: "Sequence[TypicalCluster]") -> None:
     """Draw the most typical images of each cluster, a strip each."""
     from deepbregman.evaluation.clustering import METHODS
-    from deepbregman.reporting.sheets import (
-        Panel,
-        Strip,
-        Tile,
-        caption_image,
-        write_contact_sheet,
-    )
+    from deepbregman.reporting.sheets import Panel, Strip, Tile, caption_image, write_contact_sheet
 
     strips = []
     for number, size, images in clusters:

@@ -117,13 +117,7 @@ def show(found: "Duplicates", console: Console) -> None:
 def write_sheet(path: Path, found: "Duplicates") -> None:
     """Draw the largest groups, a strip each."""
     from deepbregman.evaluation.duplicates import SHOWN_GROUPS, SHOWN_IMAGES
-    from deepbregman.reporting.sheets import (
-        Panel,
-        Strip,
-        Tile,
-        caption_image,
-        write_contact_sheet,
-    )
+    from deepbregman.reporting.sheets import Panel, Strip, Tile, caption_image, write_contact_sheet
 
     def draw(copy: "Copy") -> Tile:
         assert copy.pixels is not None

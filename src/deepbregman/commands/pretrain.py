@@ -9,28 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from rich.console import Console
 
-from deepbregman.config import (
-    SECTIONS,
-    Config,
-    differing_fields,
-    load_recipe,
-    override,
-    recipes,
-)
+from deepbregman.config import SECTIONS, Config, differing_fields, load_recipe, override, recipes
 from deepbregman.errors import UserError
-from deepbregman.launching import (
-    must_start_processes,
-    run_in_processes,
-    under_srun,
-    under_torchrun,
-)
+from deepbregman.launching import must_start_processes, run_in_processes, under_srun, under_torchrun
 from deepbregman.runs import Run, is_run, name_run_folder
-from deepbregman.terminal import (
-    MaybeNumber,
-    MaybePath,
-    MaybeText,
-    say,
-)
+from deepbregman.terminal import MaybeNumber, MaybePath, MaybeText, say
 
 from .parameters import Accelerator, MaybeDevices, PythonOnly, check_dataset
 from .pretrain_options import (

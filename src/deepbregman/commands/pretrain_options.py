@@ -6,14 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deepbregman.config import (
-    OPTIONAL,
-    Config,
-    differing_fields,
-    fields_of,
-    override,
-    recipes,
-)
+from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, override, recipes
 from deepbregman.errors import UserError, suggest
 from deepbregman.runs import is_run
 from deepbregman.terminal import parse_duration

@@ -11,13 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from deepbregman.data import (
-    FileImages,
-    Images,
-    ResidentBatches,
-    Source,
-    Split,
-)
+from deepbregman.data import FileImages, Images, ResidentBatches, Source, Split
 from deepbregman.errors import Notice, UserError, suggest
 from deepbregman.runs import Run
 from deepbregman.terminal import ReportProgress, ignore_progress

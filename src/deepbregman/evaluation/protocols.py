@@ -15,14 +15,7 @@ from .knn import knn
 from .linear import check_linear, linear
 from .ood import check_ood, ood
 from .references import REFERRED, add_references
-from .retraining import (
-    check_semi,
-    check_supervised,
-    check_transfer,
-    semi,
-    supervised,
-    transfer,
-)
+from .retraining import check_semi, check_supervised, check_transfer, semi, supervised, transfer
 from .retrieval import retrieval
 
 

@@ -15,13 +15,7 @@ from deepbregman.runs import Record, replace_file
 from deepbregman.statistics import Summary, format_difference, format_summary
 
 from .published import list_published_rows
-from .records import (
-    REFERENCES,
-    RunGroup,
-    average_references,
-    find_rows,
-    list_measures,
-)
+from .records import REFERENCES, RunGroup, average_references, find_rows, list_measures
 from .tables import choose_interval, name_measures, summarise_measure
 
 if TYPE_CHECKING:

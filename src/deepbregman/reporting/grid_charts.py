@@ -27,12 +27,7 @@ from .charts import (
     specify,
     stack,
 )
-from .published import (
-    format_series_value,
-    is_on_test_images,
-    list_published_series,
-    select_series,
-)
+from .published import format_series_value, is_on_test_images, list_published_series, select_series
 from .records import is_finite
 
 COMPARED: dict[str, str] = {
