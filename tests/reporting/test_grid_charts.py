@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from deepbregman.reporting import screen, searches, studies, study_tables
+from deepbregman.reporting import grid_charts, grid_tables, screen, searches
 from deepbregman.reporting.sections import read_study
 from deepbregman.reporting.tables import Cell, Row, Table
 from deepbregman.runs import Record, write_json
@@ -39,7 +39,7 @@ def results(make_study) -> Record:
 def test_only_the_quantity_of_the_axis_is_drawn_of_what_was_published(results):
     series = results["study"]["published"]
     series.append({**series[0], "series": "another", "metric": "kNN"})
-    figure = studies.draw_study(results, "kappa")[0]
+    figure = grid_charts.draw_study(results, "kappa")[0]
     names = {point["method"] for part in layers_of(figure) for point in part if "method" in point}
     assert names == {"published: the paper"}
     assert "published: another, kNN" in printed(screen.draw_study_tables(results))
@@ -50,7 +50,7 @@ def test_arms_stand_at_their_means_and_published_values_apart(kind, results):
     results["study"]["figure"] = kind
     if kind == "drops":
         results["arms"][2]["difference"][results["metric"]] |= {"mean": 0.0, "deviation": 0.0}
-    figure = studies.draw_study(results, "kappa")[0]
+    figure = grid_charts.draw_study(results, "kappa")[0]
     means = {
         p["name"]: (p["low"], p["value"], p["high"])
         for part in layers_of(figure)
@@ -69,7 +69,7 @@ def test_the_figure_says_under_which_conditions_and_what_diverged(results, tmp_p
     results["arms"][1] |= {"num_diverged": 1}
     results["arms"][2] |= {"num_diverged": 3, "metrics": {}}
     results["unequal_budget"] = ["epochs of 5"]
-    studies.save_study_figure([tmp_path / "kappa.svg"], results)
+    grid_charts.save_study_figure([tmp_path / "kappa.svg"], results)
     words = " ".join("".join(part.itertext()) for part in ET.parse(tmp_path / "kappa.svg").iter())
     for sentence in (
         "How many subnetworks?",
@@ -83,7 +83,7 @@ def test_the_figure_says_under_which_conditions_and_what_diverged(results, tmp_p
 def test_pairs_show_every_seed_and_the_differences():
     path = ROOT / "results" / "studies" / "comparison-cpu" / "results.json"
     results = json.loads(path.read_text())
-    arms, differences = studies.draw_study(results, "comparison")
+    arms, differences = grid_charts.draw_study(results, "comparison")
     means, _, seeds = layers_of(arms)[:3]
     linear = [point for point in seeds if point["measure"] == "linear classifier"]
     assert [(point["arm"], point["value"]) for point in linear] == [
@@ -105,9 +105,11 @@ def test_an_unfinished_table_of_methods_says_how_many_are_in_it(results):
     results["study"]["recipes"] = [f"method-{number}" for number in range(6)]
     arms = [{**results["arms"][0], "x": name} for name in results["study"]["recipes"]]
     arms[5] = {**arms[5], "metrics": {}}  # without a finished run
-    assert studies.describe_conditions({**results, "arms": arms}).startswith("5 of 6 recipes on ")
+    assert grid_charts.describe_conditions({**results, "arms": arms}).startswith(
+        "5 of 6 recipes on "
+    )
     arms[5] = {**arms[0], "x": "method-5"}
-    assert studies.describe_conditions({**results, "arms": arms}).startswith("6 recipes on ")
+    assert grid_charts.describe_conditions({**results, "arms": arms}).startswith("6 recipes on ")
 
 
 def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them():
@@ -115,11 +117,11 @@ def test_the_table_of_methods_has_speed_and_memory_where_a_run_recorded_them():
     results = json.loads(path.read_text())
     for arm in results["arms"]:
         arm["cost"] |= {"images_per_second": None, "peak_gigabytes": None}
-    table = study_tables.tabulate_study(results, "")[0]
+    table = grid_tables.tabulate_study(results, "")[0]
     assert not {"images/s", "peak memory, GB"} & set(table.columns)
     swav = next(arm for arm in results["arms"] if arm["arm"] == "swav")
     swav["cost"] |= {"images_per_second": 31234.5, "peak_gigabytes": 4.26}
-    table = study_tables.tabulate_study(results, "")[0]
+    table = grid_tables.tabulate_study(results, "")[0]
     rows = {
         row.name: dict(zip(table.columns, (cell.text for cell in row.cells), strict=True))
         for row in table.rows
