@@ -33,12 +33,12 @@ ALLOWED: dict[str, set[str]] = {
     "reporting": FOUNDATION,
     "exporting": FOUNDATION | {"method", "objectives", "data", "training"},
     "commands/parameters": {"config", "files", "runs", "data", "evaluation"},
-    "commands/words": {"errors", "config", "runs", "terminal", "data"},
+    "commands/pretrain_options": {"errors", "config", "runs", "terminal", "data"},
     # The main job: studies train their arms by it.
     "commands/job": FOUNDATION
-    | {"commands/words", "method", "objectives", "data", "training", "evaluation"},
+    | {"commands/pretrain_options", "method", "objectives", "data", "training", "evaluation"},
     "commands/pretrain": FOUNDATION
-    | {"commands/parameters", "commands/words", "commands/job"}
+    | {"commands/parameters", "commands/pretrain_options", "commands/job"}
     | {"objectives", "data", "training"},
     "studies": FOUNDATION
     | {"method", "objectives", "data", "training", "evaluation", "reporting", "exporting"}
@@ -60,7 +60,7 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": set(),
 }
 FORBIDDEN_NAMES = {"utils", "common", "misc", "helpers"}
-NO_TORCH = FOUNDATION | {"reporting", "cli", "commands/parameters", "commands/words"}
+NO_TORCH = FOUNDATION | {"reporting", "cli", "commands/parameters", "commands/pretrain_options"}
 
 
 def part_of(path: Path) -> str:
