@@ -399,6 +399,10 @@ class Pretraining:
             batch._replace(indices=indices) for batch, indices in zip(batches, places, strict=True)
         )
 
+    def _warnings(self, record: Record) -> list[str]:
+        samples = self.config.training.batch_size * self.config.views.num_views
+        return diagnostics.find_collapse(record) + self.step_module.warn(record, samples)
+
     def _close_epoch(
         self,
         record: Record,
@@ -435,11 +439,8 @@ class Pretraining:
         display.epoch(record)
         if "verdict" in record:
             display.verdict(record)
-        if epoch:
-            samples = settings.batch_size * self.config.views.num_views
-            warned = diagnostics.find_collapse(record) + self.step_module.warn(record, samples)
-            for words in warned:
-                display.warn(f"epoch {epoch}: {words}")
+        for words in self._warnings(record) if epoch else ():
+            display.warn(f"epoch {epoch}: {words}")
 
     def _write_epoch(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
         """Write an epoch's metrics and, where due, checkpoints.
