@@ -14,7 +14,7 @@ import pytest
 import deepbregman
 from deepbregman import runs
 from deepbregman.config import Config, override
-from deepbregman.errors import Notice, UserError, mask_secrets
+from deepbregman.errors import UserError, mask_secrets
 from deepbregman.method import networks
 from deepbregman.runs import (
     Run,
@@ -343,19 +343,10 @@ def test_metrics_are_on_disk_when_they_are_appended(run, monkeypatch, count):
 def test_a_run_of_an_older_version_takes_defaults_for_fields_it_does_not_know(run):
     path = run.path / "config.toml"
     lines = path.read_text().splitlines()
-    old = [line for line in lines if not line.startswith("health_every")]
+    old = [line for line in lines if not line.startswith("skip_nonfinite")]
     assert len(old) == len(lines) - 1
     path.write_text("\n".join(old))
     assert run.config == CONFIG
-
-
-def test_a_run_may_have_a_field_that_is_gone(run):
-    path, text = run.path / "config.toml", (run.path / "config.toml").read_text()
-    path.write_text(text.replace("[training]", "[training]\nskip_nonfinite = 0"))
-    assert run.config == CONFIG
-    path.write_text(text.replace("[training]", "[training]\nskip_nonfinite = 3"))
-    with pytest.warns(Notice, match=r"training\.skip_nonfinite is 3: the field is gone"):
-        assert run.config == CONFIG
 
 
 @pytest.mark.parametrize("wrote", ["0.9.3", deepbregman.__version__, None])

@@ -66,6 +66,8 @@ FAULTS: dict[str, tuple[Any, dict[str, Any]]] = {
         {"training.tensorboard": True},
     ),
     "diverged": (NAN, {}),
+    "more to skip than allowed": (NAN, {"training.skip_nonfinite": 1}),
+    "an epoch without a good batch": (NAN, {"training.skip_nonfinite": 5}),
 }
 
 

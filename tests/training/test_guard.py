@@ -1,21 +1,27 @@
-"""A loss or gradient that is not finite: found at its step, and never saved."""
+"""A loss or gradient that is not finite: found at its step, never saved, skipped where asked."""
 
+import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from rich.console import Console
 from torch import Tensor
 
 from deepbregman.commands.pretrain import pretrain, resume
 from deepbregman.config import Config, override
-from deepbregman.errors import UserError
+from deepbregman.data.opening import open_data, select_images
+from deepbregman.errors import Notice, UserError
 from deepbregman.method.views import Views
 from deepbregman.objectives import Step, StepOutputs
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints
 from deepbregman.training.faults import Interrupted
+from deepbregman.training.loop import Pretraining
+from deepbregman.training.processes import launch
 
 Poison = Callable[..., None]
 
@@ -61,8 +67,17 @@ def poison_gradient(monkeypatch) -> Poison:
     return poison
 
 
+def start(config: Config, folder: Path) -> Pretraining:
+    source = open_data(config)
+    images = select_images(source, torch.arange(len(source.train)))
+    return Pretraining(config, images, launch("cpu"), folder)
+
+
 def saved_step(folder: Path) -> int:
     return int(checkpoints.load(Run.open(folder).last_checkpoint)["step"])
+
+
+# Stopping
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -114,3 +129,109 @@ def test_counting_goes_on_after_a_resumption_inside_an_epoch(
     with pytest.raises(UserError, match="not finite from step 5 on"):
         resume(tmp_path / "run")
     assert saved_step(tmp_path / "run") == 4
+
+
+# Skipping
+
+
+def skipping(config: Config, number: int) -> Config:
+    return override(config, {"training.skip_nonfinite": number})
+
+
+def everything(job: Pretraining) -> Iterable[Tensor]:
+    yield from job.step_module.state_dict().values()
+    for moments in job.guard.optimiser.state.values():
+        yield from (value for value in moments.values() if isinstance(value, Tensor))
+
+
+@pytest.mark.parametrize("kind", ["views", "gradient"])
+@pytest.mark.parametrize("optimiser", ["adam", "sgd", "lars"])
+def test_a_skipped_batch_leaves_no_trace(
+    tiny_config, tmp_path, poison_views, poison_gradient, kind, optimiser
+):
+    """Parameters, moments, decay, and the statistics of batch normalisation are as before."""
+    (poison_views if kind == "views" else poison_gradient)(3)
+    config = override(skipping(tiny_config, 1), {"optimiser.name": optimiser})
+    job = start(config, tmp_path / "run")
+    job.step_module.train()
+    feed = job.feed(0, 0)
+    for _ in range(2):
+        job.advance(feed)
+    before = [value.clone() for value in everything(job)]
+    sums = job.sums.clone()
+    job.advance(feed)
+    after = list(everything(job))
+    assert job.step == 3
+    assert job.guard.skipped == 1
+    assert len(after) == len(before) > 20
+    assert all(map(torch.equal, after, before))
+    assert torch.equal(job.sums, sums)
+    job.advance(feed)
+    assert not all(map(torch.equal, everything(job), before))
+    job.guard.check(job.step)
+
+
+def test_a_run_goes_on_after_skipped_batches(tiny_config, tmp_path, poison_views):
+    """The first step of the second epoch, and the last of the third, which is not diagnosed."""
+    poison_views(3, 6)
+    console = Console(record=True, width=200, file=io.StringIO())
+    run = pretrain(skipping(tiny_config, 2), run=tmp_path / "run", console=console)
+    assert console.export_text().count("skipped 1 batches of non-finite loss") == 2
+    rows = run.metrics()
+    assert [row["skipped"] for row in rows] == [0, 1, 1]
+    assert all(math.isfinite(row["total"]) for row in rows)
+    assert ["alignment" in row for row in rows] == [True, True, False]
+    saved = checkpoints.load(run.last_checkpoint)
+    assert (saved["step"], saved["skipped"], saved["skipped_in_epoch"]) == (6, 2, 0)
+
+
+def test_the_mean_loss_is_that_of_the_batches_that_count(tiny_config, tmp_path, poison_views):
+    poison_views(1)
+    job = start(skipping(tiny_config, 1), tmp_path / "run")
+    job.step_module.train()
+    feed = job.feed(0, 0)
+    job.advance(feed)
+    expected = job.advance(feed).total.item()
+    poison_views(1)
+    with pytest.warns(Notice, match="skipped 1 batches of non-finite loss"):  # told in Python, too
+        run = pretrain(skipping(tiny_config, 1), run=tmp_path / "again")
+    assert run.metrics()[0]["total"] == expected
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped 1 batches")
+def test_no_more_than_allowed(tiny_config, tmp_path, poison_views):
+    poison_views(3, 6)
+    with pytest.raises(UserError, match=r"not finite at step 6, .*no more than 1 batches"):
+        pretrain(skipping(tiny_config, 1), run=tmp_path / "run")
+    assert saved_step(tmp_path / "run") == 4
+
+
+@pytest.mark.filterwarnings("ignore:.*skipped 1 batches")
+def test_what_was_skipped_before_a_resumption_counts(
+    tiny_config, tmp_path, poison_views, stop_after
+):
+    poison_views(3)
+    with stop_after(3), pytest.raises(Interrupted):
+        pretrain(skipping(tiny_config, 1), run=tmp_path / "run")
+    poison_views(2)  # batch 5 of the run
+    with pytest.raises(UserError, match="not finite at step 5"):
+        resume(tmp_path / "run")
+    assert [row["skipped"] for row in Run.open(tmp_path / "run").metrics()] == [0, 1]
+
+
+def test_an_epoch_of_nothing_but_skipped_batches_stops(tiny_config, tmp_path, poison_views):
+    poison_views(3, 4)
+    with pytest.raises(UserError, match="no batch of the epoch had a finite loss"):
+        pretrain(skipping(tiny_config, 9), run=tmp_path / "run")
+    assert saved_step(tmp_path / "run") == 2
+
+
+def test_where_nothing_is_skipped_skipping_changes_nothing(tiny_run, tmp_path):
+    run = pretrain(skipping(tiny_run.config, 3), run=tmp_path / "run")
+    states = [checkpoints.load(r.last_checkpoint)["objective"] for r in (run, tiny_run)]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    for row, expected in zip(run.metrics(), tiny_run.metrics(), strict=True):
+        assert row["skipped"] == 0
+        assert {k: row[k] for k in expected if not k.endswith("_per_second")} == {
+            k: v for k, v in expected.items() if not k.endswith("_per_second")
+        }

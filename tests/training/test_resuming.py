@@ -144,13 +144,14 @@ def test_safe_fields_may_change_and_that_is_said(run, tiny_run, capsys):
         training__save_seconds=9.0,
         training__knn_every=1,
         training__compile="no",
+        training__skip_nonfinite=2,
     )
     main(["pretrain", "--resume", str(run.path)])
     said = " ".join(capsys.readouterr().out.split())
     assert "training.save_seconds (0.0 -> 9.0)" in said
     (record,) = run.provenance()["resumed"]
     assert record["changed"]["data.workers"] == [16, 1]
-    assert len(record["changed"]) == 7
+    assert len(record["changed"]) == 8
     assert_same_parameters(run, tiny_run)
     assert (run.checkpoints / "epoch-0003.pt").exists()
     assert checkpoints.load(run.last_checkpoint)["config"] == to_toml(run.config)

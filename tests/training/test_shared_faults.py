@@ -32,6 +32,8 @@ def endings(folder, run_joined) -> Endings:
         ("full disk", "metrics.jsonl: No space left on device", 2),
         ("no events", "tensorboard: Permission denied", 2),
         ("diverged", "the loss is not finite from step 1 on", 2),
+        ("more to skip than allowed", "not finite at step 2, and training.skip_nonfinite", 2),
+        ("an epoch without a good batch", "no batch of the epoch had a finite loss", 2),
     ],
 )
 def test_both_end_and_the_first_says_why(fault, words, code, endings):

@@ -3,21 +3,17 @@
 import dataclasses
 import importlib.resources
 import tomllib
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from deepbregman.errors import Notice, UserError, abbreviate, suggest
+from deepbregman.errors import UserError, abbreviate, suggest
 
 from .methods import METHODS, ObjectiveSettings, SimCLRSettings
 from .rules import Section
 from .sections import OPTIONAL, SECTIONS, Config
-
-RETIRED = {"training.skip_nonfinite": 0}
-"""Fields of older versions, which are still read, and the value at which they had no effect."""
 
 
 def _find_section(name: str, values: dict[str, Any]) -> type[Section]:
@@ -31,15 +27,6 @@ def _find_section(name: str, values: dict[str, Any]) -> type[Section]:
             f"objective.name is {abbreviate(method)}: it must be one of {', '.join(METHODS)}{guess}"
         )
     return METHODS[method]
-
-
-def _is_retired(field: str, value: Any) -> bool:
-    if field not in RETIRED:
-        return False
-    if value != RETIRED[field]:
-        words = f"{field} is {abbreviate(value)}: the field is gone, and has no effect any more"
-        warnings.warn(words, Notice, stacklevel=4)
-    return True
 
 
 def from_dict(values: dict[str, Any]) -> Config:
@@ -58,7 +45,6 @@ def from_dict(values: dict[str, Any]) -> Config:
             )
         kind: type[Any] = _find_section(name, value)
         fields = [field.name for field in dataclasses.fields(kind)]
-        value = {k: v for k, v in value.items() if not _is_retired(f"{name}.{k}", v)}
         for key in value:
             if key not in fields:
                 guess = suggest(key, fields) or f"; {name} has {', '.join(fields)}"

@@ -334,6 +334,9 @@ class TrainingSettings(Section):
     """Epochs between checkpoints that are kept besides the last one; 0 keeps the last only."""
     save_seconds: NotNegative = 60.0
     """At the end of an epoch, save if the last checkpoint is older than this."""
+    skip_nonfinite: Whole = 0
+    """Batches with a non-finite loss or gradient to skip before stopping; above 0, each step waits
+    for the device."""
     knn_every: Whole = 5
     """Epochs between runs of the kNN monitor; 0 turns it off."""
     health_every: Whole = 5

@@ -34,14 +34,14 @@ NETWORKS = ("objective", "teacher", "divergence", "rotation")
 """The networks of a step and of a checkpoint; some steps do not have all of them."""
 REQUIRED = (
     *(*NETWORKS, "optimiser", "step", "epoch", "num_images", "data", "config"),
-    *("sums", "seconds", "neighbours"),
+    *("sums", "seconds", "skipped", "skipped_in_epoch", "neighbours"),
 )
 """Entries that a checkpoint needs for a run to resume from it."""
 CHANGEABLE = frozenset(
     {
         *("data.root", "data.resident", "data.workers"),
         *("training.checkpoint_every", "training.save_seconds", "training.knn_every"),
-        *("training.tensorboard", "training.logger", "training.compile"),
+        *("training.tensorboard", "training.logger", "training.compile", "training.skip_nonfinite"),
         *("training.health_every", "training.stop_when_saturated"),
     }
 )

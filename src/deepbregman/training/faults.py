@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from deepbregman.config import Config
 from deepbregman.errors import (
     Diverged,
+    ReportedElsewhere,
     UserError,
     explain_error,
     explain_workers,
@@ -22,6 +24,9 @@ from deepbregman.errors import (
     is_out_of_memory,
 )
 from deepbregman.launching import LAUNCHER, find_process, list_stopping_signals
+
+if TYPE_CHECKING:
+    from .fabric import Fabric
 
 
 class Interrupted(Exception):
@@ -137,19 +142,25 @@ def _explain_memory(config: Config, error: BaseException) -> str:
 
 
 class Guard:
-    """Finds losses and parameters that are not finite.
+    """Finds losses, gradients and parameters that are not finite.
 
-    Finite steps are counted on the device and read at the end of an epoch, so that the host never
-    waits for a step.
+    Where no batch may be skipped, finite steps are counted on the device and read at the end of an
+    epoch, so that the host never waits for a step. Otherwise the host reads one number before each
+    optimiser step.
     """
 
     def __init__(
-        self, step: nn.Module, optimiser: Optimizer, config: Config, device: torch.device
+        self, step: nn.Module, optimiser: Optimizer, fabric: "Fabric", config: Config
     ) -> None:
-        self.module, self.optimiser = step, optimiser
+        self.module, self.optimiser, self.fabric = step, optimiser, fabric
+        self.allowed = config.training.skip_nonfinite
         self.learning_rate = config.optimiser.learning_rate
+        self.skipped = 0
+        self.skipped_in_epoch = 0
+        self.skipped_last = False
         self._first, self._sound_at = 0, -1
-        self._finite = torch.zeros((), dtype=torch.int64, device=device)
+        self._finite = torch.zeros((), dtype=torch.int64, device=fabric.device)
+        self._buffers: list[Tensor] = []
 
     def start_counting(self, step: int) -> None:
         """Count finite steps from this one on."""
@@ -160,24 +171,67 @@ class Guard:
         """Count a step if the running sums of the losses are finite; the host does not wait."""
         self._finite += sums.isfinite().all()
 
+    def keep_buffers(self) -> None:
+        """Keep what the forward pass changes, such as running means, to undo a skipped step."""
+        if self.allowed:
+            self._buffers = [buffer.clone() for buffer in self.module.buffers()]
+
+    def should_skip(self, losses: Tensor, step: int) -> bool:
+        """Whether to skip a step, counted from 0, because its loss or gradient is not finite."""
+        self.skipped_last = False
+        if not self.allowed:
+            return False
+        gradients = [p.grad for p in self.module.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        is_bad = (~(norm + losses.sum()).isfinite()).float()
+        # All processes must agree: otherwise they would wait for each other forever.
+        if not self.fabric.all_reduce(is_bad, reduce_op="sum"):
+            return False
+        if self.skipped == self.allowed:
+            raise self._make_error(
+                f"the loss or a gradient is not finite at step {step + 1}, and training."
+                f"skip_nonfinite lets no more than {self.allowed} batches pass"
+            )
+        self.skipped += 1
+        self.skipped_in_epoch += 1
+        self.skipped_last = True
+        for buffer, before in zip(self.module.buffers(), self._buffers, strict=True):
+            buffer.copy_(before)
+        return True
+
     def check(self, step: int) -> None:
         """Stop a run that has diverged by ``step``; the host waits for the device."""
         if step == self._sound_at:
             return
         finite = self._first + int(self._finite)
         if finite < step:
-            raise self._make_error(f"the loss is not finite from step {finite + 1} on")
+            raise Diverged(f"the loss is not finite from step {finite + 1} on: {self._advice()}")
         tensors = list(self.module.state_dict().values())
         for moments in self.optimiser.state.values():
             tensors += [value for value in moments.values() if isinstance(value, Tensor)]
         floats = [tensor for tensor in tensors if tensor.is_floating_point()]
         # One norm of them all, so that the host waits once.
         if not torch.nn.utils.get_total_norm(floats).isfinite():
-            raise self._make_error(f"the parameters are not finite after step {step}")
+            raise Diverged(f"the parameters are not finite after step {step}: {self._advice()}")
         self._sound_at = step
 
-    def _make_error(self, words: str) -> Diverged:
-        return Diverged(
-            f"{words}: training has diverged; the checkpoints from before are kept; lower "
+    def end_epoch(self, steps: int) -> int:
+        """Return how many steps of an epoch were not skipped, and reset the count."""
+        counted = steps - self.skipped_in_epoch
+        if counted == 0:
+            raise self._make_error("no batch of the epoch had a finite loss")
+        self.skipped_in_epoch = 0
+        return counted
+
+    def _make_error(self, words: str) -> Exception:
+        """Make the error that every process raises at the same step; process 0 prints it."""
+        error = Diverged(f"{words}: {self._advice()}")
+        return error if self.fabric.is_global_zero else ReportedElsewhere(2)
+
+    def _advice(self) -> str:
+        more = "" if self.allowed else ", or let single batches pass with training.skip_nonfinite"
+        return (
+            "training has diverged; the checkpoints from before are kept; lower "
             f"optimiser.learning_rate ({self.learning_rate}) or lengthen optimiser.warmup_epochs"
+            f"{more}"
         )

@@ -124,11 +124,12 @@ def judge(records: Sequence[Record]) -> dict[str, str]:
 
 def _find_verdict(records: Sequence[Record], last: Record) -> tuple[str, str]:
     ranks = [record["effective_rank"] for record in records if "effective_rank" in record]
-    rank, best = last["effective_rank"], max(ranks)
-    if diagnostics.find_collapse(last):
-        return "collapsing", f"effective rank {rank:.1f}, spread {last['spread']:.3f}"
-    if rank < COLLAPSED_SHARE * best:
-        return "collapsing", f"the effective rank fell from {best:.0f} to {rank:.1f}"
+    if "effective_rank" in last:  # absent if the batch was skipped
+        rank, best = ranks[-1], max(ranks)
+        if diagnostics.find_collapse(last):
+            return "collapsing", f"effective rank {rank:.1f}, spread {last['spread']:.3f}"
+        if rank < COLLAPSED_SHARE * best:
+            return "collapsing", f"the effective rank fell from {best:.0f} to {rank:.1f}"
     measured = [record for record in records if "rankme" in record]
     if len(measured) < 2 or "neighbour_stability" not in last:
         return "under-trained", "measured only once, too early to tell more"

@@ -79,7 +79,7 @@ class Pretraining:
         self.notes: list[str] = [] if found is None else found.notes
         self.changes: checkpoints.Changes = {} if found is None else found.changes
         self.wrapped_step, self.optimiser = fabric.setup(self.step_module, optimiser)
-        self.guard = Guard(self.step_module, optimiser, config, fabric.device)
+        self.guard = Guard(self.step_module, optimiser, fabric, config)
         self.step = self.saved_step = 0
         self.term_names = ("total", *self.step_module.weights)
         self.sums = torch.zeros(len(self.term_names), device=fabric.device)  # in this epoch
@@ -276,6 +276,7 @@ class Pretraining:
         accumulate = self.config.training.accumulate
         set_learning_rates(self.config, self.step, self.steps_per_epoch, self.optimiser)
         self.step_module.follow_schedule(self.step, self.steps_per_epoch)
+        self.guard.keep_buffers()
         losses = torch.zeros_like(self.sums)
         for part in range(accumulate):
             batch = next(feed)
@@ -291,9 +292,10 @@ class Pretraining:
                 self.fabric.backward(outputs.total / accumulate)
             values = [outputs.total.detach(), *outputs.terms.values()]
             losses += torch.stack(values) / accumulate
-        self.sums += losses
-        self.optimiser.step()
-        self.step_module.after_step((self.step + 1) / self.total_steps)
+        if not self.guard.should_skip(losses, self.step):
+            self.sums += losses
+            self.optimiser.step()
+            self.step_module.after_step((self.step + 1) / self.total_steps)
         self.optimiser.zero_grad()
         self.guard.count(self.sums)
         self.step += 1
@@ -340,7 +342,8 @@ class Pretraining:
         if self.fabric.world_size > 1:
             outputs = outputs._replace(representation=gather_views(outputs.representation))
         run_together(self.fabric, partial(self.guard.check, self.step))
-        means = (self.sums / self.steps_per_epoch).tolist()
+        counted = self.guard.end_epoch(self.steps_per_epoch)
+        means = (self.sums / counted).tolist()
         self.sums.zero_()
         seconds = time.monotonic() - started
         # Of the steps, without the diagnostics. With CUDA graphs only the first epoch allocates.
@@ -352,7 +355,8 @@ class Pretraining:
             "step": self.step,
             **dict(zip(self.term_names, means, strict=True)),
             "learning_rate": self.optimiser.param_groups[0]["lr"],
-            **run_together(self.fabric, partial(diagnostics.diagnose, self.step_module, outputs)),
+            **run_together(self.fabric, partial(self._diagnose, outputs)),
+            **({"skipped": self.steps_per_epoch - counted} if settings.skip_nonfinite else {}),
             "images_per_second": images / seconds,
             "views_per_second": images * self.views_per_image / seconds,
             **self.peak,
@@ -399,9 +403,21 @@ class Pretraining:
             batch._replace(indices=indices) for batch, indices in zip(batches, places, strict=True)
         )
 
+    def _diagnose(self, outputs: StepOutputs) -> dict[str, float]:
+        """Measure the epoch's last batch, unless it was skipped."""
+        if self.guard.skipped_last:
+            return {}
+        return diagnostics.diagnose(self.step_module, outputs)
+
     def _warnings(self, record: Record) -> list[str]:
-        samples = self.config.training.batch_size * self.config.views.num_views
-        return diagnostics.find_collapse(record) + self.step_module.warn(record, samples)
+        words = []
+        if record.get("skipped"):
+            words.append(f"skipped {record['skipped']} batches of non-finite loss or gradient")
+        if "effective_rank" in record:  # absent if the batch was skipped
+            samples = self.config.training.batch_size * self.config.views.num_views
+            words += diagnostics.find_collapse(record)
+            words += self.step_module.warn(record, samples)
+        return words
 
     def _close_epoch(
         self,
@@ -439,8 +455,8 @@ class Pretraining:
         display.epoch(record)
         if "verdict" in record:
             display.verdict(record)
-        for words in self._warnings(record) if epoch else ():
-            display.warn(f"epoch {epoch}: {words}")
+        for words in self._warnings(record):
+            display.warn(f"epoch {record['epoch']}: {words}")
 
     def _write_epoch(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
         """Write an epoch's metrics and, where due, checkpoints.
@@ -491,6 +507,8 @@ class Pretraining:
             "config": to_toml(self.config),
             "sums": dict(zip(self.term_names, self.sums.unbind(), strict=True)),
             "seconds": self.seconds(),
+            "skipped": self.guard.skipped,
+            "skipped_in_epoch": self.guard.skipped_in_epoch,
             "neighbours": None if self.health is None else self.health.neighbours,
         }
 
@@ -503,5 +521,7 @@ class Pretraining:
         self.sums.copy_(torch.stack([saved["sums"][name] for name in self.term_names]))
         self.seconds_before = saved["seconds"]
         self.guard.start_counting(self.step)
+        self.guard.skipped = saved["skipped"]
+        self.guard.skipped_in_epoch = saved["skipped_in_epoch"]
         if self.health is not None:
             self.health.neighbours = saved["neighbours"] or []
