@@ -26,8 +26,8 @@ from deepbregman.training.processes import launch
 Poison = Callable[..., None]
 
 
-@pytest.fixture(scope="session")
-def tiny_config(tiny_config) -> Config:
+@pytest.fixture
+def plain_config(tiny_config) -> Config:
     """Without the sample of health, whose views would be counted too."""
     return override(tiny_config, {"training.health_every": 0})
 
@@ -83,48 +83,48 @@ def saved_step(folder: Path) -> int:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("batch", "kept"), [(3, 2), (4, 2), (6, 4)])
 def test_the_step_is_named_and_the_checkpoint_before_is_kept(
-    tiny_config, tmp_path, poison_views, batch, kept, value
+    plain_config, tmp_path, poison_views, batch, kept, value
 ):
     poison_views(batch, value=value)
     with pytest.raises(UserError, match=rf"not finite from step {batch} on.*learning_rate"):
-        pretrain(tiny_config, run=tmp_path / "run")
+        pretrain(plain_config, run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == kept
     assert [row["epoch"] for row in Run.open(tmp_path / "run").metrics()] == [
         *range(1, kept // 2 + 1)
     ]
 
 
-def test_in_the_first_epoch_nothing_is_saved(tiny_config, tmp_path, poison_views):
+def test_in_the_first_epoch_nothing_is_saved(plain_config, tmp_path, poison_views):
     poison_views(1)
     with pytest.raises(UserError, match="not finite from step 1 on"):
-        pretrain(tiny_config, run=tmp_path / "run")
+        pretrain(plain_config, run=tmp_path / "run")
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
 def test_a_gradient_of_an_epochs_last_step_is_found_before_the_save(
-    tiny_config, tmp_path, poison_gradient
+    plain_config, tmp_path, poison_gradient
 ):
     """All losses of the epoch are finite; only the parameters are no longer."""
     poison_gradient(4)
     with pytest.raises(UserError, match="parameters are not finite after step 4"):
-        pretrain(tiny_config, run=tmp_path / "run")
+        pretrain(plain_config, run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 2
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         assert all(v.isfinite().all() for v in checkpoints.load(path)["objective"].values())
 
 
-def test_a_signal_does_not_save_what_has_diverged(tiny_config, tmp_path, poison_views, stop_after):
+def test_a_signal_does_not_save_what_has_diverged(plain_config, tmp_path, poison_views, stop_after):
     poison_views(3)
     with stop_after(3), pytest.raises(UserError, match="not finite from step 3 on"):
-        pretrain(tiny_config, run=tmp_path / "run")
+        pretrain(plain_config, run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 2
 
 
 def test_counting_goes_on_after_a_resumption_inside_an_epoch(
-    tiny_config, tmp_path, poison_views, stop_after
+    plain_config, tmp_path, poison_views, stop_after
 ):
     with stop_after(3), pytest.raises(Interrupted):
-        pretrain(tiny_config, run=tmp_path / "run")
+        pretrain(plain_config, run=tmp_path / "run")
     poison_views(2)
     with pytest.raises(UserError, match="not finite from step 5 on"):
         resume(tmp_path / "run")
@@ -147,11 +147,11 @@ def everything(job: Pretraining) -> Iterable[Tensor]:
 @pytest.mark.parametrize("kind", ["views", "gradient"])
 @pytest.mark.parametrize("optimiser", ["adam", "sgd", "lars"])
 def test_a_skipped_batch_leaves_no_trace(
-    tiny_config, tmp_path, poison_views, poison_gradient, kind, optimiser
+    plain_config, tmp_path, poison_views, poison_gradient, kind, optimiser
 ):
     """Parameters, moments, decay, and the statistics of batch normalisation are as before."""
     (poison_views if kind == "views" else poison_gradient)(3)
-    config = override(skipping(tiny_config, 1), {"optimiser.name": optimiser})
+    config = override(skipping(plain_config, 1), {"optimiser.name": optimiser})
     job = start(config, tmp_path / "run")
     job.step_module.train()
     feed = job.feed(0, 0)
@@ -171,11 +171,11 @@ def test_a_skipped_batch_leaves_no_trace(
     job.guard.check(job.step)
 
 
-def test_a_run_goes_on_after_skipped_batches(tiny_config, tmp_path, poison_views):
+def test_a_run_goes_on_after_skipped_batches(plain_config, tmp_path, poison_views):
     """The first step of the second epoch, and the last of the third, which is not diagnosed."""
     poison_views(3, 6)
     console = Console(record=True, width=200, file=io.StringIO())
-    run = pretrain(skipping(tiny_config, 2), run=tmp_path / "run", console=console)
+    run = pretrain(skipping(plain_config, 2), run=tmp_path / "run", console=console)
     assert console.export_text().count("skipped 1 batches of non-finite loss") == 2
     rows = run.metrics()
     assert [row["skipped"] for row in rows] == [0, 1, 1]
@@ -185,44 +185,44 @@ def test_a_run_goes_on_after_skipped_batches(tiny_config, tmp_path, poison_views
     assert (saved["step"], saved["skipped"], saved["skipped_in_epoch"]) == (6, 2, 0)
 
 
-def test_the_mean_loss_is_that_of_the_batches_that_count(tiny_config, tmp_path, poison_views):
+def test_the_mean_loss_is_that_of_the_batches_that_count(plain_config, tmp_path, poison_views):
     poison_views(1)
-    job = start(skipping(tiny_config, 1), tmp_path / "run")
+    job = start(skipping(plain_config, 1), tmp_path / "run")
     job.step_module.train()
     feed = job.feed(0, 0)
     job.advance(feed)
     expected = job.advance(feed).total.item()
     poison_views(1)
     with pytest.warns(Notice, match="skipped 1 batches of non-finite loss"):  # told in Python, too
-        run = pretrain(skipping(tiny_config, 1), run=tmp_path / "again")
+        run = pretrain(skipping(plain_config, 1), run=tmp_path / "again")
     assert run.metrics()[0]["total"] == expected
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped 1 batches")
-def test_no_more_than_allowed(tiny_config, tmp_path, poison_views):
+def test_no_more_than_allowed(plain_config, tmp_path, poison_views):
     poison_views(3, 6)
     with pytest.raises(UserError, match=r"not finite at step 6, .*no more than 1 batches"):
-        pretrain(skipping(tiny_config, 1), run=tmp_path / "run")
+        pretrain(skipping(plain_config, 1), run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 4
 
 
 @pytest.mark.filterwarnings("ignore:.*skipped 1 batches")
 def test_what_was_skipped_before_a_resumption_counts(
-    tiny_config, tmp_path, poison_views, stop_after
+    plain_config, tmp_path, poison_views, stop_after
 ):
     poison_views(3)
     with stop_after(3), pytest.raises(Interrupted):
-        pretrain(skipping(tiny_config, 1), run=tmp_path / "run")
+        pretrain(skipping(plain_config, 1), run=tmp_path / "run")
     poison_views(2)  # batch 5 of the run
     with pytest.raises(UserError, match="not finite at step 5"):
         resume(tmp_path / "run")
     assert [row["skipped"] for row in Run.open(tmp_path / "run").metrics()] == [0, 1]
 
 
-def test_an_epoch_of_nothing_but_skipped_batches_stops(tiny_config, tmp_path, poison_views):
+def test_an_epoch_of_nothing_but_skipped_batches_stops(plain_config, tmp_path, poison_views):
     poison_views(3, 4)
     with pytest.raises(UserError, match="no batch of the epoch had a finite loss"):
-        pretrain(skipping(tiny_config, 9), run=tmp_path / "run")
+        pretrain(skipping(plain_config, 9), run=tmp_path / "run")
     assert saved_step(tmp_path / "run") == 2
 
 
