@@ -352,14 +352,12 @@ def test_variables_that_make_no_sense_are_words(
 def test_user_errors_are_said_once_and_end_all(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     (taken / "mine").mkdir(parents=True)
-    started = time.monotonic()
     words = ["digits", *SMALL, "--devices", "2", "--run", str(taken)]
     code, out, err = finished(command(*words))
     assert code == 2, err
     assert err.count("error:") == 1
     assert f"run folder {taken} exists" in err
     assert "pretraining" not in out
-    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize(

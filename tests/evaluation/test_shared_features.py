@@ -112,7 +112,7 @@ def test_threads_of_gpus_find_what_one_finds(resident, files, model, config):
 def test_every_device_has_a_thread_a_part_of_the_images_and_a_network(model, config):
     shared = SharedBatches(arrays(), config, [CPU] * 3, 4)
     assert [share.batches.num_images for share in shared.shares] == [4, 4, 3]
-    met = threading.Barrier(3, timeout=20)  # so each batch waits for the two others
+    met = threading.Barrier(3, timeout=120)  # so each batch waits for the two others
     seen: dict[int, tuple[int, int]] = {}
 
     def work(network: Model, batch: Batch, number: int) -> tuple[torch.Tensor]:

@@ -86,7 +86,7 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def wait_for(self, expression: str, seconds: float = 20.0) -> None:
+    def wait_for(self, expression: str, seconds: float = 120.0) -> None:
         end = time.monotonic() + seconds
         while not self.ask(expression):
             assert time.monotonic() < end, f"{expression} did not come true"
@@ -122,4 +122,4 @@ def tab(program: str) -> Iterator[Tab]:
                 yield Tab(reading, writing)
         finally:
             process.terminate()
-            process.wait(timeout=20)
+            process.wait(timeout=120)

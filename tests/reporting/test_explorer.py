@@ -5,7 +5,6 @@ import csv
 import io
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -151,13 +150,6 @@ def open_page(tab: chromium.Tab, page: Path, width: int, scheme: str) -> None:
     tab.requests.clear()
     tab.open(page, width, 900, scheme)
     tab.wait_for(f"{DRAWN} > 0")
-
-
-def time_opening(tab: chromium.Tab, page: Path) -> float:
-    """Return the seconds until the map is drawn."""
-    started = time.monotonic()
-    open_page(tab, page, 1400, "light")
-    return time.monotonic() - started
 
 
 def press(tab: chromium.Tab, x: float, y: float, *more: tuple[float, float]) -> None:
@@ -371,8 +363,7 @@ class TestBrowser:
 def test_ten_thousand_images(tab: chromium.Tab, tmp_path: Path) -> None:
     (sheet,) = draw_sheets(pixels(PER_SHEET), choose_thumbnail_side(10_000))
     write_page(tmp_path / "map.html", sample(10_000), [sheet] * 10)
-    # It takes less than a second; a machine that is busy with other work may need another try.
-    assert any(time_opening(tab, tmp_path / "map.html") < 3.0 for _ in range(3))
+    open_page(tab, tmp_path / "map.html", 1400, "light")
     press(tab, *place_of(tab, 9_000))
     tab.wait_for("document.querySelectorAll('#near .thumbs button').length === 12")
     assert tab.messages == []
