@@ -25,7 +25,6 @@ from deepbregman.launching import (
     under_srun,
     under_torchrun,
 )
-from deepbregman.runs import Run
 from deepbregman.training.checkpoints import load
 
 SMALL = [
@@ -54,7 +53,7 @@ TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE
 
 
 @pytest.fixture(autouse=True)
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_launcher(monkeypatch) -> None:
     for name in (*NAMES, *SRUN):
         monkeypatch.delenv(name, raising=False)
 
@@ -65,17 +64,17 @@ def setting(monkeypatch: pytest.MonkeyPatch, values: Mapping[str, str]) -> None:
 
 
 class TestPlace:
-    def test_alone(self) -> None:
+    def test_alone(self):
         assert find_process() == Process(0, 1, 0, 1)
         assert find_process().nodes == 1
 
-    def test_under_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_under_torchrun(self, monkeypatch):
         setting(monkeypatch, TORCHRUN)
         assert under_torchrun()
         assert find_process() == Process(rank=3, processes=4, local_rank=1, local_processes=2)
         assert find_process().nodes == 2
 
-    def test_under_srun(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_under_srun(self, monkeypatch):
         setting(monkeypatch, SRUN)
         assert under_srun()
         assert find_process() == Process(rank=5, processes=8, local_rank=1, local_processes=4)
@@ -85,39 +84,37 @@ class TestPlace:
         assert environment.world_size() == find_process().processes
         assert environment.main_address == "gpu07"
 
-    def test_a_batch_script_without_srun_is_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_batch_script_without_srun_is_alone(self, monkeypatch):
         batch = {name: value for name, value in SRUN.items() if "_STEP_" not in name}
         setting(monkeypatch, batch | {"SLURM_PROCID": "0", "SLURM_LOCALID": "0"})
         assert not under_srun()
         assert find_process() == Process()
 
-    def test_uneven_tasks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_uneven_tasks(self, monkeypatch):
         setting(monkeypatch, SRUN | {"SLURM_STEP_NUM_TASKS": "7"})
         with pytest.raises(UserError, match=r"7 tasks on 2 nodes.*--ntasks-per-node"):
             find_process()
 
 
 class TestAskedFor:
-    def test_one_process_starts_none(self) -> None:
+    def test_one_process_starts_none(self):
         assert not must_start_processes(None, None)
         assert not must_start_processes(1, 1)
         assert must_start_processes(2, None)
         assert must_start_processes(None, 2)
 
-    def test_processes_that_were_started_start_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_processes_that_were_started_start_none(self, monkeypatch):
         setting(monkeypatch, TORCHRUN)
         assert not must_start_processes(None, None)
         assert not must_start_processes(2, 2)
 
-    def test_contradiction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_contradiction(self, monkeypatch):
         setting(monkeypatch, TORCHRUN)
         with pytest.raises(UserError, match=r"--devices is 4, but torchrun started 4 .* on 2"):
             must_start_processes(4, None)
 
     @pytest.mark.parametrize("words", [["digits"], ["--resume"]])
-    def test_all_gpus_of_the_machine(
-        self, words: list[str], short_run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_all_gpus_of_the_machine(self, words, short_run, tmp_path, monkeypatch):
         asked: list[int] = []
 
         def start(devices: int, *rest: object) -> None:
@@ -133,9 +130,7 @@ class TestAskedFor:
             main(["pretrain", *words, *place, "--devices", "all"])
         assert asked == [3]
 
-    def test_one_that_dies_before_the_run_has_a_folder(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_one_that_dies_before_the_run_has_a_folder(self, tmp_path, monkeypatch, capsys):
         """As by the memory limit of a job, while the images are opened."""
         (tmp_path / "sitecustomize.py").write_text("import os; os.kill(os.getpid(), 9)")
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -146,25 +141,19 @@ class TestAskedFor:
         assert "was killed by SIGKILL" in said
         assert said.endswith("nothing had been trained: start it again")
 
-    def test_a_process_of_all_starts_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_process_of_all_starts_none(self, monkeypatch):
         setting(monkeypatch, TORCHRUN)
         assert _count_processes("all", "auto") is None
 
     @pytest.mark.parametrize("count", [0, -1])
-    def test_none_or_less(self, count: int) -> None:
+    def test_none_or_less(self, count):
         with pytest.raises(UserError, match=rf"--nodes is {count}"):
             must_start_processes(2, count)
 
 
 class TestSaidOnce:
     @pytest.mark.parametrize(("rank", "said"), [("0", 1), ("1", 0)])
-    def test_by_the_first_of_a_machine(
-        self,
-        rank: str,
-        said: int,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
+    def test_by_the_first_of_a_machine(self, rank, said, monkeypatch, capsys):
         setting(monkeypatch, {**TORCHRUN, "RANK": rank, "LOCAL_RANK": rank})
         with pytest.raises(SystemExit) as caught:
             main(["recipes", "nonsense"])
@@ -172,13 +161,7 @@ class TestSaidOnce:
         assert capsys.readouterr().err.count("error: ") == said
 
     @pytest.mark.parametrize(("rank", "said"), [("0", "stopped\n"), ("1", "")])
-    def test_ctrl_c_before_there_is_a_run(
-        self,
-        rank: str,
-        said: str,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
+    def test_ctrl_c_before_there_is_a_run(self, rank, said, monkeypatch, capsys):
         def interrupted(arguments: list[str]) -> None:
             raise KeyboardInterrupt
 
@@ -262,7 +245,7 @@ def wait_for_epoch(process: subprocess.Popen[str], run: Path, epoch: int) -> Non
         ("fault", 1, "ZeroDivisionError: a fault of ours"),
     ],
 )
-def test_a_joined_process_leaves_at_once(tmp_path: Path, verb: str, code: int, words: str) -> None:
+def test_a_joined_process_leaves_at_once(tmp_path, verb, code, words):
     """Interpreters that take themselves down while such threads run were seen to abort."""
     script = (
         "import atexit, sys, torch.distributed as dist\n"
@@ -291,7 +274,7 @@ def test_a_joined_process_leaves_at_once(tmp_path: Path, verb: str, code: int, w
         "complete",
     ],
 )
-def test_a_process_that_is_lost_is_explained(words: str) -> None:
+def test_a_process_that_is_lost_is_explained(words):
     explained = explain_error(RuntimeError(words))
     assert explained[0].startswith("lost the connection to another process of the run")
     assert explained[1] == 1
@@ -304,13 +287,13 @@ def test_a_process_that_is_lost_is_explained(words: str) -> None:
         "No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')",
     ],
 )
-def test_a_machine_without_a_compiler_is_explained(words: str) -> None:
+def test_a_machine_without_a_compiler_is_explained(words):
     explained = explain_error(RuntimeError(f"backend='inductor' raised:\n{words}"))
     assert explained[1] == 2
     assert "--training.compile no" in explained[0]
 
 
-def test_processes_that_cannot_meet_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_meet_are_explained(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -334,12 +317,7 @@ def test_processes_that_cannot_meet_are_explained(monkeypatch: pytest.MonkeyPatc
     ],
 )
 @pytest.mark.parametrize("words", [["pretrain", "digits"], ["recipes", "nonsense"]])
-def test_variables_that_make_no_sense_are_words(
-    values: Mapping[str, str],
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_variables_that_make_no_sense_are_words(values, words, monkeypatch, capsys):
     local = {"SLURM_LOCALID": "0"} if "SLURM_PROCID" in values else {"LOCAL_RANK": "0"}
     setting(monkeypatch, {**values, **local})
     with pytest.raises(SystemExit) as caught:
@@ -349,7 +327,7 @@ def test_variables_that_make_no_sense_are_words(
     assert (err.count("error: "), err.count("\n")) == (1, 1)
 
 
-def test_user_errors_are_said_once_and_end_all(tmp_path: Path) -> None:
+def test_user_errors_are_said_once_and_end_all(tmp_path):
     taken = tmp_path / "taken"
     (taken / "mine").mkdir(parents=True)
     words = ["digits", *SMALL, "--devices", "2", "--run", str(taken)]
@@ -368,9 +346,7 @@ def test_user_errors_are_said_once_and_end_all(tmp_path: Path) -> None:
         (["--nodes", "2"], "--nodes is 2, but MASTER_ADDR and NODE_RANK is not set"),
     ],
 )
-def test_arguments_are_checked_before_anything_starts(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arguments_are_checked_before_anything_starts(words, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["pretrain", "digits", *words, "--run", str(tmp_path / "run")])
     assert caught.value.code == 2
@@ -378,9 +354,7 @@ def test_arguments_are_checked_before_anything_starts(
     assert not (tmp_path / "run").exists()
 
 
-def test_node_rank_must_fit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_node_rank_must_fit(monkeypatch, capsys):
     setting(monkeypatch, {"MASTER_ADDR": "127.0.0.1", "NODE_RANK": "2"})
     with pytest.raises(SystemExit):
         main(["pretrain", "digits", "--nodes", "2"])
@@ -388,12 +362,12 @@ def test_node_rank_must_fit(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
-def pair(folder: Path) -> tuple[Path, str]:
+def pair(folder) -> tuple[Path, str]:
     """A run of two processes, and what it printed."""
     words = ["digits", *SMALL, "--devices", "2", "--run", str(folder / "pair")]
     code, out, err = finished(command(*words))
@@ -402,9 +376,7 @@ def pair(folder: Path) -> tuple[Path, str]:
 
 
 @pytest.mark.usefixtures("true_encoder")  # which the processes have
-def test_devices_start_processes_that_train_as_one_would(
-    folder: Path, few_digits: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_devices_start_processes_that_train_as_one_would(folder, few_digits, capsys):
     words = ["digits", *SMALL, "--data", few_digits, "--training.epochs", "2"]
     words += ["--training.batch-size", "60", "--training.knn-every", "0"]
     words += ["--training.health-every", "0"]
@@ -431,9 +403,7 @@ def test_devices_start_processes_that_train_as_one_would(
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("launcher", ["devices", "torchrun"])
-def test_killed_process_ends_the_run_which_resumes_to_the_same_end(
-    launcher: str, rank: int, tmp_path: Path, pair: tuple[Path, str]
-) -> None:
+def test_killed_process_ends_the_run_which_resumes_to_the_same_end(launcher, rank, tmp_path, pair):
     torchrun = ("--standalone", "--nproc-per-node", "2") if launcher == "torchrun" else ()
     devices = ["--devices", "2"]
     words = command("digits", *SMALL, *devices, "--run", str(tmp_path / "run"), torchrun=torchrun)
@@ -461,9 +431,7 @@ def test_killed_process_ends_the_run_which_resumes_to_the_same_end(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signal_stops_all_after_the_same_step(
-    number: signal.Signals, tmp_path: Path, pair: tuple[Path, str]
-) -> None:
+def test_signal_stops_all_after_the_same_step(number, tmp_path, pair):
     words = ["digits", *SMALL, "--devices", "2", "--run", str(tmp_path / "run")]
     with running(command(*words)) as process:
         wait_for_epoch(process, tmp_path / "run", 2)
@@ -527,8 +495,8 @@ if [ "$1" = show ]; then echo localhost; else echo "scontrol $*" >> log; fi
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pretrain.sbatch", "torchrun.sbatch"])
 def test_a_job_of_two_tasks_saves_returns_to_the_queue_and_ends_as_if_nothing_had_been(
-    name: str, tmp_path: Path, pair: tuple[Path, str]
-) -> None:
+    name, tmp_path, pair
+):
     """The batch file as it is, with stand-ins that treat signals as SLURM does, but no cluster."""
     programs = tmp_path / "bin"
     programs.mkdir()
@@ -560,7 +528,7 @@ def test_a_job_of_two_tasks_saves_returns_to_the_queue_and_ends_as_if_nothing_ha
 
 
 @pytest.mark.slow
-def test_processes_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
+def test_processes_end_when_their_launcher_is_killed(tmp_path):
     words = [*SMALL, "--training.epochs", "100000", "--training.knn-every", "0"]
     with running(command("digits", *words, "--devices", "2", "--run", str(tmp_path / "run"))) as it:
         wait_for_epoch(it, tmp_path / "run", 1)
@@ -574,9 +542,7 @@ def test_processes_end_when_their_launcher_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["devices", "torchrun"])
-def test_two_machines_train_as_two_processes_of_one(
-    launcher: str, tmp_path: Path, pair: tuple[Path, str]
-) -> None:
+def test_two_machines_train_as_two_processes_of_one(launcher, tmp_path, pair):
     """Two launchers that meet at an address, on this machine."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -604,5 +570,5 @@ def test_two_machines_train_as_two_processes_of_one(
 
 
 @pytest.mark.parametrize("name", ["sklearn.nope", "_lzma", "deepbregman.nope"])
-def test_a_module_that_no_package_brings_is_no_missing_package(name: str) -> None:
+def test_a_module_that_no_package_brings_is_no_missing_package(name):
     assert explain_error(ModuleNotFoundError(f"No module named {name!r}", name=name)) is None

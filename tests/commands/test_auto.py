@@ -13,14 +13,12 @@ from deepbregman.errors import UserError
 from deepbregman.runs import Run
 from deepbregman.terminal import parse_duration
 
-from ..conftest import Command
-
 QUICK = ("--training.no-tensorboard", "--encoder.projection-hidden", 16, "--accelerator", "cpu")
 SMALL = ("--encoder.name", "small")
 
 
 @pytest.fixture(autouse=True)
-def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def known_speed(monkeypatch) -> None:
     """A machine on which a step takes a second, and any ResNet is out of reach."""
 
     def measure(config: object, *rest: object) -> float:
@@ -30,7 +28,7 @@ def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("photos")
     random = np.random.default_rng(0)
     for index in range(40):
@@ -39,9 +37,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_photos_beside_sub_folders_are_told_of_once(
-    command: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_photos_beside_sub_folders_are_told_of_once(command, photos, tmp_path):
     """Though the folder is listed to choose the settings, and again to train."""
     grown = tmp_path / "grown"
     shutil.copytree(photos, grown)
@@ -54,7 +50,7 @@ def test_photos_beside_sub_folders_are_told_of_once(
     assert "40 images" in out
 
 
-def test_a_folder_without_a_recipe(command: Command, photos: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_recipe(command, photos, tmp_path):
     run = tmp_path / "run"
     code, out, _ = command("pretrain", photos, "--run", run, "--budget", "9s", *QUICK)
     assert code == 0
@@ -73,9 +69,7 @@ def test_a_folder_without_a_recipe(command: Command, photos: Path, tmp_path: Pat
     assert load_recipe(str(run / "config.toml")) == config
 
 
-def test_options_are_kept_even_if_they_are_the_recipe_s(
-    command: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_options_are_kept_even_if_they_are_the_recipe_s(command, photos, tmp_path):
     words = ("--training.batch_size=20", "--optimiser.learning-rate", 1.0, "--training.epochs", 1)
     words += (*SMALL, *QUICK)
     run = tmp_path / "run"
@@ -86,7 +80,7 @@ def test_options_are_kept_even_if_they_are_the_recipe_s(
     assert config.training.epochs == 1
 
 
-def test_in_python(few_digits: str, tmp_path: Path) -> None:
+def test_in_python(few_digits, tmp_path):
     changes = {
         "training.epochs": 1,
         "training.tensorboard": False,
@@ -111,27 +105,25 @@ def test_in_python(few_digits: str, tmp_path: Path) -> None:
         ([], "pretrain needs a recipe or images first"),
     ],
 )
-def test_bad_input(command: Command, words: list[str], said: str) -> None:
+def test_bad_input(command, words, said):
     code, _, error = command("pretrain", *words)
     assert code == 2
     assert said in error
 
 
-def test_one_image_is_no_dataset(command: Command, tmp_path: Path) -> None:
+def test_one_image_is_no_dataset(command, tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.JPG", format="JPEG")
     code, _, error = command("pretrain", tmp_path / "a.JPG")
     assert code == 2
     assert f"a.JPG' is one image: name the folder that it is in, '{tmp_path}'" in error
 
 
-def test_python_names_the_rule_too() -> None:
+def test_python_names_the_rule_too():
     with pytest.raises(UserError, match="needs images"):
         pretrain("auto")
 
 
-def test_a_damaged_photo_is_left_out_and_the_run_can_be_repeated(
-    command: Command, photos: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_photo_is_left_out_and_the_run_can_be_repeated(command, photos, tmp_path):
     folder, run = tmp_path / "photos", tmp_path / "run"
     shutil.copytree(photos, folder)
     (folder / "broken.jpg").write_bytes(b"\xff\xd8\xff half of a photo")
@@ -154,9 +146,7 @@ def test_a_damaged_photo_is_left_out_and_the_run_can_be_repeated(
     assert f"`deepbregman pretrain --resume {run}` continues it" in err
 
 
-def test_a_folder_that_is_written_wrong_is_found(
-    command: Command, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_written_wrong_is_found(command, photos, monkeypatch):
     monkeypatch.chdir(photos.parent)
     code, _, err = command("pretrain", f"{photos.name}s")
     assert code == 2
@@ -167,5 +157,5 @@ def test_a_folder_that_is_written_wrong_is_found(
     ("text", "seconds"),
     [("90s", 90), ("5m", 300), ("5 min", 300), ("5MIN", 300), ("1h30m", 5400), ("1.5h", 5400)],
 )
-def test_times_as_people_write_them(text: str, seconds: float) -> None:
+def test_times_as_people_write_them(text, seconds):
     assert parse_duration(text, "budget") == seconds

@@ -1,7 +1,5 @@
 import itertools
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -94,7 +92,7 @@ PRECISIONS = [(torch.float32, 5e-5), (torch.float16, 0.5 / 255)]
 @pytest.mark.parametrize("size", [9, 32, 56])
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (45, 80), (130, 61)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_crop_and_flip(size: int, height: int, width: int, channels: int) -> None:
+def test_crop_and_flip(size, height, width, channels):
     images = pictures(12, channels, height, width)
     views = Views(size, crop_area=(0.02, 1.0), without=("jitter", "greyscale"))
     parameters = sample(views, 12, height, width)
@@ -110,7 +108,7 @@ def test_crop_and_flip(size: int, height: int, width: int, channels: int) -> Non
 
 
 @pytest.mark.parametrize(("precision", "error"), PRECISIONS)
-def test_crop_of_a_large_image(precision: torch.dtype, error: float) -> None:
+def test_crop_of_a_large_image(precision, error):
     images = pictures(2, 3, 500, 375)
     box = [torch.tensor([[value, value + 3]]) for value in (11, 29, 410, 300)]
     actual = operators.resample(images, *box, 224, precision=precision)[0]
@@ -123,14 +121,14 @@ def test_crop_of_a_large_image(precision: torch.dtype, error: float) -> None:
         close(actual[n].float(), expected, atol=error)
 
 
-def test_whole_image_of_the_right_size_is_kept_exactly() -> None:
+def test_whole_image_of_the_right_size_is_kept_exactly():
     images = pictures(4, 3, 32, 32)
     views = Views(32, without=OPERATORS)
     assert torch.equal((views(images)[0] * 255).round(), images.float())
 
 
 @pytest.mark.parametrize("size", [17, 32])
-def test_rotation(size: int) -> None:
+def test_rotation(size):
     images = colours(10, 3, size)
     angles = torch.linspace(-180, 180, 10) + 0.5
     actual = operators.rotate_images(images, angles)
@@ -140,7 +138,7 @@ def test_rotation(size: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
-def test_jitter_in_every_order(order: tuple[int, ...], channels: int) -> None:
+def test_jitter_in_every_order(order, channels):
     images = colours(8, channels, 16)
     generator = torch.Generator().manual_seed(sum(order[:2]))
     factors = 2 * torch.rand((8, 3), generator=generator)
@@ -157,7 +155,7 @@ def test_jitter_in_every_order(order: tuple[int, ...], channels: int) -> None:
 
 @pytest.mark.parametrize(("precision", "error"), [(torch.float32, ATOL), PRECISIONS[1]])
 @pytest.mark.parametrize("operator", range(4))
-def test_each_colour_operator_alone(operator: int, precision: torch.dtype, error: float) -> None:
+def test_each_colour_operator_alone(operator, precision, error):
     images = colours(9, 3, 16).to(precision)
     strengths = torch.linspace(0, 2, 9) if operator < 3 else torch.linspace(-0.5, 0.5, 9)
     factors = torch.ones(9, 3)
@@ -173,7 +171,7 @@ def test_each_colour_operator_alone(operator: int, precision: torch.dtype, error
         close(actual[n].float(), expected, error)
 
 
-def test_greyscale() -> None:
+def test_greyscale():
     images = colours(4, 3, 16)
     actual = greyscale_images(images, torch.tensor([True, False, True, False]))
     close(actual[::2], tv.rgb_to_grayscale(images[::2], 3))
@@ -182,7 +180,7 @@ def test_greyscale() -> None:
 
 @pytest.mark.parametrize(("size", "kernel"), [(8, 3), (32, 3), (96, 9), (224, 23)])
 @pytest.mark.parametrize(("precision", "error"), PRECISIONS)
-def test_blur(size: int, kernel: int, precision: torch.dtype, error: float) -> None:
+def test_blur(size, kernel, precision, error):
     images = colours(6, 3, size)
     sigma = torch.tensor([0.0, 0.1, 0.5, 1.0, 2.0, 5.0])
     radius = Views(size).blur_radius
@@ -198,7 +196,7 @@ def test_blur(size: int, kernel: int, precision: torch.dtype, error: float) -> N
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_solarisation(channels: int) -> None:
+def test_solarisation(channels):
     images = colours(4, channels, 16)
     assert (images == 0.5).any()  # the threshold itself is inverted
     actual = solarise_images(images, torch.tensor([True, False, True, False]))
@@ -212,7 +210,7 @@ def test_solarisation(channels: int) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [24, 40])
-def test_pipeline_on_a_padded_batch(size: int, channels: int) -> None:
+def test_pipeline_on_a_padded_batch(size, channels):
     images = pictures(10, channels, 60, 48)
     generator = torch.Generator().manual_seed(5)
     heights = torch.randint(12, 61, (10,), generator=generator)
@@ -236,7 +234,7 @@ def test_pipeline_on_a_padded_batch(size: int, channels: int) -> None:
         assert difference.mean() < 3e-6
 
 
-def test_padding_never_leaks() -> None:
+def test_padding_never_leaks():
     images = pictures(6, 3, 40, 40)
     sizes = torch.tensor([[40, 40], [13, 40], [40, 13], [20, 31], [5, 7], [1, 1]])
     for n, (height, width) in enumerate(sizes.tolist()):
@@ -252,14 +250,14 @@ def test_padding_never_leaks() -> None:
     assert torch.equal(centre_view(images, sizes, 16), centre_view(garbage, sizes, 16))
 
 
-def test_sizes_default_to_the_whole_batch() -> None:
+def test_sizes_default_to_the_whole_batch():
     images = pictures(4, 3, 20, 30)
     views = Views(16)
     uniforms = views.draw(4, device="cpu")
     assert torch.equal(views(images, None, uniforms), views(images, all_sizes(images), uniforms))
 
 
-def test_same_uniforms_same_views_and_views_differ() -> None:
+def test_same_uniforms_same_views_and_views_differ():
     images = pictures(5, 3, 32, 32)
     views = Views(32)
     uniforms = views.draw(5, device="cpu", generator=torch.Generator().manual_seed(1))
@@ -275,7 +273,7 @@ def test_same_uniforms_same_views_and_views_differ() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 255])
-def test_range_and_input_untouched(value: int) -> None:
+def test_range_and_input_untouched(value):
     images = torch.full((8, 3, 20, 20), value, dtype=torch.uint8)
     views = Views(24, blur=1.0, rotation=10.0)(images)
     assert views.min() >= 0
@@ -283,7 +281,7 @@ def test_range_and_input_untouched(value: int) -> None:
     assert (images == value).all()
 
 
-def test_float32_without_gradient_under_autocast() -> None:
+def test_float32_without_gradient_under_autocast():
     images = pictures(3, 3, 20, 20)
     views = Views(16, blur=1.0, rotation=20.0)
     uniforms = views.draw(3, device="cpu")
@@ -296,7 +294,7 @@ def test_float32_without_gradient_under_autocast() -> None:
     assert not actual.requires_grad
 
 
-def test_fullgraph_compile() -> None:
+def test_fullgraph_compile():
     torch._dynamo.reset()
     images = pictures(4, 3, 20, 24)
     views = Views(16, blur=0.5, rotation=10.0, solarise=[0.0, 0.5])
@@ -307,7 +305,7 @@ def test_fullgraph_compile() -> None:
 
 
 @pytest.mark.slow  # half a minute of C++ compilation
-def test_fullgraph_compile_to_code() -> None:
+def test_fullgraph_compile_to_code():
     torch._dynamo.reset()
     images = pictures(4, 3, 20, 24)
     views = Views(16, blur=0.5, rotation=10.0)
@@ -321,9 +319,7 @@ def test_fullgraph_compile_to_code() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_never_waits_for_the_device(
-    no_host_sync: Callable[[], AbstractContextManager[None]],
-) -> None:
+def test_never_waits_for_the_device(no_host_sync):
     images = pictures(64, 3, 40, 40).cuda()
     sizes = all_sizes(images).cuda()
     views = Views(32, blur=0.5, rotation=10.0, solarise=[0.0, 0.5])
@@ -344,7 +340,7 @@ def test_never_waits_for_the_device(
     ("height", "width", "area"),
     [(32, 32, (0.2, 1.0)), (40, 100, (0.5, 1.0)), (90, 30, (0.8, 1.0)), (13, 12, (0.08, 1.0))],
 )
-def test_crop_distribution(height: int, width: int, area: tuple[float, float]) -> None:
+def test_crop_distribution(height, width, area):
     aspect = (3 / 4, 4 / 3)
     parameters = sample(Views(8, crop_area=area), 2000, height, width)
     torch.manual_seed(0)
@@ -361,7 +357,7 @@ def test_crop_distribution(height: int, width: int, area: tuple[float, float]) -
     ("height", "width", "aspect"),
     [(10, 100, (3 / 4, 4 / 3)), (101, 20, (0.5, 2.0)), (50, 50, (2.0, 3.0)), (50, 50, (0.2, 0.5))],
 )
-def test_crop_fallback(height: int, width: int, aspect: tuple[float, float]) -> None:
+def test_crop_fallback(height, width, aspect):
     area = (0.999, 1.0)
     views = Views(8, crop_area=area, crop_aspect=aspect)
     parameters = sample(views, 3, height, width)
@@ -370,7 +366,7 @@ def test_crop_fallback(height: int, width: int, aspect: tuple[float, float]) -> 
         assert (value == wanted).all()
 
 
-def test_jitter_distribution() -> None:
+def test_jitter_distribution():
     strengths = (0.4, 1.3, 0.2, 0.1)
     parameters = sample(Views(8, jitter=strengths, jitter_probability=1.0), 1500, 9, 9)
     torch.manual_seed(0)
@@ -380,7 +376,7 @@ def test_jitter_distribution() -> None:
         assert_same_law(getattr(parameters, name), draws[:, index])
 
 
-def test_a_view_can_have_chances_of_its_own() -> None:
+def test_a_view_can_have_chances_of_its_own():
     p = sample(Views(8, blur=[1.0, 0.0], solarise=[0.0, 0.25]), 4000, 9, 9)
     assert p.blurred[0].all()
     assert not p.blurred[1].any()
@@ -388,7 +384,7 @@ def test_a_view_can_have_chances_of_its_own() -> None:
     assert abs(p.solarised[1].float().mean().item() - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 4000)
 
 
-def test_solarisation_leaves_the_earlier_draws_as_they_were() -> None:
+def test_solarisation_leaves_the_earlier_draws_as_they_were():
     views = Views(8)
     drawn = views.draw(5, device="cpu", generator=torch.Generator().manual_seed(2))
     earlier = torch.rand((2, 5, 36), generator=torch.Generator().manual_seed(2))
@@ -396,7 +392,7 @@ def test_solarisation_leaves_the_earlier_draws_as_they_were() -> None:
     assert drawn.shape[-1] == 37
 
 
-def test_frequencies_and_order() -> None:
+def test_frequencies_and_order():
     n = 4000
     views = Views(8, flip=0.5, jitter_probability=0.8, greyscale=0.2, blur=0.3, rotation=25.0)
     p = sample(views, n, 9, 9)
@@ -430,9 +426,7 @@ def test_frequencies_and_order() -> None:
     extreme=st.sampled_from([None, 0.0, 1 - 2**-24]),
     seed=st.integers(0, 2**31),
 )
-def test_boxes_lie_within_the_images(
-    sizes: list[tuple[int, int]], low: float, aspect: float, extreme: float | None, seed: int
-) -> None:
+def test_boxes_lie_within_the_images(sizes, low, aspect, extreme, seed):
     views = Views(8, crop_area=(low, 1.0), crop_aspect=(aspect, 2 * aspect))
     uniforms = views.draw(len(sizes), device="cpu", generator=torch.Generator().manual_seed(seed))
     if extreme is not None:
@@ -462,7 +456,7 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_removing_one_leaves_the_others(name: str) -> None:
+def test_removing_one_leaves_the_others(name):
     options = {"blur": 0.5, "rotation": 20.0, "solarise": 0.5}
     full, less = Views(16, **options), Views(16, **options, without=[name])
     images = pictures(12, 3, 30, 20)
@@ -477,7 +471,7 @@ def test_removing_one_leaves_the_others(name: str) -> None:
     close(less(images, None, uniforms), full.render(images, after))
 
 
-def test_without_everything_is_a_plain_resize() -> None:
+def test_without_everything_is_a_plain_resize():
     images = pictures(3, 3, 30, 20)
     views = Views(16, blur=1.0, rotation=20.0, solarise=1.0, without=OPERATORS)
     expected = tv.resize(images.float() / 255, [16, 16], interpolation=BILINEAR, antialias=True)
@@ -488,7 +482,7 @@ def test_without_everything_is_a_plain_resize() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 40])
-def test_centre_view(size: int) -> None:
+def test_centre_view(size):
     images = pictures(4, 3, 64, 48)
     sizes = torch.tensor([[64, 48], [48, 48], [33, 48], [64, 25]])
     actual = centre_view(images, sizes, size)
@@ -500,7 +494,7 @@ def test_centre_view(size: int) -> None:
         close(actual[n], expected)
 
 
-def test_centre_view_stands_for_resize_and_crop() -> None:
+def test_centre_view_stands_for_resize_and_crop():
     image = torch.nn.functional.interpolate(
         torch.rand((1, 3, 6, 8), generator=torch.Generator().manual_seed(0)),
         size=(192, 256),
@@ -538,12 +532,12 @@ def test_centre_view_stands_for_resize_and_crop() -> None:
         ({"without": "flop"}, "'flop'.*did you mean 'flip'"),
     ],
 )
-def test_bad_arguments(options: dict, message: str) -> None:
+def test_bad_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         Views(**{"size": 32, **options})
 
 
-def test_bad_batches() -> None:
+def test_bad_batches():
     views = Views(8)
     images = pictures(2, 3, 9, 9)
     with pytest.raises(ValueError, match=r"images.dtype is torch.float32"):

@@ -74,7 +74,7 @@ def pixels(count: int) -> Iterator[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("page") / "map.html"
     write_page(path, sample(400), draw_sheets(pixels(400), choose_thumbnail_side(400)))
     return path
@@ -85,7 +85,7 @@ def block(text: str, name: str) -> bytes:
     return base64.b64decode(match[1])
 
 
-def test_sheets_hold_each_image_at_its_place() -> None:
+def test_sheets_hold_each_image_at_its_place():
     sheets = list(draw_sheets(pixels(PER_SHEET + 3), 8))
     assert len(sheets) == 2
     for number, sheet in enumerate(sheets):
@@ -97,7 +97,7 @@ def test_sheets_hold_each_image_at_its_place() -> None:
             assert (red > blue) == ((number * PER_SHEET + place) % 2 == 0)
 
 
-def test_the_page_holds_what_it_was_given(page: Path) -> None:
+def test_the_page_holds_what_it_was_given(page):
     text, shown = page.read_text(), sample(400)
     assert np.array_equal(np.frombuffer(block(text, "points"), "<f4"), shown.points.ravel())
     found = np.frombuffer(block(text, "indices-1"), "<i4").reshape(400, 6)
@@ -110,7 +110,7 @@ def test_the_page_holds_what_it_was_given(page: Path) -> None:
     assert text.count("<script>") == 1
 
 
-def test_an_existing_file_is_never_replaced(tmp_path: Path) -> None:
+def test_an_existing_file_is_never_replaced(tmp_path):
     (tmp_path / "map.html").write_text("precious")
     with pytest.raises(UserError, match="exists"):
         write_page(tmp_path / "map.html", sample(10), draw_sheets(pixels(10), 8))
@@ -118,7 +118,7 @@ def test_an_existing_file_is_never_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["map.html"]
 
 
-def test_the_table_is_laid_out_for_embedding_atlas(tmp_path: Path) -> None:
+def test_the_table_is_laid_out_for_embedding_atlas(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     shown = sample(30)
     write_parquet(tmp_path / "map.parquet", shown, pixels(30))
@@ -176,7 +176,7 @@ def place_of(tab: chromium.Tab, index: int) -> tuple[float, float]:
 @in_a_browser
 class TestBrowser:
     @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (400, "dark")])
-    def test_it_loads_cleanly(self, tab: chromium.Tab, page: Path, width: int, scheme: str) -> None:
+    def test_it_loads_cleanly(self, tab, page, width, scheme):
         open_page(tab, page, width, scheme)
         assert tab.messages == []
         assert {url.partition(":")[0] for url in tab.requests} <= {"file", "data"}
@@ -187,9 +187,7 @@ class TestBrowser:
         assert (image.mean() < 80) == (scheme == "dark")
         assert len(np.unique(image)) > 30
 
-    def test_the_whole_map_stays_in_sight_in_another_window(
-        self, tab: chromium.Tab, page: Path
-    ) -> None:
+    def test_the_whole_map_stays_in_sight_in_another_window(self, tab, page):
         open_page(tab, page, 1400, "light")
         size = {"width": 500, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         tab.call("Emulation.setDeviceMetricsOverride", **size)
@@ -201,7 +199,7 @@ class TestBrowser:
         )
         assert 0 < ends[0] < ends[1] < ends[2]
 
-    def test_a_click_shows_neighbours_by_both_measures(self, tab: chromium.Tab, page: Path) -> None:
+    def test_a_click_shows_neighbours_by_both_measures(self, tab, page):
         open_page(tab, page, 1400, "light")
         press(tab, *place_of(tab, 250))
         name = "document.querySelector('#about .name')?.textContent"
@@ -222,7 +220,7 @@ class TestBrowser:
         assert tab.ask(name) == "photo-253.jpg"
         assert tab.messages == []
 
-    def test_pointing_shows_a_picture_and_its_class(self, tab: chromium.Tab, page: Path) -> None:
+    def test_pointing_shows_a_picture_and_its_class(self, tab, page):
         open_page(tab, page, 1400, "light")
         tab.point(*place_of(tab, 300))
         tab.wait_for("!document.getElementById('hint').hidden")
@@ -231,7 +229,7 @@ class TestBrowser:
         assert "class: red" in words
         assert "predicted label" not in words  # it has none
 
-    def test_the_filter_and_the_legend_choose_images(self, tab: chromium.Tab, page: Path) -> None:
+    def test_the_filter_and_the_legend_choose_images(self, tab, page):
         open_page(tab, page, 1400, "light")
         left = "explorer.shown.reduce((a, b) => a + b)"
         tab.ask(
@@ -247,7 +245,7 @@ class TestBrowser:
         )
         tab.wait_for(f"{left} === 200")
 
-    def test_every_column_and_subnetwork_colours(self, tab: chromium.Tab, page: Path) -> None:
+    def test_every_column_and_subnetwork_colours(self, tab, page):
         open_page(tab, page, 1400, "dark")
         options = tab.ask("[...document.getElementById('colour').options].map((o) => o.value)")
         assert options == ["0", "1", "2", "subnetwork-0", "subnetwork-1"]
@@ -268,7 +266,7 @@ class TestBrowser:
         assert tab.ask(highest) == ["396", "397", "398", "399"]
         assert tab.messages == []
 
-    def test_a_lasso_selects_and_saves_a_table(self, tab: chromium.Tab, page: Path) -> None:
+    def test_a_lasso_selects_and_saves_a_table(self, tab, page):
         open_page(tab, page, 1400, "light")
         tab.ask("document.getElementById('lasso').click()")
         x, y = place_of(tab, 399)
@@ -285,7 +283,7 @@ class TestBrowser:
         assert tab.ask("document.getElementById('selection').hidden")
         assert tab.messages == []
 
-    def test_labels_are_given_and_saved(self, tab: chromium.Tab, page: Path) -> None:
+    def test_labels_are_given_and_saved(self, tab, page):
         open_page(tab, page, 1400, "light")
         saved = "[...explorer.labelTable().trim().split('\\n')]"
         assert tab.ask(saved) == ["image,label", "photo-5.jpg,old"]  # given before
@@ -310,7 +308,7 @@ class TestBrowser:
         tab.ask("document.getElementById('save-labels').click()")  # else leaving the page asks
         assert tab.messages == []
 
-    def test_images_to_label_follow_each_other(self, tab: chromium.Tab, tmp_path: Path) -> None:
+    def test_images_to_label_follow_each_other(self, tab, tmp_path):
         asked = np.isin(np.arange(400), (3, 5, 250, 300))  # 5 has a label already
         column = Column("label next", asked, ("others", "yes"), has_none=True)
         given = sample(400)._replace(columns=(column,), suggested=(5, 250))
@@ -343,7 +341,7 @@ class TestBrowser:
         tab.ask("document.getElementById('save-labels').click()")
         assert tab.messages == []
 
-    def test_the_wheel_zooms_until_pictures_appear(self, tab: chromium.Tab, page: Path) -> None:
+    def test_the_wheel_zooms_until_pictures_appear(self, tab, page):
         open_page(tab, page, 1400, "light")
         x, y = place_of(tab, 200)
         tab.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-1600)
@@ -360,7 +358,7 @@ class TestBrowser:
 
 
 @in_a_browser
-def test_ten_thousand_images(tab: chromium.Tab, tmp_path: Path) -> None:
+def test_ten_thousand_images(tab, tmp_path):
     (sheet,) = draw_sheets(pixels(PER_SHEET), choose_thumbnail_side(10_000))
     write_page(tmp_path / "map.html", sample(10_000), [sheet] * 10)
     open_page(tab, tmp_path / "map.html", 1400, "light")

@@ -39,7 +39,7 @@ def plan(
         *((64, True, 64), (90, True, 64), (600, True, 128)),
     ],
 )
-def test_image_size(side: int, on_gpu: bool, size: int) -> None:
+def test_image_size(side, on_gpu, size):
     assert choose_image_size(side, on_gpu).value == size
 
 
@@ -47,7 +47,7 @@ def test_image_size(side: int, on_gpu: bool, size: int) -> None:
     ("count", "batch"),
     [(50_000, 512), (2048, 512), (2047, 256), (300, 64), (40, 16), (10, 8), (3, 2)],
 )
-def test_the_batch_is_no_larger_than_the_data(count: int, batch: int) -> None:
+def test_the_batch_is_no_larger_than_the_data(count, batch):
     config = plan(CPU._replace(num_images=count)).config
     assert config.training.batch_size == batch <= count
     steps = config.training.epochs * (count // batch)
@@ -66,17 +66,17 @@ def test_the_batch_is_no_larger_than_the_data(count: int, batch: int) -> None:
         (40, 4, 16, "the size of a batch"),
     ],
 )
-def test_the_bank_is_full_early(count: int, epochs: int, bank: int, why: str) -> None:
+def test_the_bank_is_full_early(count, epochs, bank, why):
     found = plan(CPU._replace(num_images=count), given={"training.epochs": epochs})
     assert found.config.divergence.num_subnetworks == bank
     assert {c.why for c in found.choices if c.field == "divergence.num_subnetworks"} == {why}
 
 
-def test_the_batch_is_a_multiple_of_the_processes() -> None:
+def test_the_batch_is_a_multiple_of_the_processes():
     assert plan(CPU._replace(processes=3)).config.training.batch_size == 255
 
 
-def test_a_slow_cpu_gets_a_small_encoder_and_ends_in_time() -> None:
+def test_a_slow_cpu_gets_a_small_encoder_and_ends_in_time():
     found = plan(speed=0.01)  # 20 s an epoch: 800 epochs would take 4.4 hours
     assert found.config.encoder.name == "small"
     # Batches of 256 would make 630 steps in that time, which are few. Batches of 128 leave out 80
@@ -96,9 +96,7 @@ def test_a_slow_cpu_gets_a_small_encoder_and_ends_in_time() -> None:
         (0.001, {}, 256, 1.0),
     ],
 )
-def test_a_short_run_has_small_batches_and_a_low_rate(
-    speed: float, given: dict[str, Any], batch: int, share: float
-) -> None:
+def test_a_short_run_has_small_batches_and_a_low_rate(speed, given, batch, share):
     found = plan(speed=speed, given=given)
     assert found.config.training.batch_size == batch
     rate = batch / 512 * share
@@ -120,7 +118,7 @@ def test_a_short_run_has_small_batches_and_a_low_rate(
         (5000, 2, 0.312),
     ],
 )
-def test_few_images_lower_the_rate_of_a_short_run(count: int, epochs: int, share: float) -> None:
+def test_few_images_lower_the_rate_of_a_short_run(count, epochs, share):
     found = plan(CPU._replace(num_images=count), given={"training.epochs": epochs})
     assert found.config.training.batch_size == 32
     rate = 32 / 512 * share
@@ -129,25 +127,25 @@ def test_few_images_lower_the_rate_of_a_short_run(count: int, epochs: int, share
     assert ("and the images are few" in why) == (share < 1.0 and count < 1000)
 
 
-def test_a_run_without_epochs_is_not_short() -> None:
+def test_a_run_without_epochs_is_not_short():
     found = plan(CPU._replace(num_images=300), given={"training.epochs": 0})
     (why,) = [c.why for c in found.choices if c.field == "optimiser.learning_rate"]
     assert "few" not in why
 
 
-def test_a_short_run_without_divergence_has_nothing_to_rise() -> None:
+def test_a_short_run_without_divergence_has_nothing_to_rise():
     found = plan(speed=0.1, given={"divergence.weight": 0.0})
     assert found.config.divergence.warmup_epochs == 0.0
     assert "divergence.warmup_epochs" not in {choice.field for choice in found.choices}
 
 
-def test_a_fast_cpu_gets_the_better_encoder_and_all_epochs() -> None:
+def test_a_fast_cpu_gets_the_better_encoder_and_all_epochs():
     found = plan(speed=1e-6)
     assert found.config.encoder.name == "resnet18"
     assert found.config.training.epochs == 800
 
 
-def test_a_gpu_keeps_the_better_encoder_however_short_the_run() -> None:
+def test_a_gpu_keeps_the_better_encoder_however_short_the_run():
     found = plan(CPU._replace(on_gpu=True, budget=600), speed=1e-3)
     assert found.config.encoder.name == "resnet18"
     assert found.config.training.epochs == int(540 / (7 * 256 * 0.05))
@@ -157,14 +155,14 @@ def test_a_gpu_keeps_the_better_encoder_however_short_the_run() -> None:
 
 
 @pytest.mark.parametrize("budget", [60.0, 600.0, 3600.0])
-def test_a_budget_is_kept(budget: float) -> None:
+def test_a_budget_is_kept(budget):
     found = plan(CPU._replace(budget=budget), speed=2e-3)
     assert 0.75 * budget < found.seconds <= budget
     warmup = found.config.optimiser.warmup_epochs
     assert warmup == pytest.approx(min(10, 0.05 * found.config.training.epochs), abs=0.01)
 
 
-def test_a_budget_too_short_for_an_epoch_is_said() -> None:
+def test_a_budget_too_short_for_an_epoch_is_said():
     found = plan(CPU._replace(budget=1.0), speed=2e-3)
     assert found.config.training.epochs == 1
     whys = {choice.field: choice.why for choice in found.choices}
@@ -174,13 +172,13 @@ def test_a_budget_too_short_for_an_epoch_is_said() -> None:
     )
 
 
-def test_one_step_is_no_plural() -> None:
+def test_one_step_is_no_plural():
     found = plan(CPU._replace(num_images=12), given={"training.epochs": 1})
     (why,) = [c.why for c in found.choices if c.field == "optimiser.learning_rate"]
     assert why.endswith("since 1 step and the images are few")
 
 
-def test_what_is_given_stays() -> None:
+def test_what_is_given_stays():
     given = {
         "training.epochs": 7,
         "training.batch_size": 100,
@@ -195,7 +193,7 @@ def test_what_is_given_stays() -> None:
     assert found.seconds == pytest.approx(7 * 20 * 100 * 0.5)
 
 
-def test_the_table_is_what_differs_and_the_configuration_is_a_recipe() -> None:
+def test_the_table_is_what_differs_and_the_configuration_is_a_recipe():
     found = plan()
     assert from_toml(to_toml(found.config), "plan") == found.config
     named = {choice.field: choice.value for choice in found.choices}
@@ -203,7 +201,7 @@ def test_the_table_is_what_differs_and_the_configuration_is_a_recipe() -> None:
     assert len(named) == len(found.choices)
 
 
-def test_the_chosen_speed_is_measured_again_where_it_decides_the_length() -> None:
+def test_the_chosen_speed_is_measured_again_where_it_decides_the_length():
     """The first seconds were free of other programs; the longer look is what counts."""
     spent: list[float] = []
 
@@ -223,7 +221,7 @@ def test_the_chosen_speed_is_measured_again_where_it_decides_the_length() -> Non
     assert spent == [2.0]  # the user decides the length
 
 
-def test_programs_that_come_and_go_do_not_shorten_a_run() -> None:
+def test_programs_that_come_and_go_do_not_shorten_a_run():
     """Two of three looks meet a busy machine, on which a step takes fifty times as long."""
     busy = iter([1.0, 1.0, 50.0, 50.0, 1.0])
 
@@ -235,7 +233,7 @@ def test_programs_that_come_and_go_do_not_shorten_a_run() -> None:
     assert found.config.training.epochs == 27  # of 19.8 s each
 
 
-def test_a_budget_too_short_to_learn_is_said() -> None:
+def test_a_budget_too_short_to_learn_is_said():
     found = plan(CPU._replace(budget=60.0), speed=0.03)  # 0.96 s a step of 32, 62 an epoch
     assert found.config.training.epochs == 1
     assert "62 steps are too few to learn much, and 1 min allows no more" in found.warning
@@ -248,7 +246,7 @@ def test_a_budget_too_short_to_learn_is_said() -> None:
     assert "--budget 30h allows 1,000" in slow
 
 
-def test_a_batch_that_does_not_fit_is_halved() -> None:
+def test_a_batch_that_does_not_fit_is_halved():
     def measure(config: Config, _: float) -> float:
         if config.training.batch_size > 100:
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -265,7 +263,7 @@ def test_a_batch_that_does_not_fit_is_halved() -> None:
         make_plan(override(load_recipe("auto"), given), facts, given, SIZE, measure)
 
 
-def test_a_step_is_measured_in_proportion_to_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_measured_in_proportion_to_the_batch(monkeypatch):
     clock = iter([*range(7), *range(10, 100)])  # one step takes four ticks
     monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     small = {"encoder.name": "small", "encoder.projection_hidden": 16, "data.image_size": 8}
