@@ -50,7 +50,7 @@ def jitter_images(images: Tensor, factors: Tensor, hue: Tensor | None, order: Te
     the compiler makes one kernel of it all.
 
     Args:
-        images: (B, C, H, W) in [0, 1], float32 or float16.
+        images: (B, C, H, W) in [0, 1], float32 or float16; may be overwritten.
         factors: (B, 3), of brightness, contrast and saturation; 1 changes nothing.
         hue: (B,) shift in turns, in [-0.5, 0.5]; None saves the work where all shifts are 0.
         order: (B, 4) the operator (0 brightness, 1 contrast, 2 saturation, 3 hue) at each step.
