@@ -581,9 +581,9 @@ def test_a_trial_that_two_workers_queue_again_is_run_once():
     study = optuna.create_study()
     x = _draw(lost := _begin(study))
     _fail(study, lost)
-    (place,) = shared_search.list_attempted_trials(study)
-    place.queue_again(study)
-    place.queue_again(study)
+    (attempted,) = shared_search.list_attempted_trials(study)
+    attempted.queue_again(study)
+    attempted.queue_again(study)
     search = SharedSearch(study, 2)
     first, second = study.ask(), study.ask()
     assert search._run(first, _draw) == x

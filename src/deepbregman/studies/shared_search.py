@@ -220,7 +220,7 @@ class SharedSearch:
         return value
 
     def _is_surplus(self, trial: optuna.Trial) -> bool:
-        """Whether older trials are enough, or an earlier continuation of the same trial runs."""
+        """Whether older trials are enough, or an earlier attempt at this one has not failed."""
         first = find_first_attempt(trial)
         attempted = list_attempted_trials(self.study)
         is_continued = any(
