@@ -1,4 +1,4 @@
-"""Runs and exports from strangers: nothing in them runs, and whatever is wrong is said in words."""
+"""Runs and exports by somebody else: nothing in them runs, and errors have words."""
 
 import contextlib
 import csv

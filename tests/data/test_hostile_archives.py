@@ -1,4 +1,4 @@
-"""Archives from strangers: nothing in them runs, and no size is believed before it is checked."""
+"""Archives by somebody else: nothing in them runs, and no size is believed unchecked."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Folders from strangers: nothing outside them is shown, nothing in them runs, damage has words."""
+"""Folders by somebody else: nothing outside is shown, nothing in them runs, damage has words."""
 
 import base64
 import json
