@@ -8,20 +8,22 @@ import os
 import signal
 import threading
 import weakref
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from deepbregman.data.decoding import UnreadableImage, decode_to, silence_pillow
 from deepbregman.data.frames import decode_frames, replace_unreadable
 from deepbregman.data.images import ArrayImages, FileImages, ImagePlace, Images, StoredImages
 from deepbregman.data.memory import count_cpus, find_free_memory
+from deepbregman.data.slots import START_METHOD, FrameSlots
 from deepbregman.errors import UserError, explain_no_workers
 from deepbregman.launching import ANNOUNCEMENTS
 
@@ -46,8 +48,13 @@ def cut_orders(orders: Iterable[Tensor], batch_size: int, device: torch.device) 
     for order in orders:
         if len(order) == 0:
             continue  # torch would make one empty part of it
-        staged = order.pin_memory() if device.type == "cuda" else order
-        yield from torch.split(staged.to(device, non_blocking=True), batch_size)
+        staged = _stage(order, device).to(device, non_blocking=True)
+        yield from torch.split(staged, batch_size)
+
+
+def _stage(values: Tensor, device: torch.device) -> Tensor:
+    """Bring a few numbers to where a GPU can copy them from while the host goes on."""
+    return values.pin_memory() if device.type == "cuda" else values
 
 
 class ResidentBatches:
@@ -103,42 +110,32 @@ def _decode_all(
 class _Decoded(NamedTuple):
     """A batch as a worker hands it over; errors travel as text, not as exceptions."""
 
-    pixels: Tensor
-    """uint8 (B, side, side, 3), as decoders write it."""
-    sizes: Tensor | None
+    slot: int
+    """Where its images are."""
+    sizes: npt.NDArray[np.int64]
+    """(B, 2): height and width of each."""
     broken: list[tuple[int, str]]
     """Index and message of each unreadable file; another replaces it, unless all are."""
 
 
-class _BatchOrder(Sampler[list[int]]):
-    """The batches of the coming pass."""
-
-    def __init__(self) -> None:
-        self.batches: Iterable[list[int]] = ()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
-
-
 class _FrameDataset(Dataset[_Decoded]):
-    """Files by lists of indices.
+    """Files by lists of indices, decoded into a slot.
 
     Paths are kept in one array of bytes: a million Python objects would be copied into every
     worker, page by page, as their reference counts change.
     """
 
-    def __init__(self, images: FileImages) -> None:
+    def __init__(self, images: FileImages, frames: Tensor) -> None:
         self._stored = images.paths if isinstance(images.paths, StoredImages) else None
         if isinstance(images.paths, tuple):
             names = [os.fsencode(path) for path in images.paths]
             self._names = np.frombuffer(b"".join(names), dtype=np.uint8)
             self._ends = np.cumsum([len(name) for name in names], dtype=np.int64)
-        self._side = images.side
-        self._fills_frame = images.fills_frame
+        self._frames = frames
 
-    def __getitem__(self, indices: list[int]) -> _Decoded:
-        frames = _allocate_frames(len(indices), self._side)
-        pixels = frames.numpy()
+    def __getitem__(self, batch: tuple[int, list[int]]) -> _Decoded:
+        slot, indices = batch
+        pixels = self._frames[slot, : len(indices)].numpy()
         sizes = np.zeros((len(indices), 2), dtype=np.int64)
         broken: dict[int, str] = {}
         with silence_pillow():
@@ -149,31 +146,14 @@ class _FrameDataset(Dataset[_Decoded]):
                     broken[position] = str(error)
         if len(broken) < len(indices):
             replace_unreadable(pixels, sizes, list(broken))
-        return _Decoded(
-            frames,
-            None if self._fills_frame else torch.from_numpy(sizes),
-            [(indices[position], message) for position, message in broken.items()],
-        )
+        messages = [(indices[position], message) for position, message in broken.items()]
+        return _Decoded(slot, sizes, messages)
 
     def _place(self, index: int) -> ImagePlace:
         if self._stored is not None:
             return self._stored[index]
         start = int(self._ends[index - 1]) if index else 0
         return Path(os.fsdecode(self._names[start : int(self._ends[index])].tobytes()))
-
-
-def _allocate_frames(count: int, side: int) -> Tensor:
-    """Make black frames, uint8 (N, side, side, 3).
-
-    A worker makes them in shared memory, as torch's own collating does. Elsewhere in its memory,
-    they would be copied there to be handed over.
-    """
-    shape = (count, side, side, 3)
-    if get_worker_info() is None:
-        return torch.zeros(shape, dtype=torch.uint8)
-    make: Any = torch.UntypedStorage._new_shared  # typed in no release
-    shared: torch.UntypedStorage = make(count * side * side * 3)  # filled with zeros
-    return torch.empty(0, dtype=torch.uint8).set_(shared).view(shape)
 
 
 def keep_batch(batch: Any) -> Any:
@@ -223,28 +203,15 @@ class StreamingBatches:
         skip_unreadable: bool = False,
     ) -> None:
         self.num_images = len(images)
-        self._arrays = images if isinstance(images, ArrayImages) else None
+        self._images = images
         self._device = device
+        self._fills_frame = isinstance(images, FileImages) and images.fills_frame
+        self.num_workers = num_workers
         self._skip_unreadable = skip_unreadable
         self._broken: set[int] = set()
         self._turn = 0
-        if isinstance(images, FileImages):
-            self._order = _BatchOrder()
-            self._loader: DataLoader[_Decoded] = DataLoader(
-                _FrameDataset(images),
-                batch_size=None,  # the sampler yields whole batches
-                sampler=self._order,
-                num_workers=num_workers,
-                collate_fn=keep_batch,
-                pin_memory=device.type == "cuda",
-                prefetch_factor=2 if num_workers else None,
-                persistent_workers=num_workers > 0,
-                worker_init_fn=partial(ignore_job_signals, os.getpid()),
-                generator=torch.Generator(),  # the global generator stays untouched
-            )
-            # An outside reference keeps the loader out of reference cycles (a traceback makes
-            # one): the garbage collector closes the pipes of the workers before it waits for them.
-            weakref.finalize(self, _release, self._loader).atexit = False
+        self._slots: FrameSlots | None = None
+        self._end_workers: Callable[[], object] = lambda: None
 
     @property
     def skipped(self) -> frozenset[int]:
@@ -262,15 +229,41 @@ class StreamingBatches:
         this; the batches may be taken in another.
         """
         parts = cut_orders(orders, batch_size, torch.device("cpu"))
-        if self._arrays is not None:
-            return self._iterate_arrays(self._arrays, parts)
+        if not isinstance(self._images, FileImages):
+            return self._iterate_arrays(self._images, parts)
         self._turn += 1
-        self._order.batches = lists = (part.tolist() for part in parts)
         try:
+            slots = self._open_slots(self._images, batch_size)
+            slots.batches = lists = (part.tolist() for part in parts)
             decoded = iter(self._loader)
         except OSError as error:
             raise UserError(explain_no_workers(error)) from error
-        return self._iterate_files(decoded, lists, self._turn)
+        return self._iterate_files(slots, decoded, lists, self._turn)
+
+    def _open_slots(self, images: FileImages, batch_size: int) -> FrameSlots:
+        """Return slots for batches of this size; where those are smaller, start workers anew."""
+        if self._slots is not None and batch_size <= self._slots.batch_size:
+            return self._slots
+        self._end_workers()
+        workers = self.num_workers
+        self._slots = FrameSlots(2 * workers + 2, batch_size, images.side)
+        self._loader: DataLoader[_Decoded] = DataLoader(
+            _FrameDataset(images, self._slots.frames),
+            batch_size=None,  # the sampler yields whole batches
+            sampler=self._slots,
+            num_workers=workers,
+            collate_fn=keep_batch,
+            prefetch_factor=2 if workers else None,
+            persistent_workers=workers > 0,
+            multiprocessing_context=START_METHOD if workers else None,
+            worker_init_fn=partial(ignore_job_signals, os.getpid()),
+            generator=torch.Generator(),  # the global generator stays untouched
+        )
+        # An outside reference keeps the loader out of reference cycles (a traceback makes one):
+        # the garbage collector closes the pipes of the workers before it waits for them.
+        self._end_workers = finalizer = weakref.finalize(self, _release, self._loader, self._slots)
+        finalizer.atexit = False
+        return self._slots
 
     def _iterate_arrays(self, images: ArrayImages, parts: Iterator[Tensor]) -> Iterator[Batch]:
         for indices in parts:
@@ -288,16 +281,20 @@ class StreamingBatches:
         return staged.to(self._device, non_blocking=True)
 
     def _iterate_files(
-        self, decoded: Iterator[_Decoded], lists: Generator[list[int], None, None], turn: int
+        self,
+        slots: FrameSlots,
+        decoded: Iterator[_Decoded],
+        lists: Generator[list[int], None, None],
+        turn: int,
     ) -> Iterator[Batch]:
         # The loader would keep the orders of a pass that is left early, and with them their owner.
         with contextlib.closing(lists):
-            for batch in self._transfer(decoded):
+            for batch in self._transfer(slots, decoded):
                 yield batch
                 if turn != self._turn:
                     raise RuntimeError("another pass over these batches began before this ended")
 
-    def _transfer(self, loader: Iterator[_Decoded]) -> Iterator[Batch]:
+    def _transfer(self, slots: FrameSlots, loader: Iterator[_Decoded]) -> Iterator[Batch]:
         """Bring batches to the device; on a GPU the next one travels while this one is used."""
         cuda: Any = torch.cuda  # its streams and events are typed in some releases only
         stream = cuda.Stream(self._device) if self._device.type == "cuda" else None
@@ -305,10 +302,10 @@ class StreamingBatches:
         for decoded in loader:
             self._note_unreadable(decoded)
             if stream is None:
-                yield self._to_device(decoded)
+                yield self._to_device(slots, decoded)
                 continue
             with cuda.stream(stream):
-                batch = self._to_device(decoded)
+                batch = self._to_device(slots, decoded)
                 event = cuda.Event()
                 event.record(stream)
             if ready is not None:
@@ -317,15 +314,15 @@ class StreamingBatches:
         if ready is not None:
             yield _hand_over(*ready)
 
-    def _to_device(self, decoded: _Decoded) -> Batch:
-        sizes = decoded.sizes
-        return Batch(
-            decoded.pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2),
-            None if sizes is None else sizes.to(self._device, non_blocking=True),
-        )
+    def _to_device(self, slots: FrameSlots, decoded: _Decoded) -> Batch:
+        images = slots.send(decoded.slot, len(decoded.sizes), self._device).permute(0, 3, 1, 2)
+        if self._fills_frame:
+            return Batch(images, None)
+        sizes = _stage(torch.from_numpy(decoded.sizes), self._device)
+        return Batch(images, sizes.to(self._device, non_blocking=True))
 
     def _note_unreadable(self, decoded: _Decoded) -> None:
-        replaced = len(decoded.broken) < len(decoded.pixels)
+        replaced = len(decoded.broken) < len(decoded.sizes)
         if decoded.broken and not (self._skip_unreadable and replaced):
             raise UnreadableImage(decoded.broken[0][1])
         self._broken.update(index for index, _ in decoded.broken)
@@ -341,8 +338,9 @@ def _hand_over(batch: Batch, arrived: torch.cuda.Event) -> Batch:
     return batch
 
 
-def _release(loader: DataLoader[_Decoded]) -> None:
+def _release(loader: DataLoader[_Decoded], slots: FrameSlots) -> None:
     """Give up the reference to the loader, whose workers end with it."""
+    slots.release()
 
 
 Batches = ResidentBatches | StreamingBatches

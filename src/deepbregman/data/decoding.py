@@ -77,7 +77,7 @@ def read_size(path: "ImagePlace") -> tuple[int, int]:
 
 def decode_frame(path: "ImagePlace", side: int) -> Frame:
     """Decode a file to RGB in a ``side`` by ``side`` frame of its own; see :func:`decode_to`."""
-    pixels = np.zeros((side, side, 3), dtype=np.uint8)
+    pixels = np.empty((side, side, 3), dtype=np.uint8)
     size = decode_to(path, pixels)
     return Frame(pixels.transpose(2, 0, 1), size)
 
@@ -93,7 +93,7 @@ def decode_whole(path: Path) -> Pixels:
 
 
 def decode_to(path: "ImagePlace", frame: Pixels) -> tuple[int, int]:
-    """Decode a file to RGB, top left in a frame of zeros.
+    """Decode a file to RGB, top left in a frame whose rest becomes black.
 
     The EXIF orientation is applied. Transparency is laid over white, 16-bit greys are scaled to
     8 bits, and an image of several pages or frames gives its first.
@@ -112,6 +112,8 @@ def decode_to(path: "ImagePlace", frame: Pixels) -> tuple[int, int]:
             pixels = np.asarray(turned)
         height, width = pixels.shape[:2]
         frame[:height, :width] = pixels
+        frame[:height, width:] = 0
+        frame[height:] = 0
         return height, width
 
 
