@@ -1,5 +1,5 @@
 # docker build -t deepbregman .
-# docker run --rm --init --gpus all --shm-size 8g --user "$(id -u):$(id -g)" -v "$PWD":/work deepbregman --help
+# docker run --rm --init --gpus all --shm-size 1g --user "$(id -u):$(id -g)" -v "$PWD":/work deepbregman --help
 # torch's wheels bring CUDA: the host needs NVIDIA's driver and container toolkit only. For another CUDA, or
 # none, name torch's index: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 FROM python:3.12-slim

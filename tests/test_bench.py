@@ -160,7 +160,7 @@ def test_published_speeds_meet_the_targets_they_claim():
     for encoder, name in (*small, ("resnet50", "K=100")):
         speed = speeds[encoder, name]
         assert f"| {speed:,.0f} | {speed / speeds[encoder, BARE]:.2f} |" in page
-    newest = ROOT / "results" / "bench" / "h200" / "streaming-float16.json"
+    newest = ROOT / "results" / "bench" / "h200" / "streaming-slots.json"
     (group,) = json.loads(newest.read_text())["groups"]
     bare, *others = (arm["views_per_second"] for arm in group["arms"])
     assert len(others) == 3  # from memory, files and shards

@@ -102,7 +102,7 @@ def explain_no_shared_memory(error: BaseException) -> str:
     last = (str(error).strip().splitlines() or [type(error).__name__])[-1]
     return (
         f"the worker processes that decode images have no room in /dev/shm ({last}): make it "
-        "larger, in Docker by --shm-size 8g, or decode without them by --data.workers 0"
+        "larger, in Docker by --shm-size 1g, or decode without them by --data.workers 0"
     )
 
 

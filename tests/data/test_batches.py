@@ -7,6 +7,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
@@ -98,6 +99,22 @@ def test_a_pass_of_larger_batches_follows_one_of_smaller(files):
     streaming, resident = StreamingBatches(files, CPU, num_workers=1), ResidentBatches(files, CPU)
     for size in (2, 5, 3, 7):
         assert _same(streaming.iterate(ORDER, size), resident.iterate(ORDER, size))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are not forked")
+def test_workers_need_no_room_in_dev_shm(files):
+    """In many containers it has 64 MB, less than one batch of photographs."""
+    streaming = StreamingBatches(files, CPU, num_workers=1)
+    list(streaming.iterate(ORDER, 2))
+    address = streaming._slots.frames.data_ptr()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    (found,) = (
+        line
+        for line in maps
+        if (ends := [int(end, 16) for end in line.split()[0].split("-")])[0] <= address < ends[1]
+    )
+    assert found.split()[1] == "rw-s"
+    assert "/dev/shm" not in found
 
 
 @pytest.mark.slow  # a new process imports torch
