@@ -240,6 +240,17 @@ def test_the_table_by_the_divergence_is_the_committed_record():
         assert any(line.endswith(f"| {words} | {' | '.join(cells)} |") for line in lines), words
 
 
+def test_what_labels_are_worth_is_the_committed_record():
+    with (ROOT / "results/labelling/coverage.csv").open() as file:
+        (row,) = (
+            row
+            for row in csv.DictReader(file)
+            if (row["data"], row["labels"], row["suggested"]) == ("digits", "50", "0")
+        )
+    said = f"{row['right %']} % of its labels were right where it expected {row['expected %']} %"
+    assert f"With 50 labels of the digits below, {said} (means of {row['draws']} draws" in README
+
+
 def test_the_study_of_tables_is_its_record():
     """The numbers in sentences; docs/tables.py writes those in tables."""
     quantities = collect_results(ROOT / "results/studies/tables")["quantities"]
