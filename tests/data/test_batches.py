@@ -1,5 +1,6 @@
 import errno
 import gc
+import mmap
 import os
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import numpy as np
@@ -115,6 +117,36 @@ def test_workers_need_no_room_in_dev_shm(files):
     )
     assert found.split()[1] == "rw-s"
     assert "/dev/shm" not in found
+
+
+def test_each_slot_begins_a_page(files):
+    streaming = StreamingBatches(files, CPU, num_workers=1)
+    list(streaming.iterate(ORDER, 3))  # 1,296 bytes a batch
+    starts = [frames.data_ptr() for frames in streaming._slots.frames]
+    assert len({start // mmap.PAGESIZE for start in starts}) == len(starts) == 4
+    assert all(start % mmap.PAGESIZE == 0 for start in starts)
+
+
+@pytest.mark.parametrize("code", [0, 2])
+def test_memory_that_cannot_be_locked_leaves_no_error_behind(monkeypatch, code):
+    """CUDA keeps the error that a call returned; the next kernel of torch would raise it."""
+    pending, cudart = [], SimpleNamespace()
+
+    def register(address: int, count: int, flags: int) -> int:
+        pending.extend([code] * (code != 0))
+        return code
+
+    def launch(device: torch.device) -> None:
+        raise RuntimeError(f"CUDA error {pending.pop()}")
+
+    cudart.cudaHostRegister = register
+    monkeypatch.setattr(slots, "_cudart", lambda: cudart)
+    monkeypatch.setattr(slots, "_launch_kernel", launch)
+    frames = slots.FrameSlots(2, 3, 4)
+    for _ in range(2):
+        frames._lock(1, CPU)
+    assert frames._locked == {1: code == 0}
+    assert pending == []
 
 
 @pytest.mark.slow  # a new process imports torch
@@ -277,6 +309,21 @@ def test_on_a_gpu_the_same_bits_arrive_without_a_wait(files, no_host_sync):
     with no_host_sync():
         list(makers[0].iterate(order, 3))
         list(makers[-1].iterate(order, 3))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_also_copies_from_memory_that_it_cannot_lock(files):
+    device = torch.device("cuda")
+    streaming = StreamingBatches(files, device, num_workers=0)
+    frames = streaming._open_slots(files, 3).frames
+    whole = frames.untyped_storage()
+    torch.cuda.init()
+    assert int(torch.cuda.cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes(), 0)) == 0
+    got = [Batch(b.images.cpu(), b.sizes.cpu()) for b in streaming.iterate(ORDER.repeat(3), 3)]
+    assert not any(streaming._slots._locked.values())  # it is locked already: refused
+    assert _same(iter(got), ResidentBatches(files, CPU).iterate(ORDER.repeat(3), 3))
+    torch.cuda.cudart().cudaHostUnregister(whole.data_ptr())
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

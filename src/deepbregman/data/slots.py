@@ -1,5 +1,6 @@
 """Memory that worker processes decode batches into, and that a device copies them from."""
 
+import contextlib
 import math
 import mmap
 import sys
@@ -28,7 +29,7 @@ class FrameSlots(Sampler[tuple[int, list[int]]]):
 
     def __init__(self, num_slots: int, batch_size: int, side: int) -> None:
         self.batch_size = batch_size
-        self.frames = _share((num_slots, batch_size, side, side, 3))
+        self.frames = _share(num_slots, (batch_size, side, side, 3))
         """uint8 (slots, B, side, side, 3), as decoders write it."""
         self.batches: Iterable[list[int]] = ()
         """The indices of the images of each batch of the coming pass."""
@@ -52,19 +53,24 @@ class FrameSlots(Sampler[tuple[int, list[int]]]):
         """
         frames, on_gpu = self.frames[slot, :count], device.type == "cuda"
         if on_gpu:
-            self._lock(slot)
+            self._lock(slot, device)
         images = frames.to(device, non_blocking=on_gpu, copy=True)
         if on_gpu:
             self._copies[slot] = torch.cuda.current_stream(device).record_event()
         self._free.append(slot)
         return images
 
-    def _lock(self, slot: int) -> None:
+    def _lock(self, slot: int, device: torch.device) -> None:
         """Keep the system from moving a slot; where it refuses, the host waits for each copy."""
         if slot not in self._locked:
             frames = self.frames[slot]
             code = _cudart().cudaHostRegister(frames.data_ptr(), frames.nbytes, 0)
             self._locked[slot] = int(code) == 0
+            if not self._locked[slot]:
+                # CUDA keeps the refusal, and torch would raise it at the next kernel, whatever that
+                # is. So a kernel of our own takes it.
+                with contextlib.suppress(RuntimeError):
+                    _launch_kernel(device)
 
     def release(self) -> None:
         """Give up what the GPU knows of this memory, before the memory goes."""
@@ -76,19 +82,28 @@ class FrameSlots(Sampler[tuple[int, list[int]]]):
         self._locked.clear()
 
 
-def _share(shape: tuple[int, ...]) -> Tensor:
-    """Make a uint8 tensor that worker processes see and write to.
+def _share(num_slots: int, shape: tuple[int, ...]) -> Tensor:
+    """Make a uint8 tensor (slots, ...) that worker processes see and write to.
 
-    What a forked process inherits needs no room in /dev/shm, which is small in many containers,
-    and takes memory only as far as it is written to.
+    Each slot begins a page, so that it can be locked alone. What a forked process inherits needs no
+    room in /dev/shm, which is small in many containers, and takes memory only as far as it is
+    written to.
     """
+    used = math.prod(shape)
+    pages = num_slots, -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
     if START_METHOD == "fork":
-        return torch.frombuffer(mmap.mmap(-1, math.prod(shape)), dtype=torch.uint8).view(shape)
-    shared: Any = torch.empty(shape, dtype=torch.uint8)  # its method is typed in no release
-    shared.share_memory_()
-    return torch.as_tensor(shared)
+        memory = torch.frombuffer(mmap.mmap(-1, math.prod(pages)), dtype=torch.uint8).view(pages)
+    else:
+        shared: Any = torch.empty(pages, dtype=torch.uint8)  # its method is typed in no release
+        shared.share_memory_()
+        memory = torch.as_tensor(shared)
+    return memory[:, :used].unflatten(1, shape)
 
 
 def _cudart() -> Any:
     cuda: Any = torch.cuda  # typed in some releases only
     return cuda.cudart()
+
+
+def _launch_kernel(device: torch.device) -> None:
+    torch.zeros(1, device=device).add_(1)
