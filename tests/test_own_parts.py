@@ -338,6 +338,8 @@ def test_each_table_of_views_may_have_its_own(config):
     assert not isinstance(step.views.main, OwnViews)
     with pytest.raises(UserError, match="augment has 'strong_views': give one callable"):
         OwnParts(augment={"strong_views": cut_and_add_noise}).as_changes()
+    with pytest.raises(UserError, match="augment has 3: give one callable"):
+        OwnParts(augment=3).as_changes()
 
 
 class Renamed(Agreement):

@@ -137,11 +137,14 @@ def test_the_first_images_to_label_are_drawn(command, run, tmp_path):
     # Another seed draws others, and a table that is filled in teaches.
     assert command("label", run.path, "--out", tmp_path / "b.csv", "--suggest", 8)[0] == 0
     assert (tmp_path / "b.csv").read_text() != few.read_text()
+    again = ("--seed", 3, "--suggest", 8, "--accelerator", "cpu", "--devices", 2)
+    assert command("label", run.path, "--out", tmp_path / "c.csv", *again)[0] == 0
+    assert (tmp_path / "c.csv").read_text() == few.read_text()
     lines = [f"{name},{name.partition('-')[0]}" for name in names[:7]]
     few.write_text("\n".join(["image,label", *lines, f"{names[7]},"]) + "\n")
     assert deepbregman.label(run, few).num_examples == 7
     # What only counts with labels says that they are missing.
-    for words in ((), ("--out", "c.csv", "--by", "knn"), ("--out", "c.csv", "--devices=2")):
+    for words in ((), ("--out", "c.csv", "--by", "knn")):
         code, _, err = command("label", run.path, *words)
         assert code == 2
         assert "draws images at random" in err

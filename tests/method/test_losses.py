@@ -96,6 +96,10 @@ def test_views_that_do_not_match_are_refused():
         nt_xent(normal(3, 4))
     with pytest.raises(ValueError, match=r"\(3, 4\), \(2, 4\)"):
         nt_xent(normal(3, 4), normal(2, 4))
+    with pytest.raises(ValueError, match="N of 1 or more"):
+        nt_xent(normal(0, 4), normal(0, 4))
+    with pytest.raises(ValueError, match="one row or more"):
+        divergence_loss(normal(0, 4), normal(0, 4))
 
 
 def test_divergence_loss_by_hand():

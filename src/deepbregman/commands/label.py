@@ -141,6 +141,7 @@ def draw(
     seed: int = 0,
     skip_unreadable: bool = False,
     accelerator: Accelerator = "auto",
+    devices: Devices = 1,
 ) -> FirstImages:
     """Draw images at random to label first, and write a table to fill in.
 
@@ -153,12 +154,13 @@ def draw(
         seed: Seed of the draw.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
+        devices: As for the next step; to draw needs no GPU.
     """
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")
     if suggest < 1:
         raise UserError(f"suggest is {suggest}: it must be at least 1")
-    images = open_images(run, data, None, accelerator, 1, None, skip_unreadable)
+    images = open_images(run, data, None, accelerator, devices, None, skip_unreadable)
     from deepbregman.evaluation.labelling import draw_images
     from deepbregman.files import create_csv
 
@@ -186,7 +188,7 @@ def choose(words: list[str]) -> tuple[Callable[..., Any], str, list[str]]:
     """Choose the function for a command line: without labels, draw the first images to label."""
     options = {word.partition("=")[0] for word in words}
     program = "deepbregman label"
-    of_label = {"--labels", "--by", "--balanced", "--devices", "-h", "--help"}
+    of_label = {"--labels", "--by", "--balanced", "-h", "--help"}
     if "--out" not in options or options & of_label:
         return label, program, words
     return draw, program, words

@@ -44,11 +44,11 @@ def _compare_all(views: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
         (MN, MN) similarities, (MN, MN) mask of the other views of the same image, (MN, MN) mask of
         the diagonal.
     """
-    alike = all(view.shape == views[0].shape and view.ndim == 2 for view in views)
+    alike = all(view.shape == views[0].shape and view.ndim == 2 and len(view) for view in views)
     if len(views) < 2 or not alike:
         raise ValueError(
             f"{len(views)} views of shapes {[tuple(view.shape) for view in views]}: at least two "
-            "views of one shape (N, d) are needed"
+            "views of one shape (N, d) are needed, with N of 1 or more"
         )
     z = torch.cat(views)
     z = F.normalize(widen(z), dim=1)  # (MN, d)
@@ -141,10 +141,10 @@ def divergence_loss(
         A scalar.
     """
     o1, o2 = _join((of_distribution(o1), of_distribution(o2)), gather)
-    if o1.shape != o2.shape:
+    if o1.shape != o2.shape or not len(o1):
         raise ValueError(
             f"scores of shapes {tuple(o1.shape)} and {tuple(o2.shape)}: row i of both must be the "
-            "same image, so they must have the same shape"
+            "same image, so they must have the same shape, with one row or more"
         )
     if pairs == "views":
         rows, columns = o1, o2

@@ -58,8 +58,9 @@ class OwnParts(NamedTuple):
             changes |= {"encoder.name": "custom", "encoder.stem": "auto"}
         for table, augment in self.augments.items():
             if table not in VIEW_TABLES or not callable(augment):
+                wrong = table if table not in VIEW_TABLES else augment
                 raise UserError(
-                    f"augment has {table!r}: give one callable, or a mapping from "
+                    f"augment has {abbreviate(wrong)}: give one callable, or a mapping from "
                     f"{', '.join(VIEW_TABLES)} to callables"
                 )
             changes[f"{table}.custom"] = True
