@@ -50,8 +50,8 @@ def test_jensen_and_shannons_estimate():
 
 def cross_entropies(scores: list[list[list[float]]]) -> float:
     losses = []
-    for i in range(4):
-        others = sum(math.exp(s) for j in range(4) if j != i for s in scores[i][j])
+    for i in range(len(scores)):
+        others = sum(math.exp(s) for j, row in enumerate(scores[i]) if j != i for s in row)
         losses += [-math.log(math.exp(s) / (math.exp(s) + others)) for s in scores[i][i]]
     return mean(losses)
 
@@ -68,6 +68,35 @@ def test_amdim_bounds_its_scores_and_punishes_large_ones():
     assert float(square) == pytest.approx(
         mean([s**2 for row in raw for image in row for s in image]), rel=1e-9
     )
+
+
+def test_amdim_sums_its_three_comparisons_and_their_penalties():
+    """Across views in both directions: whole and coarse, whole and fine, one coarse and coarse."""
+    objective = build_step(configure("amdim")).double().objective.eval()
+    views, random = draw_views(2, 3), torch.rand(3, dtype=torch.float64)
+    terms = objective(ViewGroups(views), gather_alone, Samples(random=random)).terms
+    whole, coarse, fine = [], [], []
+    for view in views:
+        h, maps = objective.encoder.encode_with_maps(view)
+        whole.append(objective.projection(h).tolist())
+        for head, found, part in (
+            (objective.coarse_head, coarse, maps[3]),
+            (objective.fine_head, fine, maps[2]),
+        ):
+            found.append(head(part).flatten(2).transpose(1, 2).tolist())
+    one = [[image[int(r * len(image))] for image, r in zip(v, random, strict=True)] for v in coarse]
+    loss = penalty = 0.0
+    for query, places in ((whole, coarse), (whole, fine), (one, coarse)):
+        for a, b in ((0, 1), (1, 0)):
+            raw = [
+                [[dot(q, place) / math.sqrt(len(q)) for place in image] for image in places[b]]
+                for q in query[a]
+            ]
+            bounded = [[[20 * math.tanh(s / 20) for s in image] for image in row] for row in raw]
+            loss += cross_entropies(bounded) / 2
+            penalty += mean([s**2 for row in raw for image in row for s in image]) / 2
+    assert terms["infomax"].item() == pytest.approx(loss, rel=1e-9)
+    assert terms["penalty"].item() == pytest.approx(penalty, rel=1e-9)
 
 
 def test_a_patch_is_found_among_others_drawn_at_random():

@@ -48,7 +48,11 @@ class AMDIM(Objective, settings=AMDIMSettings):
                 loss, square = tell_places(query[a], places[b], self.clip)
                 losses.append(loss)
                 squares.append(square)
-        terms = {"infomax": 3 * torch.stack(losses).mean(), "penalty": torch.stack(squares).mean()}
+        # Sums over the three comparisons, means over the pairs of views.
+        terms = {
+            "infomax": 3 * torch.stack(losses).mean(),
+            "penalty": 3 * torch.stack(squares).mean(),
+        }
         return Outputs(terms, z, None, h.detach().view(*shape, -1))
 
 
