@@ -456,6 +456,19 @@ class TestCommand:
         assert "is not a run folder" in wrong
         assert not list(tmp_path.iterdir())
 
+    def test_an_encoder_of_patches(self, short_config, tmp_path, capsys):
+        """Its weights alone, in another program, would see whole images."""
+        cpc = {"objective.name": "cpc", "objective.patch": 0.5, "objective.steps": 1}
+        config = override(short_config, {**cpc, "encoder.name": "small", "data.image_size": 16})
+        run = run_of(tmp_path / "run", config)
+        for name in ("torchvision", "timm", "detectron2"):
+            wrong = self.fails(capsys, run.path, "--format", name, "--out", tmp_path / "e.pth")
+            assert "of cpc, cuts them into patches of 8 px: export it as safetensors" in wrong
+        expected = features_of(load_encoder(run.path), some_images(16))
+        export(run, tmp_path / "e.safetensors", format="safetensors")
+        found = features_of(load_encoder(tmp_path / "e.safetensors"), some_images(16))
+        assert torch.equal(found, expected)
+
     @pytest.mark.parametrize("name", ["e.pth", "e.pth.json"])
     def test_a_file_that_exists_is_kept(self, tmp_path, capsys, name):
         (tmp_path / name).write_text("mine")

@@ -168,6 +168,20 @@ def test_a_teacher_of_cpc_embeds_as_the_student_does():
     torch.testing.assert_close(found, outputs.student.detach(), rtol=1e-12, atol=1e-12)
 
 
+def test_cpc_keeps_an_encoder_of_patches():
+    """Whole images would meet weights that no patch ever reached."""
+    objective = build_step(configure("cpc", **{"data.image_size": 16})).double().objective.eval()
+    views, random = draw_views(1, 2, 16), torch.rand(20, dtype=torch.float64)
+    encoder = objective.encoder
+    assert encoder.patch == 8
+    for image, found in zip(views[0], encoder(views[0]), strict=True):
+        patches = [image[:, i : i + 8, j : j + 8] for i in (0, 4, 8) for j in (0, 4, 8)]
+        expected = sum(encoder.trunk(encoder.normalise(patch[None]))[0] for patch in patches) / 9
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    trained = objective(ViewGroups(views), gather_alone, Samples(random=random)).representation
+    torch.testing.assert_close(encoder(views[0]), trained[0], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["small", "resnet18", "resnet50"])
 def test_maps_come_from_the_same_pass_as_the_representation(name):
     torch.manual_seed(0)

@@ -73,6 +73,10 @@ class ObjectiveSettings(Section):
         """Colour space in which brightness and colours are split; None without a split."""
         return None
 
+    def patch_side(self, view_size: int) -> int | None:
+        """Return the side in pixels of the patches that the encoder sees; None if it sees views."""
+        return None
+
 
 @dataclass(frozen=True)
 class MomentumSettings(ObjectiveSettings):

@@ -46,6 +46,12 @@ class Content(NamedTuple):
 def load_to_export(run: Run, format_name: str, encoder: nn.Module | None = None) -> TrainedEncoder:
     """Load a run's encoder and describe it."""
     model, config, epoch, _ = load_trained(run, encoder=encoder)
+    if model.encoder.patch is not None and format_name not in ("safetensors", "onnx"):
+        raise UserError(
+            f"--format {format_name} holds a network for whole images, and this run's encoder, of "
+            f"{config.objective.name}, cuts them into patches of {model.encoder.patch} px: export "
+            "it as safetensors or onnx"
+        )
     mean, deviation = read_pixel_statistics(model.encoder)
     name = config.encoder.name
     record = {

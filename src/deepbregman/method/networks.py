@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from .colours import split_colours
 from .convolutions import use_fast_gradients
+from .patches import cut_patches
 
 LARGEST_THUMBNAIL = 64
 """Up to this side, in pixels, the automatic stem keeps the resolution."""
@@ -39,6 +40,8 @@ class Encoder(nn.Module):
         trunk: maps (N, 3, H, W) to (N, d).
         num_features: d.
         mean: of each channel, for pixels in [0, 1]; the deviation likewise.
+        patch: side of the patches that the trunk is trained on, if it never sees more: larger
+            images are cut into patches that overlap by half, and encoded to their mean.
     """
 
     mean: Tensor
@@ -50,16 +53,28 @@ class Encoder(nn.Module):
         num_features: int,
         mean: Sequence[float] = (0.0, 0.0, 0.0),
         deviation: Sequence[float] = (1.0, 1.0, 1.0),
+        patch: int | None = None,
     ) -> None:
         super().__init__()
         self.trunk = trunk
         self.num_features = num_features
+        self.patch = patch
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1))
         self.register_buffer("deviation", torch.tensor(deviation).view(1, -1, 1, 1))
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode images (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1], to (N, d)."""
-        images = self.normalise(images)
+        images, patch = self.normalise(images), self.patch
+        if patch is None or images.shape[-1] <= patch:
+            return self._encode(images)
+        patches = cut_patches(images, patch, patch // 2)  # (N, G, G, 3, side, side)
+        num_patches = patches.shape[1] * patches.shape[2]
+        found = self._encode(
+            patches.flatten(0, 2).contiguous(memory_format=torch.channels_last)
+        )  # (N * G * G, d)
+        return found.view(-1, num_patches, self.num_features).mean(dim=1)
+
+    def _encode(self, images: Tensor) -> Tensor:
         with use_fast_gradients(images):
             representation: Tensor = self.trunk(images)
         return representation

@@ -60,6 +60,7 @@ def build_run_encoder(
     except (ValueError, ImportError) as error:
         what = f"encoder.name is {name!r}" if trunk is None else "the encoder given cannot be used"
         raise UserError(f"{what}: {error}") from None
+    encoder.patch = config.objective.patch_side(config.views.side(image_size))
     for group in config.view_groups.values():
         size = group.side(image_size)
         if size == image_size:
