@@ -20,8 +20,8 @@ class CPC(Objective, settings=CPCSettings):
     """Patches are embedded one by one; a masked convolution sums up those above each.
 
     The same is done with the image turned, once for each direction, by context networks of their
-    own. The encoder keeps its batch normalisation, which the paper replaces; an image's embedding
-    is the mean of its patches'.
+    own. The encoder keeps its batch normalisation, which the paper replaces, and later cuts images
+    into the same patches itself; an image's embedding is the mean of its patches'.
     """
 
     def __init__(self, settings: CPCSettings, encoder: Encoder, widths: EncoderSettings) -> None:
@@ -79,12 +79,13 @@ class CPC(Objective, settings=CPCSettings):
         flat = targets.flatten(0, 2)  # (N * G * G, d)
         chosen = (random * len(flat)).long().clamp_max(len(flat) - 1)  # (m,)
         places = torch.arange(len(flat), device=flat.device).view(targets.shape[:3])
+        others = flat[chosen]  # (m, d), gathered once for all steps
         losses = []
         for step, predictor in enumerate(predictors, start=1 + OVERLAP):
             predicted = predictor(context[:, :-step]).flatten(0, 2)
             itself = places[:, step:].flatten()[:, None] == chosen
             own = targets[:, step:].flatten(0, 2)
-            losses.append(patch_info_nce(predicted, own, flat[chosen], itself))
+            losses.append(patch_info_nce(predicted, own, others, itself))
         return torch.stack(losses).mean()
 
 
