@@ -97,7 +97,7 @@ def _share(num_slots: int, shape: tuple[int, ...]) -> Tensor:
         shared: Any = torch.empty(pages, dtype=torch.uint8)  # its method is typed in no release
         shared.share_memory_()
         memory = torch.as_tensor(shared)
-    return memory[:, :used].unflatten(1, shape)
+    return memory[:, :used].view(num_slots, *shape)
 
 
 def _cudart() -> Any:
