@@ -16,15 +16,18 @@ test: lint types
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # The same tests with the lowest version of every dependency that pyproject.toml allows, on Python 3.11.
+# That includes the extras timm, onnx, explore and heic, which dev has, and the driver of PostgreSQL.
 OLDEST := .venv-oldest
+DATABASE_TEST := tests/studies/test_tuning.py::test_three_workers_on_postgresql
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS)
+	$(OLDEST)/bin/python -m pytest -m slow $(DATABASE_TEST)
 
 $(OLDEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet uv
 	$(OLDEST)/bin/uv pip install --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
-	  --editable '.[dev]'
+	  --editable '.[dev,parquet,postgresql]'
 	@touch $@
 
 lint: $(VENV)/.installed-dev
@@ -38,8 +41,7 @@ slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow
 
 # Packages for loggers, datasets and a database, which are large, and the tests that need them.
-EXTRA_TESTS := tests/training/test_loggers.py tests/data/test_hugging_face.py \
-  tests/studies/test_tuning.py::test_three_workers_on_postgresql
+EXTRA_TESTS := tests/training/test_loggers.py tests/data/test_hugging_face.py $(DATABASE_TEST)
 test-extras: $(VENV)/.installed-dev
 	$(BIN)/python -m pip install --quiet --editable '.[mlflow,wandb,datasets,postgresql]'
 	$(BIN)/python -m pytest -m 'slow or not slow' $(EXTRA_TESTS)

@@ -146,6 +146,46 @@ def test_a_damaged_photo_is_left_out_and_the_run_can_be_repeated(command, photos
     assert f"`deepbregman pretrain --resume {run}` continues it" in err
 
 
+def test_a_run_that_continues_keeps_its_length_whatever_the_budget(command, photos, tmp_path):
+    run = tmp_path / "run"
+    words = ("pretrain", photos, "--run", run, *QUICK, "--budget")
+    code, out, _ = command(*words, "9s")
+    assert code == 0
+    assert "--budget changes none" not in out
+    (run / "result.json").unlink()  # as if it had been stopped
+    code, out, _ = command(*words, "1h")
+    assert code == 0
+    assert "the run keeps the 4 epochs planned when it began; --budget changes none" in out
+    assert Run.open(run).config.training.epochs == 4
+
+
+def test_photos_that_cannot_be_read_are_named_if_there_are_no_others(command, tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    Image.effect_noise((64, 64), 50).save(folder / "whole.jpg")
+    content = (folder / "whole.jpg").read_bytes()
+    (folder / "whole.jpg").rename(tmp_path / "whole.jpg")
+    (folder / "half.jpg").write_bytes(content[: len(content) // 2])
+    code, _, err = command("pretrain", folder, "--run", tmp_path / "run", *SMALL, *QUICK)
+    assert code == 2
+    assert "none of the training images can be read ('half.jpg')" in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("digits", "recipe"), ("voc", "dataset"), ("cifar10", "dataset")]
+)
+def test_a_folder_with_the_name_of_a_recipe_or_a_dataset(
+    command, photos, tmp_path, monkeypatch, name, kind
+):
+    shutil.copytree(photos, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    # The wrong option ends the command before it trains.
+    said = f"note: {name} is the name of a {kind}, which is taken; for the folder of that name, "
+    assert f"{said}write ./{name}" in command("pretrain", name, "--wrong")[2]
+    assert "is the name of" not in command("pretrain", f"./{name}", "--wrong")[2]
+
+
 def test_a_folder_that_is_written_wrong_is_found(command, photos, monkeypatch):
     monkeypatch.chdir(photos.parent)
     code, _, err = command("pretrain", f"{photos.name}s")

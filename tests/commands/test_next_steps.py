@@ -25,6 +25,21 @@ def test_an_unfinished_run_is_exported_with_a_warning(command, short_run, tmp_pa
     assert "warning: this run is not finished; its encoder was exported after 0.3333 of 2" in out
 
 
+def test_a_verb_that_looks_at_images_says_that_the_run_is_not_finished(
+    command, short_run, few_digits, tmp_path
+):
+    run = tmp_path / "run"
+    shutil.copytree(short_run.path, run)
+    words = ("embed", run, "--data", few_digits, "--accelerator", "cpu", "--out")
+    assert "not finished" not in command(*words, tmp_path / "whole.npz")[2]
+    path = run / "checkpoints" / "last.pt"
+    checkpoints.save(path, {**checkpoints.load(path), "epoch": 1 / 3})
+    (run / "result.json").unlink()
+    code, _, err = command(*words, tmp_path / "half.npz")
+    assert code == 0
+    assert f"run {run} is not finished: its encoder has seen 0.3333 of 2 epochs" in err
+
+
 @pytest.mark.parametrize(
     ("kind", "next_verb"),
     [

@@ -156,3 +156,18 @@ def test_a_long_run_gets_one_hint(clock, seconds, hints):
         clock.now = seconds * step
         shown.step(step)
     assert printed(shown).count("at this speed the run takes another") == hints
+
+
+def test_a_warning_is_not_repeated_every_epoch(clock):
+    shown = open_display()
+    for epoch in range(1, 201):
+        messages = ["collapsed"] * (epoch >= 5) + ["skipped"] * (epoch == 7)
+        shown.warn_of_epoch(epoch, messages)
+    told = [line.removeprefix("warning: ") for line in printed(shown).splitlines()]
+    assert told == [
+        "epoch 5: collapsed",  # it begins
+        "epoch 7: collapsed",  # another one joins it
+        "epoch 7: skipped",
+        "epoch 100: collapsed",  # where a line is due
+        "epoch 200: collapsed",
+    ]

@@ -306,7 +306,8 @@ def test_a_signal_saves_and_says_how_to_go_on(command_line, recipe, tmp_path, nu
     folder = tmp_path / "run"
     answer, said = stop(command_line, recipe, folder, number)
     assert answer == code
-    assert f"stopped by {number.name}; everything is saved, continue with:" in said
+    name = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert f"stopped by {name}; everything is saved, continue with:" in said
     assert f"deepbregman pretrain --resume {folder}" in said
     saved = checkpoints.load(Run.open(folder).last_checkpoint)
     assert saved["step"] // 2 == len(Run.open(folder).metrics())  # two steps an epoch

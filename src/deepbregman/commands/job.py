@@ -86,10 +86,13 @@ def train_run(
     if not resuming and broadcast(fabric, is_run(folder)):
         config = run_together(fabric, lambda: _read_settings(folder, config, request))
         words = _say_complete(Run(folder), config if request is not None else None)
-        resuming, request = True, None
         if broadcast(fabric, is_complete(Run(folder))):
             say(console, words)
             return Run(folder)
+        if request is not None and request.budget is not None:
+            kept = count_words(config.training.epochs, "epoch")
+            say(console, f"the run keeps the {kept} planned when it began; --budget changes none")
+        resuming, request = True, None
     if config.training.epochs:
         start_compilers(config, fabric)
     was_complete = resuming and is_complete(Run(folder))

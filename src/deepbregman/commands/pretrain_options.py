@@ -1,13 +1,14 @@
 """The options of a pretrain command line: which recipe and which fields they mean."""
 
 import shlex
+import warnings
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepbregman.config import OPTIONAL, Config, differing_fields, fields_of, override, recipes
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import Notice, UserError, suggest
 from deepbregman.runs import is_run
 from deepbregman.terminal import parse_duration
 
@@ -80,12 +81,15 @@ def name_recipe(words: list[str]) -> list[str]:
     options = {word.partition("=")[0] for word in words}
     if not words or words[0].startswith("-"):
         return [AUTO, *words] if options & {"--data", "--data.source"} else words
-    if words[0] in recipes() or Path(words[0]).suffix == ".toml":
+    path = Path(words[0])
+    if words[0] in recipes():
+        _tell_of_folder(words[0], "recipe")
+        return words
+    if path.suffix == ".toml":
         return words
     from deepbregman.data.datasets import DATASETS, FILE_SUFFIXES
     from deepbregman.data.stored import HUB
 
-    path = Path(words[0])
     stored = path.suffix.lower() in FILE_SUFFIXES or words[0].startswith(HUB)
     if is_run(path):
         again = f"deepbregman pretrain --resume {shlex.quote(words[0])}"
@@ -93,9 +97,18 @@ def name_recipe(words: list[str]) -> list[str]:
             f"{words[0]!r} is a run, not a folder of images: `{again}` continues it; to train "
             f"longer from its weights: {suggest_longer(path, None)}"
         )
+    if words[0] in DATASETS:
+        _tell_of_folder(words[0], "dataset")
     if words[0] in DATASETS or path.is_dir() or stored:
         return [AUTO, "--data", *words]
     return words
+
+
+def _tell_of_folder(name: str, kind: str) -> None:
+    """Tell the user how to name a folder that has the name of a recipe or of a dataset."""
+    if Path(name).is_dir():
+        words = f"{name} is the name of a {kind}, which is taken"
+        warnings.warn(f"{words}; for the folder of that name, write ./{name}", Notice, stacklevel=4)
 
 
 def check_first_word(word: str) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deepbregman.data.decoding import UnreadableImage, decode_frame, fit_size, read_size
-from deepbregman.data.folders import Files, Listing
+from deepbregman.data.folders import Files, Listing, quote_some
 from deepbregman.data.frames import Sizes, collect_sizes, map_files
 from deepbregman.data.images import (
     FileImages,
@@ -78,8 +78,12 @@ def open_listing(
     test = None
     if listing.test is not None:
         test = _make_split(folder, listing.test, kept[num_train:], readable)
+    skipped = _list_relative_names(folder, compress(paths, (not good for good in kept)))
     if len(train) == 0:
-        raise UserError(f"data.source {str(folder)!r}: none of the training images can be read")
+        raise UserError(
+            f"data.source {str(folder)!r}: none of the training images can be read "
+            f"({quote_some(skipped)})"
+        )
     if listing.takes_test_from_train:
         groups = None
         if listing.groups is not None:
@@ -90,7 +94,7 @@ def open_listing(
         train,
         test,
         classes=listing.classes,
-        skipped=_list_relative_names(folder, compress(paths, (not good for good in kept))),
+        skipped=skipped,
         ignored=listing.ignored,
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from deepbregman.data import FileImages, Images, ResidentBatches, Source, Split
 from deepbregman.errors import Notice, UserError, suggest
-from deepbregman.runs import Run
+from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import ReportProgress, ignore_progress
 
 from .features import Features, SplitFeatures
@@ -100,6 +100,10 @@ def open_run(
     name = data or loaded.config.data.source
     if loaded.config.data.skip_unreadable and opened.skipped_notice:
         warnings.warn(f"{opened.skipped_notice} of {name}", Notice, stacklevel=4)
+    epochs = loaded.config.training.epochs
+    if loaded.epoch < epochs and not is_complete(run):
+        words = f"its encoder has seen {loaded.epoch:.4g} of {epochs} epochs"
+        warnings.warn(f"run {run.path} is not finished: {words}", Notice, stacklevel=4)
     return OpenedRun(loaded, opened, name, changed)
 
 

@@ -36,7 +36,7 @@ from deepbregman.launching import leave_group
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run
 from deepbregman.training.callbacks import Callback
-from deepbregman.training.faults import Fault, Interrupted
+from deepbregman.training.faults import Fault, Interrupted, name_signal
 
 from .definition import EvaluateOn, describe_differences
 from .results import MAIN_METRIC
@@ -218,7 +218,7 @@ class Stopped(Exception):
     """A signal stopped a study or a search; finished work is kept."""
 
     def __init__(self, done: str, command: str, number: int) -> None:
-        name = signal.Signals(number).name
+        name = name_signal(number)
         super().__init__(f"stopped by {name}; {done}; continue with: {command}")
         self.signal_number = number
 

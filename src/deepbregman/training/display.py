@@ -1,7 +1,7 @@
 """Progress of a run on the terminal, and its TensorBoard events."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -65,6 +65,8 @@ class Display:
         """Remaining time of the run, in words; empty until steps have been timed."""
         self.told_length = False
         self.last_verdict = ""
+        self.num_warnings = 0
+        """Of the epoch before."""
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=16),
@@ -135,7 +137,7 @@ class Display:
         status = "  ".join(parts[name] for name in IN_BAR if name in parts)
         self.progress.update(self.task, status=status)
         epoch = record["epoch"]
-        if epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0:
+        if self._is_due(epoch):
             ends = epoch == self.epochs or self.console.is_terminal  # the bar shows it
             left = f"  {self.left}" if self.left and not ends else ""
             head = f"epoch {epoch:>4} of {self.epochs}{left}"
@@ -145,12 +147,23 @@ class Display:
                     parts.pop(name, None)
             self._print("  ".join([head, *parts.values()]))
 
+    def _is_due(self, epoch: int) -> bool:
+        """Whether an epoch gets a line."""
+        return epoch == 1 or epoch == self.epochs or epoch % self.report_every == 0
+
     def verdict(self, record: Record) -> None:
         """Say how training goes, when that is another word than before or the last one."""
         word = record["verdict"]
         if word != self.last_verdict or record["epoch"] == self.epochs:
             self._print(f"health: {word} ({record['reason']})")
         self.last_verdict = word
+
+    def warn_of_epoch(self, epoch: int, messages: Sequence[str]) -> None:
+        """Warn of what looks wrong in an epoch: when it begins, and where a line is due."""
+        if self._is_due(epoch) or len(messages) > self.num_warnings:
+            for message in messages:
+                self.warn(f"epoch {epoch}: {message}")
+        self.num_warnings = len(messages)
 
     def warn(self, message: str) -> None:
         """Show something that the user should look at."""

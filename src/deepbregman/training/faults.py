@@ -29,12 +29,17 @@ if TYPE_CHECKING:
     from .fabric import Fabric
 
 
+def name_signal(number: int) -> str:
+    """Name a signal as the user knows it."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+
+
 class Interrupted(Exception):
     """A signal stopped the run, which has saved itself; ``advice`` says how to continue."""
 
     def __init__(self, folder: Path, number: int, advice: str | None = None) -> None:
         advice = advice or f"continue with: deepbregman pretrain --resume {folder}"
-        super().__init__(f"stopped by {signal.Signals(number).name}; everything is saved, {advice}")
+        super().__init__(f"stopped by {name_signal(number)}; everything is saved, {advice}")
         self.signal_number = number
 
 

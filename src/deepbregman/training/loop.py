@@ -455,8 +455,7 @@ class Pretraining:
         display.epoch(record)
         if "verdict" in record:
             display.verdict(record)
-        for words in self._warnings(record):
-            display.warn(f"epoch {record['epoch']}: {words}")
+        display.warn_of_epoch(epoch, self._warnings(record))
 
     def _write_epoch(self, record: Record, is_last: bool, writer: "SummaryWriter | None") -> None:
         """Write an epoch's metrics and, where due, checkpoints.
