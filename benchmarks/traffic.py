@@ -1,4 +1,4 @@
-"""Count what two processes send each other in a training step, beside what theory says.
+"""Count what processes send each other in a step, and what each holds, beside theory.
 
     unshare --user --map-root-user --net bash -c \
         'ip link set lo up && torchrun --nproc-per-node 2 benchmarks/traffic.py [ENCODER]'
@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.data import ArrayImages
@@ -64,6 +65,21 @@ def predict(step: nn.Module, config: Config, world: int) -> dict[str, float]:
     }
 
 
+def predict_memory(step: nn.Module) -> int:
+    """Return the bytes that a process holds between steps: with Adam, four numbers a weight.
+
+    They are the weight, its gradient, which is also what DDP sends, and two moments.
+    """
+    trained = sum(p.numel() for p in step.parameters() if p.requires_grad)
+    return 16 * trained + sum(buffer.nbytes for buffer in step.buffers())
+
+
+def sum_memory(profiled: profile) -> int:
+    """Return the bytes that were allocated and not freed."""
+    events = profiled.profiler.kineto_results.events()
+    return sum(event.nbytes() for event in events if event.name() == "[memory]")
+
+
 def main() -> None:
     """Take a few steps and print the record."""
     encoder = sys.argv[1] if sys.argv[1:] else "resnet18"
@@ -73,10 +89,12 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     images = ArrayImages(torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator))
     folder = broadcast(fabric, Path(tempfile.mkdtemp()) / "run")
-    job = Pretraining(config, images, fabric, folder)
-    feed = job.feed(0, 0)
-    job.step_module.train()
-    job.advance(feed)  # DDP arranges its buckets in the first step
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        job = Pretraining(config, images, fabric, folder)
+        feed = job.feed(0, 0)
+        job.step_module.train()
+        for _ in range(2):  # DDP arranges its buckets after the first step
+            job.advance(feed)
     dist.barrier()
     before = read_counter()
     for _ in range(STEPS):
@@ -92,6 +110,8 @@ def main() -> None:
             "counted": counted,
             "predicted": sum(parts.values()),
             "parts": parts,
+            "held": sum_memory(profiled),
+            "held_predicted": predict_memory(job.step_module),
         }
         print(json.dumps(record, indent=1))
 

@@ -237,6 +237,9 @@ def test_the_traffic_of_a_step_is_the_committed_record():
         assert run["counted"] == pytest.approx(run["predicted"], rel=0.005)
         for number in (run["counted"], run["predicted"]):
             assert f"{number / 1e6:.1f}" in text
+        assert run["held"] == pytest.approx(run["held_predicted"], rel=0.005)
+        for number in (run["held"], run["held_predicted"]):
+            assert re.search(rf"\b{number / 1e6:.1f}( MB|\b)", text)
     step = build_step(load_recipe("simclr-imagenet"))
     trained = sum(p.numel() for p in step.parameters() if p.requires_grad)
     norms = [
