@@ -8,6 +8,8 @@ from pathlib import Path
 
 from deepbregman import cluster, duplicates, explore
 
+if not sys.argv[2:]:
+    sys.exit(__doc__)
 run, folder = sys.argv[1], Path(sys.argv[2])
 folder.mkdir(parents=True, exist_ok=True)
 explore(run, folder / "map.html", clusters=5)

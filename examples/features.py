@@ -8,6 +8,8 @@ from torchvision.transforms.v2.functional import resize
 
 from deepbregman import load_encoder
 
+if not sys.argv[2:]:
+    sys.exit(__doc__)
 run, *names = sys.argv[1:]
 encoder = load_encoder(run)  # or a file of `deepbregman export`; it normalises pixels itself
 images = [resize(decode_image(name, ImageReadMode.RGB), [64, 64]) for name in names]

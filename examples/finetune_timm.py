@@ -21,6 +21,8 @@ from torch.nn.functional import interpolate
 
 EPOCHS, BATCH = 5, 64
 
+if not sys.argv[1:]:
+    sys.exit(__doc__)
 path = Path(sys.argv[1])
 settings = json.loads(Path(f"{path}.json").read_text(encoding="utf-8"))["timm"]
 side = settings["pretrained_cfg"]["input_size"][1]

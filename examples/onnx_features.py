@@ -9,6 +9,8 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
+if not sys.argv[2:]:
+    sys.exit(__doc__)
 path, *names = sys.argv[1:]
 session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 height, width = session.get_inputs()[0].shape[2:]

@@ -38,4 +38,6 @@ def main(folder: Path, prefix: Path, images_per_shard: int = 10_000) -> None:
 
 
 if __name__ == "__main__":
+    if not sys.argv[2:]:
+        sys.exit(__doc__)
     main(Path(sys.argv[1]), Path(sys.argv[2]))

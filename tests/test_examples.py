@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -30,6 +31,17 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 def test_a_script_compiles_and_is_listed(path):
     compile(path.read_text(), path.name, "exec")
     assert f"({path.name})" in (EXAMPLES / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["features", "onnx_features", "explorer", "own_parts", "write_shards", "finetune_timm"],
+)
+def test_a_script_without_its_arguments_says_how_to_call_it(name, monkeypatch):
+    path = EXAMPLES / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    with pytest.raises(SystemExit, match=f"python examples/{name}.py "):
+        runpy.run_path(str(path), run_name="__main__")
 
 
 def read_cells(path: Path) -> list[str]:
