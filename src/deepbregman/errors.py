@@ -109,9 +109,10 @@ def explain_no_shared_memory(error: BaseException) -> str:
 def explain_no_workers(error: OSError) -> str:
     """Explain why worker processes that decode images cannot be started."""
     if error.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+        smaller = ", or a smaller batch" if error.errno == errno.ENOMEM else ""
         return (
             f"the worker processes that decode images cannot be started ({error}): use fewer by "
-            "--data.workers, or none by --data.workers 0"
+            f"--data.workers, or none by --data.workers 0{smaller}"
         )
     return explain_no_shared_memory(error)
 

@@ -188,6 +188,15 @@ def test_a_pass_can_be_left_early_and_the_next_is_whole(files):
         next(abandoned)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_pass_that_was_not_begun_takes_nothing_of_the_next(files, num_workers):
+    streaming = StreamingBatches(files, CPU, num_workers=num_workers)
+    first, second = streaming.iterate(ORDER.flip(0), 2), streaming.iterate(ORDER, 2)
+    with pytest.raises(RuntimeError, match="another pass"):
+        next(first)
+    assert _same(second, ResidentBatches(files, CPU).iterate(ORDER, 2))
+
+
 def test_workers_end_at_once_even_when_the_garbage_collector_ends_them(files, monkeypatch):
     # For so long torch waits for one that hangs: longer than a busy machine takes.
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 120.0)
@@ -397,6 +406,7 @@ def test_a_signal_to_every_process_of_a_job_ends_no_worker(files, number):
         # As where /dev/shm cannot be written to, and where a user has too many processes.
         (errno.EROFS, r"no room in /dev/shm .*Read-only .*--data.workers 0"),
         (errno.EAGAIN, r"cannot be started .*unavailable.*use fewer"),
+        (errno.ENOMEM, r"cannot be started .*use fewer .*or a smaller batch"),
     ],
 )
 def test_workers_that_cannot_start_are_explained(files, monkeypatch, error, words):

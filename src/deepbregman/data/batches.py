@@ -289,10 +289,13 @@ class StreamingBatches:
     ) -> Iterator[Batch]:
         # The loader would keep the orders of a pass that is left early, and with them their owner.
         with contextlib.closing(lists):
-            for batch in self._transfer(slots, decoded):
+            batches = self._transfer(slots, decoded)
+            while turn == self._turn:  # else the batches are those of another pass
+                batch = next(batches, None)
+                if batch is None:
+                    return
                 yield batch
-                if turn != self._turn:
-                    raise RuntimeError("another pass over these batches began before this ended")
+        raise RuntimeError("another pass over these batches began before this ended")
 
     def _transfer(self, slots: FrameSlots, loader: Iterator[_Decoded]) -> Iterator[Batch]:
         """Bring batches to the device; on a GPU the next one travels while this one is used."""
