@@ -94,6 +94,12 @@ def test_two_steps_through_the_command_line(name, weight, command, few_digits, t
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_only_the_encoder_of_cpc_cuts_images_into_patches(name):
+    """That of PIRL sees the patches of its puzzle, and whole views too."""
+    assert (build(configure(name)).objective.encoder.patch is not None) == (name == "cpc")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_configuration_survives_toml(name):
     config = configure(name)
     assert from_toml(to_toml(config), "here") == config

@@ -338,13 +338,13 @@ class PIRLSettings(MemorySettings):
     puzzle_share: Share = 0.5
     """Weight of the puzzle's loss; the image's own has the rest."""
 
-    def patch_side(self, view_size: int) -> int:
-        """Return the side of a patch in pixels."""
+    def piece_side(self, view_size: int) -> int:
+        """Return the side in pixels of a patch of the puzzle; the encoder also sees whole views."""
         return int(self.patch * (view_size // self.grid) + 0.5)
 
     def check_sizes(self, view_size: int, batch_size: int, embedding: int) -> None:
         """Check that the views are large enough to be cut."""
-        if (side := self.patch_side(view_size)) < 2:
+        if (side := self.piece_side(view_size)) < 2:
             raise UserError(
                 f"objective.grid is {self.grid} with views of {view_size} px: patches would "
                 f"have {side} px a side, and must have 2 or more; lower it, or raise objective."

@@ -65,7 +65,7 @@ class PIRL(Objective, settings=PIRLSettings):
     def _solve(self, images: Tensor, random: Tensor) -> Tensor:
         """Embed puzzles (n, d) of images (n, 3, S, S); ``random`` (n, P, 3) shuffles them."""
         grid = self.settings.grid
-        side = self.settings.patch_side(images.shape[-1])
+        side = self.settings.piece_side(images.shape[-1])
         patches = shuffle_patches(images, random[..., 0], random[..., 1:], grid, side)
         with self.autocast():
             found = self.patch_head(self.encoder(patches.flatten(0, 1)))  # (n * P, d)
