@@ -16,7 +16,7 @@ test: lint types
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # The same tests with the lowest version of every dependency that pyproject.toml allows, on Python 3.11.
-# That includes the extras timm, onnx, explore and heic, which dev has, and the driver of PostgreSQL.
+# That includes the extras timm, onnx, explore and heic, which dev has, parquet, and the driver of PostgreSQL.
 OLDEST := .venv-oldest
 DATABASE_TEST := tests/studies/test_tuning.py::test_three_workers_on_postgresql
 test-oldest: $(OLDEST)/.installed

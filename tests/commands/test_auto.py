@@ -151,11 +151,11 @@ def test_a_run_that_continues_keeps_its_length_whatever_the_budget(command, phot
     words = ("pretrain", photos, "--run", run, *QUICK, "--budget")
     code, out, _ = command(*words, "9s")
     assert code == 0
-    assert "--budget changes none" not in out
+    assert "whatever --budget says" not in out
     (run / "result.json").unlink()  # as if it had been stopped
     code, out, _ = command(*words, "1h")
     assert code == 0
-    assert "the run keeps the 4 epochs planned when it began; --budget changes none" in out
+    assert "the run keeps the 4 epochs planned when it began, whatever --budget says" in out
     assert Run.open(run).config.training.epochs == 4
 
 
@@ -181,9 +181,11 @@ def test_a_folder_with_the_name_of_a_recipe_or_a_dataset(
     shutil.copytree(photos, tmp_path / name)
     monkeypatch.chdir(tmp_path)
     # The wrong option ends the command before it trains.
-    said = f"note: {name} is the name of a {kind}, which is taken; for the folder of that name, "
-    assert f"{said}write ./{name}" in command("pretrain", name, "--wrong")[2]
-    assert "is the name of" not in command("pretrain", f"./{name}", "--wrong")[2]
+    said = f"note: {name} means the {kind} of that name; for the folder, write ./{name}"
+    assert said in command("pretrain", name, "--wrong")[2]
+    assert "of that name" not in command("pretrain", f"./{name}", "--wrong")[2]
+    if kind == "recipe":
+        assert said not in command("pretrain", name, "--data", "iris", "--wrong")[2]
 
 
 def test_a_folder_that_is_written_wrong_is_found(command, photos, monkeypatch):

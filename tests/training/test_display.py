@@ -161,13 +161,16 @@ def test_a_long_run_gets_one_hint(clock, seconds, hints):
 def test_a_warning_is_not_repeated_every_epoch(clock):
     shown = open_display()
     for epoch in range(1, 201):
-        messages = ["collapsed"] * (epoch >= 5) + ["skipped"] * (epoch == 7)
+        messages = [f"collapsed, rank {epoch / 3:.1f}"] * (epoch >= 5 and epoch != 50)
+        messages += [f"skipped {epoch}"] * (epoch in (7, 50))
         shown.warn_of_epoch(epoch, messages)
     told = [line.removeprefix("warning: ") for line in printed(shown).splitlines()]
     assert told == [
-        "epoch 5: collapsed",  # it begins
-        "epoch 7: collapsed",  # another one joins it
-        "epoch 7: skipped",
-        "epoch 100: collapsed",  # where a line is due
-        "epoch 200: collapsed",
+        "epoch 5: collapsed, rank 1.7",  # it begins
+        "epoch 7: collapsed, rank 2.3",  # another one joins it
+        "epoch 7: skipped 7",
+        "epoch 50: skipped 50",  # another one takes its place
+        "epoch 51: collapsed, rank 17.0",
+        "epoch 100: collapsed, rank 33.3",  # where a line is due
+        "epoch 200: collapsed, rank 66.7",
     ]

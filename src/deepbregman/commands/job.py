@@ -91,7 +91,8 @@ def train_run(
             return Run(folder)
         if request is not None and request.budget is not None:
             kept = count_words(config.training.epochs, "epoch")
-            say(console, f"the run keeps the {kept} planned when it began; --budget changes none")
+            words = f"the run keeps the {kept} planned when it began, whatever --budget says"
+            say(console, words)
         resuming, request = True, None
     if config.training.epochs:
         start_compilers(config, fabric)

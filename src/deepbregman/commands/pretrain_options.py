@@ -79,11 +79,13 @@ def _pair_options(words: list[str]) -> dict[str, str]:
 def name_recipe(words: list[str]) -> list[str]:
     """Put the recipe ``auto`` before words that name images and no recipe."""
     options = {word.partition("=")[0] for word in words}
+    has_data = bool(options & {"--data", "--data.source"})
     if not words or words[0].startswith("-"):
-        return [AUTO, *words] if options & {"--data", "--data.source"} else words
+        return [AUTO, *words] if has_data else words
     path = Path(words[0])
     if words[0] in recipes():
-        _tell_of_folder(words[0], "recipe")
+        if not has_data:
+            _tell_of_folder(words[0], "recipe")
         return words
     if path.suffix == ".toml":
         return words
@@ -107,8 +109,8 @@ def name_recipe(words: list[str]) -> list[str]:
 def _tell_of_folder(name: str, kind: str) -> None:
     """Tell the user how to name a folder that has the name of a recipe or of a dataset."""
     if Path(name).is_dir():
-        words = f"{name} is the name of a {kind}, which is taken"
-        warnings.warn(f"{words}; for the folder of that name, write ./{name}", Notice, stacklevel=4)
+        words = f"{name} means the {kind} of that name; for the folder, write ./{name}"
+        warnings.warn(words, Notice, stacklevel=4)
 
 
 def check_first_word(word: str) -> None:

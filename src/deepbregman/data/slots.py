@@ -19,9 +19,9 @@ START_METHOD = "fork" if sys.platform == "linux" else "spawn"
 class FrameSlots(Sampler[tuple[int, list[int]]]):
     """Frames for a few batches, in memory that all worker processes share; used in turns.
 
-    Fresh memory for every batch would cost the workers a fifth of their time, and one more copy to
-    memory that a GPU can read while the host goes on. As a sampler this yields the batches of the
-    coming pass, each with the slot to decode it into.
+    Fresh memory for every batch would cost the workers page faults, and one more copy to memory
+    that a GPU can read while the host goes on. As a sampler this yields the batches of the coming
+    pass, each with the slot to decode it into.
 
     Args:
         num_slots: One more than can be in use at a time, so that none has to wait for a copy.

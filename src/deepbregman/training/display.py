@@ -1,5 +1,6 @@
 """Progress of a run on the terminal, and its TensorBoard events."""
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -65,8 +66,8 @@ class Display:
         """Remaining time of the run, in words; empty until steps have been timed."""
         self.told_length = False
         self.last_verdict = ""
-        self.num_warnings = 0
-        """Of the epoch before."""
+        self.last_warnings: set[str] = set()
+        """Those of the epoch before, without their numbers."""
         self.progress = Progress(
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=16),
@@ -160,10 +161,11 @@ class Display:
 
     def warn_of_epoch(self, epoch: int, messages: Sequence[str]) -> None:
         """Warn of what looks wrong in an epoch: when it begins, and where a line is due."""
-        if self._is_due(epoch) or len(messages) > self.num_warnings:
+        kinds = {re.sub(r"[\d.]+", "", message) for message in messages}
+        if self._is_due(epoch) or kinds - self.last_warnings:
             for message in messages:
                 self.warn(f"epoch {epoch}: {message}")
-        self.num_warnings = len(messages)
+        self.last_warnings = kinds
 
     def warn(self, message: str) -> None:
         """Show something that the user should look at."""
