@@ -20,8 +20,9 @@ class CPC(Objective, settings=CPCSettings):
     """Patches are embedded one by one; a masked convolution sums up those above each.
 
     The same is done with the image turned, once for each direction, by context networks of their
-    own. The encoder keeps its batch normalisation, which the paper replaces, and later cuts images
-    into the same patches itself; an image's embedding is the mean of its patches'.
+    own. The encoder keeps its batch normalisation, which the paper replaces. In training an image's
+    embedding is the mean of its patches'. Later the encoder cuts images into the same patches
+    itself, and the embedding is that of their mean representation.
     """
 
     def __init__(self, settings: CPCSettings, encoder: Encoder, widths: EncoderSettings) -> None:
