@@ -150,7 +150,7 @@ class Pretraining:
         for views in self.step_module.views:
             if isinstance(views, OwnViews):
                 views.to(self.fabric.device)
-                batch = next(self.batches.iterate(torch.arange(2), 2))
+                batch = next(self.batches.iterate(torch.arange(2), self.share.batch_size))
                 views(batch.images, batch.sizes)
 
     def _open_folder(self, resume: bool, found: FoundCheckpoint | None) -> None:
