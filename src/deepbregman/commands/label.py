@@ -154,7 +154,7 @@ def draw(
         seed: Seed of the draw.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
         accelerator: Device to compute on; auto takes a GPU if there is one.
-        devices: As for the next step; to draw needs no GPU.
+        devices: Number of devices, as for the next step; drawing needs none.
     """
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")

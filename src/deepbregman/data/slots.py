@@ -76,8 +76,9 @@ class FrameSlots(Sampler[tuple[int, list[int]]]):
         """Give up what the GPU knows of this memory, before the memory goes."""
         for copy in self._copies.values():
             copy.synchronize()
-        for slot in (slot for slot, locked in self._locked.items() if locked):
-            _cudart().cudaHostUnregister(self.frames[slot].data_ptr())
+        for slot, locked in self._locked.items():
+            if locked:
+                _cudart().cudaHostUnregister(self.frames[slot].data_ptr())
         self._copies.clear()
         self._locked.clear()
 
