@@ -146,7 +146,7 @@ def test_how_much_larger_things_are_in_views(side, larger):
 
 def test_the_row_of_four_views_is_the_committed_record():
     record = json.loads((ROOT / "results/studies/four-views-cpu/results.json").read_text())
-    page = (ROOT / "docs/results.md").read_text().split("results/studies/four-views-cpu")[1]
+    page = (ROOT / "docs/log.md").read_text().split("results/studies/four-views-cpu")[1]
     found = [arm["metrics"]["linear, cached features"] for arm in record["arms"]]
     values = re.findall(r"\d+\.\d+ ± \d+\.\d+", " ".join(page.split()))[:4]
     assert values == [f"{f['mean']:.2f} ± {f['deviation']:.2f}" for f in found]
@@ -157,7 +157,7 @@ METRICS = ("linear, cached features", "knn, cosine, k=20", "knn, cosine, k=200")
 
 def test_the_search_of_equal_size_is_the_committed_record():
     folder = ROOT / "results/studies/equal-search-cpu"
-    page = " ".join((ROOT / "docs/results.md").read_text().split()).split(
+    page = " ".join((ROOT / "docs/log.md").read_text().split()).split(
         "were not of equal size in both arms"
     )[1]
     for arm, words in (("simclr", "had {:.1f} linear"), ("best", "and {:.1f} with it")):
@@ -179,7 +179,7 @@ def test_the_search_of_equal_size_is_the_committed_record():
 
 @pytest.mark.parametrize(
     ("page", "study"),
-    [("docs/results.md", "comparison-cifar10"), ("docs/results.md", "comparison-cifar10-32px")],
+    [("docs/log.md", "comparison-cifar10"), ("docs/log.md", "comparison-cifar10-32px")],
 )
 def test_the_cifar_table_is_the_committed_record(page, study):
     record = json.loads((ROOT / "results/studies" / study / "results.json").read_text())
@@ -219,7 +219,7 @@ def test_the_table_of_the_teacher_is_the_committed_record(page):
 def test_the_table_by_the_divergence_is_the_committed_record():
     with (ROOT / "results/studies/tables-digits/quantities.csv").open() as file:
         found = {(r["variant"], r["metric"], r["arm"]): r for r in csv.DictReader(file)}
-    lines = (ROOT / "docs/results.md").read_text().splitlines()
+    lines = (ROOT / "docs/log.md").read_text().splitlines()
     few, clusters = "5 labels per class, nearest", ", test split"
     for words, variant, metric in (
         ("cosine of features", "cosine, k=20", "top1"),
@@ -313,7 +313,7 @@ def test_both_comparisons_together_are_their_records():
 
 @pytest.mark.parametrize(
     ("page", "folder"),
-    [("docs/results.md", "cifar10-race"), ("docs/results.md", "cifar10-race-105")],
+    [("docs/log.md", "cifar10-race"), ("docs/log.md", "cifar10-race-105")],
 )
 def test_the_race_is_the_committed_record(page, folder):
     record = json.loads((ROOT / "results" / folder / "result.json").read_text())
@@ -356,6 +356,59 @@ def test_the_race_of_three_seeds_is_the_committed_record():
     assert f"three seeds: {min(linears):.1f} to {max(linears):.1f}" in " ".join(README.split())
 
 
+def plain_results() -> list[str]:
+    return [line.replace("*", "") for line in (ROOT / "docs/results.md").read_text().splitlines()]
+
+
+def test_the_table_of_the_parts_is_the_committed_record():
+    record = json.loads((ROOT / "results/studies/teacher/results.json").read_text())
+    text = "\n".join(plain_results())
+    for arm in record["arms"]:
+        cells = " | ".join(f"{arm['metrics'][metric]['mean']:.2f}" for metric in METRICS[:2])
+        if arm["arm"] == "none":
+            assert f"| SimCLR, no teacher | {cells} | |" in text
+            continue
+        difference = arm["difference"][METRICS[0]]
+        low, high = difference["over_images"]
+        assert f" | {cells} | {difference['mean']:+.2f} [{low:+.2f}, {high:+.2f}] |" in text
+
+
+def test_the_tables_of_measures_are_the_committed_records():
+    lines = plain_results()
+    record = json.loads((ROOT / "results/cifar10-summit/result.json").read_text())
+    found = {(row["variant"], row["metric"]): row["value"] for row in record["evaluations"]}
+    few, clusters = "10 labels per class, nearest", ", test split"
+    for metric, *variants in (
+        ("top1", "cosine, k=20", "cosine of embeddings, k=20", "divergence, k=20"),
+        ("mAP", "cosine", "cosine of embeddings", "divergence"),
+        (
+            "NMI",
+            f"k-means, cosine features{clusters}",
+            f"k-means, cosine embeddings{clusters}",
+            f"Bregman, learned divergence{clusters}",
+        ),
+        (
+            "top1",
+            f"{few} mean, cosine",
+            f"{few} mean, cosine of embeddings",
+            f"{few} distribution, divergence",
+        ),
+    ):
+        cells = " | ".join(f"{found[variant, metric]:.1f}" for variant in variants)
+        assert any(line.endswith(f" | {cells} |") for line in lines), cells
+    rows = json.loads((ROOT / "results/measures/cifar10.json").read_text())["rows"]
+    for words, variant in (
+        ("nearest mean by cosine, centred", "nearest mean, cosine of centred features"),
+        ("nearest class by the divergence over a bank", "nearest class, divergence over a bank"),
+        ("`label` without the bank", "without the bank"),
+        ("`label`", "with the bank"),
+    ):
+        chosen = [row for row in rows if row["variant"] == variant and "labels_per_class" in row]
+        cells = " | ".join(f"{row['mean']:.1f} ± {row['deviation']:.1f}" for row in chosen)
+        empty = "| " * (6 - len(chosen))
+        assert f"| {words} {empty}| {cells} |" in lines
+
+
 CHANGED = {
     "lr2": "learning rate 2",
     "lr0.5": "learning rate 0.5",
@@ -375,7 +428,7 @@ CHANGED = {
 
 
 def test_the_table_of_the_search_is_the_committed_record():
-    lines = (ROOT / "docs/results.md").read_text().splitlines()
+    lines = (ROOT / "docs/log.md").read_text().splitlines()
     records = ROOT / "results/cifar10-search/fourth-trials.jsonl"
     trials = {line["name"]: line for line in map(json.loads, records.read_text().splitlines())}
 
