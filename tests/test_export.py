@@ -50,6 +50,12 @@ def run_of(folder: Path, config: Config, trunk: nn.Module | None = None) -> Run:
     return run
 
 
+def run_of_patches(folder: Path, config: Config) -> Run:
+    """Make the run of an encoder that cuts images of 16 px into patches of 8."""
+    cpc = {"objective.name": "cpc", "objective.patch": 0.5, "objective.steps": 1}
+    return run_of(folder, override(config, {**cpc, "encoder.name": "small", "data.image_size": 16}))
+
+
 @pytest.fixture(scope="module")
 def make_run(tmp_path_factory, short_config) -> MakeRun:
     """Make a run for an encoder; tests that want the same encoder share the run."""
@@ -251,6 +257,21 @@ class TestOnnx:
             torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-5 * scale)
         record = json.loads(session.get_modelmeta().custom_metadata_map["deepbregman"])
         assert record["architecture"] == name
+
+    def test_an_encoder_that_cuts_patches(self, short_config, tmp_path):
+        import onnxruntime
+
+        run, out = run_of_patches(tmp_path / "run", short_config), tmp_path / "e.onnx"
+        export(run, out, format="onnx")
+        session = onnxruntime.InferenceSession(out, providers=["CPUExecutionProvider"])
+        encoder = load_encoder(run.path)
+        for count in (1, 3):
+            images = some_images(16, count=count)
+            (found,) = session.run(None, {"images": images.numpy()})
+            expected = features_of(encoder, images)
+            torch.testing.assert_close(torch.from_numpy(found), expected, rtol=0, atol=1e-5)
+        whole = encoder.trunk(encoder.normalise(images))
+        assert (whole - expected).abs().max() > 1e-3  # the graph must cut to pass
 
     def test_a_graph_with_other_features_is_not_written(self, make_run, tmp_path, monkeypatch):
         exported = formats._trace_onnx
@@ -458,9 +479,7 @@ class TestCommand:
 
     def test_an_encoder_of_patches(self, short_config, tmp_path, capsys):
         """Its weights alone, in another program, would see whole images."""
-        cpc = {"objective.name": "cpc", "objective.patch": 0.5, "objective.steps": 1}
-        config = override(short_config, {**cpc, "encoder.name": "small", "data.image_size": 16})
-        run = run_of(tmp_path / "run", config)
+        run = run_of_patches(tmp_path / "run", short_config)
         for name in ("torchvision", "timm", "detectron2"):
             wrong = self.fails(capsys, run.path, "--format", name, "--out", tmp_path / "e.pth")
             assert "of cpc, cuts them into patches of 8 px: export it as safetensors" in wrong

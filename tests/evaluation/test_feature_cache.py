@@ -106,6 +106,18 @@ def test_whatever_changes_they_are_computed_anew(loaded, split, passes, change):
     assert torch.equal(after.representation, again.representation)
 
 
+def test_those_of_whole_images_are_not_taken_for_those_of_patches(loaded, split, passes):
+    """An encoder that has learned to cut images has the same weights as before."""
+    look(loaded, split)
+    model = loaded.model
+    model.encoder.patch = 4
+    cache = feature_cache.FeatureCache.of(loaded.run.path, model, 8, loaded.device)
+    assert cache.read(split.images) is None
+    SplitFeatures(model, loaded.config, split, loaded.device, cache=cache).features  # noqa: B018
+    assert passes == [5, 5]
+    assert cache.read(split.images) is not None
+
+
 def test_those_of_other_weights_are_deleted(loaded, split):
     look(loaded, split)
     (before,) = files(loaded)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from deepbregman.config import load_recipe
 from deepbregman.config.methods import DIMSettings
@@ -13,7 +14,7 @@ from deepbregman.method.networks import build_encoder
 from deepbregman.method.patches import cut_patches
 from deepbregman.objectives import Samples, ViewGroups, build_step
 from deepbregman.objectives.amdim import tell_places
-from deepbregman.objectives.cpc import ContextNetwork, patch_info_nce
+from deepbregman.objectives.cpc import CPC, ContextNetworks, patch_info_nce
 from deepbregman.objectives.dim import info_nce_of_places, jensen_shannon
 from deepbregman.objectives.step import gather_alone
 from deepbregman.objectives.teacher import Teacher
@@ -108,8 +109,70 @@ def test_a_patch_is_found_among_others_drawn_at_random():
         mine = math.exp(dot(p, own[i].tolist()))
         rest = [math.exp(dot(p, o)) for j, o in enumerate(others.tolist()) if not itself[i, j]]
         expected -= math.log(mine / (mine + sum(rest))) / 3
-    found = patch_info_nce(predicted, own, others, itself)
+    found = patch_info_nce(predicted, own, others, itself).mean()
     assert float(found) == pytest.approx(expected, rel=1e-9)
+
+
+def sum_up_above(objective: CPC, turn: int, z: Tensor) -> Tensor:
+    """The context network of one direction, by plain convolutions: (N, d, G, G) to the same."""
+    width = z.shape[1]
+    for block in objective.contexts.blocks:
+        layers = [(part.weight[turn].T, part.bias[turn]) for part in (block[0], block[3], block[5])]
+        (first, a), (middle, b), (last, c) = layers
+        found = F.relu(F.conv2d(z, first[..., None, None], a))
+        kernel = middle.reshape(width, 3, 2, width).permute(0, 3, 2, 1)  # columns, rows, channels
+        found = F.relu(F.conv2d(F.pad(found, (1, 1, 1, 0)), kernel, b))
+        z = z + F.conv2d(found, last[..., None, None], c)
+    return z
+
+
+def predict_by_loops(objective: CPC, views: Tensor, random: Tensor) -> Tensor:
+    """CPC's loss, one direction, view, step and prediction after the other."""
+    settings, side = objective.settings, objective.encoder.patch
+    losses = []
+    grids = []
+    for view in views.flatten(0, 1):
+        starts = range(0, view.shape[-1] - side + 1, side // 2)
+        grids += [view[:, i : i + side, j : j + side] for i in starts for j in starts]
+    z = objective.projection(objective.encoder(torch.stack(grids)))
+    grid = math.isqrt(len(grids) // views.shape[0] // views.shape[1])
+    z = z.view(*views.shape[:2], grid, grid, -1)
+    for turn in range(settings.directions):
+        for view in torch.rot90(z, turn, (2, 3)):  # (N, G, G, d)
+            context = sum_up_above(objective, turn, view.movedim(-1, 1)).movedim(1, -1)
+            flat = [(n, i, j) for n in range(len(view)) for i in range(grid) for j in range(grid)]
+            chosen = [flat[int(r * len(flat))] for r in random.tolist()]
+            of_steps = []
+            for step in range(settings.steps):
+                weight = objective.predictors.weight[turn].unflatten(1, (settings.steps, -1))
+                of_step = []
+                for n, i, j in flat:
+                    if i < step + 2:
+                        continue
+                    guess = context[n, i - step - 2, j] @ weight[:, step]
+                    others = [guess @ view[place] for place in chosen if place != (n, i, j)]
+                    scores = torch.stack([guess @ view[n, i, j], *others])
+                    of_step.append(scores.logsumexp(0) - scores[0])
+                of_steps.append(torch.stack(of_step).mean())
+            losses.append(torch.stack(of_steps).mean())
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("directions", [1, 4])
+def test_cpc_at_once_is_cpc_by_loops(directions):
+    """Directions, steps and negatives in batched products: the same loss and gradients."""
+    changes = {"directions": directions, "steps": 2, "layers": 2, "patch": 0.4, "negatives": 9}
+    config = configure("cpc", **{f"objective.{key}": value for key, value in changes.items()})
+    objective = build_step(config).double().objective
+    views, random = draw_views(2, 3), torch.rand(9, dtype=torch.float64)
+    found = objective(ViewGroups(views), gather_alone, Samples(random=random)).terms["prediction"]
+    expected = predict_by_loops(objective, views, random)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    weights = dict(objective.named_parameters())
+    gradients = [torch.autograd.grad(loss, list(weights.values())) for loss in (found, expected)]
+    for name, mine, theirs in zip(weights, *gradients, strict=True):
+        assert theirs.any(), name
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_gradients():
@@ -124,10 +187,11 @@ def test_gradients():
 
 def test_a_context_sees_the_rows_above_and_its_own_and_none_below():
     torch.manual_seed(0)
-    network = ContextNetwork(3, 2).double()
-    z = normal(1, 5, 5, 3).requires_grad_()
-    network(z)[0, 3, 2].sum().backward()
-    seen = z.grad[0].abs().sum(dim=2) > 0
+    network = ContextNetworks(2, 3, 2).double()
+    z = normal(2, 1, 5, 5, 3).requires_grad_()
+    network(z)[1, 0, 3, 2].sum().backward()
+    assert not z.grad[0].any()  # another direction
+    seen = z.grad[1, 0].abs().sum(dim=2) > 0
     assert seen[4].tolist() == [False] * 5
     assert seen[1:4].any(dim=1).all()  # two blocks reach two rows up
     assert not seen[0].any()
@@ -151,11 +215,11 @@ def test_cpc_predicts_only_what_it_has_not_seen():
     )
     views, random = draw_views(1, 4), torch.rand(20, dtype=torch.float64)
     seen = []
-    objective.contexts[0].register_forward_hook(lambda *call: seen.append(call[2].detach()))
+    objective.contexts.register_forward_hook(lambda *call: seen.append(call[2].detach()))
     for part in (views, torch.cat([views[..., :6, :], views[..., 6:, :] + 1.0], dim=-2)):
         objective(ViewGroups(part), gather_alone, Samples(random=random))
-    assert torch.equal(seen[0][:, 0], seen[1][:, 0])
-    assert not torch.equal(seen[0][:, 2], seen[1][:, 2])
+    assert torch.equal(seen[0][:, :, 0], seen[1][:, :, 0])
+    assert not torch.equal(seen[0][:, :, 2], seen[1][:, :, 2])
 
 
 def test_a_teacher_of_cpc_embeds_as_the_student_does():
@@ -180,6 +244,35 @@ def test_cpc_keeps_an_encoder_of_patches():
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     trained = objective(ViewGroups(views), gather_alone, Samples(random=random)).representation
     torch.testing.assert_close(encoder(views[0]), trained[0], rtol=1e-9, atol=1e-12)
+
+
+def test_cpc_is_evaluated_by_the_embedding_that_it_trains():
+    """The mean of the patches' embeddings, not the embedding of their mean."""
+    step = build_step(configure("cpc")).double().eval()
+    views, random = draw_views(1, 4), torch.rand(20, dtype=torch.float64)
+    outputs = step.objective(ViewGroups(views), gather_alone, Samples(random=random))
+    h, z, _ = step.model(views[0])
+    torch.testing.assert_close(z, outputs.student[0], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(h, outputs.representation[0], rtol=1e-9, atol=1e-12)
+    assert not torch.allclose(z, step.objective.projection(h))
+
+
+@pytest.mark.parametrize(("size", "patches"), [(12, 25), (8, 9), (4, 1), (3, 1)])
+def test_a_teacher_of_cpc_cuts_views_of_any_side_once(size, patches):
+    """Into patches of as many pixels as the student sees."""
+    objective = build_step(configure("cpc")).double().objective.eval()
+    teacher = Teacher(objective.join_student())
+    shapes = []
+    encoder = teacher.network[0]
+    encoder.trunk.register_forward_hook(lambda *call: shapes.append(call[1][0].shape))
+    views = draw_views(2, 3, size)
+    found = objective.embed_by(teacher, views, gather_alone)
+    side = min(size, 4)
+    assert shapes == [(6 * patches, 3, side, side)]
+    starts = range(0, size - side + 1, 2)
+    cut = [views[1, 2, :, i : i + side, j : j + side] for i in starts for j in starts]
+    expected = objective.projection(objective.encoder(torch.stack(cut))).mean(dim=0)
+    torch.testing.assert_close(found[1, 2], expected.detach(), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["small", "resnet18", "resnet50"])

@@ -64,15 +64,18 @@ class Encoder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Encode images (N, 3, H, W), uint8 in 0..255 or floating point in [0, 1], to (N, d)."""
-        images, patch = self.normalise(images), self.patch
-        if patch is None or images.shape[-1] <= patch:
-            return self._encode(images)
-        patches = cut_patches(images, patch, patch // 2)  # (N, G, G, 3, side, side)
+        if self.patch is not None:
+            return self.encode_patches(images).mean(dim=1)
+        return self._encode(self.normalise(images))
+
+    def encode_patches(self, images: Tensor) -> Tensor:
+        """Encode the patches of images one by one: (N, P, d); a small image is one patch."""
+        assert self.patch is not None
+        side = min(self.patch, images.shape[-1])
+        patches = cut_patches(images, side, self.patch // 2)  # (N, G, G, 3, side, side)
         num_patches = patches.shape[1] * patches.shape[2]
-        found = self._encode(
-            patches.flatten(0, 2).contiguous(memory_format=torch.channels_last)
-        )  # (N * G * G, d)
-        return found.view(-1, num_patches, self.num_features).mean(dim=1)
+        found = self._encode(self.normalise(patches.flatten(0, 2)))  # (N * P, d)
+        return found.view(-1, num_patches, self.num_features)
 
     def _encode(self, images: Tensor) -> Tensor:
         with use_fast_gradients(images):
@@ -413,6 +416,12 @@ class BregmanNetwork(nn.Module):
         return normalised
 
 
+def embed_patches(projection: nn.Module, parts: Tensor) -> Tensor:
+    """Embed images by the mean of their patches' embeddings: (N, P, h) to (N, d)."""
+    z: Tensor = projection(parts.flatten(0, 1))
+    return z.view(*parts.shape[:2], -1).mean(dim=1)
+
+
 class ModelOutputs(NamedTuple):
     """The outputs of the networks for a batch: h, z and o of the paper."""
 
@@ -446,7 +455,11 @@ class Model(nn.Module):
 
     def forward(self, images: Tensor) -> ModelOutputs:
         """Pass images (N, 3, H, W) through the networks."""
-        h = self.encoder(images)
-        z = self.projection(h)
+        if self.encoder.patch is None:
+            h = self.encoder(images)
+            z = self.projection(h)
+        else:  # as in training: the mean of embeddings, not the embedding of a mean
+            parts = self.encoder.encode_patches(images)  # (N, P, h)
+            h, z = parts.mean(dim=1), embed_patches(self.projection, parts)
         network = self.divergence_network
         return ModelOutputs(h, z, None if network is None else network(z))

@@ -186,8 +186,11 @@ def describe_alternatives(run: Run) -> str:
 
 
 def fingerprint_weights(module: nn.Module) -> str:
-    """Return a digest of the weights of a module."""
+    """Return a digest of the weights of a module, and of patches that an encoder in it cuts."""
     digest = hashlib.sha256()
+    for part in module.modules():
+        if isinstance(part, Encoder) and part.patch is not None:
+            digest.update(f"patch {part.patch}".encode())
     tensors: dict[str, Tensor] = module.state_dict()
     for name, tensor in tensors.items():
         digest.update(name.encode())
