@@ -1,6 +1,5 @@
 """CPC v2 (Henaff et al. 2020): what lies above in an image predicts the patches below."""
 
-import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -43,7 +42,7 @@ class CPC(Objective, settings=CPCSettings):
         shape = views.main.shape[:2]
         with self.autocast():
             h = self.encoder.encode_patches(views.main.flatten(0, 1))  # (M * n, G * G, h)
-            grid = math.isqrt(h.shape[1])
+            grid = round(h.shape[1] ** 0.5)
             z = self.projection(h.flatten(0, 1)).unflatten(0, (-1, grid, grid))
             context = self.contexts(self._turn(z))  # (D, M * n, G, G, d)
         z = _join(z, shape, gather)  # (M, N, G, G, d)
