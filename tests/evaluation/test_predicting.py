@@ -15,7 +15,6 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from threadpoolctl import threadpool_info, threadpool_limits
 from torch import Tensor
 
-from deepbregman.errors import UserError
 from deepbregman.evaluation.classes import FeatureBank
 from deepbregman.evaluation.features import Features
 from deepbregman.evaluation.predicting import (
@@ -294,26 +293,6 @@ def test_equally_many_labels_of_each_class_are_compared_with_chance(balanced):
     points = Features(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)), None)
     found = predict_labels(points, some_known(labels, 20), num_classes=4, balanced=balanced)
     assert (found.guess.accuracy, found.guess.balanced) == (25.0, 25.0)
-
-
-@pytest.mark.parametrize(
-    ("labels", "options", "words"),
-    [
-        ([-1] * 6, {}, "no image has a label"),
-        ([0, 0, 0, -1, -1, -1], {}, "all 3 labels are '0'"),
-        ([0, 0, 1, 2, -1, -1], {}, "only one image of '1', '2'"),
-        ([0, 0, 1, 1, 2, -1], {}, "label 2 is not one of 2 classes"),
-        ([0, 0, 1, 1, -1], {}, "5 labels for 6 images"),
-        ([0, 0, 1, 1, -1, -1], {"kinds": ("nearest",)}, "'nearest' is not one of knn"),
-        ([0, 0, 1, 1, -1, -1], {"kinds": ("divergence",)}, "no scores"),
-        ([0, 0, 1, 1, -1, -1], {"kinds": ()}, "no scores"),
-        ([0, 0, 1, 1, -1, -1], {"suggested": torch.zeros(4).bool()}, "suggested has 4 values"),
-    ],
-)
-def test_labels_that_nothing_can_be_learned_from(labels, options, words):
-    features = Features(draw(6, 4), None)
-    with pytest.raises(UserError, match=words):
-        predict_labels(features, torch.tensor(labels), num_classes=2, **options)
 
 
 def test_small_fits_take_one_thread(monkeypatch):

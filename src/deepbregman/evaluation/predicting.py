@@ -23,8 +23,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from deepbregman.data import Progress
-from deepbregman.data.labels import check_counts
-from deepbregman.errors import UserError
 from deepbregman.statistics import wilson_interval
 from deepbregman.terminal import ignore_progress
 
@@ -176,14 +174,14 @@ def predict_labels(
     classes it does not count.
 
     Args:
-        labels: (N,) int64; -1 for an image without label. Two classes have at least 2.
-        kinds: which of ``KINDS`` may compete.
+        labels: (N,) int64; -1 for an image without label. Two classes have at least 2, which
+            ``check_counts`` makes sure of.
+        kinds: which of ``KINDS`` may compete; ``divergence`` only where there are scores.
         balanced: Every class counts the same, in linear classifiers and in the choice.
         suggested: (N,) bool, labelled images that were not chosen at random. They teach, but say
             little of other images, so the expected accuracy leaves them out where others are left.
     """
     labels = labels.cpu()
-    _check(features, labels, num_classes, kinds, suggested)
     places = (labels >= 0).nonzero().flatten()
     known = features.select(places)
     taught, targets = torch.unique(labels[places], return_inverse=True)
@@ -253,37 +251,6 @@ def predict_labels(
         expected_balanced=_expect(hits, losses, choosing, weights * drawn, len(fold_sizes), seed),
         class_accuracies=tuple(accuracies.get(place) for place in range(num_classes)),
     )
-
-
-def _check(
-    features: Features,
-    labels: Tensor,
-    num_classes: int,
-    kinds: Sequence[str],
-    suggested: Tensor | None,
-) -> None:
-    """Refuse labels that nothing can be learned from, and classifiers that cannot be asked."""
-    if len(labels) != len(features.representation):
-        raise UserError(
-            f"{len(labels)} labels for {len(features.representation)} images: give one for each, "
-            "-1 for an image without label"
-        )
-    if suggested is not None and len(suggested) != len(labels):
-        raise UserError(f"suggested has {len(suggested)} values for {len(labels)} images")
-    check_counts([str(label) for label in labels.tolist() if label >= 0], "labels")
-    if (largest := int(labels.max())) >= num_classes:
-        raise UserError(
-            f"label {largest} is not one of {num_classes} classes: labels count from 0, so "
-            f"num_classes must be at least {largest + 1}"
-        )
-    for kind in kinds:
-        if kind not in KINDS:
-            raise UserError(f"kind {kind!r} is not one of {', '.join(KINDS)}")
-    if not kinds or (set(kinds) == {"divergence"} and features.scores is None):
-        raise UserError(
-            f"kinds {tuple(kinds)} name no classifier for these features: divergence needs "
-            "scores of subnetworks, and there are no scores; add knn, linear or bank"
-        )
 
 
 def _judge(
