@@ -15,7 +15,9 @@ from deepbregman.data import ArrayImages, ResidentBatches
 from deepbregman.errors import Diverged, UserError
 from deepbregman.evaluation import retraining
 from deepbregman.evaluation.features import build_crop_and_flip
-from deepbregman.evaluation.finetuning import (
+from deepbregman.evaluation.options import Semi, Tuning
+from deepbregman.evaluation.protocols import PROTOCOLS
+from deepbregman.evaluation.retraining import (
     Budget,
     Classifier,
     finetune,
@@ -24,8 +26,6 @@ from deepbregman.evaluation.finetuning import (
     from_scratch,
     predict,
 )
-from deepbregman.evaluation.options import Semi, Tuning
-from deepbregman.evaluation.protocols import PROTOCOLS
 from deepbregman.method.networks import build_encoder
 from deepbregman.method.views import Views
 from deepbregman.training import checkpoints
@@ -162,7 +162,7 @@ class TestEngine:
             guards.pop().__exit__(None, None, None)
 
         monkeypatch.setattr(batches, "chain", guarded)
-        monkeypatch.setattr("deepbregman.evaluation.finetuning._require_finite", leave)
+        monkeypatch.setattr("deepbregman.evaluation.retraining._require_finite", leave)
         finetune(network, batches, labels, VIEWS, BUDGET, seed=0, mixed=True)
         assert not guards
 

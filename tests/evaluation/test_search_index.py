@@ -17,8 +17,7 @@ from deepbregman import embed, search
 from deepbregman.commands import search as command_module
 from deepbregman.errors import Notice
 from deepbregman.evaluation import feature_cache, retrieval, search_index
-from deepbregman.evaluation.queries import Answer
-from deepbregman.evaluation.search_index import SearchIndex
+from deepbregman.evaluation.search_index import Answer, SearchIndex
 from deepbregman.method.bregman import learned_divergence
 from deepbregman.runs import Run
 from deepbregman.training import checkpoints

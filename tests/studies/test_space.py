@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from deepbregman.config import Config, load_recipe, override
 from deepbregman.errors import UserError
-from deepbregman.studies.space import Choice, Interval, parse_space
+from deepbregman.studies.search_plan import Choice, Interval, parse_space
 
 BASE = load_recipe("paper")
 positive = st.floats(1e-6, 1e6)

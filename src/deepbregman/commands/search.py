@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepbregman.data import Source
-    from deepbregman.evaluation.queries import Answer, SearchResult
+    from deepbregman.evaluation.search_index import Answer, SearchResult
     from deepbregman.reporting.sheets import Panel
 
 Measure = Literal["cosine", "divergence"]
@@ -76,8 +76,7 @@ def search(
             "--query train:17; `deepbregman evaluate RUN --protocol retrieval` measures how well "
             "searches find classes"
         )
-    from deepbregman.evaluation.queries import SearchResult
-    from deepbregman.evaluation.search_index import answer_by_index, name_index
+    from deepbregman.evaluation.search_index import SearchResult, answer_by_index, name_index
     from deepbregman.runs import Run
 
     opened = run if isinstance(run, Run) else Run.open(Path(run))

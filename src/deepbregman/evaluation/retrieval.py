@@ -33,9 +33,8 @@ from .gallery import (
 )
 from .inputs import Evaluation
 from .knn import MEASURES, VARIANTS, normalise_rows, rank_bank, select_features, similarity_to
-from .queries import Answer, Hit, Image, Names, find_place
 from .results import Measurement, make_rows
-from .search_index import Planes, SearchIndex, write_index
+from .search_index import Answer, Hit, Image, Names, Planes, SearchIndex, find_place, write_index
 
 PRECISION_AT = 10
 _ENTRIES = 2**24  # similarities of queries and bank at a time: 64 MiB

@@ -1,15 +1,21 @@
-"""The plan of a search: the options, checked against the recipe and what has begun.
+"""The plan of a search: its space and its options, checked against the recipe and what has begun.
 
-This file needs no torch, so a wrong request is refused at once.
+The space is fields of the configuration, and the values each may take. A dimension is written
+``field=LOW:HIGH``, with ``:log`` for a logarithmic scale, or ``field=A,B,C``. This file needs no
+torch, so a wrong request is refused at once.
 """
 
+import itertools
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
-from deepbregman.config import Config, from_toml, override, to_toml
+from deepbregman.config import Config, fields_of, from_toml, override, to_toml
 from deepbregman.data.datasets import check_source, find_source
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, suggest
 from deepbregman.files import check_can_be_folder, list_names
 from deepbregman.reporting.charts import FIGURE_KINDS
 from deepbregman.runs import Record
@@ -22,16 +28,186 @@ from .definition import (
     StudyOptions,
     build_config,
     check_same,
+    check_terms,
     join_changes,
+    read_value,
 )
-from .space import Space, parse_space
+
+if TYPE_CHECKING:
+    import optuna
 
 PARTS = {
     *("locks", "runs", "trials.json", "trials.csv", "best.toml"),
     *(f"search.{kind}" for kind in FIGURE_KINDS),
 }
 """Names in the folder of a search besides its database."""
+MOST_CORNERS = 1024
+Value = bool | int | float | str
 DEFAULTS: Record = {"objective": "linear", "sampler": "gp", "prune": True, "trials": 40}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Numbers between two ends, both included."""
+
+    field: str
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """The values that are checked beforehand."""
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
+    def suggest(self, trial: "optuna.Trial") -> Value:
+        """Let a trial take a value."""
+        if self.whole:
+            return trial.suggest_int(self.field, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(self.field, self.low, self.high, log=self.log)
+
+    def __str__(self) -> str:
+        ends = [f"{int(end)}" if self.whole else repr(end) for end in (self.low, self.high)]
+        return f"{self.field}={':'.join(ends)}{':log' * self.log}"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A few values without an order."""
+
+    field: str
+    values: tuple[Value, ...]
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """The values that are checked beforehand: all."""
+        return self.values
+
+    def suggest(self, trial: "optuna.Trial") -> Value:
+        """Let a trial take a value."""
+        value = trial.suggest_categorical(self.field, list(self.values))
+        assert value is not None  # none was offered
+        return value
+
+    def __str__(self) -> str:
+        return f"{self.field}={','.join(map(_format_value, self.values))}"
+
+
+Dimension = Interval | Choice
+Space = tuple[Dimension, ...]
+
+
+def parse_space(words: Iterable[str], base: Config) -> Space:
+    """Read a space and check it against the configuration that it varies.
+
+    Args:
+        words: dimensions.
+        base: what the trials change; every corner of the space must be a configuration.
+    """
+    seen: dict[str, Dimension] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            raise UserError(
+                f"--space {word!r}: write field=LOW:HIGH, field=LOW:HIGH:log or field=A,B,C, such "
+                "as divergence.sigma=0.1:5:log"
+            )
+        if name in seen:
+            raise UserError(f"--space names {name} twice: once is enough")
+        seen[name] = _read_dimension(name, text, base)
+    if not seen:
+        raise UserError("the space is empty: name a field, such as divergence.sigma=0.1:5:log")
+    space = tuple(seen.values())
+    check_terms(
+        base, [name for name in seen if f"{name.partition('.')[0]}.weight" not in seen], "--space"
+    )
+    check_corners(space, base)
+    return space
+
+
+def check_corners(space: Space, base: Config) -> None:
+    """Build the configurations at the corners of the space, so that no trial is refused later.
+
+    Of a space with very many corners, only those that leave one dimension are built.
+    """
+    corners: Iterable[tuple[Value, ...]]
+    if math.prod(len(dimension.ends) for dimension in space) <= MOST_CORNERS:
+        corners = itertools.product(*(dimension.ends for dimension in space))
+        names = [dimension.field for dimension in space]
+        points = (dict(zip(names, corner, strict=True)) for corner in corners)
+    else:
+        points = ({dim.field: end} for dim in space for end in dim.ends)
+    for point in points:
+        try:
+            override(base, point)
+        except UserError as error:
+            where = ", ".join(f"{name}={value}" for name, value in point.items())
+            raise UserError(f"--space reaches {where}, where {error}") from None
+
+
+def _find_type(name: str, base: Config) -> Any:
+    """Return the type of a field that can be searched."""
+    section, _, key = name.partition(".")
+    if section in ("seed", "data"):
+        raise UserError(
+            f"--space {name}: a search keeps to one seed and one set of images, or its trials "
+            "could not be compared; set it with --set instead"
+        )
+    known = [field for field in fields_of(base) if "." in field]
+    if name not in known:
+        raise UserError(f"--space {name}: there is no such field{suggest(name, known)}")
+    hint = get_type_hints(type(getattr(base, section)), include_extras=True)[key]
+    while get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if get_origin(hint) is UnionType:  # a number, or one for each view
+        hint = get_args(hint)[0]
+    if get_origin(hint) is tuple:
+        raise UserError(
+            f"--space {name}: its value {fields_of(base)[name]} is a list, and only single values "
+            "are searched; set it with --set instead"
+        )
+    return hint
+
+
+def _read_dimension(name: str, text: str, base: Config) -> Dimension:
+    kind = _find_type(name, base)
+    if kind in (int, float) and ":" in text:
+        return _read_interval(name, text, kind)
+    return _read_choice(name, [read_value(part.strip()) for part in text.split(",")])
+
+
+def _read_choice(name: str, values: list[Any]) -> Choice:
+    if not all(isinstance(value, bool | int | float | str) for value in values):
+        raise UserError(f"--space {name}={values}: every value must be a number, text or true")
+    distinct = list(dict.fromkeys(map(_format_value, values)))
+    if len(distinct) < max(2, len(values)):
+        raise UserError(
+            f"--space {name}={','.join(map(_format_value, values))}: give at least two values, "
+            "each once; give one value alone with --set"
+        )
+    return Choice(name, tuple(values))
+
+
+def _read_interval(name: str, text: str, kind: type) -> Interval:
+    wrong = f"--space {name}={text}: "
+    low, high, *rest = text.split(":")
+    if rest not in ([], ["log"]):
+        raise UserError(f"{wrong}write LOW:HIGH, or LOW:HIGH:log")
+    try:
+        ends = [kind(part) for part in (low, high)]
+    except ValueError:
+        words = "whole numbers" if kind is int else "numbers"
+        raise UserError(f"{wrong}the ends must be {words}") from None
+    if not all(map(math.isfinite, ends)) or ends[0] >= ends[1]:
+        raise UserError(f"{wrong}the ends must be finite and go from low to high")
+    if rest and ends[0] <= 0:
+        raise UserError(f"{wrong}a logarithmic scale needs a LOW above 0")
+    return Interval(name, ends[0], ends[1], bool(rest), kind is int)
+
+
+def _format_value(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def name_search_folder(recipe: str | None, options: SearchOptions) -> Path:
