@@ -33,7 +33,7 @@ from deepbregman import __version__
 
 from .commands.parameters import PYTHON_ONLY
 from .config import Config
-from .errors import Notice, UserError, explain_error, mask_secrets, suggest
+from .errors import Notice, explain_error, mask_secrets, require_known
 from .launching import COMMAND_LINE, Process, find_process, is_first_of_machine, require_one_process
 from .terminal import open_lasting_console, print_choices, print_note, progress_bars, say, silence
 
@@ -70,11 +70,8 @@ def _dispatch(words: list[str]) -> None:
         _print_overview()
     elif words[0] == "--version":
         print(__version__)
-    elif words[0] not in VERBS:
-        raise UserError(
-            f"verb {words[0]!r} is not one of {', '.join(VERBS)}{suggest(words[0], VERBS)}"
-        )
     else:
+        require_known("verb", words[0], VERBS)
         _run_verb(words[0], words[1:])
 
 
@@ -82,18 +79,15 @@ def _run_verb(verb: str, words: list[str]) -> None:
     """Call the function of a verb with its options, then show what it returns."""
     module = importlib.import_module(f"deepbregman.commands.{verb}")
     program = f"{PROGRAM} {verb}"
-    function: Callable[..., Any] | None = getattr(module, verb, None)
+    function: Any = getattr(module, verb, None)
     subcommands: dict[str, Callable[..., Any]] = getattr(module, "SUBCOMMANDS", {})
+    if function is None:
+        if not words or words[0] in ("-h", "--help"):
+            _print_subcommands(program, subcommands)
+            return
+        require_known(verb, words[0], subcommands)
     if words and words[0] in subcommands:
         program, function, words = f"{program} {words[0]}", subcommands[words[0]], words[1:]
-    elif function is None and (not words or words[0] in ("-h", "--help")):
-        _print_subcommands(program, subcommands)
-        return
-    elif function is None:
-        raise UserError(
-            f"{verb} {words[0]!r} is not one of {', '.join(subcommands)}"
-            f"{suggest(words[0], subcommands)}"
-        )
     elif hasattr(module, "choose"):
         function, program, words = module.choose(words)
     if {"-h", "--help"} & set(words):  # tyro would not wrap it

@@ -5,7 +5,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 _NO_ROOM = dict.fromkeys(
@@ -50,6 +50,12 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the known word closest to ``word``, or nothing."""
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {matches[0]!r}?" if matches else ""
+
+
+def require_known(what: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that is not among those known, and suggest the closest."""
+    if name not in known:
+        raise UserError(f"{what} {name!r} is not one of {', '.join(known)}{suggest(name, known)}")
 
 
 def abbreviate(value: Any) -> str:

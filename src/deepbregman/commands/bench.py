@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.console import Console
 
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, require_known
 from deepbregman.files import Record, check_can_be_folder, write_json
 from deepbregman.runs import collect_provenance
 from deepbregman.terminal import MaybePath
@@ -65,8 +65,7 @@ def bench(
     Returns:
         The record: machine, versions, commit, and the groups with their timings.
     """
-    if scale not in SCALES:
-        raise UserError(f"scale {scale!r} is not one of {', '.join(SCALES)}")
+    require_known("scale", scale, SCALES)
     if out is not None:
         check_can_be_folder(out)
     console = console or Console(quiet=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, require_known
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import (
     MaybeNumber,
@@ -84,8 +84,7 @@ def explore(
         progress: Called during the work.
     """
     out = Path(out)
-    if format not in ("html", "parquet"):
-        raise UserError(f"format {format!r} is not one of html, parquet")
+    require_known("format", format, ("html", "parquet"))
     check_new_file(out, f".{format}")
     if format == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UserError("--format parquet needs pyarrow: pip install 'deepbregman[explore]'")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import tyro
 from rich.console import Console
 
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import UserError, require_known
 from deepbregman.files import create_file
 from deepbregman.runs import Run, check_new_file
 from deepbregman.terminal import say
@@ -99,9 +99,7 @@ def show(exported: Exported, console: Console) -> None:
 
 def _check(out: Path, sidecar: Path, format: str) -> None:
     """Refuse what cannot succeed before anything is loaded."""
-    if format not in FORMATS:
-        known = ", ".join(FORMATS)
-        raise UserError(f"format {format!r} is not one of {known}{suggest(format, FORMATS)}")
+    require_known("format", format, FORMATS)
     suffix, needs = FORMATS[format]
     check_new_file(out, suffix)
     check_new_file(sidecar, ".json")

@@ -12,9 +12,10 @@ from deepbregman.data.datasets import DATASETS, Dataset, expand_home, find_sourc
 from deepbregman.data.decoding import UnreadableImage, decode_frame, read_size
 from deepbregman.data.downloads import list_checksums
 from deepbregman.data.folders import Listing, list_folder, quote_some
+from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.frames import map_files
 from deepbregman.data.images import ArrayImages, ImagePlace, StoredImage
-from deepbregman.data.stored import StoredData, index_stored, is_stored
+from deepbregman.data.stored import StoredData
 from deepbregman.data.voc import find_devkit
 from deepbregman.errors import UserError
 from deepbregman.terminal import ReportProgress, count_words

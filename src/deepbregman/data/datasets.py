@@ -19,8 +19,9 @@ from deepbregman.data.folders import (
     list_isic,
     list_tiny_imagenet,
 )
+from deepbregman.data.formats import index_stored, is_stored
 from deepbregman.data.npz import open_npz
-from deepbregman.data.stored import HUB, index_stored, is_stored, list_parts
+from deepbregman.data.stored import HUB, list_parts
 from deepbregman.errors import UserError, suggest
 from deepbregman.terminal import ignore_progress
 

@@ -1,7 +1,6 @@
-"""Formats that store many images together: tar shards, Parquet tables, Hugging Face datasets.
+"""What tar shards, Parquet tables and Hugging Face datasets share: their index, splits and labels.
 
-What they share, and which of them a dataset is. The reader of a format and its libraries are loaded
-when a dataset needs them. Needs no torch.
+``formats.py`` finds out which of them a dataset is. Needs no torch.
 """
 
 import re
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from deepbregman.data.folders import has_image, quote_some
+from deepbregman.data.folders import quote_some
 from deepbregman.errors import UserError
 
 HUB = "hf:"
@@ -114,35 +113,3 @@ def number_labels(
         for labels in splits
     ]
     return arrays, classes
-
-
-def is_stored(path: Path) -> bool:
-    """Whether a dataset has one of these formats; a folder of images and an .npz file have not."""
-    return _is_hugging_face(path) or _holds(path, ".tar") or _holds(path, ".parquet")
-
-
-def index_stored(path: Path) -> StoredData:
-    """Read where the images of such a dataset are, and their labels; no image is decoded."""
-    if _is_hugging_face(path):
-        from deepbregman.data.hugging_face import index_dataset
-
-        return index_dataset(path)
-    if _holds(path, ".tar"):
-        from deepbregman.data.shards import index_shards
-
-        return index_shards(path)
-    from deepbregman.data.parquet import index_parquet
-
-    return index_parquet(path)
-
-
-def _holds(path: Path, suffix: str) -> bool:
-    if not path.is_dir():
-        return path.suffix.lower() == suffix
-    return bool(list_parts(path, suffix)) and not has_image(path)
-
-
-def _is_hugging_face(path: Path) -> bool:
-    if path.as_posix().startswith(HUB) or (path / "dataset_dict.json").is_file():
-        return True
-    return all((path / name).is_file() for name in ("dataset_info.json", "state.json"))

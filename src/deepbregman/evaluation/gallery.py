@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deepbregman.data import FileImages, Images, ResidentBatches, Source, Split
-from deepbregman.errors import Notice, UserError, suggest
+from deepbregman.errors import Notice, UserError, require_known
 from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import ReportProgress, ignore_progress
 
@@ -36,8 +36,7 @@ class OpenedRun(NamedTuple):
 
     def splits(self, choice: str) -> dict[str, Split]:
         """Return the splits that ``train``, ``test`` or ``all`` names."""
-        if choice not in SPLITS:
-            raise UserError(f"split {choice!r} is not one of {', '.join(SPLITS)}")
+        require_known("split", choice, SPLITS)
         present = {"train": self.source.train}
         if self.source.test is not None:
             present["test"] = self.source.test
@@ -56,9 +55,7 @@ class OpenedRun(NamedTuple):
     def choose_measures(self, by: Sequence[str], known: Sequence[str]) -> tuple[str, ...]:
         """Check the measures that are asked for, of those ``known``; by default all the run has."""
         for name in by:
-            if name not in known:
-                words = f"{', '.join(known)}{suggest(name, known)}"
-                raise UserError(f"by {name!r} is not one of {words}")
+            require_known("by", name, known)
         has_scores = self.loaded.model.divergence_network is not None
         if "divergence" in by and not has_scores:
             raise UserError(

@@ -14,7 +14,7 @@ from deepbregman.config.rules import (
     Whole,
     has_type,
 )
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import UserError, require_known
 from deepbregman.terminal import MaybePath
 
 Architecture = Literal["c4", "fpn"]
@@ -174,9 +174,7 @@ class Options(Section):
         if not names:
             raise UserError(f"no protocol was named: choose from {', '.join(PROTOCOL_NAMES)}")
         for name in names:
-            if name not in PROTOCOL_NAMES:
-                known = f"{', '.join(PROTOCOL_NAMES)}{suggest(name, PROTOCOL_NAMES)}"
-                raise UserError(f"protocol {name!r} is not one of {known}")
+            require_known("protocol", name, PROTOCOL_NAMES)
         if "detect" in names and len(names) > 1:
             others = ", ".join(name for name in names if name != "detect")
             raise UserError(

@@ -27,7 +27,7 @@ import numpy.typing as npt
 from deepbregman.data.datasets import expand_home, find_source
 from deepbregman.data.decoding import decode_frame
 from deepbregman.data.folders import list_folder
-from deepbregman.data.stored import is_stored
+from deepbregman.data.formats import is_stored
 from deepbregman.errors import Notice, UserError
 from deepbregman.files import digest, digest_files, replace_file
 from deepbregman.runs import Run, list_versions

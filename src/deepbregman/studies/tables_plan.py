@@ -13,7 +13,7 @@ import tyro
 
 from deepbregman.config import Config, override
 from deepbregman.data.datasets import check_source, typical_side
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import UserError, require_known
 from deepbregman.evaluation.options import NOISE, ClassProtocol
 from deepbregman.files import check_can_be_folder, list_names
 from deepbregman.terminal import MaybeNumber
@@ -205,9 +205,7 @@ def _check_options(options: TableOptions) -> None:
     if not options.arms:
         raise UserError(f"no arm was named: give recipes, such as --arms {' '.join(ARMS[:3])}")
     for name in options.protocols:
-        if name not in PROTOCOLS:
-            known = f"{', '.join(PROTOCOLS)}{suggest(name, PROTOCOLS)}"
-            raise UserError(f"protocol {name!r} of the tables is not one of {known}")
+        require_known("protocol", name, PROTOCOLS)
     if options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: there must be at least 1")
     for what, numbers in (("epochs", options.epochs), ("image-size", options.image_size)):

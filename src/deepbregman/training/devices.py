@@ -8,13 +8,12 @@ import platform
 import torch
 
 from deepbregman.config import Config
-from deepbregman.errors import UserError
+from deepbregman.errors import UserError, require_known
 
 
 def pick_device(accelerator: str = "auto") -> torch.device:
     """Return the device for work of one process; ``auto`` is a CUDA device if there is one."""
-    if accelerator not in ("auto", "cpu", "cuda"):
-        raise UserError(f"accelerator {accelerator!r} is not one of auto, cpu, cuda")
+    require_known("accelerator", accelerator, ("auto", "cpu", "cuda"))
     has_gpu = torch.cuda.is_available()
     if accelerator == "cuda" and not has_gpu:
         raise UserError("accelerator 'cuda': this machine has no CUDA device; use auto or cpu")

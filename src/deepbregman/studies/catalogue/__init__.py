@@ -4,7 +4,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable
 
-from deepbregman.errors import UserError, suggest
+from deepbregman.errors import require_known
 from deepbregman.studies.definition import Search, Study
 
 
@@ -21,6 +21,5 @@ def find_study(name: str, also: Iterable[str] = ()) -> Study | Search:
     """Return a study by its name; the error also lists names outside of the catalogue."""
     known = load_catalogue()
     if name not in known:
-        names = [*known, *also]
-        raise UserError(f"study {name!r} is not one of {', '.join(names)}{suggest(name, names)}")
+        require_known("study", name, [*known, *also])
     return known[name]
