@@ -338,11 +338,9 @@ def cluster_images(
     The arguments are those of :func:`deepbregman.cluster`.
     """
     methods = opened.choose_measures(by, tuple(METHODS))
-    splits = opened.splits(split)
-    labels = [part.labels for part in splits.values() if part.labels is not None]
-    num_classes = len(set(torch.cat(labels).tolist())) if len(labels) == len(splits) else 0
-    count = count_clusters(clusters, num_classes, sum(map(len, splits.values())))
     gallery = open_gallery(opened, split, progress)
+    num_classes = 0 if gallery.labels is None else len(torch.unique(gallery.labels))
+    count = count_clusters(clusters, num_classes, len(gallery.names))
     smoothing = opened.loaded.config.divergence.smoothing
     partitions: dict[str, Partition] = {}
     measured: list[list[Measurement]] = [[] for _ in range(seeds)]
@@ -352,8 +350,7 @@ def cluster_images(
             runs.append(_cluster_once(method, gallery.features, count, smoothing, seed))
             progress(METHODS[method], seed + 1, seeds)
         objectives = tuple(objective for _, objective in runs)
-        best = runs[objectives.index(min(objectives))][0]
-        best = number_by_size(best, count)
+        best = number_by_size(runs[objectives.index(min(objectives))][0], count)
         sizes = torch.bincount(best, minlength=count).tolist()
         partitions[method] = Partition(best, tuple(sizes), objectives)
         if gallery.labels is not None:
@@ -367,7 +364,12 @@ def cluster_images(
         method: find_typical(opened, gallery, method, part.assignment)
         for method, part in partitions.items()
     }
-    _write_clusters(out, gallery, opened, partitions)
+    columns: dict[str, Sequence[object]] = {"image": gallery.names}
+    if gallery.labels is not None:
+        columns["class"] = opened.name_classes(gallery)
+    columns |= {method: part.assignment.tolist() for method, part in partitions.items()}
+    lines = zip(*columns.values(), strict=True)
+    create_csv(out, [dict(zip(columns, line, strict=True)) for line in lines])
     return Clustering(gallery.names, partitions, rows, out, typical)
 
 
@@ -479,17 +481,3 @@ def find_typical(
         images = [TypicalImage(names[i], classes[i], pixels[i], far) for i, far in pairs]
         clusters.append(TypicalCluster(number, int(sizes[number]), images))
     return clusters
-
-
-def _write_clusters(
-    path: Path, gallery: Gallery, opened: OpenedRun, parts: dict[str, Partition]
-) -> None:
-    """Write a line for each image: its name, its class where known, its cluster by each method."""
-    clusters = {method: part.assignment.tolist() for method, part in parts.items()}
-    rows: list[Record] = []
-    for index, (name, known) in enumerate(
-        zip(gallery.names, opened.name_classes(gallery), strict=True)
-    ):
-        found = {method: column[index] for method, column in clusters.items()}
-        rows.append({"image": name, **({} if known is None else {"class": known}), **found})
-    create_csv(path, rows)

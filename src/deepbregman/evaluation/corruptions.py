@@ -22,7 +22,7 @@ from .frozen import OrderedDraws
 from .inputs import Evaluation
 from .knn import VOTE_TEMPERATURE, find_neighbours, vote
 from .linear import fit_on_cached
-from .results import Measurement, make_rows, measure_accuracies
+from .results import Measurement, make_rows
 
 STRENGTHS: dict[str, tuple[float, float, float]] = {
     "noise": (0.04, 0.08, 0.1),
@@ -87,17 +87,20 @@ def corruptions(evaluation: Evaluation) -> list[Record]:
     labelled, seeds = evaluation.labelled, []
     total = len(evaluation.options.each_seed) * (1 + sum(map(len, STRENGTHS.values())))
     done = 0
+
+    def measure(classifiers: dict[str, Predict], features: Features) -> dict[str, dict[str, float]]:
+        return {name: labelled.measure(predict(features)) for name, predict in classifiers.items()}
+
     for seed in evaluation.options.each_seed:
         classifiers = fit_classifiers(labelled, seed)
-        found = {"clean": _measure(labelled, classifiers, labelled.test.features)}
+        found = {"clean": measure(classifiers, labelled.test.features)}
         done += 1
         for name, strengths in STRENGTHS.items():
             for number, strength in enumerate(strengths, start=1):
                 side, images = labelled.config.data.image_size, labelled.test.shared
                 change = corrupt(name, strength, seed, images.num_images, side)
                 features = compute_features(labelled.model, images, side, change=change)
-                features.require_finite()
-                found[f"{name} {number}"] = _measure(labelled, classifiers, features)
+                found[f"{name} {number}"] = measure(classifiers, features.require_finite())
                 done += 1
                 evaluation.progress("corruptions", done, total)
         seeds.append(_list_measurements(labelled, found))
@@ -124,17 +127,6 @@ def fit_classifiers(labelled: LabelledFeatures, seed: int) -> dict[str, Predict]
     if labelled.train.features.scores is not None:
         fitted[f"kNN by divergence, k={k}"] = neighbours("divergence")
     return fitted
-
-
-def _measure(
-    labelled: LabelledFeatures, classifiers: dict[str, Predict], features: Features
-) -> dict[str, dict[str, float]]:
-    return {
-        name: measure_accuracies(
-            labelled.test.labels, predicted=predict(features), balanced=labelled.balanced
-        )
-        for name, predict in classifiers.items()
-    }
 
 
 def _list_measurements(

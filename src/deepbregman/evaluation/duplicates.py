@@ -13,14 +13,13 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
-from deepbregman.data import ArrayImages, FileImages, Progress, ResidentBatches
+from deepbregman.data import ArrayImages, FileImages, Progress
 from deepbregman.data.images import count_bytes, group_identical
 from deepbregman.errors import UserError
 from deepbregman.files import create_csv
 from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 
-from .features import compute_features
 from .gallery import Gallery, OpenedRun, Pixels, open_gallery
 
 SAMPLE = 200
@@ -178,10 +177,8 @@ def choose_thresholds(opened: OpenedRun, gallery: Gallery, features: Tensor) -> 
     for frame, copy in zip(frames, copies, strict=True):
         frame[:, : copy.shape[0], : copy.shape[1]] = torch.from_numpy(copy).permute(2, 0, 1)
     sizes = torch.tensor([copy.shape[:2] for copy in copies])
-    loaded = opened.loaded
-    batches = ResidentBatches(ArrayImages(frames, sizes), loaded.device)
-    seen = compute_features(loaded.model, batches, loaded.config.data.image_size)
-    cosines = functional.cosine_similarity(seen.representation, features[chosen])
+    seen = opened.compute(ArrayImages(frames, sizes)).representation
+    cosines = functional.cosine_similarity(seen, features[chosen])
     pixels = (shrink(originals) * shrink(copies)).sum(dim=1)
     found, alike = cosines.double().cpu(), pixels.double()
     return float(found.quantile(1.0 - FOUND_SHARE)), float(alike.quantile(1.0 - ALIKE_SHARE))
@@ -223,12 +220,8 @@ def _write(path: Path, found: Duplicates) -> None:
     rows: list[Record] = []
     columns = ("group", "image", "copy", "cosine")
     for number, group in enumerate(found.groups, start=1):
-        for copy in group:
-            cosine = f"{copy.cosine:.4f}"
-            row: Record = dict(zip(columns, (number, copy.name, copy.kind, cosine), strict=True))
-            if copy.num_bytes is not None:
-                row["bytes"] = copy.num_bytes
-            if copy.class_name is not None:
-                row["class"] = copy.class_name
-            rows.append(row)
+        for name, kind, cosine, num_bytes, known, _ in group:
+            row = dict(zip(columns, (number, name, kind, f"{cosine:.4f}"), strict=True))
+            more = {"bytes": num_bytes, "class": known}
+            rows.append(row | {key: value for key, value in more.items() if value is not None})
     create_csv(path, rows, columns)

@@ -24,7 +24,7 @@ from .features import Features, LabelledFeatures
 from .inputs import Evaluation
 from .knn import rank_bank, select_features
 from .linear import fit_linear
-from .results import Measurement, make_rows, measure_accuracies
+from .results import Measurement, make_rows
 
 PENALTY = 1e-2
 """Penalty of the linear classifier; there are too few labels to choose one."""
@@ -153,10 +153,7 @@ def measure_draw(labelled: LabelledFeatures, count: int, seed: int) -> dict[str,
     for name, rule in RULES.items():
         if name in BY_DIVERGENCE and known.scores is None:
             continue
-        predicted = present[rule(task)]
-        found[name] = measure_accuracies(
-            test.labels, predicted=predicted, balanced=labelled.balanced
-        )
+        found[name] = labelled.measure(present[rule(task)])
     return found
 
 

@@ -16,7 +16,7 @@ from deepbregman.errors import Notice, UserError, require_known
 from deepbregman.runs import Run, is_complete
 from deepbregman.terminal import ReportProgress, ignore_progress
 
-from .features import Features, SplitFeatures
+from .features import Features, SplitFeatures, compute_features
 from .inputs import LoadedRun, load_run
 
 Pixels = npt.NDArray[np.uint8]
@@ -64,6 +64,12 @@ class OpenedRun(NamedTuple):
             )
         possible = (name for name in known if has_scores or name != "divergence")
         return tuple(name for name in possible if name in by or not by)
+
+    def compute(self, images: Images) -> Features:
+        """Compute the features of a few images that are not of the dataset."""
+        batches = ResidentBatches(images, self.loaded.device)
+        size = self.loaded.config.data.image_size
+        return compute_features(self.loaded.model, batches, size).require_finite()
 
     def features_of(
         self, split: Split, name: str, progress: ReportProgress = ignore_progress

@@ -1,5 +1,6 @@
 """The inputs of an evaluation: a run's networks, a dataset, and options."""
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from deepbregman.data.folders import quote_some
 from deepbregman.data.opening import open_data, select_images, split_for_monitor
 from deepbregman.data.voc import Voc, open_voc
 from deepbregman.errors import Notice, UserError
+from deepbregman.files import refuse_link
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run, now
 from deepbregman.terminal import ReportProgress, ignore_progress, say
@@ -26,7 +28,7 @@ from .feature_cache import FeatureCache
 from .features import LabelledFeatures
 from .finished import FinishedParts
 from .options import Options
-from .results import can_record, pack, record_predictions, record_rows, take_predictions
+from .results import pack, record_predictions, record_rows, take_predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,8 +166,17 @@ class Evaluation:
 
     @cached_property
     def can_record(self) -> bool:
-        """Whether the run's folder can be written to."""
-        return can_record(self.run)
+        """Whether the run's folder can be written to; if not, print a note.
+
+        A link in place of the lock of its records is an error, before the work begins.
+        """
+        path = self.run.path
+        refuse_link(path / ".records.lock")
+        if not os.access(path, os.W_OK):
+            words = f"{path} cannot be written to: results are printed, not recorded"
+            warnings.warn(words, Notice, stacklevel=4)
+            return False
+        return True
 
     @cached_property
     def loaded(self) -> LoadedRun:

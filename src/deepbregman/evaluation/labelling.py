@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepbregman.data import FileImages, ResidentBatches, open_files
+from deepbregman.data import FileImages, open_files
 from deepbregman.data.folders import quote_some
 from deepbregman.data.images import digest_content
 from deepbregman.data.labels import GivenLabel, check_counts
@@ -21,7 +21,6 @@ from deepbregman.runs import Record
 from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import derive_seed
 
-from .features import compute_features
 from .gallery import Gallery, OpenedRun, Pixels, join_features, open_gallery
 from .predicting import KINDS, Prediction, predict_labels, suggest_images
 
@@ -111,10 +110,8 @@ def label_images(
         list(map(classes.index, every))
     )
     if extra:
-        loaded, size = opened.loaded, opened.loaded.config.data.image_size
-        images = ResidentBatches(open_files(list(extra), image_size=size), loaded.device)
-        more = compute_features(loaded.model, images, size).require_finite()
-        features = join_features([features, more])
+        files = open_files(list(extra), image_size=opened.loaded.config.data.image_size)
+        features = join_features([features, opened.compute(files)])
     is_suggested = torch.zeros(len(labels), dtype=torch.bool)
     is_suggested[list(suggested)] = True
     found = predict_labels(

@@ -40,8 +40,6 @@ and not that of seeds alone.
 """
 
 import base64
-import os
-import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,8 +51,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deepbregman.errors import Notice, UserError
-from deepbregman.files import read_json, refuse_link
+from deepbregman.errors import UserError
+from deepbregman.files import read_json
 from deepbregman.runs import Record, Run
 from deepbregman.statistics import summarise
 
@@ -133,19 +131,6 @@ def make_rows(seeds: Sequence[Sequence[Measurement]]) -> list[Record]:
                 }
             )
     return rows
-
-
-def can_record(run: Run) -> bool:
-    """Whether the run's folder can be written to; if not, print a note.
-
-    A link in place of the lock of its records is an error, before the work begins.
-    """
-    refuse_link(run.path / ".records.lock")
-    if not os.access(run.path, os.W_OK):
-        words = f"{run.path} cannot be written to: results are printed, not recorded"
-        warnings.warn(words, Notice, stacklevel=3)
-        return False
-    return True
 
 
 def record_rows(run: Run, rows: Sequence[Record]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from deepbregman.data import FileImages, Images, Progress, ResidentBatches, Split, open_files
+from deepbregman.data import FileImages, Progress, Split, open_files
 from deepbregman.data.datasets import expand_home
 from deepbregman.errors import UserError
 from deepbregman.method.bregman import find_tangents
@@ -20,7 +20,7 @@ from deepbregman.terminal import ReportProgress, ignore_progress
 from deepbregman.training.randomness import epoch_order
 
 from . import search_index
-from .features import Features, SplitFeatures, compute_features
+from .features import SplitFeatures
 from .gallery import (
     PICTURE,
     Gallery,
@@ -147,7 +147,7 @@ def _answer_queries(
     smoothing = opened.loaded.config.divergence.smoothing
     places = [None if q.place is None else gallery.position(*q.place) for q in queries]
     parts = [
-        _compute_query_features(opened, query.images.images)
+        opened.compute(query.images.images)
         if place is None
         else gallery.features.select(torch.tensor([place]))
         for query, place in zip(queries, places, strict=True)
@@ -188,14 +188,6 @@ def _answer_queries(
 def _read_query(query: _Query) -> Pixels:
     (shown,) = read_pictures(query.images.images)
     return shown
-
-
-def _compute_query_features(opened: OpenedRun, images: Images) -> Features:
-    """Compute the features of images that are not in the gallery."""
-    loaded = opened.loaded
-    batches = ResidentBatches(images, loaded.device)
-    size = loaded.config.data.image_size
-    return compute_features(loaded.model, batches, size).require_finite()
 
 
 def _keep_index(opened: OpenedRun, key: str, index: SearchIndex) -> None:
