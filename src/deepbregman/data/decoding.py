@@ -198,11 +198,9 @@ def _open_encoded(place: "ImagePlace") -> Image.Image:
             raise ValueError("not a regular file")
         return Image.open(place, formats=_list_formats())
     found = place.read()
-    return (
-        Image.open(io.BytesIO(found), formats=_list_formats())
-        if isinstance(found, bytes)
-        else found
-    )
+    if isinstance(found, bytes):
+        return Image.open(io.BytesIO(found), formats=_list_formats())
+    return found
 
 
 @contextmanager

@@ -115,11 +115,8 @@ def channel_statistics(
     """
     if max_images is None:
         max_images = _MEASURED_FILES if isinstance(images, FileImages) else _MEASURED_ARRAYS
-    if len(images) > max_images:
-        chosen = np.random.RandomState(0).permutation(len(images))[:max_images]
-        indices = torch.from_numpy(np.sort(chosen))
-    else:
-        indices = torch.arange(len(images))
+    chosen = np.random.RandomState(0).permutation(len(images))[:max_images]
+    indices = torch.from_numpy(np.sort(chosen))
     count, total, squares = 0, torch.zeros(3).double(), torch.zeros(3).double()
     for part in torch.split(indices, _MEASURED_CHUNK):
         pixels, num_pixels = _read_pixels(images.select(part), skip_unreadable)

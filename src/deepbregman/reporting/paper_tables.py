@@ -33,14 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "corruptions": ("corruptions",),
 }
 """Tables of a dataset, and the protocols in each."""
-METRICS = {
-    "top1": "top-1",
-    "balanced": "balanced",
-    "mAP": "mAP",
-    "AUROC": "AUROC",
-    "NMI": "NMI",
-    "ARI": "ARI",
-}
+METRICS = {"top1": "top-1"} | {name: name for name in ("balanced", "mAP", "AUROC", "NMI", "ARI")}
 """Metrics that tables show; ``results.json`` has all."""
 SEEDS = (
     "Per cent; mean ± sample deviation over seeds. These deviations and intervals over seeds alone "

@@ -26,13 +26,8 @@ INK, FAINT, PAPER = "#1a1a1a", "#6a6a6a", "#ffffff"
 # Told apart with every kind of colour vision.
 SAME, OTHER, UNKNOWN = "#009e73", "#d55e00", "#c4c4c4"
 SYSTEM_FONTS = (
-    "DejaVuSans.ttf",
-    "NotoSans-Regular.ttf",
-    "NotoSansCJK-Regular.ttc",
-    "Arial Unicode.ttf",
-    "arial.ttf",
-    "msyh.ttc",
-    "YuGothM.ttc",
+    *("DejaVuSans.ttf", "NotoSans-Regular.ttf", "NotoSansCJK-Regular.ttc"),
+    *("Arial Unicode.ttf", "arial.ttf", "msyh.ttc", "YuGothM.ttc"),
 )
 """Fonts of Linux, macOS and Windows, for names with letters that Pillow's own font lacks."""
 

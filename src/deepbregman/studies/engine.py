@@ -35,6 +35,7 @@ from deepbregman.files import hold_lock, refuse_link
 from deepbregman.launching import leave_group
 from deepbregman.method.networks import Model
 from deepbregman.runs import Record, Run
+from deepbregman.terminal import say
 from deepbregman.training.callbacks import Callback
 from deepbregman.training.faults import Fault, Interrupted, name_signal
 
@@ -250,7 +251,7 @@ class Worker:
 
     def say(self, words: str) -> None:
         """Print a line above the bar."""
-        self.console.print(words, highlight=False, soft_wrap=True, markup=False)
+        say(self.console, words)
 
     def run(self, trial: Trial, title: str, watch: Watch | None = None) -> Record:
         """Run a trial, whose lock this process holds, to its end, and print the outcome."""

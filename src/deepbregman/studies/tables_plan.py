@@ -4,7 +4,7 @@ This file needs no torch, so a wrong request is refused at once.
 """
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal, NamedTuple, get_args
@@ -201,7 +201,11 @@ def _check_options(options: TableOptions) -> None:
     if not options.data:
         raise UserError("no dataset was named: give one or more, such as --data cifar10")
     for what, values in (("data", options.data), ("arms", options.arms)):
-        _refuse_equal_names(what, [name_dataset(value) for value in values])
+        names = [name_dataset(value) for value in values]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UserError(
+                f"--{what} names {twice[0]} twice, and runs are called after it; rename one of them"
+            )
     if not options.arms:
         raise UserError(f"no arm was named: give recipes, such as --arms {' '.join(ARMS[:3])}")
     for name in options.protocols:
@@ -218,16 +222,6 @@ def _check_options(options: TableOptions) -> None:
         raise UserError(f"--tuning-epochs {options.tuning_epochs}: it must be 1 or more")
     for data in options.data:
         check_source(data)
-
-
-def _refuse_equal_names(what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise UserError(
-                f"--{what} names {name} twice, and runs are called after it; rename one of them"
-            )
-        seen.add(name)
 
 
 def _check_folder(folder: Path) -> None:

@@ -17,18 +17,10 @@ COLLAPSED_RANK = 2.0
 COLLAPSED_SPREAD = 0.05
 RECORDED = {
     *("epoch", "step", "total", "learning_rate", "skipped", "images_per_second"),
-    *(
-        "views_per_second",
-        "peak_gigabytes",
-        "alignment",
-        "uniformity",
-        "spread",
-        "effective_rank",
-        "knn",
-    ),
-    *("divergence_positives", "divergence_negatives", "active_subnetworks", "usage_entropy"),
-    *("sigma", "rankme", "alpha_req", "lidar", "neighbour_stability", "long_stability"),
-    *("verdict", "reason"),
+    *("views_per_second", "peak_gigabytes", "alignment", "uniformity", "spread", "effective_rank"),
+    *("knn", "divergence_positives", "divergence_negatives", "active_subnetworks"),
+    *("usage_entropy", "sigma", "rankme", "alpha_req", "lidar", "neighbour_stability"),
+    *("long_stability", "verdict", "reason"),
 }
 """Names in the record of an epoch that no method may give to a loss or a metric of its own."""
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from deepbregman.runs import Record, Run
-from deepbregman.terminal import format_duration
+from deepbregman.terminal import format_duration, say
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -124,7 +124,7 @@ class Display:
         return seconds / done * (self.total_steps - step)
 
     def _print(self, words: str) -> None:
-        self.console.print(words, highlight=False, soft_wrap=True)
+        say(self.console, words)
         self.last_line = time.monotonic()
 
     def epoch(self, record: Record) -> None:
@@ -171,8 +171,8 @@ class Display:
         """Show something that the user should look at."""
         if self.tell is not None:
             self.tell(message)
-            return
-        self.console.print(f"warning: {message}", style="yellow", highlight=False, soft_wrap=True)
+        else:
+            say(self.console, f"warning: {message}", "yellow")
 
 
 def weigh_terms(record: Record, weights: Mapping[str, float]) -> dict[str, float]:

@@ -28,6 +28,7 @@ from deepbregman.objectives import (
     gather_alone,
 )
 from deepbregman.runs import SATURATED, Record, Run, collect_provenance, now
+from deepbregman.terminal import say
 
 from . import checkpoints, diagnostics
 from .callbacks import Callback, collect_metrics
@@ -237,12 +238,8 @@ class Pretraining:
                 pretrain={**last, **stopped, "seconds": self.seconds(), "finished": now()}
             )
             if early:
-                console.print(
-                    f"stopped after epoch {last['epoch']} of {settings.epochs}: "
-                    f"{last.get('stopped') or last['reason']}",
-                    highlight=False,
-                    soft_wrap=True,
-                )
+                why = last.get("stopped") or last["reason"]
+                say(console, f"stopped after epoch {last['epoch']} of {settings.epochs}: {why}")
         self._tell("on_end", self.run)
         if self.vote.outcome:  # a study must not go on with its other runs
             self._leave(self.vote.outcome, "the run is complete")

@@ -271,13 +271,7 @@ class SynchronisedNorm(_BatchNorm):
         """Normalise (N, C, ...)."""
         if not self.training:
             return F.batch_norm(
-                input,
-                self.running_mean,
-                self.running_var,
-                self.weight,
-                self.bias,
-                training=False,
-                eps=self.eps,
+                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
             )
         with torch.autocast(input.device.type, enabled=False):
             return self._normalise(input)
@@ -289,9 +283,8 @@ class SynchronisedNorm(_BatchNorm):
         own_mean = values.mean(others)  # (C,)
         own_squares = (values - own_mean.view(shape)).square().sum(others)  # (C,)
         count = values.new_full((1,), values.numel() / values.shape[1])
-        every: Tensor = gather_with_gradient(
-            torch.cat([count, own_mean, own_squares])
-        )  # (W, 1 + 2C)
+        own = torch.cat([count, own_mean, own_squares])
+        every: Tensor = gather_with_gradient(own)  # (W, 1 + 2C)
         counts = every[:, :1].detach()  # (W, 1)
         means, squares = every[:, 1:].chunk(2, dim=1)  # (W, C) each
         total = counts.sum()
@@ -312,11 +305,9 @@ class SynchronisedNorm(_BatchNorm):
             return
         assert self.running_var is not None
         self.num_batches_tracked.add_(1)
-        share = (
-            torch.tensor(self.momentum, device=mean.device)
-            if self.momentum is not None
-            else 1.0 / self.num_batches_tracked
-        )
+        share = 1.0 / self.num_batches_tracked
+        if self.momentum is not None:
+            share = torch.full_like(share, self.momentum)
         self.running_mean.lerp_(mean, share.to(mean.dtype))
         self.running_var.lerp_(variance, share.to(mean.dtype))
 
