@@ -73,7 +73,6 @@ def cluster(
         devices: Number of GPUs that compute features together, or all.
         source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
-        progress: Called during the work.
 
     Returns:
         The clusters, and their agreement with the classes where there are labels.

@@ -48,7 +48,6 @@ def check(
     Args:
         name: Name of a dataset, a folder of images, or an .npz file.
         root: Folder of the datasets that have a name.
-        progress: Called during the work.
 
     Returns:
         What was found and the problems; without problems it is complete.
@@ -84,7 +83,6 @@ def prepare(
         cache: File for the decoded images; it must not exist.
         download: Download missing files.
         skip_unreadable: Leave out images that cannot be read, instead of stopping.
-        progress: Called during the work.
     """
     progress, root = progress or ignore_progress, expand_home(root)
     dataset, _ = find_source(name, with_boxes=True)

@@ -64,7 +64,6 @@ def duplicates(
         devices: Number of GPUs that compute features together, or all.
         source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
-        progress: Called during the work.
     """
     check_new_file(out, ".csv")
     check_new_file(sheet, ".png", "sheet")

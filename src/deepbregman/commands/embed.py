@@ -41,7 +41,6 @@ def embed(
         devices: Number of GPUs that compute features together, or all.
         source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
-        progress: Called during the work.
 
     Returns:
         The name and shape of every array in the file: train_features, train_scores, train_labels,

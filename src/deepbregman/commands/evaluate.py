@@ -83,7 +83,6 @@ def evaluate(
         few: Labels that few uses.
         ood: Images that ood uses.
         console: Where to print; nothing is printed when None.
-        progress: Called during the work.
 
     Returns:
         The rows, in the schema of deepbregman.evaluation.results.

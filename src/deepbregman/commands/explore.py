@@ -81,7 +81,6 @@ def explore(
         devices: Number of GPUs that compute features together, or all.
         source: Images of your program, by :func:`own_data`, instead of a dataset.
         encoder: If the run trained an encoder of your own: a module of the same structure.
-        progress: Called during the work.
     """
     out = Path(out)
     require_known("format", format, ("html", "parquet"))

@@ -7,7 +7,6 @@ and kNN accuracy.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,15 +42,6 @@ NOTES = (
 )
 
 
-class Measured(NamedTuple):
-    """The features of a run on the subset, and what does not depend on a seed."""
-
-    features: np.ndarray  # (N, d), L2-normalised
-    silhouette: float
-    silhouette_by_class: dict[str, float]
-    knn: float
-
-
 def run_tsne(
     out: Path,
     *,
@@ -74,7 +64,7 @@ def run_tsne(
     device = pick_device(accelerator)
     source = open_labelled(opened[0].config, data)
     chosen = _choose_subset(source, images)
-    labels = chosen.known_labels
+    labels = chosen.known_labels.numpy()
     begin_study(out, seeds)
     record = collect_provenance(device_name(device))
     classes = list(source.classes or map(str, range(1 + int(labels.max()))))
@@ -83,25 +73,27 @@ def run_tsne(
     pictures = []
     for name, run in zip(names, opened, strict=True):
         with console.status(f"features of {name} ..."):
-            measured = _measure(run, source, chosen, classes, device)
+            features, widths, accuracy = _measure(run, source, chosen, device)
         found: dict[str, list[float]] = {"k-means NMI": [], "k-means ARI": []}
         for seed in range(seeds):
             with console.status(f"t-SNE of {name}, seed {seed} ..."):
-                maps.setdefault(name, []).append(_map_to_plane(measured.features, seed))
-                clusters = _measure_clusters(measured.features, labels.numpy(), seed)
+                maps.setdefault(name, []).append(_map_to_plane(features, seed))
+                clusters = _measure_clusters(features, labels, seed)
                 for metric, value in clusters.items():
                     found[metric].append(value)
-        fixed = {"silhouette": [measured.silhouette], f"kNN, k={NEIGHBOURS}, %": [measured.knn]}
+        silhouette = float(widths.mean())
+        fixed = {"silhouette": [silhouette], f"kNN, k={NEIGHBOURS}, %": [accuracy]}
         for metric, each in {**fixed, **found}.items():
             values[name, metric] = each
-        for label, value in measured.silhouette_by_class.items():
-            values[name, f"silhouette of class {label}"] = [value]
-        words = [f"silhouette {measured.silhouette:.3f}, kNN {measured.knn:.1f} %"]
+        for label in np.unique(labels):
+            of_class = float(widths[labels == label].mean())
+            values[name, f"silhouette of class {classes[label]}"] = [of_class]
+        words = [f"silhouette {silhouette:.3f}, kNN {accuracy:.1f} %"]
         spreads = [f"{name} {format_summary(summarise(each), 3)}" for name, each in found.items()]
         words.append(", ".join(spreads))
         pictures.append(FeatureMap(name, maps[name][0], tuple(words)))
-    _save(out, maps, labels.numpy())
-    save_map_figure(name_figures(out, "tsne"), pictures, labels.numpy(), classes)
+    _save(out, maps, labels)
+    save_map_figure(name_figures(out, "tsne"), pictures, labels, classes)
     settings = {
         "runs": names,
         "data": Path(data or opened[0].config.data.source).name,
@@ -124,8 +116,9 @@ def _choose_subset(source: Source, images: int) -> Split:
 
 
 def _measure(
-    trained: Run | Export, source: Source, chosen: Split, classes: list[str], device: torch.device
-) -> Measured:
+    trained: Run | Export, source: Source, chosen: Split, device: torch.device
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return normalised features (N, d), silhouettes (N,), and the accuracy of kNN in per cent."""
     from sklearn.metrics import silhouette_samples
 
     if isinstance(trained, Run):
@@ -140,10 +133,8 @@ def _measure(
     known, k = source.train.known_labels.to(device), min(NEIGHBOURS, len(source.train))
     accuracy = knn_accuracy(parts[0], chosen.known_labels, parts[1], known, k=k)
     features = torch.nn.functional.normalize(parts[0].double(), dim=1).cpu().numpy()
-    labels = chosen.known_labels.numpy()
-    widths = silhouette_samples(features, labels, metric="cosine")
-    by_class = {classes[i]: float(widths[labels == i].mean()) for i in np.unique(labels)}
-    return Measured(features, float(widths.mean()), by_class, accuracy)
+    widths = silhouette_samples(features, chosen.known_labels.numpy(), metric="cosine")
+    return features, widths, accuracy
 
 
 def _map_to_plane(features: np.ndarray, seed: int) -> np.ndarray:
