@@ -135,11 +135,7 @@ def show(found: "Clustering", console: Console) -> None:
 
     parts = {METHODS[name]: part for name, part in found.partitions.items()}
     rows = [
-        (
-            variant,
-            format_distance(min(part.objectives)),
-            " ".join(map(str, part.sizes)),
-        )
+        (variant, format_distance(min(part.objectives)), " ".join(map(str, part.sizes)))
         for variant, part in parts.items()
     ]
     columns = ("clusters by", "distance within", "sizes, from cluster 0 on")

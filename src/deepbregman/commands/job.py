@@ -163,12 +163,7 @@ def _say_complete(run: Run, auto: Config | None) -> str:
 
 
 def _assemble(
-    config: Config,
-    source: Source,
-    fabric: Fabric,
-    folder: Path,
-    resuming: bool,
-    parts: Parts,
+    config: Config, source: Source, fabric: Fabric, folder: Path, resuming: bool, parts: Parts
 ) -> tuple[Pretraining, int]:
     """Put together what is trained; return it, and how many images are held out."""
     kept, held_out = run_together(fabric, lambda: split_for_monitor(source.train, config))
@@ -180,11 +175,7 @@ def _assemble(
 
 
 def _choose_settings(
-    config: Config,
-    request: AutoRequest,
-    fabric: Fabric,
-    console: Console,
-    parts: Parts,
+    config: Config, request: AutoRequest, fabric: Fabric, console: Console, parts: Parts
 ) -> tuple[Plan, Source]:
     """Look at the images and the machine, and choose settings; process 0 does, for all."""
     # An encoder that starts from a run has the structure of that run's.

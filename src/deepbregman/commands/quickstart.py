@@ -28,10 +28,7 @@ Labelled = tuple["Tensor", "Tensor"]
 
 
 def quickstart(
-    *,
-    run: MaybePath = None,
-    epochs: MaybeNumber = None,
-    console: PythonOnly[Console | None] = None,
+    *, run: MaybePath = None, epochs: MaybeNumber = None, console: PythonOnly[Console | None] = None
 ) -> Run:
     """Pretrain on digits and compare the features; takes 1 to 2.5 minutes on two cores.
 

@@ -98,10 +98,7 @@ def decode_frames(
 
 
 def channel_statistics(
-    images: Images,
-    *,
-    max_images: int | None = None,
-    skip_unreadable: bool = False,
+    images: Images, *, max_images: int | None = None, skip_unreadable: bool = False
 ) -> tuple[Triple, Triple]:
     """Measure each channel over the true pixels of the images, padding excluded.
 

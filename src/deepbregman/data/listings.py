@@ -90,12 +90,7 @@ def open_listing(
             groups = torch.tensor(listing.groups)[torch.tensor(kept[:num_train])]
         train, test = take_test(train, test, groups)
     return Source(
-        name,
-        train,
-        test,
-        classes=listing.classes,
-        skipped=skipped,
-        ignored=listing.ignored,
+        name, train, test, classes=listing.classes, skipped=skipped, ignored=listing.ignored
     )
 
 
@@ -225,11 +220,7 @@ def find_largest_side(image_size: int) -> int:
 
 
 def _check_files(
-    folder: Path,
-    paths: list[Path],
-    image_size: int,
-    skip_unreadable: bool,
-    progress: Progress,
+    folder: Path, paths: list[Path], image_size: int, skip_unreadable: bool, progress: Progress
 ) -> _Readable:
     """Find which files can be read, and choose the frame.
 

@@ -81,10 +81,7 @@ Diverge = Callable[[Tensor], Iterator[Tensor]]
 
 
 def bregman_clusters(
-    scores: Tensor,
-    num_clusters: int,
-    smoothing: float = 0.0,
-    seed: int = 0,
+    scores: Tensor, num_clusters: int, smoothing: float = 0.0, seed: int = 0
 ) -> Clusters:
     """Cluster points by ``D(point, centroid)``, and keep the best of several starts.
 
@@ -433,11 +430,7 @@ def _measure(
     """Measure how well clusters agree with classes."""
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-    metrics = {
-        "NMI": normalized_mutual_info_score,
-        "ARI": adjusted_rand_score,
-        "purity": purity,
-    }
+    metrics = {"NMI": normalized_mutual_info_score, "ARI": adjusted_rand_score, "purity": purity}
     values = {name: 100.0 * float(metric(labels, found)) for name, metric in metrics.items()}
     name = variant + ("" if split == "all" else f", {split} split")
     details = {"split": split, "clusters": count}

@@ -68,11 +68,7 @@ class FeatureCache:
         """
         folder = run / FOLDER
         refuse_link(folder)
-        settings = {
-            "image_size": image_size,
-            "device": device.type,
-            "versions": list_versions(),
-        }
+        settings = {"image_size": image_size, "device": device.type, "versions": list_versions()}
         networks = checkpoints.fingerprint_weights(model)
         return cls(folder, networks, digest(json.dumps(settings).encode()), device)
 

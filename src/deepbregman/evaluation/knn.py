@@ -168,13 +168,7 @@ def select_features(features: Features, measure: str) -> Tensor:
 
 
 def rank_bank(
-    measure: str,
-    queries: Tensor,
-    bank: Tensor,
-    k: int,
-    *,
-    smoothing: float = 0.0,
-    seed: int = 0,
+    measure: str, queries: Tensor, bank: Tensor, k: int, *, smoothing: float = 0.0, seed: int = 0
 ) -> Neighbours:
     """Find the k nearest of a bank for each query; similarities are cosines, or minus divergences.
 

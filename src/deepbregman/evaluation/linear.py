@@ -454,11 +454,7 @@ def linear(evaluation: Evaluation) -> list[Record]:
 
 
 def measure_on_cached(
-    labelled: LabelledFeatures,
-    seed: int,
-    name: str = "cached features",
-    *,
-    weighted: bool = False,
+    labelled: LabelledFeatures, seed: int, name: str = "cached features", *, weighted: bool = False
 ) -> Measurement:
     """Fit to features of whole images; the seed chooses the held-out images."""
     classifier, l2 = fit_on_cached(labelled, seed, weighted=weighted)

@@ -101,9 +101,7 @@ def _shift_hue(channels: list[Tensor], hue: Tensor) -> list[Tensor]:
         high == red,
         (green - blue).div_(divisor),
         torch.where(
-            high == green,
-            (blue - red).div_(divisor).add_(2),
-            (red - green).div_(divisor).add_(4),
+            high == green, (blue - red).div_(divisor).add_(2), (red - green).div_(divisor).add_(4)
         ),
     )
     # In [0, 6): 0 is red, 2 green, 4 blue.

@@ -190,11 +190,7 @@ def cluster_arm(name: str, settings: Rings, train: Sets, test: Sets, seed: int) 
 
 
 def run_distributions(
-    out: Path,
-    *,
-    seeds: int = 10,
-    settings: Rings | None = None,
-    console: Console | None = None,
+    out: Path, *, seeds: int = 10, settings: Rings | None = None, console: Console | None = None
 ) -> StudyResult:
     """Cluster distributions on rings with every arm and every seed, and draw the outcome."""
     console, settings = console or Console(quiet=True), settings or Rings()

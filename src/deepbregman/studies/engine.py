@@ -109,9 +109,7 @@ class EvaluationPlan:
         """Evaluate a trained trial; return top-1 accuracies by protocol and variant."""
         config = run.config
         options = Options(
-            protocols=self.protocols,
-            data=self.name_images(config),
-            epochs=self.linear_epochs,
+            protocols=self.protocols, data=self.name_images(config), epochs=self.linear_epochs
         )
         splits = self.splits(source, config)
         evaluation = Evaluation(run, options, self.accelerator, splits, references=False)

@@ -48,10 +48,7 @@ def open_storage(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             storage = RDBStorage(
-                url,
-                engine_kwargs=engine,
-                heartbeat_interval=heartbeat,
-                grace_period=grace,
+                url, engine_kwargs=engine, heartbeat_interval=heartbeat, grace_period=grace
             )
     except ImportError as error:
         why = error.__cause__ or error

@@ -62,11 +62,7 @@ MEASURES = (
     ("few", "nearest distribution, divergence", "nearest mean, cosine"),
     ("few", "nearest distribution, divergence", "nearest mean, cosine of embeddings"),
     ("few", "nearest distribution, divergence", "linear"),
-    (
-        "few",
-        "nearest class, divergence over a bank",
-        "nearest mean, cosine of centred features",
-    ),
+    ("few", "nearest class, divergence over a bank", "nearest mean, cosine of centred features"),
     ("ood", "divergence, neighbour", "cosine, neighbour"),
     ("ood", "divergence, training distribution", "Mahalanobis, one Gaussian"),
     ("ood", "divergence, nearest class", "Mahalanobis, nearest class"),

@@ -174,10 +174,7 @@ class Pretraining:
             self.run.truncate_metrics(self.step // self.steps_per_epoch)
 
     def fit(
-        self,
-        monitor: Monitor | None = None,
-        console: Console | None = None,
-        warns: bool = False,
+        self, monitor: Monitor | None = None, console: Console | None = None, warns: bool = False
     ) -> Run:
         """Train to the end, or until training is saturated if the run is to stop then.
 

@@ -9,18 +9,10 @@ STUDY = Study(
     title="Does a deeper encoder help, and does the divergence help it?",
     arms=(
         *make_arms(
-            "encoder.name",
-            DEPTHS,
-            series=SIMCLR,
-            also={"divergence.weight": 0.0},
-            prefix="simclr-",
+            "encoder.name", DEPTHS, series=SIMCLR, also={"divergence.weight": 0.0}, prefix="simclr-"
         ),
         *make_arms(
-            "encoder.name",
-            DEPTHS,
-            series=OURS,
-            prefix="divergence-",
-            only_if="divergence.weight",
+            "encoder.name", DEPTHS, series=OURS, prefix="divergence-", only_if="divergence.weight"
         ),
     ),
     x_label="encoder",

@@ -3,15 +3,9 @@
 from deepbregman.studies.definition import BOTH, CONTROL, ENDINGS, SIMCLR, Arm, Changes, Study
 
 PARTS: dict[str, dict[str, Changes]] = {
-    "term": {
-        "InfoNCE instead": ENDINGS[CONTROL],
-        "both": ENDINGS[BOTH],
-    },
+    "term": {"InfoNCE instead": ENDINGS[CONTROL], "both": ENDINGS[BOTH]},
     "teacher's view": {
-        "strong": {
-            "weak_views.jitter_probability": 0.8,
-            "weak_views.greyscale": 0.1,
-        },
+        "strong": {"weak_views.jitter_probability": 0.8, "weak_views.greyscale": 0.1},
         "two as points": {"weak_views.num_views": 2},
         "two as a set": {"weak_views.num_views": 2, "divergence.sets": "rest"},
     },
@@ -33,9 +27,7 @@ PARTS: dict[str, dict[str, Changes]] = {
             "divergence.centring": "mean",
         },
     },
-    "compared by": {
-        "contrast": {"divergence.compare": "contrast", "divergence.pairs": "views"},
-    },
+    "compared by": {"contrast": {"divergence.compare": "contrast", "divergence.pairs": "views"}},
     "form": {"hard": {"divergence.smoothing": 0.0}},
     "T_s, T_t": {
         f"{student}, {target}": {
